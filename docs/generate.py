@@ -5,29 +5,27 @@
     python docs/generate.py --check    writes nothing; exit code 1 and a diff if one of them is out of date
 
 Run it with an interpreter that has actordbg installed. The command line's page is read from the commands' own signatures
-and docstrings, not from a rendered `--help`, so it does not depend on a terminal's width or on the version of typer.
+and docstrings, not from a rendered `--help`, so it does not depend on a terminal's width.
 """
 
 from __future__ import annotations
 
 import difflib
-import enum
 import inspect
 import re
 import sys
-import types
-import typing
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
 from catalog_page import catalog_markdown, columns_json, schema_sql
 from fsck_page import fsck_markdown
 from settings_page import settings_markdown
-from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
 
 from actordbg.catalog import migrate
+from actordbg.cli.lazy import described, place_of, spelled
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROGRAM = "actordbg"
@@ -43,10 +41,8 @@ EXIT_CODES = """\
 | 5 | nothing to do: the selection holds no dump (`--allow-empty` makes it 0) |
 | 130 | interrupted |
 """
-SHARED = 2
-"""Explain an option once if at least this many commands declare it alike."""
-
-KINDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+SHARED = 3
+"""Options that so many commands declare alike are explained once."""
 
 
 def pages() -> dict[Path, str]:
@@ -61,51 +57,63 @@ def pages() -> dict[Path, str]:
     }
 
 
-def commands() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """(name, function) of every command: ("dump ls", ls), in the order of `--help`."""
+def commands() -> Iterator[tuple[str, Any]]:
+    """(name, built command) of every command: ("dump ls", ...), in the order of `--help`."""
     from actordbg.cli.app import CONTENTS
     from actordbg.cli.lazy import every_command
 
-    return ((name, command.function()) for name, command in every_command(CONTENTS))
+    return ((name, command.build()) for name, command in every_command(CONTENTS))
 
 
 def cli_markdown() -> str:
     """The page of the command line."""
-    from actordbg.cli.app import root
+    from actordbg.cli.app import CONTENTS, app
+    from actordbg.cli.lazy import old_names
 
-    known = list(commands())
+    root = typer.main.get_command(app)
+    known, old = list(commands()), {new: name for name, new in old_names(CONTENTS).items()}
     lines = [HEADER, "# Command line", "", *paragraphs(root)[:1], "", EXIT_CODES]
-    lines += [f"- [`{PROGRAM} {name}`](#{anchor(name)}): {summary(function)}" for name, function in known]
-    lines += ["", "Options before the command:", "", *rows_of(root)]
-    counted = Counter(row for _, function in known for row in rows_of(function))
-    common = {row for row, count in counted.items() if count >= SHARED}
-    shared = [row for row in counted if row in common]
-    lines += [
-        "",
-        "## Options that several commands share",
-        "",
-        "The commands below name them; here is what they do.",
-        "",
-        *shared,
-    ]
-    for name, function in known:
-        lines += [
-            "",
-            f"## {PROGRAM} {name}",
-            "",
-            "```text",
-            usage(name, function),
-            "```",
-            "",
-            *paragraphs(function),
-            "",
-        ]
-        rows = rows_of(function)
-        lines += [row for row in rows if row not in common]
-        names = [row.partition("`: ")[0].removeprefix("- `") for row in rows if row in common]
-        if names := [next(iter(re.findall(r"--[a-z-]{2,}", name)), name) for name in names]:
+    lines += [f"- [`{PROGRAM} {name}`](#{anchor(name)}): {summary(command)}" for name, command in known]
+    lines += ["", "Options before the command:", "", *map(row_of, shown(root))]
+    counted = Counter((heading_of(option), row_of(option)) for _, command in known for option in shown(command))
+    common = [pair for pair, count in counted.items() if count >= SHARED]
+    lines += ["", "## Options that several commands share", "", "The commands below name them; here is what they do."]
+    lines += by_heading(common)
+    for name, command in known:
+        usage = " ".join([PROGRAM, name, *command.collect_usage_pieces(None)])
+        lines += ["", f"## {PROGRAM} {name}", "", "```text", usage, "```", "", *paragraphs(command)]
+        if earlier := former(name, old):
+            lines += ["", f"Formerly `{PROGRAM} {earlier}`, which still works."]
+        pairs = {(heading_of(option), row_of(option)): option for option in shown(command)}
+        lines += by_heading([pair for pair in pairs if pair not in common])
+        names = [pairs[pair].opts[0] for pair in pairs if pair in common and counted[pair] < len(known) - 10]
+        if names:
             lines += ["", f"[Shared](#options-that-several-commands-share): {', '.join(f'`{name}`' for name in names)}."]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def by_heading(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """List options, each heading's together."""
+    lines: list[str] = []
+    for heading in dict.fromkeys(heading for heading, _ in pairs):
+        lines += ["", f"{heading}:", "", *(row for other, row in pairs if other == heading)]
+    return lines
+
+
+def former(name: str, old: Mapping[str, str]) -> str:
+    """Return the earlier name of a command, or of its group with the command's: "curve memory"; "" for none."""
+    group, _, last = name.rpartition(" ")
+    return old.get(name) or (f"{old[group]} {last}" if group in old else "")
+
+
+def shown(command: Any) -> list[Any]:
+    """Return the arguments and options of a command that `--help-all` shows."""
+    return [option for option in command.params if not getattr(option, "hidden", False)]
+
+
+def heading_of(option: Any) -> str:
+    """Return the heading of an option in `--help-all`."""
+    return "Arguments" if option.param_type_name == "argument" else place_of(option).heading or "Options"
 
 
 def anchor(name: str) -> str:
@@ -113,110 +121,27 @@ def anchor(name: str) -> str:
     return f"{PROGRAM} {name}".replace(" ", "-")
 
 
-def summary(function: Callable[..., Any]) -> str:
+def summary(command: Any) -> str:
     """The first line of a command's help."""
-    return (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+    return (command.help or "").partition("\n")[0].rstrip(".")
 
 
-def paragraphs(function: Callable[..., Any]) -> list[str]:
+def paragraphs(command: Any) -> list[str]:
     """A command's help as Markdown; its example becomes a block of code."""
-    blocks = re.split(r"\n\s*\n", (inspect.getdoc(function) or "").replace("\b", "").strip())
+    blocks = re.split(r"\n\s*\n", inspect.cleandoc(command.help or "").replace("\b", "").strip())
     lines: list[str] = []
     for block in blocks:
         if block.startswith("Example"):
-            shown = [line.strip() for line in block.partition(":")[2].strip().splitlines()]
-            lines += ["```text", *(line.removeprefix("$ ") for line in shown), "```", ""]
+            examples = [line.strip() for line in block.partition(":")[2].strip().splitlines()]
+            lines += ["```text", *(line.removeprefix("$ ") for line in examples), "```", ""]
         else:
             lines += [one_line(block), ""]
     return lines[:-1]
 
 
-def usage(name: str, function: Callable[..., Any]) -> str:
-    """`actordbg dump export [OPTIONS] [DUMP...]`."""
-    shown = [argument_name(parameter, info, kind) for parameter, info, kind in declared(function) if is_argument(info)]
-    return " ".join([PROGRAM, name, "[OPTIONS]", *shown])
-
-
-def rows_of(function: Callable[..., Any]) -> list[str]:
-    """List the arguments and options of a command."""
-    return [
-        f"- `{spelled(parameter, info, kind)}`: {one_line(info.help or '')}".replace("<", "&lt;") + default_of(parameter, info)
-        for parameter, info, kind in declared(function)
-        if not info.hidden
-    ]
-
-
-def declared(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, ParameterInfo, Any]]:
-    """Each parameter that the command line fills, with its typer declaration and its type."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-        metadata = getattr(hints[name], "__metadata__", ())
-        info = next((meta for meta in metadata if isinstance(meta, ParameterInfo)), None)
-        if info is None and isinstance(parameter.default, ParameterInfo):
-            info = parameter.default
-        if info is not None:
-            kind = typing.get_args(hints[name])[0] if metadata else hints[name]
-            yield parameter, info, without_none(kind)
-
-
-def without_none(kind: Any) -> Any:
-    """`int | None` as int."""
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        (kind,) = [member for member in typing.get_args(kind) if member is not type(None)]
-    return kind
-
-
-def is_argument(info: ParameterInfo) -> bool:
-    """Check whether a parameter is positional."""
-    return isinstance(info, ArgumentInfo)
-
-
-def argument_name(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) -> str:
-    """Format an argument as the usage line shows it."""
-    if info.metavar:
-        return info.metavar
-    many = typing.get_origin(kind) in (list, tuple)
-    name = parameter.name.rstrip("_").upper() + ("..." if many else "")
-    return f"[{name}]" if parameter.default is not inspect.Parameter.empty else name
-
-
-def spelled(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) -> str:
-    """Format an option with its short form and its value, `--limit N`."""
-    if not isinstance(info, OptionInfo):
-        return argument_name(parameter, info, kind)
-    # In `Annotated[..., Option("--name")]` typer itself moves the first name from `default` to the names.
-    names = [name for name in (info.default, *(info.param_decls or ())) if str(name).startswith("-")]
-    dashed = parameter.name.rstrip("_").replace("_", "-")
-    if not names:
-        names = [f"--{dashed}/--no-{dashed}"] if kind is bool else [f"--{dashed}"]
-    value = "" if kind is bool or info.count else f" {info.metavar or value_name(kind)}"
-    return ", ".join(sorted(names, key=len)) + value
-
-
-def value_name(kind: Any) -> str:
-    """Return the placeholder of an option's value."""
-    if typing.get_origin(kind) in (list, tuple):
-        kind = typing.get_args(kind)[0]
-    if typing.get_origin(kind) is typing.Literal:
-        return "|".join(map(str, typing.get_args(kind)))
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return "|".join(str(choice.value) for choice in kind)
-    return KINDS.get(kind, "VALUE")
-
-
-def default_of(parameter: inspect.Parameter, info: ParameterInfo) -> str:
-    """Format an option's default, " (default `10`)"; "" for none, for a switch that is off, and where the help names it."""
-    value = parameter.default
-    if isinstance(value, ParameterInfo):
-        value = value.default
-    if value is inspect.Parameter.empty or value is ...:
-        return " (required)"
-    if value is None or value is False or value == () or value == [] or "default" in (info.help or ""):
-        return ""
-    if isinstance(value, enum.Enum):
-        value = value.value
-    shown = "on" if value is True else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-    return f" (default {shown})"
+def row_of(option: Any) -> str:
+    """An argument or option as an item of a list."""
+    return f"- `{spelled(option)}`: {one_line(described(option))}".replace("<", "&lt;")
 
 
 def one_line(text: str) -> str:

@@ -9,8 +9,8 @@ INTRODUCTION = """\
 # Settings of a replay
 
 Each setting is declared once, in `actordbg/config/replay_config.py`. Options, files, variables, labels and this page
-follow from it. A flag wins over the environment variable, the variable over the
-[settings file](settings.md#actordbgtoml), the file over the default. A source that names the backend silences what weaker
+follow from it. The first source counts that sets it: a flag or `--set NAME=VALUE`, a `--config` file, the environment variable,
+[`actordbg.toml`](settings.md#actordbgtoml), the default. A source that names the backend silences what weaker
 sources say for another backend.
 """
 USUAL = SETTINGS["backend"].commands

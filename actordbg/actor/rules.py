@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -65,8 +65,18 @@ class Case(SimpleNamespace):
 
 
 @dataclass(frozen=True)
+class RuleHit:
+    """A rule's message about a configuration: `id` is stable, `ways_out` are workarounds, best first."""
+
+    id: str
+    severity: str
+    message: str
+    ways_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Rule:
-    """A known combination. `id` is stable, `ways_out` are workarounds, best first; `hit` fills in the texts."""
+    """A known combination."""
 
     id: str
     applies: Callable[[Case], bool]
@@ -74,11 +84,11 @@ class Rule:
     ways_out: tuple[str, ...]
     severity: str = REFUSE
 
-    def hit(self, case: Case) -> Rule:
-        """Return the rule with the placeholders of its texts filled in, from `_words(case)`."""
+    def hit(self, case: Case) -> RuleHit:
+        """Return the message of the rule with the placeholders of its texts filled in, from `_words(case)`."""
         words = _words(case)
         ways_out = tuple(way.format_map(words) for way in self.ways_out)
-        return replace(self, message=self.message.format_map(words), ways_out=ways_out)
+        return RuleHit(self.id, self.severity, self.message.format_map(words), ways_out)
 
 
 _warning, _remark = partial(Rule, severity=WARN), partial(Rule, severity=INFO)
@@ -326,7 +336,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[Rule]:
+def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[RuleHit]:
     """Return the hits of all rules for this configuration here, worst first. UsageError for values that are invalid anywhere.
 
     defaults: the record of the first dump.
@@ -335,7 +345,7 @@ def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: Dum
     return _check(Case(config, choose(config, defaults, facts), facts, defaults))
 
 
-def _check(case: Case) -> list[Rule]:
+def _check(case: Case) -> list[RuleHit]:
     hits = [rule.hit(case) for rule in RULES if rule.applies(case)]
     return sorted(hits, key=lambda hit: (REFUSE, WARN, INFO).index(hit.severity))
 
@@ -345,7 +355,7 @@ def refuse(config: ReplayConfig, choices: Choices, facts: Facts) -> None:
     refuse_hits(_check(Case(config, choices, facts)))
 
 
-def refuse_hits(hits: Sequence[Rule]) -> None:
+def refuse_hits(hits: Sequence[RuleHit]) -> None:
     """Raise Unsupported if one of these is a refusal."""
     if stops := [hit for hit in hits if hit.severity == REFUSE]:
         raise Unsupported("; ".join(hit.message for hit in stops), hint="; or ".join(stops[0].ways_out))

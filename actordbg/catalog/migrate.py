@@ -15,7 +15,7 @@ use another (`with_a_catalog`).
     the store's catalog                               if it can be written
     $XDG_CACHE_HOME/actordbg/catalogs/<hash>/         else a *private catalog* of this user, by the store's real path
 
-A private catalog is built from the files like any other. Its folders are 0700. A process that makes a new one removes those that
+A private catalog is built from the files like any other. Its folders are 0700. A process that makes another removes those that
 were not used for a month.
 """
 

@@ -19,66 +19,102 @@ from actordbg.cli.lazy import Command, CommandGroup, Section, group_class
 
 OLD_TRUTH = {"token_normalize_func": lambda token: "truth" if token == "oracle" else token}
 """Context settings that accept the old spelling of --truth, which no help shows."""
+ACTION, LIST = "quiet json", "file csv quiet json"
+FACTS, DOCUMENT = "file quiet json", "file html md format quiet json"
+CHARTS = f"{DOCUMENT} plot"
+"""The output options of commands that do something, list rows, show facts, or show a document, without charts and with them."""
 DUMP = CommandGroup(
     "dump",
     "Record, import, inspect, verify, export and delete dumps.",
     (
         Command("Start recording, even in running jobs.", "dump_recording:enable"),
         Command("Stop recording, even in running jobs.", "dump_recording:disable"),
-        Command("Show calls captured and dropped by each process.", "dump_recording:status"),
+        Command("Show calls captured and dropped by each process.", "dump_recording:status", FACTS),
         Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
-        Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_", "quiet json"),
-        Command("Create random inputs of given shapes.", "dump_files:create", "quiet json"),
-        Command("List dumps, newest first.", "dump_ls:ls", "empty json"),
-        Command("List the columns, functions and operators of --where.", "dump_ls:columns"),
-        Command("Show one dump: its record, its tensors, its results.", "dump_ls:show"),
-        Command("Check dump files for damage.", "index:verify", "empty quiet json"),
-        Command("Write dumps as .safetensors files.", "dump_files:export", "empty quiet json"),
-        Command("Move dumps into packs, which deduplicate rows.", "dump_files:pack", "empty quiet json"),
-        Command("Take dumps out of their packs, byte for byte.", "dump_files:unpack", "empty quiet json"),
-        Command("Remove dumps.", "dump_files:prune", "empty json"),
+        Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_"),
+        Command("Create random inputs of given shapes.", "dump_files:create"),
+        Command("List dumps, newest first.", "dump_ls:ls", f"empty {LIST}"),
+        Command("List the columns, functions and operators of --where.", "dump_ls:columns", LIST),
+        Command("Show one dump: its record, its tensors, its results.", "dump_ls:show", FACTS),
+        Command("Check dump files for damage.", "index:verify", f"empty {FACTS}"),
+        Command("Write dumps as .safetensors files.", "dump_files:export", f"empty {ACTION}"),
+        Command("Move dumps into packs, which deduplicate rows.", "dump_files:pack", f"empty {ACTION}"),
+        Command("Take dumps out of their packs, byte for byte.", "dump_files:unpack", f"empty {ACTION}"),
+        Command("Remove dumps.", "dump_files:prune", f"empty {ACTION}"),
     ),
-)
-ACTOR = CommandGroup(
-    "actor",
-    "Try the standalone actor on its own.",
-    (Command("Build the actor alone and run one forward.", "actor_init:init"),),
 )
 CURVE = CommandGroup(
     "curve",
     "Model memory and time by length; see what fits.",
     (
-        Command("Show peak memory by length, and the longest that fits.", "curve:memory", "plot html format quiet json"),
-        Command("Show time by length, and the longest that fits.", "curve:time", "plot html format quiet json"),
+        Command("Show peak memory by length, and the longest that fits.", "curve:memory", CHARTS),
+        Command("Show time by length, and the longest that fits.", "curve:time", CHARTS),
     ),
-)
-STORE = CommandGroup(
-    "store",
-    "Sync a store with a URL (S3, HDFS).",
-    (
-        Command("Download new files of a remote store into a folder.", "remote_store:pull"),
-        Command("Upload a folder's new files to a remote store.", "remote_store:push"),
-    ),
+    old="curve",
 )
 MEMORY = CommandGroup(
     "memory",
     "Track process memory over time; find where two diverge.",
     (
-        Command("Sample the memory of running processes over time.", "memory:watch", "html format quiet json"),
-        Command("Show recorded samples: peaks and growth.", "memory:show", "html format json"),
-        Command("Find where two runs' memory diverges.", "memory:compare", "html format json"),
-        Command("List memory recordings, newest first.", "memory:ls"),
+        Command("Sample the memory of running processes over time.", "memory:watch", f"csv {DOCUMENT}"),
+        Command("Show recorded samples: peaks and growth.", "memory:show", DOCUMENT),
+        Command("Find where two runs' memory diverges.", "memory:compare", DOCUMENT),
+        Command("List memory recordings, newest first.", "memory:ls", LIST),
+    ),
+    old="memory",
+)
+MEASURE = CommandGroup(
+    "measure",
+    "Measure noise, memory and time; check trainings and models.",
+    (
+        Command(
+            "Measure a configuration's own numerical noise.",
+            "noise:noise",
+            f"empty {DOCUMENT}",
+            settings=OLD_TRUTH,
+            old="noise",
+        ),
+        CURVE,
+        MEMORY,
+        Command(
+            "Train a few steps under each configuration and compare.",
+            "train_check:train_check",
+            f"empty {CHARTS}",
+            old="train-check",
+        ),
+        Command("Compare training losses step by step.", "compare:compare_logs", CHARTS, old="compare-logs"),
+        Command("Test a small model of each family against laws and truth.", "families:families", DOCUMENT, old="families"),
+    ),
+)
+STORE = CommandGroup(
+    "store",
+    "Show, browse, index, verify and sync a store.",
+    (
+        Command("Show patch, recording, dump and replay status.", "patch:status", FACTS, old="status"),
+        Command("Browse the store in a local web page.", "report:ui", "", old="ui"),
+        Command("Index new files in the store.", "index:index", old="index"),
+        Command("Verify a store's integrity.", "index:fsck", FACTS, old="fsck"),
+        Command("Download new files of a remote store into a folder.", "remote_store:pull"),
+        Command("Upload a folder's new files to a remote store.", "remote_store:push"),
     ),
 )
 CONTENTS = (
     Section(
         "Install",
         (
-            Command("Check this machine and this Python environment.", "patch:doctor"),
+            Command(
+                "Check this machine and this Python environment.",
+                "patch:doctor",
+                FACTS,
+                also=(
+                    Command("List trainer adapters and whether each one works here.", "patch:adapters", LIST, old="adapters"),
+                    Command(
+                        "Build the actor alone and run one forward.", "actor_init:init", FACTS, called="actor", old="actor init"
+                    ),
+                ),
+            ),
             Command("Record and replay a real training of a tiny model.", "patch:demo", ""),
-            Command("Append the capture hook to OpenRLHF's actor.py.", "patch:patch"),
-            Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
-            Command("Show patch, recording, dump and replay status.", "patch:status"),
+            Command("Append the capture hook to actor.py; unpatch removes it.", "patch:patch", label="patch, unpatch"),
         ),
     ),
     Section(
@@ -90,57 +126,44 @@ CONTENTS = (
                 "",
                 settings={"allow_interspersed_args": False},
             ),
-            Command("List trainer adapters and whether each one works here.", "patch:adapters"),
             DUMP,
-            Command("Index new files in the store.", "index:index", "quiet json"),
             STORE,
-            Command("Verify a store's integrity.", "index:fsck", "quiet json"),
         ),
     ),
     Section(
         "Replay",
         (
-            Command("Replay a sample of dumps: do they run? Are they right?", "check:check", "empty format quiet json"),
+            Command("Replay a sample of dumps: do they run? Are they right?", "check:check", f"empty {DOCUMENT}"),
             Command(
                 "Replay recorded inputs outside the job.",
                 "replay:replay",
-                "empty quiet json",
+                f"empty {FACTS}",
                 settings=OLD_TRUTH,
+                also=(
+                    Command(
+                        "List replays, newest first, with short handles.",
+                        "report:replays",
+                        f"empty {LIST}",
+                        called="ls",
+                        old="replays",
+                    ),
+                    Command("Attach to a rank at a breakpoint.", "report:attach", "", old="attach"),
+                ),
             ),
-            Command("List replays, newest first, with short handles.", "report:replays", "empty json"),
-            Command("Attach to a rank at a breakpoint.", "report:attach", ""),
             Command(
-                "Find which setting combinations run and are right.",
-                "matrix:matrix",
-                "empty html format quiet json",
-                settings=OLD_TRUTH,
+                "Find which setting combinations run and are right.", "matrix:matrix", f"empty {DOCUMENT}", settings=OLD_TRUTH
             ),
-            Command("Test a small model of each family against laws and truth.", "families:families", "format quiet json"),
-            Command(
-                "Train a few steps under each configuration and compare.",
-                "train_check:train_check",
-                "empty plot html format quiet json",
-            ),
-            Command("Measure a configuration's own numerical noise.", "noise:noise", "empty html quiet json", settings=OLD_TRUTH),
-            ACTOR,
         ),
     ),
     Section(
         "Judge",
         (
-            Command("Report passes, failures and causes, time and memory.", "report:report", ""),
-            Command("Browse the store in a local web page.", "report:ui", ""),
-            Command(
-                "Compare a replay with another, or with the truth.",
-                "compare:compare",
-                "html format quiet json",
-                settings=OLD_TRUTH,
-            ),
-            CURVE,
-            MEMORY,
-            Command("Compare training losses step by step.", "compare:compare_logs", "plot html json"),
+            Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT, settings=OLD_TRUTH),
+            Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
+            MEASURE,
         ),
     ),
+    Section("", (Command("Remove the capture hook, byte for byte.", "patch:unpatch"),)),
 )
 
 OPTIONAL = frozenset(
@@ -157,7 +180,7 @@ MISTYPED: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="actordbg",
-    cls=group_class(CONTENTS, {("replay", "ls"): "replays"}),
+    cls=group_class(CONTENTS),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes longer to import than everything else together

@@ -8,11 +8,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_size
-from actordbg.cli.options import option_field
+from actordbg.cli.options import option, option_field
 from actordbg.cli.output import human_bytes, plural
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 _TRIGGERS, _RING = "Triggers", "Flight recorder"
 
-Run = Annotated[str | None, typer.Option("--run", help="Run name; dumps go under it (default: run-<utc>).")]
+Run = Annotated[str | None, option(..., "Run name; dumps go under it (default: run-<utc>).", "--run", metavar="NAME")]
 
 
 @dataclass(frozen=True)
@@ -32,42 +30,46 @@ class CaptureOptions:
         None, "Record every Nth call; 0: only what --on keeps (default: 0 with --on, else 1).", min=0
     )
     max_dumps: int | None = option_field(None, "At most N dumps per actor and process.", min=0)
-    max_bytes: str | None = option_field(None, "At most this many bytes per actor and process, e.g. 10GB.")
+    max_bytes: str | None = option_field(None, "At most this many bytes per actor and process, e.g. 10GB.", metavar="SIZE")
     keep: str | None = option_field(None, "Cap the run's dumps, deleting the oldest unprotected ones, e.g. 10GB.", metavar="SIZE")
-    ranks: str | None = option_field(None, "Only these ranks, e.g. 0,1,4-7.")
+    ranks: str | None = option_field(None, "Only these ranks, e.g. 0,1,4-7.", metavar="RANKS")
     min_seq_len: int | None = option_field(None, "Only calls with S >= N.", min=0)
-    free_floor: str = option_field("5GiB", "Drop calls while free disk is below this.")
+    max_seq_len: int | None = option_field(None, "Only calls with S <= N.", min=0)
+    free_floor: str = option_field("5GiB", "Drop calls while free disk is below this.", metavar="SIZE", rank=30)
     with_outputs: bool = option_field(False, "Also store the returned log-probs (and entropy).")
-    with_rng: bool = option_field(False, "Also store the RNG state before the call.")
+    with_rng: bool = option_field(False, "Also store the RNG state before the call.", rank=30)
     on: str | None = option_field(
         None,
         "Keep and protect calls with: nan, exception, oom, slow:3x, logprobs:LOW:HIGH.",
         metavar="TRIGGER,...",
-        rich_help_panel=_TRIGGERS,
+        heading=_TRIGGERS,
+        rank=1,
     )
-    before: int = option_field(0, "Also keep the N calls before each --on hit.", min=0, rich_help_panel=_TRIGGERS)
-    max_triggered: int = option_field(100, "At most N per actor and trigger.", min=0, rich_help_panel=_TRIGGERS)
+    before: int = option_field(0, "Also keep the N calls before each --on hit.", min=0, heading=_TRIGGERS)
+    max_triggered: int = option_field(100, "At most N per actor and trigger.", min=0, heading=_TRIGGERS, rank=30)
     ring: int = option_field(
         8,
         "Keep the last N calls and the one in flight in shared memory that survives a kill; 0: off.",
         "--recorder-calls",
         min=0,
-        rich_help_panel=_RING,
+        heading=_RING,
+        rank=30,
     )
     ring_bytes: str = option_field(
-        "64MiB", "Size limit of the flight recorder in each process.", "--recorder-bytes", rich_help_panel=_RING
+        "64MiB", "Size limit of the flight recorder in each process.", "--recorder-bytes", heading=_RING, rank=30
     )
     ring_dir: str | None = option_field(
         None,
         "Location of the flight recorder (default: shared memory; `store`: store/rings, which survives node loss).",
         "--recorder-dir",
         metavar="DIR|store",
-        rich_help_panel=_RING,
+        heading=_RING,
+        rank=30,
     )
     writer: Literal["process", "thread"] = option_field(
         "process",
         "Compress and write in a separate process (less step-time overhead) or in a thread.",
-        metavar="process|thread",
+        rank=30,
     )
 
 

@@ -24,13 +24,9 @@ def check(
     ),
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
-    golden: bool = option(
-        False, "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.", "--golden"
-    ),
-    junit: Path | None = option(None, "Also write JUnit XML there.", metavar="FILE", rich_help_panel=_FOR),
-    github: bool = option(False, "Emit GitHub Actions annotations.", "--github", rich_help_panel=_FOR),
-    html: Path | None = option(None, "Path of the page (default: the store's reports/).", "--html", "-o", metavar="FILE"),
-    opened: bool = option(False, "Open the page in a browser.", "--open"),
+    golden: bool = option(False, "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights."),
+    junit: Path | None = option(None, "Also write JUnit XML there.", heading=_FOR),
+    github: bool = option(False, "Emit GitHub Actions annotations.", heading=_FOR, rank=30),
 ) -> None:
     """Replay a sample of dumps: do they run? Are they right?
 
@@ -53,7 +49,6 @@ def check(
 
     flags = replaying.flags_of(settings)
     check_place(junit)
-    check_place(html)
     inputs = work.with_paths(ctx, paths or [], inputs)
     of_all = inputs.where
     store, inputs = replaying.opened(ctx, work.sampled(inputs))
@@ -64,12 +59,12 @@ def check(
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
     checked = work.run_with_bar(store, plan.spec, golden)
     answer = answer_of_check(checked, of=of, recorded=recorded)
-    page = work.write_check_page(store, checked, answer, html)
+    page, blocks = work.write_check_page(store, checked, answer)
     answer = replace(answer, page=str(page))
-    work.print_check(answer)
+    work.print_check(answer, blocks)
     if junit is not None:
         write_file(junit, junit_xml(checked, answer).decode())
-    if opened:
+    if output.wanted.opened:
         open_page(page)
     if github:
         work.annotate(checked, answer)

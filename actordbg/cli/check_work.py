@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from actordbg.base.units import plural
 from actordbg.catalog.selections import joined
 from actordbg.cli import output
 from actordbg.cli.options import store_of
-from actordbg.cli.output import emit, note, note_some, progress, say, say_lines, say_wrapped
+from actordbg.cli.output import emit_json, note, note_some, progress, say, say_lines, say_wrapped, write_files
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.replaying import counting, replaying, require_runnable
-from actordbg.document.page import as_html, write_named
+from actordbg.document.blocks import Block
+from actordbg.document.page import as_html
 from actordbg.document.renderings import as_markdown
 from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
@@ -111,31 +113,30 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
         raise typer.Exit(130) from None
 
 
-def write_check_page(store: Store, checked: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
-    """Write the page to `named`, else into the store's reports/, and return its path."""
+def write_check_page(store: Store, checked: CheckFound, answer: CheckAnswer) -> tuple[Path, Sequence[Block]]:
+    """Return the page's path and blocks; without -o FILE.html it is written here, into the store's reports/."""
     (data,) = load(store, [answer.replay_id]).replays  # with its comparisons
-    page = as_html(check_blocks(checked, answer, pictures(store, data))).encode()
-    if named is not None:
-        write_named(named, page)
-        return named
+    blocks = check_blocks(checked, answer, pictures(store, data))
+    if output.wanted.page is not None:
+        return output.wanted.page, blocks
     make_folder(store.reports)
     path = store.reports / f"check-{answer.replay_id}.html"
-    atomic_write(path, page)
-    return path
+    atomic_write(path, as_html(blocks).encode())
+    return path, blocks
 
 
-def print_check(answer: CheckAnswer) -> None:
+def print_check(answer: CheckAnswer, blocks: Sequence[Block]) -> None:
+    """Print the result, and write the files of -o."""
+    write_files(answer, blocks)
+    if output.wanted.json:
+        return emit_json(answer)
     if output.wanted.format == "md":
         return say_lines(as_markdown(check_document(answer)))
-
-    def render(answer: CheckAnswer) -> None:
-        say_wrapped(answer.sentence, rest="  ")
-        for name, text in (*answer.figures, ("configuration", answer.configuration)):
-            say_wrapped(f"  {name:<14}  {text}", rest=" " * 18)
-        say(f"next: {answer.next}")
-        say(f"page: {answer.page}")
-
-    return emit(answer, render)
+    say_wrapped(answer.sentence, rest="  ")
+    for name, text in (*answer.figures, ("configuration", answer.configuration)):
+        say_wrapped(f"  {name:<14}  {text}", rest=" " * 18)
+    say(f"next: {answer.next}")
+    return say(f"page: {answer.page}")
 
 
 def annotate(checked: CheckFound, answer: CheckAnswer) -> None:

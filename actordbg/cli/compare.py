@@ -41,7 +41,7 @@ _LIMITS = {
     "parameter_distance": "Limit for |a - b| / |b| of the worst single parameter.",
 }
 _LIMIT_OPTIONS = [
-    parameter(name, float | None, option(None, told, f"--{name.replace('_', '-')}", metavar="X", rich_help_panel=_PANEL))
+    parameter(name, float | None, option(None, told, f"--{name.replace('_', '-')}", metavar="X", heading=_PANEL, rank=30))
     for name, told in _LIMITS.items()
 ]
 
@@ -78,7 +78,8 @@ def compare(
         False,
         "Use fixed limits instead of rounding measured on each dump.",
         "--flat-limits",
-        rich_help_panel=_PANEL,
+        heading=_PANEL,
+        rank=30,
     ),
     power: Power = False,
     where: Where = None,
@@ -137,7 +138,7 @@ def compare(
     path = work.kept(store, record)
     settle(store)
     moves = floor.floor.get("max_abs") if floor else None
-    charts = comparison_charts(store, record, texts, moves) if output.wanted.html or output.wanted.json else []
+    charts = comparison_charts(store, record, texts, moves) if output.wanted.whole or output.wanted.opened else []
     blocks = document(record, limit, charts)
     if b == "golden" and (weights := work.recorded_weights(store, judged)):
         blocks.insert(1, Paragraph(f"Weights: {weights}."))
@@ -151,12 +152,12 @@ def compare_logs(
     logs: Annotated[
         list[str],
         typer.Argument(
-            metavar="LOG LOG...",
+            metavar="LOG",
             help="Logs, plain or .gz; - for standard input; TensorBoard event files or their folder; W&B exports as .csv "
             "(FILE#RUN selects a run) or .jsonl.",
         ),
     ],
-    each: bool = option(False, "Compare every pair of logs (default: all with the first).", "--each"),
+    each: bool = option(False, "Compare every pair of logs (default: all with the first)."),
     metric: str | None = option(
         None,
         (
@@ -165,7 +166,7 @@ def compare_logs(
         ),
         metavar="NAME",
     ),
-    threshold: float = option(0.05, "Relative difference at which values are too far apart.", metavar="X"),
+    threshold: float = option(0.05, "Relative difference at which values are too far apart."),
     rule: str = option(
         "first-mean-last",
         "Pass rule: first, mean and last value; or every step.",
@@ -193,7 +194,7 @@ def compare_logs(
         raise UsageError("standard input can be only one of the logs", hint="pass - once, and files for the others")
     read = [read_log(path, metric) for path in logs]
     pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
-    charts = log_charts(pairs, read) if output.wanted.html or output.wanted.plot else []
+    charts = log_charts(pairs, read) if output.wanted.files or output.wanted.opened else []
     whole = together(pairs)
     say_document(logs_page(pairs, charts), data=vars(pairs[0] if len(logs) == 2 else whole))
     require_good(whole.good)

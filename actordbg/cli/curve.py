@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 class Question:
     """The options of both commands."""
 
+    rank: ClassVar[int] = 2
+
     replays: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[REPLAY...|last|all]",
-            help="Replays by id, name or @1 (default: all).",
+            metavar="REPLAY",
+            help="Replays by id, name, @1, last or all (default: all).",
             autocompletion=stored("replay"),
         ),
     ] = None
@@ -58,7 +60,7 @@ class Question:
 @takes_settings("curve")
 def memory(
     ctx: typer.Context,
-    budget: str | None = option(None, "Find the longest length that fits this memory, e.g. 80GB, 75GiB.", metavar="SIZE"),
+    budget: str | None = option(None, "Find the longest length that fits this memory, e.g. 80GB, 75GiB.", metavar="SIZE", rank=1),
     question: Question = Question(),
     settings: Given = NONE,
 ) -> None:
@@ -83,8 +85,8 @@ def memory(
 @takes_settings("curve")
 def time(
     ctx: typer.Context,
-    budget: str | None = option(None, "Find the longest length that fits this time, e.g. 2s, 500ms.", metavar="TIME"),
-    of: Literal["both", "forward", "backward"] = option("both", "Which time to model and to compare with --budget."),
+    budget: str | None = option(None, "Find the longest length that fits this time, e.g. 2s, 500ms.", metavar="TIME", rank=1),
+    of: Literal["both", "forward", "backward"] = option("both", "Which time to model and to compare with --budget.", rank=2),
     question: Question = Question(),
     settings: Given = NONE,
 ) -> None:

@@ -42,7 +42,7 @@ _SHOWN = 50
 
 def import_(
     ctx: typer.Context,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pickles, or folders to search for *.pkl.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Pickles, or folders to search for *.pkl.")],
     run: str | None = option(None, "Run name of the dumps (default: the folder's name)."),
 ) -> None:
     """Import pickles of the old recorder; execute nothing in them.
@@ -115,14 +115,14 @@ def export(
     ctx: typer.Context,
     dump_ids: list[str] | None = typer.Argument(
         None,
-        metavar="[DUMP_ID]...",
+        metavar="ID",
         help="Dump ids, or unique prefixes of ids.",
         autocompletion=stored("dump"),
     ),
     where: Where = None,
     out: Path = option(Path(), "Output folder.", "--out", "-o", metavar="DIR"),
     limit: Limit = 0,
-    force: bool = option(False, "Overwrite existing files.", "--force"),
+    force: bool = option(False, "Overwrite existing files."),
 ) -> None:
     """Write dumps as .safetensors files.
 
@@ -202,7 +202,7 @@ def pack(
 def unpack(
     ctx: typer.Context,
     where: Where = None,
-    all_: bool = option(False, "Unpack every packed dump.", "--all"),
+    all_: bool = option(False, "Unpack every packed dump."),
 ) -> None:
     """Take dumps out of their packs, byte for byte.
 
@@ -275,8 +275,8 @@ def prune(
     where: Where = None,
     older_than: str | None = option(None, "Remove dumps older than this, e.g. 7d, 12h.", metavar="AGE"),
     keep: str | None = option(None, "Remove the oldest dumps until at most this much is left, e.g. 10GB.", metavar="SIZE"),
-    damaged: bool = option(False, "Only corrupt files, not newer-format or unreadable ones.", "--damaged"),
-    pinned: bool = option(False, "Also remove protected dumps (default: keep them).", "--pinned"),
+    damaged: bool = option(False, "Only corrupt files, not newer-format or unreadable ones."),
+    pinned: bool = option(False, "Also remove protected dumps (default: keep them)."),
     yes: Yes = False,
 ) -> None:
     """Remove dumps.

@@ -44,9 +44,9 @@ def ls(
     from actordbg.cli.index import warn_damaged
 
     catalog = open_fresh(store_of(ctx), where)
-    limit = (0 if output.wanted.json else _ROWS) if limit is None else limit
+    limit = (0 if output.wanted.whole else _ROWS) if limit is None else limit
     warn_damaged(catalog.summary)
-    if output.wanted.json:
+    if output.wanted.whole:
         shown = emit_each(each_dump(catalog, where, order=order, limit=limit or None))
     else:
         rows = select_dumps(catalog, where, order=order, limit=limit or None)
@@ -108,7 +108,7 @@ def show(
             autocompletion=stored("dump"),
         ),
     ],
-    values: bool = option(False, "Also read the tensors: min, max, non-zero (needs torch).", "--values"),
+    values: bool = option(False, "Also read the tensors: min, max, non-zero (needs torch)."),
 ) -> None:
     """Show one dump: its record, its tensors, its results.
 

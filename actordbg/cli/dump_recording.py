@@ -145,9 +145,9 @@ def status(
 
 def recover(
     ctx: typer.Context,
-    rings: list[Path] | None = typer.Argument(None, metavar="[RING]...", help="Flight recorder files; default: all here."),
-    live: bool = option(False, "Also read files of live processes, e.g. after a hang; these files stay.", "--live"),
-    discard: bool = option(False, "Remove the files of dead processes without making dumps.", "--discard"),
+    rings: list[Path] | None = typer.Argument(None, metavar="RING", help="Flight recorder files; default: all here."),
+    live: bool = option(False, "Also read files of live processes, e.g. after a hang; these files stay."),
+    discard: bool = option(False, "Remove the files of dead processes without making dumps."),
 ) -> None:
     """Recover dead processes' last calls as dumps.
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def families(
     ctx: typer.Context,
     names: list[str] | None = typer.Argument(
-        None, metavar="[NAME|DIR]...", help="Families, or folders with a config.json (default: all known families)."
+        None, metavar="NAME|DIR", help="Families, or folders with a config.json (default: all known families)."
     ),
     settings: Given = NONE,
     keep: Path | None = option(
         None, "Work in DIR and keep it, continuing an earlier run there (default: a temporary folder).", metavar="DIR"
     ),
-    list_: bool = option(False, "List the known families and run nothing.", "--list"),
+    list_: bool = option(False, "List the known families and run nothing."),
 ) -> None:
     """Test a small model of each family against laws and truth.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def index(
     ctx: typer.Context,
-    rebuild: bool = option(False, "Delete the catalog and rebuild it from the files.", "--rebuild"),
+    rebuild: bool = option(False, "Delete the catalog and rebuild it from the files."),
 ) -> None:
     """Index new files in the store.
 
@@ -100,8 +100,8 @@ def damage_line(item: Damaged) -> str:
 
 def fsck(
     ctx: typer.Context,
-    repair: bool = option(False, "Repair what can be repaired, without losing data.", "--repair"),
-    quick: bool = option(False, "Read names, headers and records, but not the payloads.", "--quick"),
+    repair: bool = option(False, "Repair what can be repaired, without losing data."),
+    quick: bool = option(False, "Read names, headers and records, but not the payloads."),
 ) -> None:
     """Verify a store's integrity.
 

@@ -14,35 +14,54 @@ Example::
 from __future__ import annotations
 
 import functools
+import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 _WHERE = "where"
 """The parameter of --where, which may be repeated: dumps must meet all conditions."""
+SHORT = 15
+"""Number of options that a command's `--help` shows; `--help-all` shows all."""
+
+
+HELP_ALL, USUAL, OUTPUT = "help_all", "Options", "Output"
+
+
+class HelpPlace(NamedTuple):
+    """Where help shows an option (typer's `rich_help_panel`): `--help` the fifteen of lowest rank, `--help-all` by heading."""
+
+    heading: str = ""
+    rank: int = 14
 
 
 @dataclass(frozen=True)
 class Command:
     """A command of the table.
 
-    target: `module:function`, a module of actordbg.cli and a function with the command's name. outputs: its output options
-    (`options.takes_outputs`). settings: click's context settings.
+    target: `module:function`, a module of actordbg.cli and its function. outputs: its output options (`options.takes_outputs`).
+    settings: click's context settings. called: its name, if it is not the function's. old: an earlier spelling, which still
+    works. label: what the list of commands shows for its name. also: commands that follow it as a second word (`replay ls`).
     """
 
     line: str
     target: str
-    outputs: str = "json"
+    outputs: str = "quiet json"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    called: str = ""
+    old: str = ""
+    label: str = ""
+    also: tuple[Command, ...] = ()
 
     @property
     def name(self) -> str:
-        return self.target.partition(":")[2].strip("_").replace("_", "-")
+        return self.called or self.target.partition(":")[2].strip("_").replace("_", "-")
 
     def function(self) -> Callable[..., Any]:
         """Import the command's module and return its function, with the output options added."""
@@ -54,17 +73,24 @@ class Command:
     def build(self) -> Any:
         """Import the command's module and build the click command."""
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(self.name, cls=_Built, context_settings=dict(self.settings))(self.function())
-        return typer.main.get_command(app)
+        function = self.function()
+        app.command(self.name, cls=_Built, context_settings=dict(self.settings))(function)
+        built: Any = typer.main.get_command(app)
+        built.also = self.also
+        for mine in built.params:
+            mine.metavar = mine.metavar or _placeholder(function.__annotations__.get(mine.name))
+        return built
 
 
 @dataclass(frozen=True)
 class CommandGroup:
-    """Commands under one name: `dump ls`, `dump show`."""
+    """Commands under one name: `dump ls`, `dump show`. old: an earlier name, which still works."""
 
     name: str
     line: str
-    commands: tuple[Command, ...]
+    commands: tuple[Command | CommandGroup, ...]
+    old: str = ""
+    label: str = ""
 
     def build(self) -> TyperGroup:
         """Build the click group, without importing its commands."""
@@ -74,24 +100,25 @@ class CommandGroup:
 
 @dataclass(frozen=True)
 class Section:
-    """Commands and groups under one heading of the help."""
+    """Commands and groups under one heading of the help; without a heading, the help leaves them out."""
 
     heading: str
     entries: tuple[Command | CommandGroup, ...]
 
 
-def group_class(contents: Iterable[Section], also: Mapping[tuple[str, str], str] | None = None) -> type[TyperGroup]:
-    """Return a class for `typer.Typer(cls=...)`: a group with these commands, shown in these sections.
-
-    also: aliases of two words ("replay ls") for a command; the first word must be a command that takes no arguments.
-    """
-    sections, others = tuple(contents), also or {}
+def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
+    """Return a class for `typer.Typer(cls=...)`: a group with these commands, shown in these sections, and their old names."""
+    sections = tuple(contents)
+    entries = [entry for section in sections for entry in section.entries]
+    old = old_names(sections)
 
     class WithContents(TyperGroup):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
-            for entry in (entry for section in sections for entry in section.entries):
+            for entry in entries:
                 self.add_command(entry.build() if isinstance(entry, CommandGroup) else _Deferred(entry), entry.name)
+            for name in old:  # so that a mistyped old name is suggested
+                self.add_command(TyperCommand(name, hidden=True), name)
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             quicken(self.get_params(ctx))
@@ -99,25 +126,37 @@ def group_class(contents: Iterable[Section], also: Mapping[tuple[str, str], str]
             return super().parse_args(ctx, args)
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            other = others.get((args[0], args[1])) if len(args) > 1 else None
-            return super().resolve_command(ctx, args if other is None else [other, *args[2:]])
+            for length in (2, 1):
+                if new := old.get(" ".join(args[:length])):
+                    return super().resolve_command(ctx, [*new.split(), *args[length:]])
+            return super().resolve_command(ctx, args)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
-            widest = max(len(entry.name) for section in sections for entry in section.entries)
-            for section in sections:
+            listed = [section for section in sections if section.heading]
+            widest = max(len(entry.label or entry.name) for section in listed for entry in section.entries)
+            for section in listed:
                 with formatter.section(section.heading):
-                    formatter.write_dl([(entry.name.ljust(widest), entry.line) for entry in section.entries])
+                    formatter.write_dl([((entry.label or entry.name).ljust(widest), entry.line) for entry in section.entries])
 
     return WithContents
 
 
+def _every_entry(contents: Iterable[Section]) -> Iterator[tuple[str, Command | CommandGroup]]:
+    """Yield the full name and the entry of every command and group, in the order of the help."""
+    for entry in (entry for section in contents for entry in section.entries):
+        yield entry.name, entry
+        below = entry.commands if isinstance(entry, CommandGroup) else entry.also
+        yield from ((f"{entry.name} {name}", under) for name, under in _every_entry([Section("", below)]))
+
+
 def every_command(contents: Iterable[Section]) -> Iterator[tuple[str, Command]]:
     """Yield the full name ("dump ls") and the Command of every command, in the order of the help."""
-    for entry in (entry for section in contents for entry in section.entries):
-        if isinstance(entry, CommandGroup):
-            yield from ((f"{entry.name} {command.name}", command) for command in entry.commands)
-        else:
-            yield entry.name, entry
+    return ((name, entry) for name, entry in _every_entry(contents) if isinstance(entry, Command))
+
+
+def old_names(contents: Iterable[Section]) -> dict[str, str]:
+    """Return the full name of each command and group that has an old name, by that."""
+    return {entry.old: name for name, entry in _every_entry(contents) if entry.old not in ("", name)}
 
 
 class _Deferred(TyperCommand):
@@ -127,17 +166,22 @@ class _Deferred(TyperCommand):
         super().__init__(command.name, short_help=command.line)
         self._command = command
 
-    def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        return self._command.build().make_context(*arguments, **settings)
+    def make_context(self, info_name: str | None, args: list[str], *arguments: Any, **settings: Any) -> Any:
+        for command in self._command.also:
+            if args[:1] == [command.name]:
+                return command.build().make_context(f"{info_name} {command.name}", args[1:], *arguments, **settings)
+        return self._command.build().make_context(info_name, args, *arguments, **settings)
 
 
 class _Built(TyperCommand):
-    """A built command, with two features that typer lacks.
+    """A built command, with three features that typer lacks.
 
-    Its help groups options under their headings (`rich_help_panel`). Options shown as `[...|last]`, and those in its function's
-    `bare_values`, may be given without a value: `--resume` is read as `--resume=last` at the end of the line or before another
-    option.
+    Its `--help` shows the most used options, `--help-all` all of them under their headings (`HelpPlace`). Options shown as
+    `[...|last]`, and those in its function's `bare_values`, may be given without a value: `--resume` is read as `--resume=last`
+    at the end of the line or before another option.
     """
+
+    also: tuple[Command, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         quicken(self.get_params(ctx))
@@ -152,15 +196,59 @@ class _Built(TyperCommand):
             ctx.params[_WHERE] = all_of(conditions)
         return rest
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS]", *(spelled(mine) for mine in self.params if mine.param_type_name == "argument")]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[Any]] = {}
-        for parameter in self.get_params(ctx):
-            if (row := parameter.get_help_record(ctx)) is not None:
-                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(row)
-        for heading in sorted(sections, key=lambda heading: (heading != "Arguments", heading == "Options")):
-            with formatter.section(heading):
-                formatter.write_dl(sections[heading])
+        every: list[Any] = [mine for mine in self.get_params(ctx) if not getattr(mine, "hidden", False)]
+        sections = {"Arguments": [mine for mine in every if mine.param_type_name == "argument"]}
+        options = [mine for mine in every if mine not in sections["Arguments"]]
+        own = [mine for mine in options if not mine.name.startswith("help")]
+        if ctx.meta.get(HELP_ALL):
+            for mine in sorted(options, key=lambda mine: place_of(mine).heading in ("", OUTPUT)):
+                sections.setdefault(place_of(mine).heading or USUAL, []).append(mine)
+        else:
+            sections[USUAL] = sorted(own, key=lambda mine: place_of(mine).rank)[:SHORT]
+        rows = {heading: [(spelled(mine), described(mine)) for mine in some] for heading, some in sections.items()}
+        rows["Commands"] = [(f"{ctx.command_path} {command.name}", command.line) for command in self.also]
+        for heading, some in rows.items():
+            if some:
+                with formatter.section(heading):
+                    formatter.write_dl(some)
+        if not ctx.meta.get(HELP_ALL) and len(own) > SHORT:
+            formatter.write_paragraph()
+            formatter.write(f"All options: {ctx.command_path} --help-all\n")
+
+
+def place_of(option: Any) -> HelpPlace:
+    """Return where help shows this option of a built command."""
+    return getattr(option, "rich_help_panel", None) or HelpPlace()
+
+
+def spelled(parameter: Any) -> str:
+    """Return an option as typed, `--limit N`, or an argument as the usage line shows it, `[REPLAY...]`."""
+    value = parameter.metavar or "VALUE"
+    if parameter.param_type_name == "argument":
+        name = value + "..." * (parameter.nargs == -1)
+        return name if parameter.required else f"[{name}]"
+    names = sorted(parameter.opts[:2], key=lambda name: name.startswith("--"))  # others are old spellings
+    return " / ".join([", ".join(names), *parameter.secondary_opts]) + ("" if parameter.is_flag else f" {value}")
+
+
+def _placeholder(kind: Any) -> str:
+    """Return what stands for a value of this type in a help: N, X, TEXT, FILE or the choices."""
+    while typing.get_origin(kind) is not typing.Literal and typing.get_args(kind):
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    return "|".join(typing.get_args(kind)) or {int: "N", float: "X", Path: "FILE"}.get(kind, "TEXT")
+
+
+def described(parameter: Any) -> str:
+    """Return the help of an option or argument, with its default unless the help says it."""
+    default = parameter.default
+    if default is None or default is False or default in ((), []) or "(default" in parameter.help or not parameter.show_default:
+        return str(parameter.help)
+    shown = "on" if default is True else f"{default:g}" if isinstance(default, float) else default
+    return f"{parameter.help} [default: {shown}]"
 
 
 def typed_once(command: Any, ctx: Any, arguments: Sequence[str]) -> list[str]:

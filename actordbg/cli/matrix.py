@@ -23,8 +23,8 @@ def matrix(
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    skip_known: bool = option(False, "Skip cells known to fail (default: run them).", "--skip-known"),
-    no_truth: bool = option(False, 'Skip the truth; "passed" then only means finished.', "--no-truth"),
+    skip_known: bool = option(False, "Skip cells known to fail (default: run them).", rank=30),
+    no_truth: bool = option(False, 'Skip the truth; "passed" then only means finished.', rank=30),
     power: Power = False,
     truth: TruthDtype = None,
     baseline: str | None = option(
@@ -32,11 +32,11 @@ def matrix(
         ("Exit 1 only for cells worse than the same cell of this matrix; failures it shares do not count."),
         metavar="MATRIX|last",
     ),
-    slower: float | None = option(None, "Count a cell this many times slower as a regression.", metavar="FACTOR"),
+    slower: float | None = option(None, "Count a cell this many times slower as a regression.", metavar="FACTOR", rank=30),
     resume: str | None = option(None, "Continue a stopped matrix.", metavar="MATRIX|last"),
     show: str | None = option(None, "Print an existing matrix; run nothing.", metavar="MATRIX|last"),
     yes: ConfirmOption = False,
-    dry_run: bool = option(False, "Print the cells; run nothing.", "--dry-run"),
+    dry_run: bool = option(False, "Print the cells; run nothing.", rank=13),
 ) -> None:
     """Find which setting combinations run and are right.
 

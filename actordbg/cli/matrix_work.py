@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,12 +37,6 @@ from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.replay.selection import require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
-
-_COLOURS = {
-    "passed": "green", "WRONG": "red", "failed": "red", "REGRESSED": "red", "unavailable": "yellow", "not run": "yellow",
-    "NOT CHECKED": "yellow",
-}  # fmt: skip
-_TABLE, _WORD = re.compile(r"^  .*$", re.MULTILINE), re.compile(rf"\b({'|'.join(_COLOURS)})\b")
 
 
 def selected(store: Store, base: ReplayConfig, inputs: ChosenInputs) -> Selection:
@@ -126,14 +118,7 @@ def print_answer(store: Store, record: MatrixRecord) -> None:
     """Print a complete or unfinished matrix."""
     context = context_of(store, record)
     answer = {"matrix": record, "good": record.good, "context": context}
-    say_document(matrix_document(record, context), data=answer, style=_coloured)
-
-
-def _coloured(text: str) -> str:
-    """Color the verdict words of the table, in a terminal only."""
-    if not sys.stdout.isatty():
-        return text
-    return _TABLE.sub(lambda line: _WORD.sub(lambda word: typer.style(word[0], fg=_COLOURS[word[0]]), line[0]), text)
+    say_document(matrix_document(record, context), data=answer)
 
 
 def print_plan(cells: Sequence[MatrixCell], dumps: int, loads: Sequence[Sequence[int]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from actordbg.records.comparison_record import MemoryRecord
     from actordbg.store.layout import Store
 
-Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="Sample file, or an id from `memory ls`.")]
+Name = Annotated[str, typer.Argument(metavar="FILE|ID", help="Sample file, an id from `memory ls`, or last.")]
 
 
 def watch(
@@ -33,13 +34,13 @@ def watch(
     pid: list[int] | None = option(None, "Watch this process; repeatable.", metavar="P", min=1),
     replay: str | None = option(None, "Watch the workers of a running replay.", metavar="ID|last"),
     run: str | None = option(None, "Watch the recording processes of a run.", metavar="NAME"),
-    ray: bool = option(False, "Watch the actors on all nodes of a Ray cluster; --replay or --run add steps and dumps.", "--ray"),
+    ray: bool = option(False, "Watch the actors on all nodes of a Ray cluster; --replay or --run add steps and dumps."),
     address: str = option("auto", "Address of the Ray cluster.", metavar="ADDRESS"),
-    step_file: Path | None = option(None, "With --pid: a file to which the job adds a line per step.", metavar="FILE"),
+    step_file: Path | None = option(None, "With --pid: a file to which the job adds a line per step."),
     interval: str = option("1s", "Time between samples, e.g. 500ms, 10s.", metavar="TIME"),
     lasting: str | None = option(None, "End after this time (default: when the processes end).", "--for", metavar="TIME"),
-    no_uss: bool = option(False, "Skip USS, whose reading blocks a large process for milliseconds.", "--no-uss"),
-    out: Path | None = option(None, "Write the samples to this file instead of the store.", "--out", "-o", metavar="FILE"),
+    no_uss: bool = option(False, "Skip USS, whose reading blocks a large process for milliseconds."),
+    out: Path | None = option(None, "Alias of -o FILE.csv: the samples, instead of in the store.", hidden=True),
 ) -> None:
     """Sample the memory of running processes over time.
 
@@ -63,6 +64,8 @@ def watch(
         if new and not output.wanted.silent:
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 
+    if tables := [path for path in output.wanted.files if output.form_of(path) == "csv"]:
+        out, output.wanted = tables[0], replace(output.wanted, files=tuple({*output.wanted.files} - {*tables}))
     most = None if lasting is None else parse_seconds("--for", lasting)
     interval_s = parse_seconds("--interval", interval)
     store = store_of(ctx)
@@ -114,7 +117,7 @@ def compare(
     of: Literal["rss", "uss", "cuda_used", "cuda_reserved"] | None = option(
         None, "Compare only this quantity (default: all that both have)."
     ),
-    threshold: float = option(0.05, "Relative difference of peaks above which they diverge.", metavar="X", min=0, max=1),
+    threshold: float = option(0.05, "Relative difference of peaks above which they diverge.", min=0, max=1),
 ) -> None:
     """Find where two runs' memory diverges.
 

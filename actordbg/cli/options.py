@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError
+from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError, require_package
 from actordbg.base.foreign_text import in_line
 from actordbg.base.owners import Owner, is_own, name_of
 from actordbg.base.units import LAST
 from actordbg.cli import output
+from actordbg.cli.lazy import HELP_ALL, OUTPUT, HelpPlace
 from actordbg.cli.output import Format, note
 from actordbg.config import consent, sources
 
@@ -69,31 +70,33 @@ def stored(what: Literal["dump", "replay"], *words: str) -> Callable[[typer.Cont
     return complete
 
 
-Limit = Annotated[int, typer.Option(min=0, help="At most N rows; 0 for all.")]
-WHERE = 'Select dumps with an SQL expression, e.g. "seq_len>4096 and rank=0"; repeat it to combine with "and".'
-Where = Annotated[str | None, typer.Option(metavar="EXPR", help=WHERE)]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it (default: only print what would be done).")]
-Power = Annotated[
-    bool,
-    typer.Option("--power", help="Plant faults of several sizes in the truth and report which would be detected."),
-]
-Explain = Annotated[bool, typer.Option("--explain", help="Explain the columns and exit.")]
-TrustRemoteCode = Annotated[bool, typer.Option(consent.FLAG, help="Run the model's own code. Command line only.")]
-DistPlugin = Annotated[
-    str | None,
-    typer.Option(consent.PLUGIN, metavar="MODULE", help="Import a module that registers a --dist-backend. Command line only."),
-]
-ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept what another user wrote, or what came from a URL.")]
+def option(default: Any, help: str, *names: str, heading: str = "", rank: int = HelpPlace().rank, **facts: Any) -> Any:
+    """Declare an option: as the default of a command's parameter, or, with `...` as its default, in an `Annotated` type.
 
-
-def option(default: Any, help: str, *names: str, **facts: Any) -> Any:
-    """Declare an option, as the default of a command's parameter. Its name is the parameter's unless `names` are given."""
-    return typer.Option(default, *names, help=help, **facts)
+    Its name is the parameter's unless `names` are given. heading, rank: see `HelpPlace`.
+    """
+    return typer.Option(default, *names, help=help, rich_help_panel=HelpPlace(heading, rank), **facts)  # type: ignore[arg-type]
 
 
 def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:
     """Declare an option, as a field of a dataclass that commands take. Its name is the field's unless `names` are given."""
     return dataclasses.field(default=default, metadata={"option": option(default, help, *names, **facts)})
+
+
+Limit = Annotated[int, option(..., "At most N rows; 0 for all.", min=0)]
+WHERE = 'Select dumps with an SQL expression, e.g. "seq_len>4096 and rank=0"; repeat it to combine with "and".'
+Where = Annotated[str | None, option(..., WHERE, metavar="EXPR", heading="Inputs", rank=0)]
+Yes = Annotated[bool, option(..., "Do it (default: only print what would be done).", "--yes", "-y")]
+Power = Annotated[
+    bool, option(..., "Plant faults of several sizes in the truth and report which would be detected.", "--power", rank=30)
+]
+Explain = Annotated[bool, option(..., "Explain the columns and exit.", "--explain", rank=30)]
+TrustRemoteCode = Annotated[bool, option(..., "Run the model's own code. Command line only.", consent.FLAG, rank=30)]
+DistPlugin = Annotated[
+    str | None,
+    option(..., "Import a module that registers a --dist-backend. Command line only.", consent.PLUGIN, metavar="MODULE", rank=30),
+]
+ConfirmOption = Annotated[bool, option(..., "Accept what another user wrote, or what came from a URL.", "--yes", "-y", rank=30)]
 
 
 def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
@@ -104,7 +107,7 @@ def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parame
 def takes_groups(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command: replace each dataclass parameter by options for its fields, and pass the function an instance.
 
-    The help shows options made by `option_field` under the dataclass's `panel`, if it has one.
+    `--help-all` shows options made by `option_field` under the dataclass's `panel`, if it has one.
     """
     for name, group in typing.get_type_hints(function).items():
         if isinstance(group, type) and dataclasses.is_dataclass(group):
@@ -112,8 +115,9 @@ def takes_groups(function: Callable[..., Any]) -> Callable[..., Any]:
             options = []
             for field in dataclasses.fields(group):
                 if info := field.metadata.get("option"):
-                    info.param_decls = info.param_decls or (f"--{field.name.replace('_', '-')}",)
-                    info.rich_help_panel = info.rich_help_panel or getattr(group, "panel", None)
+                    place, usual = info.rich_help_panel, HelpPlace()
+                    rank = getattr(group, "rank", usual.rank) if place.rank == usual.rank else place.rank
+                    info.rich_help_panel = HelpPlace(place.heading or getattr(group, "panel", ""), rank)
                 options.append(parameter(field.name, hints[field.name], info or field.default))
             function = takes_options(name, options, group)(function)
     return function
@@ -142,51 +146,92 @@ def _with_parameters(
     for mine in inspect.signature(function).parameters.values():
         parameters += instead.get(mine.name, [mine.replace(annotation=hints.get(mine.name))])
     parameters += instead.get("", ())
+    for mine in parameters:
+        if isinstance(mine.default, typer.models.OptionInfo) and not mine.default.param_decls:
+            mine.default.param_decls = (f"--{mine.name.strip('_').replace('_', '-')}",)
     functools.update_wrapper(called, function)
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {mine.name: mine.annotation for mine in parameters} | {"return": None}
     return called
 
 
-_FORMAT = "Output format (default: text). md can be pasted into an issue."
+def _say_all(ctx: typer.Context, requested: bool) -> None:
+    """Print the help with all options, under their headings, and exit (callback of --help-all)."""
+    if requested and not ctx.resilient_parsing:
+        ctx.meta[HELP_ALL] = True
+        output.say_lines(ctx.get_help())
+        raise typer.Exit
+
+
+def _output(name: str, kind: Any, default: Any, help: str, *names: str, rank: int, **facts: Any) -> inspect.Parameter:
+    return parameter(name, kind, option(default, help, *names, heading=OUTPUT, rank=rank, **facts))
+
+
 _OUTPUTS = {
-    "plot": parameter("plot", Path | None, option(None, "Also plot the curves: .svg, .png or .pdf.", metavar="FILE")),
-    "html": parameter("html", Path | None, option(None, "Also write one self-contained HTML page with charts.", metavar="FILE")),
-    "format": parameter("format", Literal["text", "md", "json"] | None, option(None, _FORMAT, "--format", "-f")),
-    "empty": parameter("allow_empty", bool, option(False, "Exit 0, not 5, if nothing is selected.", "--allow-empty")),
-    "quiet": parameter("quiet", bool, option(False, "Print only the result.", "--quiet", "-q")),
-    "store": parameter("store", str | None, option(None, "The store; also valid before the command.", metavar="DIR|URL")),
-    "json": parameter("as_json", bool, option(False, "Print the result as JSON.", "--json")),
+    "html": _output("opened", bool, False, "Open the page in a browser.", "--open", rank=13),
+    "empty": _output("allow_empty", bool, False, "Exit 0, not 5, if nothing is selected.", "--allow-empty", rank=50),
+    "json": _output("as_json", bool, False, "Print the result as JSON.", "--json", rank=18),
+    "quiet": _output("quiet", bool, False, "Print only the result.", "--quiet", "-q", rank=19),
+    "store": _output("store", str | None, None, "The store; also valid before the command.", rank=20, metavar="DIR|URL"),
+    "color": _output(
+        "color", Literal["auto", "always", "never"], "auto", "Color verdicts (default: in a terminal, without NO_COLOR).", rank=60
+    ),
+    "format": _output(
+        "format", Literal["text", "md", "json"] | None, None, "Print in this format.", "--format", "-f", rank=90, hidden=True
+    ),
+    "help": _output(HELP_ALL, bool, False, "Show all options and exit.", "--help-all", rank=99, callback=_say_all, is_eager=True),
 }
 """The output options, by their word in `lazy.Command.outputs`."""
-_SAID = {option.name for option in _OUTPUTS.values()} - {"allow_empty"}
+_SAID = {mine.name for mine in _OUTPUTS.values()} - {"allow_empty"} | {"files"}
 
 
 def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any]:
-    """Append the output options named in `words`, and --store, to a command's own options.
+    """Append the output options named in `words`, -o for their files, and --store, to a command's own options.
 
     Their values go into `output.wanted`, which the printing functions read.
     """
-    has_store = "ctx" in inspect.signature(function).parameters
-    options = [_OUTPUTS[word] for word in (*words.split(), *["store"] * has_store)]
+    has_store, named = "ctx" in inspect.signature(function).parameters, words.split()
+    forms = named + ["text"] * ("md" in named)
+    suffixes = [suffix for suffix, form in output.FORMS.items() if form in forms] if "file" in named else []
+    named += [*["store"] * has_store, "color", "help"]
+    options = [_OUTPUTS[word] for word in named if word in _OUTPUTS]
+    if suffixes:
+        shown = [suffix for suffix in suffixes if suffix not in (".htm", ".markdown")]
+        text = f"Write the result to FILE: {', '.join(shown)}; repeatable."
+        old = [f"--{word}" for word in ("html", "plot") if word in named]  # spellings of earlier versions
+        rank = 12 if "html" in named else 19
+        options.insert(0, _output("files", list[Path] | None, None, text, "-o", "--output", *old, rank=rank, metavar="FILE"))
 
     def called(**given: Any) -> Any:
         mine = {option.name: given.pop(option.name) for option in options}
+        del mine[HELP_ALL]
         if (folder := mine.pop("store", None)) is not None:
             root = given["ctx"].find_root()
             if is_typed(root, "store"):
                 raise repeated("--store")
             root.params["store"] = folder
+        explicit = mine.get("format") or given.get("format")
         mine["format"] = chosen_format(mine.get("format"), mine.pop("as_json", False))
+        mine["files"] = tuple(mine.get("files") or ())
+        for file in mine["files"]:
+            _require_writable(file, suffixes if explicit is None else ())
         output.wanted = output.OutputOptions(**mine)
-        if mine.get("html") or mine.get("plot"):
-            from actordbg.document.page import check, check_place
-
-            check_place(output.wanted.html)
-            check("--plot", output.wanted.plot)
         return function(**given)
 
     return _with_parameters(function, called, {"": options})
+
+
+def _require_writable(file: Path, suffixes: Sequence[str]) -> None:
+    """Refuse a file for -o that cannot be written, before work that may take minutes; suffixes: those to choose from."""
+    from actordbg.document.page import check_place
+
+    suffix = file.suffix.lower()
+    if suffixes and suffix not in suffixes:
+        message = f"-o {file.name}: this command cannot write {suffix or 'a name without a suffix'}"
+        raise UsageError(message, hint=f"use one of {', '.join(suffixes)}")
+    check_place(file)
+    if output.form_of(file) == "plot":
+        require_package(f"-o {file.name}", "vl_convert", "vl-convert-python")
 
 
 def repeated(option: str) -> UsageError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import re
 import shutil
 import sys
@@ -47,26 +48,50 @@ _QUOTED, _HELD = re.compile(r"`[^`]*`"), "\x00"
 """A command in backticks, and the placeholder for its spaces while lines are wrapped: `in_line` removes that character."""
 Format = Literal["text", "md", "json", "csv", "html"]
 """Output formats. HTML is only written to files."""
+FORMS = {
+    ".html": "html", ".htm": "html", ".md": "md", ".markdown": "md", ".txt": "text", ".json": "json", ".csv": "csv",
+    ".svg": "plot", ".png": "plot", ".pdf": "plot",
+}  # fmt: skip
+"""What -o writes, by suffix."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """The output options of this command, as typed (`options.takes_outputs`). html, plot: files to write."""
+    """The output options of this command, as typed (`options.takes_outputs`).
+
+    files: the files to write, each in the format of its suffix. opened: open the page in a browser.
+    """
 
     format: Format = "text"
+    color: Literal["auto", "always", "never"] = "auto"
     quiet: bool = False
     allow_empty: bool = False
-    html: Path | None = None
-    plot: Path | None = None
+    files: tuple[Path, ...] = ()
+    opened: bool = False
 
     @property
     def json(self) -> bool:
         return self.format == "json"
 
     @property
+    def whole(self) -> bool:
+        """Check whether to list every row by default, because a program or a file gets them."""
+        return self.json or bool(self.files)
+
+    @property
+    def page(self) -> Path | None:
+        """Return the page to write, if any."""
+        return next((path for path in self.files if form_of(path) == "html"), None)
+
+    @property
     def silent(self) -> bool:
         """Check whether to print only the result."""
         return self.quiet or self.json
+
+
+def form_of(path: Path) -> Any:
+    """Return what -o writes into this file; None if its suffix says nothing."""
+    return FORMS.get(path.suffix.lower())
 
 
 wanted = OutputOptions()
@@ -81,7 +106,11 @@ def emit(answer: T, render: Callable[[T], object]) -> None:
 
 
 def as_json(answer: Any) -> bool:
-    """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text."""
+    """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text.
+
+    Also writes the files of -o, for results that are not documents.
+    """
+    write_files(answer)
     if wanted.json:
         emit_json(answer)
     return wanted.json
@@ -95,9 +124,14 @@ def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None
 
 
 def emit_each(rows: Iterable[Any]) -> int:
-    """Stream rows as a JSON list, as `emit` prints a list. Returns the number of rows."""
+    """Stream rows as a JSON list, as `emit` prints a list; write a list for `-o`. Returns the number of rows."""
     global _answered
     count = 0
+    if wanted.files:
+        rows = list(rows)
+        write_files(rows)
+        if not wanted.json:
+            return len(rows)
     for count, row in enumerate(rows, 1):
         _answered = True
         typer.echo(("," if count > 1 else "[") + "\n  " + as_json_text(row, 2).replace("\n", "\n  "), nl=False)
@@ -112,24 +146,38 @@ def as_json_text(answer: Any, indent: int | None = None) -> str:
 
 def say(text: str = "") -> None:
     """Print a line of the result, with line breaks escaped."""
-    typer.echo(in_line(text))
+    _print(in_line(text))
 
 
-def say_lines(text: str, style: Callable[[str], str] | None = None) -> None:
-    """Print formatted lines of the result, such as a table or a document. `style` adds colors."""
-    shown = in_lines(text.rstrip("\n"))
-    typer.echo(style(shown) if style is not None else shown)
+def say_lines(text: str) -> None:
+    """Print formatted lines of the result, such as a table or a document."""
+    _print(in_lines(text.rstrip("\n")))
 
 
 def say_wrapped(text: str, rest: str = "") -> None:
     """Print a paragraph of the result, wrapped in a terminal; `rest` indents the lines after the first."""
-    typer.echo(_wrapped(in_line(text), sys.stdout, rest))
+    _print(_wrapped(in_line(text), sys.stdout, rest))
+
+
+_COLORS = {"good": "green", "part": "yellow", "bad": "red"}
+
+
+def _print(text: str) -> None:
+    """Print cleaned text, with its verdict words in color: capitals anywhere, other words alone in a cell of a table."""
+    colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if wanted.color == "auto" else wanted.color == "always"
+    if colored and wanted.format == "text":
+        from actordbg.document.page import TONES
+
+        loud, quiet = ("|".join(word for word in TONES if word.isupper() is capitals) for capitals in (True, False))
+        found = re.compile(rf"\b({loud})\b|(?<=  )({quiet})(?=  |$)", re.MULTILINE)
+        text = found.sub(lambda match: typer.style(match[0], fg=_COLORS[TONES[match[0]]]), text)
+    typer.echo(text, color=colored)
 
 
 def say_fact(name: str, text: str, room: int = 14) -> None:
     """Print a name and its value, wrapped and aligned in a terminal."""
     head = f"{in_line(name):<{room}} "
-    typer.echo(head + _wrapped(in_line(text), sys.stdout, " " * len(head), beside=len(head)))
+    _print(head + _wrapped(in_line(text), sys.stdout, " " * len(head), beside=len(head)))
 
 
 def note(text: str) -> None:
@@ -192,6 +240,8 @@ def say_usage(error: Any) -> None:
     """Print click's error about a command line, with the quoted words cleaned."""
     if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
         error.message = in_line(error.message)
+    if near := getattr(error, "possibilities", None):
+        error.message, error.possibilities = f"{error.message}. Did you mean {near[0]!r}?", None
     error.show()
     _answer_error("usage", error.format_message(), f"`{error.ctx.command_path} --help` explains it" if error.ctx else "")
 
@@ -318,27 +368,56 @@ def say_document(
     blocks: Sequence[Block],
     *,
     data: Mapping[str, Any],
-    style: Callable[[str], str] | None = None,
 ) -> None:
-    """Print a result in the requested format, and write the requested page and plot.
+    """Print a result in the requested format, and write the requested files.
 
-    data: the result's JSON, to which the blocks' data is added. style: adds colors to the text.
+    data: the result's JSON, to which the blocks' data is added.
     """
-    from actordbg.document import page as pages
-    from actordbg.document.blocks import Chart, as_data
+    from actordbg.document.blocks import as_data
+    from actordbg.document.page import as_html
     from actordbg.document.renderings import as_markdown, as_text
 
-    how = wanted
-    if how.html is not None:
-        write_file(how.html, pages.as_html(blocks))
-    if how.json:
-        emit_json({**data, **as_data(blocks)})
-    elif how.format == "md":
+    answer = {**data, **as_data(blocks)}
+    write_files(answer, blocks)
+    if wanted.json:
+        emit_json(answer)
+    elif wanted.format == "md":
         say_lines(as_markdown(blocks))
     else:
-        say_lines(as_text(blocks), style)
-    if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
-        note(f"wrote {how.plot}")
+        say_lines(as_text(blocks))
+    if wanted.opened:
+        page = wanted.page or temporary_page()
+        if wanted.page is None:
+            write_file(page, as_html(blocks))
+        open_page(page)
+
+
+def write_files(answer: Any, blocks: Sequence[Block] = ()) -> None:
+    """Write the result to the files of -o, and print a note for each: rows as CSV, a document's charts as a picture."""
+    from actordbg.document import page, renderings
+    from actordbg.document.blocks import Chart
+
+    for path in wanted.files:
+        form, text = form_of(path), ""
+        if form == "plot":
+            if page.save([block for block in blocks if isinstance(block, Chart)], path):
+                note(f"wrote {path}")
+            continue
+        if form == "csv":
+            rows = json.loads(as_json_text(answer))
+            text = renderings.as_csv(list(rows[0]) if rows else (), rows)
+        elif form == "json":
+            text = as_json_text(answer, 2) + "\n"
+        else:
+            text = {"html": page.as_html, "text": renderings.as_text, "md": renderings.as_markdown}[form or "text"](blocks)
+        write_file(path, text)
+
+
+def temporary_page() -> Path:
+    """Return the path of a page in a folder that only this user can read; the browser reads it after the command ends."""
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
 
 
 def write_file(path: Path, text: str) -> None:

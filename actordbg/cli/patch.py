@@ -48,7 +48,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the diff; change 
 
 
 def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
-    """Append the capture hook to OpenRLHF's actor.py.
+    """Append the capture hook to actor.py; unpatch removes it.
 
     Jobs that start from now on can record actor inputs; nothing is recorded until `actordbg dump enable`. Leaves the existing
     lines unchanged; `actordbg unpatch` removes the hook. Succeeds only after the interpreter has run the hook.
@@ -209,7 +209,7 @@ def render(check: Check) -> str:
 
 def doctor(
     ctx: typer.Context,
-    quick: bool = option(False, "Skip the slow checks: imports.", "--quick"),
+    quick: bool = option(False, "Skip the slow checks: imports."),
     timeout: float = option(180.0, "Time limit for importing a module, in seconds.", min=1),
 ) -> None:
     """Check this machine and this Python environment.
@@ -249,8 +249,8 @@ def _render_all(checks: list[Check]) -> None:
 
 def adapters(
     ctx: typer.Context,
-    named: list[str] | None = typer.Argument(None, metavar="[ADAPTER]...", help="Only these adapters: names, or module:Class."),
-    template: bool = option(False, "Print a template for your own adapter.", "--template"),
+    named: list[str] | None = typer.Argument(None, metavar="ADAPTER", help="Only these adapters: names, or module:Class."),
+    template: bool = option(False, "Print a template for your own adapter."),
 ) -> None:
     """List trainer adapters and whether each one works here.
 

@@ -15,8 +15,8 @@ from actordbg.cli.options import (
     settings_of,
     stored,
 )
-from actordbg.cli.output import emit, note
-from actordbg.cli.replay_options import MOST_UNASKED, ChosenInputs, EngineOptions, StopOptions
+from actordbg.cli.output import emit, note, say_lines
+from actordbg.cli.replay_options import ChosenInputs, EngineOptions, StopOptions
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
@@ -27,17 +27,23 @@ def replay(
     settings: Given = NONE,
     stopping: StopOptions = StopOptions(),
     machines: EngineOptions = EngineOptions(),
-    everything: bool = option(False, f"Replay every dump, even above {MOST_UNASKED}.", "--all", rich_help_panel="Inputs"),
+    everything: bool = option(False, "Replay every dump without asking.", "--all", heading="Inputs", rank=20),
     resume: str | None = option(
         None,
         "Continue a stopped replay under its own configuration.",
         metavar="[REPLAY|last]",
+        rank=11,
         autocompletion=stored("replay"),
     ),
     yes: bool = option(
-        False, "Accept what another user wrote or what came from a URL, and let nodes listen for an editor.", "--yes", "-y"
+        False,
+        "Accept what another user wrote or what came from a URL, and let nodes listen for an editor.",
+        "--yes",
+        "-y",
+        rank=30,
     ),
-    dry_run: bool = option(False, "Print the plan; start nothing.", "--dry-run"),
+    dry_run: bool = option(False, "Print the plan; start nothing.", rank=12),
+    print_config: bool = option(False, "Print settings and inputs as a file for --config; start nothing.", rank=30),
 ) -> None:
     """Replay recorded inputs outside the job.
 
@@ -53,11 +59,13 @@ def replay(
     from actordbg.actor.model_code import require_consent
     from actordbg.cli import replaying
     from actordbg.cli.replay_work import ask_for_all, render, run_planned
-    from actordbg.config.sources import FSDP_OFF, fsdp_is_off
+    from actordbg.config.sources import FSDP_OFF, as_toml, fsdp_is_off
     from actordbg.replay.plan import Plan
     from actordbg.replay.supervise import spec_and_owner
 
     flags = replaying.flags_of(settings)
+    if print_config and resume is None:
+        return emit(replaying.config_of(ctx, flags), lambda tables: say_lines(as_toml(tables)))
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run)
     of_asked: dict[str, Any] = {"settings_from": {}, "recorded_model": None}
     if resume is not None:
@@ -89,4 +97,4 @@ def replay(
         raise problem
     if answer["status"] == "interrupted":
         raise typer.Exit(130)
-    require_good(answer["good"])
+    return require_good(answer["good"])

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from actordbg.records.replay_record import ReplaySpec
     from actordbg.replay.group_engine import GroupEngine
 
-MOST_UNASKED = 50
-"""Number of inputs that are replayed without asking if no option selects them."""
+MOST_UNASKED, LONG_S = 50, 60.0
+"""Number of inputs that are replayed without asking if no option selects them and nothing says how long that takes; and the
+seconds that are not worth a question."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +34,18 @@ class ChosenInputs:
 
     panel: ClassVar[str] = "Inputs"
 
-    where: str | None = option_field(None, WHERE, metavar="EXPR")
-    max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, metavar="N")
+    where: str | None = option_field(None, WHERE, metavar="EXPR", rank=0)
+    max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, rank=1)
     input_file: list[Path] | None = option_field(
-        None, "Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.", metavar="FILE"
+        None, "Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.", rank=19
     )
-    order: Literal["time", "length", "shuffle"] | None = option_field(
-        None, "Input order (default: time).", metavar="time|length|shuffle"
-    )
-    shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", "--shuffle-inputs")
-    failed: bool = option_field(False, "Only dumps that did not pass last time.", "--failed", "--lf")
-    longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, metavar="N")
-    slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, metavar="N")
-    diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, metavar="N")
-    random_seed: int = option_field(42, "Seed of the shuffle.")
+    order: Literal["time", "length", "shuffle"] | None = option_field(None, "Input order (default: time).", rank=30)
+    shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", hidden=True)
+    failed: bool = option_field(False, "Only dumps that did not pass last time.", "--failed", "--lf", rank=2)
+    longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, rank=30)
+    slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, rank=30)
+    diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, rank=18)
+    random_seed: int = option_field(42, "Seed of the shuffle.", rank=30)
 
     @property
     def ordered(self) -> str:
@@ -64,6 +63,7 @@ class EngineOptions:
     """Where worker groups run, as typed."""
 
     panel: ClassVar[str] = "Ray cluster"
+    rank: ClassVar[int] = 35
 
     engine: str = option_field("local", "This machine, or a Ray cluster.", metavar="local|ray")
     address: str | None = option_field(
@@ -82,13 +82,11 @@ class EngineOptions:
         "--gpus-per-node",
         "--procs-per-node",
         min=1,
-        metavar="N",
     )
     max_failures: int | None = option_field(
         None,
         "Nodes that may die, and groups that may be lost outside an input; -1: unlimited (default 3).",
         min=-1,
-        metavar="N",
     )
     runtime_env: list[str] | None = option_field(
         None,
@@ -144,6 +142,7 @@ class StopOptions:
     """Breakpoints and logging, as typed."""
 
     panel: ClassVar[str] = "Breakpoints and logging"
+    rank: ClassVar[int] = 35
 
     break_at: str | None = option_field(
         None,
@@ -155,7 +154,6 @@ class StopOptions:
         None,
         "Rank that gets the prompt (default: 0, the rank with --break-input, or the rank that failed).",
         min=0,
-        metavar="N",
     )
     break_input: str | None = option_field(None, "Pause only at this input.", metavar="ID")
     break_wait: float | None = option_field(
@@ -180,7 +178,7 @@ class StopOptions:
         False, "Log shapes, dtype, device, mode and loss around each forward, per rank.", "--verbose", "-v"
     )
     log_level: Literal["warning", "info", "debug"] | None = option_field(
-        None, "info: like --verbose; debug: also a line per layer (default: warning, no lines).", metavar="warning|info|debug"
+        None, "info: like --verbose; debug: also a line per layer (default: warning, no lines)."
     )
     expect_eval: bool = option_field(False, "Fail inputs that run outside eval mode.")
 
@@ -264,13 +262,14 @@ class HowToTrain:
     """Hyperparameters and outputs of a training check, as typed."""
 
     panel: ClassVar[str] = "Training"
+    rank: ClassVar[int] = 20
 
-    steps: int = option_field(10, "Optimizer steps.", min=1)
+    steps: int = option_field(10, "Optimizer steps.", min=1, rank=2)
     lr: float = option_field(5e-6, "Constant learning rate (the default is that of OpenRLHF's backend test suite).")
     gradient_accumulation: int = option_field(
         1, "Accumulation steps of the configuration with the most replicas; all have its global batch.", min=1
     )
     max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: no clipping.", min=0)
     gradient_checkpointing: bool = option_field(False, "Recompute layers in the backward (except in the baseline).")
-    threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", metavar="X")
+    threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", rank=14)
     log_dir: Path | None = option_field(None, "Folder for the configurations' logs (default: in the store).", metavar="DIR")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_shell
+from actordbg.base.units import in_time
+from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
 from actordbg.cli import output
 from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wrapped
-from actordbg.cli.replay_options import MOST_UNASKED, StopOptions
+from actordbg.cli.replay_options import LONG_S, MOST_UNASKED, StopOptions
 from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
-from actordbg.config.as_ran import on_machine, toy
+from actordbg.config.as_ran import as_ran, costs, on_machine, toy
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
@@ -32,21 +35,36 @@ from actordbg.store.layout import Store
 
 
 def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
-    """Ask before replaying a whole large store. Raises UsageError if the user declines, or there is no terminal.
+    """Ask before replaying a whole store if that takes over a minute by what replays took here, or, without such a replay, if
+    there are many dumps. Raises UsageError if the user declines, or there is no terminal.
 
     At a terminal, a dry run only prints that the replay will ask; without one it is refused, as the replay would be.
     """
-    count = len(spec.inputs)
-    if count <= MOST_UNASKED:
+    count, seconds = len(spec.inputs), expected_seconds(open_fresh(store), spec)
+    if count <= MOST_UNASKED if seconds is None else seconds <= LONG_S:
         return
     if dry_run and output.can_ask():
         return note(f"without --dry-run, this asks before it replays {count:,} dumps; --all skips the question")
-    if output.agreed(f"This replays all {count:,} dumps of the store"):
+    lasting = "" if seconds is None else f", in about {in_time(seconds)} by an earlier replay"
+    if output.agreed(f"This replays all {count:,} dumps of the store{lasting}"):
         return
     raise UsageError(
-        f"refusing to replay {count:,} dumps",
+        f"refusing to replay {count:,} dumps{lasting}",
         hint="narrow it with --diverse 8, --where or --max-inputs, or pass --all",
     )
+
+
+def expected_seconds(catalog: Catalog, spec: ReplaySpec) -> float | None:
+    """Estimate a replay's duration by the newest finished one with the same settings; None without one."""
+    settings, tokens = costs(as_ran(spec.config)), sum(item.tokens for item in spec.inputs)
+    sql = "SELECT sum(forward_s + coalesce(backward_s, 0)), sum(tokens) FROM result WHERE replay_id = ? AND status = 'passed'"
+    for row in list_replays(catalog, limit=100):
+        ((spent, done),) = answers(catalog, sql, (row.replay_id,))
+        if row.finished_at and done and costs(as_ran(row.config)) == settings:
+            began, ended = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (row.created_at, row.finished_at))
+            start = max((ended - began).total_seconds() - spent / spec.config.lanes, 0.0)
+            return float(start + spent / done * tokens / spec.config.lanes)
+    return None
 
 
 def run_planned(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool) -> tuple[dict[str, Any], Exception | None]:
@@ -272,5 +290,5 @@ def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from (("ranks", text) for text in ranks_in_words(answer["ranks"]))
     yield from (("laws", text) for text in laws_in_words(answer["laws"])[1:])
     if answer["kept_bytes"]:
-        yield "saved", f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare {answer['replay_id']} ...`"
+        yield "saved", f"{human_bytes(answer['kept_bytes'])} of outputs; next: `actordbg compare {answer['replay_id']} truth`"
     yield "journals, logs", answer["folder"]

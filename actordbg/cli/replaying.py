@@ -12,7 +12,7 @@ import typer
 
 from actordbg.actor.hub_model import find_model, looks_like_path, versions_of
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.rules import Rule, check_config, find_trainer, refuse_hits
+from actordbg.actor.rules import RuleHit, check_config, find_trainer, refuse_hits
 from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageError
 from actordbg.base.units import MOST_NAMED
 from actordbg.catalog import selections
@@ -22,8 +22,9 @@ from actordbg.cli import output
 from actordbg.cli.options import command_line, settings_of, store_of
 from actordbg.cli.output import note, plural, progress
 from actordbg.cli.replay_options import ChosenInputs
+from actordbg.cli.setting_options import selecting
 from actordbg.config.choices import is_local
-from actordbg.config.replay_config import TINY, USUAL_LAWS, ReplayConfig
+from actordbg.config.replay_config import SETTINGS, TINY, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
@@ -99,6 +100,16 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     return requested
 
 
+def config_of(ctx: typer.Context, flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tables of a --config file that reproduces this invocation: the options that select inputs, and the settings."""
+    requested, chosen = asked_for(ctx, flags), {}
+    for name, option in selecting(ctx).items():
+        if (value := ctx.params[option.name]) not in (None, False, [], (), option.default):
+            chosen[name] = [str(path.absolute()) for path in value] if isinstance(value, list) else value
+    settings = {SETTINGS[name].option: getattr(requested.config, name) for name in {**flags, **requested.sources}}
+    return {"inputs": chosen, "replay": settings}
+
+
 def kept(requested: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
     """Add what a judgement needs: saved outputs, and, unless set otherwise, saved gradients and laws."""
     config, given = requested.config, flags.keys() | requested.sources.keys()
@@ -168,7 +179,7 @@ def unasked_model(store: Store, spec: ReplaySpec, requested: Asked, flags: Mappi
     return names.pop() if len(names) == 1 else None
 
 
-def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -> list[Rule]:
+def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -> list[RuleHit]:
     """Refuse a configuration that is known to fail, or whose trainer or model is missing. Returns the findings about it.
 
     announce: print the findings, unless the user wants only the result.
@@ -182,7 +193,7 @@ def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -
     return findings
 
 
-def say_findings(findings: Sequence[Rule]) -> None:
+def say_findings(findings: Sequence[RuleHit]) -> None:
     """Print the findings about a configuration."""
     for finding in findings:
         note(f"{finding.severity}[{finding.id}]: {finding.message}")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from actordbg.cli.output import (
     say,
     say_lines,
     table,
+    temporary_page,
     texts_of,
     write_file,
 )
@@ -33,74 +35,53 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 
-_BY_SUFFIX: dict[str, Format] = {
-    ".txt": "text",
-    ".md": "md",
-    ".markdown": "md",
-    ".json": "json",
-    ".csv": "csv",
-    ".html": "html",
-    ".htm": "html",
-}
-
-
 def report(
     ctx: typer.Context,
     replays: list[str] | None = typer.Argument(
         None,
-        metavar="[REPLAY...|last|all]",
-        help="Replays by id, name or @1 (default: last).",
+        metavar="REPLAY",
+        help="Replays by id, name, @1, last or all (default: last).",
         autocompletion=stored("replay"),
     ),
     everything: bool = option(False, "Report every replay of the store, oldest first.", "--all"),
     format: Format | None = option(
-        None, "Output format (default: by --output's suffix, else text); csv has a row per result.", "--format", "-f"
+        None, "Output format (default: by the suffix of -o, else text).", "--format", "-f", hidden=True
     ),
-    output: Path | None = option(None, "Write the report to FILE instead of printing it.", "--output", "-o", metavar="FILE"),
     where: Where = None,
     tokenizer: TokenizerFile = None,
-    opened: bool = option(False, "Open the page in a browser; without --output, a temporary file.", "--open"),
     explain_figures: Explain = False,
-    as_json: bool = option(False, "Alias of --format json.", "--json"),
 ) -> None:
     """Report passes, failures and causes, time and memory.
 
     Reports the last replay by default. Shows several replays side by side, with the first as the baseline. Exits with 0 even if
     results failed.
 
-    Example: actordbg report last --format md --output report.md
+    Example: actordbg report last -o report.md
     """
-    import tempfile
-
-    from actordbg.document.page import check_place
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
     from actordbg.judge.replay_document import explanations
 
     if explain_figures:
         return say_lines(as_text(explanations()))
-    check_place(output)
-    suffix = output.suffix.lower() if output else ""
-    if output and suffix not in _BY_SUFFIX and format is None and not as_json:
-        raise UsageError(
-            f"--output {output.name}: no format for {output.suffix or 'a name without a suffix'}",
-            hint=f"use one of {', '.join(sorted(_BY_SUFFIX))}, or add --format",
-        )
-    chosen = chosen_format(format, as_json, _BY_SUFFIX.get(suffix, "html" if opened else "text"))
-    if opened and chosen != "html":
-        raise UsageError(f"--open needs HTML, not {chosen}", hint="end --output in .html, or drop --format")
+    wanted = output.wanted
+    files = wanted.files or (temporary_page(),) * wanted.opened
+    chosen = {file: chosen_format(format, wanted.json, output.form_of(file) or "text") for file in files}
+    page = next((file for file, form in chosen.items() if form == "html"), None)
+    if wanted.opened and page is None:
+        raise UsageError("--open needs HTML", hint="end -o in .html, or drop --format")
+    usual = chosen_format(format, wanted.json)
+    output.wanted = replace(wanted, format=usual)
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
     material = load(store, names, where)
-    text = _written(store, material, chosen, texts_of(tokenizer))
-    if output is None and not opened:
-        say_lines(text)
-    elif output is None:  # in a folder that only this user can read; the browser reads it after this command ends
-        output = Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
-    if output is not None:
-        write_file(output, text)
-    if output is not None and opened:
-        open_page(output)
+    texts = texts_of(tokenizer)
+    for file, form in chosen.items():
+        write_file(file, _written(store, material, form, texts))
+    if not files:
+        say_lines(_written(store, material, usual, texts))
+    if wanted.opened and page:
+        open_page(page)
 
 
 def _written(store: Store, material: Material, chosen: Format, texts: Texts | None) -> str:
@@ -183,7 +164,7 @@ def replays(
         }
         for row in (list_replays(catalog) if everything else own)
     ]
-    shown = rows[: (0 if output.wanted.json else _ROWS) if limit is None else limit] or rows
+    shown = rows[: (0 if output.wanted.whole else _ROWS) if limit is None else limit] or rows
     if not as_json(shown):
         named = ["name"] if any(row["name"] for row in shown) else []
         cells = []
@@ -204,7 +185,7 @@ def attach(
     ctx: typer.Context,
     name: str = typer.Argument(
         LAST,
-        metavar="[REPLAY|RUN]",
+        metavar="REPLAY|RUN",
         help="Replay id, `last`, or name of a run.",
         autocompletion=stored("replay"),
     ),

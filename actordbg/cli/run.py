@@ -36,14 +36,14 @@ LAST_WORDS_SECONDS = 3.0
 @takes_groups
 def run(
     ctx: typer.Context,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The job: a program and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job: a program and its arguments.")],
     run: opt.Run = None,
     options: opt.CaptureOptions = opt.CaptureOptions(),
     adapter: list[str] | None = option(
         None, "Record another trainer: an adapter of `actordbg adapters`, or module:Class; repeatable.", metavar="NAME"
     ),
-    hash_weights: bool = option(False, "Hash the weights of each recorded step; slow, for small models.", "--hash-weights"),
-    leave_on: bool = option(False, "Leave recording on at exit: the job continues elsewhere.", "--leave-on"),
+    hash_weights: bool = option(False, "Hash the weights of each recorded step; slow, for small models."),
+    leave_on: bool = option(False, "Leave recording on at exit: the job continues elsewhere."),
     stops: bool = option(False, "Make breakpoint() in the job's code pause all ranks, for `actordbg attach`.", "--break"),
     as_json: bool = option(False, "Print what was recorded as JSON, on standard error, at the end.", "--json"),
 ) -> None:

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.cli import output
+from actordbg.cli.lazy import place_of
 from actordbg.cli.options import (
     DistPlugin,
     TrustRemoteCode,
@@ -29,7 +33,7 @@ from actordbg.cli.options import (
     takes_groups,
     takes_options,
 )
-from actordbg.config import consent
+from actordbg.config import consent, sources
 from actordbg.config.replay_config import ANY_WIDER, SETTINGS, TRUTHS
 from actordbg.config.setting import Setting
 
@@ -44,16 +48,17 @@ TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
 """The settings for which `train-check` takes lists."""
 _SHORT = "short_"
 _TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
+_SET, _CONFIG = "set_", "config"
 
 
 def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command: replace its parameter `settings` by the settings of `command`. Also applies `takes_groups`."""
     options = list(_options(command))
-    mine = [setting for setting in SETTINGS.values() if setting.bare is not None and command in setting.commands]
+    mine = [setting for setting in _settings_of(command) if setting.bare is not None]
     bare = {f"--{name}": str(setting.bare) for setting in mine for name in (setting.option, setting.old_option) if name}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        called = takes_options("settings", options, merged_settings)(takes_groups(function))
+        called = takes_options("settings", options, partial(merged_settings, command))(takes_groups(function))
         called.bare_values = bare  # type: ignore[attr-defined]
         return called
 
@@ -70,21 +75,38 @@ def truth_dtype(given: str | None) -> str:
 def _options(command: str) -> Iterator[inspect.Parameter]:
     yield parameter(_TRUST, TrustRemoteCode, False)
     yield parameter(_PLUGIN, DistPlugin)
-    for setting in SETTINGS.values():
-        if command not in setting.commands:
-            continue
-        of_training = command == "train-check" and setting.name in TRAINING_AXES
-        if setting.axis is not None and (command in ("matrix", "families") or of_training):
+    text = "Set a setting by its name in --help-all, e.g. seed=3; repeatable."
+    yield parameter(_SET, list[str] | None, option(None, text, "--set", metavar="NAME=VALUE", rank=17))
+    text = "Read settings and inputs from a TOML or YAML file (`actordbg replay --print-config` prints one)."
+    facts: dict[str, Any] = {"metavar": "FILE", "rank": 17, "is_eager": True, "callback": _config_read}
+    yield parameter(_CONFIG, Path | None, option(None, text, **facts))
+    for setting in _settings_of(command):
+        if _takes_list(setting, command):
             yield _axis(setting)
             continue
         switch, values = setting.kind is bool, setting.values
         named = f"{setting.flag}/--no-{setting.option}" if switch else setting.flag
-        facts = {"metavar": setting.metavar, "rich_help_panel": _ACTOR, "autocompletion": of_values(values) if values else None}
+        facts = {
+            "metavar": setting.metavar or "|".join(map(str, values)) or None,
+            "heading": _ACTOR,
+            "rank": setting.rank,
+            "autocompletion": of_values(values) if values else None,
+        }
         yield parameter(setting.name, (str if setting.named else setting.kind) | None, option(None, setting.help, named, **facts))
         if setting.shorthand:
             name, value = setting.shorthand
-            short = option(None, f"Alias of {setting.flag} {value}.", f"--{name}", rich_help_panel=_ACTOR)
+            short = option(None, f"Alias of {setting.flag} {value}.", f"--{name}", hidden=True)
             yield parameter(_SHORT + setting.name, bool | None, short)
+
+
+def _settings_of(command: str) -> list[Setting]:
+    return [setting for setting in SETTINGS.values() if command in setting.commands]
+
+
+def _takes_list(setting: Setting, command: str) -> bool:
+    """Check whether the command takes a comma-separated list of values."""
+    of_training = command == "train-check" and setting.name in TRAINING_AXES
+    return setting.axis is not None and (command in ("matrix", "families") or of_training)
 
 
 def _axis(setting: Setting) -> inspect.Parameter:
@@ -95,25 +117,77 @@ def _axis(setting: Setting) -> inspect.Parameter:
         values, metavar = ("on", "off", "both"), "off,on"
         text = f"{setting.help.partition(' (')[0].rstrip('.')}: on, off or both"
     text += f" ({setting.axis.note})." if setting.axis.note else "."
-    facts = {"metavar": metavar, "rich_help_panel": _AXES, "autocompletion": of_values(values)}
+    facts: dict[str, Any] = {"metavar": metavar, "heading": _AXES, "rank": setting.rank, "autocompletion": of_values(values)}
     return parameter(setting.name, str | None, option(None, text, setting.flag, **facts))
 
 
-def merged_settings(**options: Any) -> Given:
-    """Merge the given settings and their shorthands. Raises UsageError if two conflict."""
+def merged_settings(command: str, **options: Any) -> Given:
+    """Merge the settings given by options and --set, and those of a --config file, which are weaker and noted.
+
+    Raises UsageError if two options conflict.
+    """
     take_consent(bool(options.get(_TRUST)))
     consent.use_plugin(options.get(_PLUGIN))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
     for name, setting in SETTINGS.items():
         if setting.named and name in given:  # numbers that may have names ("all")
-            try:
-                given[name] = setting.parse(given[name])
-            except ValueError:
-                hint = f"{setting.flag}: {setting.hint}"
-                raise UsageError(f"{setting.flag} {given[name]:.60} is not known", hint=hint) from None
+            given[name] = _parsed(setting, given[name], setting.flag)
         if setting.shorthand is not None and options.get(_SHORT + name):
             short, value = setting.shorthand
-            if given.setdefault(name, value) != value:
-                text = f"--{short} and {setting.flag} {given[name]} conflict"
-                raise UsageError(text, hint="use only one")
+            _add(given, setting, value, f"--{short}")
+    known = {setting.option: setting for setting in _settings_of(command)}
+    for words in options.get(_SET) or ():
+        name, equals, text = words.partition("=")
+        if (found := known.get(name.strip().replace("_", "-"))) is None:
+            raise UsageError(f"--set {name:.60}: `{command}` has no such setting", hint=sources.near(name, known))
+        if not equals:
+            raise UsageError(f"--set {words:.60} has no value", hint=f"--set {words:.60}=VALUE; {found.hint}")
+        value = text if _takes_list(found, command) else _parsed(found, text, f"--set {name}:")
+        _add(given, found, value, f"--set {words}")
+    if (file := options.get(_CONFIG)) is not None:
+        lists = [setting.name for setting in known.values() if _takes_list(setting, command)]
+        added = sources.beneath(given, sources.settings_in(file.table, file.name, known.values(), lists))
+        summary = ", ".join(f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items())
+        output.note(f"from {file.name}: {summary or 'nothing beyond the given flags'}")
+        given = added | given
     return given
+
+
+def _parsed(setting: Setting, text: str, typed: str) -> Any:
+    try:
+        return setting.parse(text)
+    except ValueError:
+        raise UsageError(f"{typed} {text:.60} is not known", hint=f"{setting.flag}: {setting.hint}") from None
+
+
+def _add(given: dict[str, Any], setting: Setting, value: Any, typed: str) -> None:
+    if given.setdefault(setting.name, value) != value:
+        text = f"{typed} and {setting.flag} {setting.typed(given[setting.name])} conflict"
+        raise UsageError(text, hint="use only one")
+
+
+class ConfigFile(NamedTuple):
+    """A --config file's name and its [replay] table."""
+
+    name: str
+    table: dict[str, Any]
+
+
+def _config_read(ctx: typer.Context, file: Path | None) -> ConfigFile | None:
+    """Read the --config file, and make its [inputs] the defaults of the command's options (callback of --config)."""
+    if file is None or ctx.resilient_parsing:
+        return None
+    tables = sources.read_config(file)
+    known = selecting(ctx)
+    for key, value in tables.get("inputs", {}).items():
+        if (found := known.get(key.replace("_", "-"))) is None:
+            raise UsageError(f"{file.name}: [inputs] has an unknown key {key!r}", hint=sources.near(key, known))
+        ctx.default_map = {**(ctx.default_map or {}), found.name: value}
+    return ConfigFile(file.name, tables.get("replay", {}))
+
+
+def selecting(ctx: typer.Context) -> dict[str, Any]:
+    """Return the command's options that select inputs, by their names without dashes."""
+    return {
+        name.removeprefix("--"): mine for mine in ctx.command.params for name in mine.opts if place_of(mine).heading == "Inputs"
+    }

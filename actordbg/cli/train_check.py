@@ -26,7 +26,7 @@ def train_check(
     resume: str | None = option(None, "Continue a stopped check.", metavar="[CHECK|last]"),
     show: str | None = option(None, "Print an existing check; run nothing.", metavar="[CHECK|last]"),
     yes: ConfirmOption = False,
-    dry_run: bool = option(False, "Print the configurations; run nothing.", "--dry-run"),
+    dry_run: bool = option(False, "Print the configurations; run nothing."),
 ) -> None:
     """Train a few steps under each configuration and compare.
 

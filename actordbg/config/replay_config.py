@@ -66,13 +66,13 @@ class ReplayConfig:
     model: str = deciding_setting(
         TINY,
         help="Model folder, hub name, or `tiny`, a built-in random Llama (default).",
-        metavar="NAME|PATH|tiny", column="model: tiny, a path or a hub name",
+        rank=3, metavar="NAME|PATH|tiny", column="model: tiny, a path or a hub name",
         words={TINY: f"{TOY_MODEL} ({TINY})"}, decides_truth=True, commands=_NO_CURVE,
     )  # fmt: skip
     through: str | None = deciding_setting(
         None,
         help="rows: a plain transformers model, no trainer; trainer: the trainer's own code (default: set by the recorder).",
-        metavar="rows|trainer", column="whose code computed the results: rows or trainer",
+        column="whose code computed the results: rows or trainer",
         values=("rows", "trainer"), words={"rows": "on the rows", "trainer": "through the trainer"},
         unset="through what recorded it", quiet=(None,), axis=Axis("default: set by the recorder"), beside_truth=(None, "rows"),
     )  # fmt: skip
@@ -85,34 +85,34 @@ class ReplayConfig:
     backend: str = deciding_setting(
         "plain",
         help="Plain PyTorch (default), the trainer's DeepSpeed strategy, or FSDP2 (fully_shard).",
-        metavar="|".join(BACKENDS), column="plain, deepspeed, ...",
+        rank=4, column="plain, deepspeed, ...",
         values=BACKENDS, words="{}", axis=Axis("default: plain"), beside_truth=("plain",),
     )  # fmt: skip
     zero_stage: int = deciding_setting(
         0,
         help="ZeRO stage of the deepspeed backend (default 0).",
-        metavar="0..3", column="ZeRO stage",
+        rank=15, metavar="0..3", column="ZeRO stage",
         values=(0, 1, 2, 3), least=0, words="ZeRO {}", axis=Axis("for cells with deepspeed"), backends=("deepspeed",),
         needs="--backend deepspeed", beside_truth=(0,),
     )  # fmt: skip
     nproc: int = deciding_setting(
         1,
         help="Processes, one per GPU (default 1).",
-        metavar="N", column="processes",
+        rank=5, column="processes",
         least=1, words="{} processes", brief="{} proc", quiet=(1,), axis=Axis("default: 1, or what tp and ring need"),
         resolved="world_size",
     )  # fmt: skip
     tp: int = deciding_setting(
         1,
         help="Tensor-parallel size, by the model's own plan (fsdp2).",
-        metavar="N", column="ranks of a tensor-parallel group",
+        column="ranks of a tensor-parallel group",
         least=1, words="tp {}", quiet=(1,), axis=Axis("tensor-parallel sizes, for cells with fsdp2"), backends=("fsdp2",),
         needs="--backend fsdp2", beside_truth=(1,),
     )  # fmt: skip
     ring: int = deciding_setting(
         1,
         help="Ring-attention size (needs --packing).",
-        metavar="N", column="ranks of a ring-attention group",
+        column="ranks of a ring-attention group",
         least=1, words="ring {}", quiet=(1,), axis=Axis("ring sizes, for packed cells of deepspeed and fsdp2"),
         backends=TOGETHER, needs="--backend fsdp2, or deepspeed", beside_truth=(1,),
     )  # fmt: skip
@@ -125,13 +125,13 @@ class ReplayConfig:
     dtype: str | None = deciding_setting(
         None,
         help="Parameter dtype (default: as recorded, else bf16; fp32 for `tiny` on a CPU).",
-        metavar="bf16|fp16|fp32", column="bf16, fp16 or fp32",
+        rank=6, column="bf16, fp16 or fp32",
         values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis=Axis("default: as `replay`'s"), decides_truth=True,
     )  # fmt: skip
     attn: str | None = deciding_setting(
         None,
         help="Attention (default: flash_attention_2 with CUDA and flash-attn, else sdpa).",
-        metavar="flash_attention_2|sdpa|eager", column="attention: flash_attention_2, sdpa or eager",
+        rank=7, column="attention: flash_attention_2, sdpa or eager",
         values=ATTENTIONS, words="{}", brief={"flash_attention_2": "flash"}, unset="the machine's attention",
         axis=Axis("default: flash_attention_2,sdpa", ("flash_attention_2", "sdpa")), shorthand=("no-flash-attn", "sdpa"),
         switchable=True, beside_truth=(None, "eager"),
@@ -139,14 +139,14 @@ class ReplayConfig:
     compile: bool = deciding_setting(
         False,
         help="torch.compile the model.",
-        column="whether torch.compile was on",
+        rank=9, column="whether torch.compile was on",
         words=("not compiled", "compiled"), quiet=(False,), axis=Axis("default: both", (False, True)),
         switchable=True, beside_truth=(False,),
     )  # fmt: skip
     compile_backend: str | None = deciding_setting(
         None,
         help="Backend of torch.compile (default inductor). aot_eager skips code generation; eager also skips AOTAutograd.",
-        metavar="inductor|aot_eager|eager", column="what torch.compile was told to use: inductor, aot_eager or eager",
+        column="what torch.compile was told to use: inductor, aot_eager or eager",
         values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=(None, "inductor"),
         axis=Axis("for compiled cells"), needs="--compile on, or off,on", switchable=True, beside_truth=(None,),
     )  # fmt: skip
@@ -160,14 +160,14 @@ class ReplayConfig:
     packing: bool | None = deciding_setting(
         None,
         help="Pack rows, dropping padding (default: as recorded).",
-        column="whether samples were packed",
+        rank=8, column="whether samples were packed",
         words=("not packed", "packed"), unset="packed as recorded", axis=Axis("default: both", (False, True)),
         switchable=True, beside_truth=(None, False),
     )  # fmt: skip
     backward: bool | None = setting(
         None,
         help="Also run backward (default: if the recorded call did).",
-        column="whether backward also ran",
+        rank=16, column="whether backward also ran",
         words=("forward only", "with backward"), unset="backward as recorded", quiet=(None, False, True), cost=True,
         commands=_NO_TRAINING,
     )  # fmt: skip
@@ -181,14 +181,13 @@ class ReplayConfig:
     seed: int | None = setting(
         None,
         help="RNG seed for each input (default: the recorded RNG state, else 0).",
-        metavar="N", column="random seed",
+        column="random seed",
         words="seed {}", unset="the recorded RNG state", quiet=(None,), numbers=True, switchable=True, resolved=None,
     )  # fmt: skip
     align: str | None = setting(
         None,
         help="same: every rank runs the same input. rank: its own input of the recorded call. shuffle: its share, shuffled, in "
         "unequal numbers; may hang. Default: its share, in step.",
-        metavar="same|rank|shuffle",
         column="which rank gets which input: same, rank or shuffle; NULL: each rank its share",
         values=("same", "rank", "shuffle"), words="align {}", unset="each rank its share", quiet=(None,), commands=_REPLAYS,
         numbers=True, resolved=None, beside_truth=(None,),
@@ -219,7 +218,7 @@ class ReplayConfig:
     timeout_s: float = run_setting(
         600.0,
         help="Time limit per input, compilation included (default 600).",
-        metavar="SECONDS", column="time limit of each input, in seconds",
+        rank=18, metavar="SECONDS", column="time limit of each input, in seconds",
         option="timeout", above=0, words="timeout {:g} s", commands=(*_NO_CURVE, "families"),
     )  # fmt: skip
     keep_tensors: bool = run_setting(
@@ -256,7 +255,7 @@ class ReplayConfig:
     accept: str | None = run_setting(
         None,
         help="Do not fail on this law verdict.",
-        metavar="|".join(ACCEPTABLE), column="the accepted law verdict; NULL if none",
+        column="the accepted law verdict; NULL if none",
         values=ACCEPTABLE, words="{} accepted", commands=(*_JUDGES, "families"),
     )  # fmt: skip
 

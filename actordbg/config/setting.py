@@ -39,6 +39,7 @@ class Setting:
 
     kind: bool, int, float or str. default: None means "as the dump's record has it, else what suits the machine".
     stored: its key in files and its column in the catalog. option: its name on the command line, without dashes.
+    rank: where `--help` shows it, the most used settings first; it has room for fifteen options.
     old_option: a spelling that still works. bare: the value of an option that is typed without a value. shorthand: an option
     that stands for a value, (option, value).
     named: numbers that have a name, such as all.
@@ -60,6 +61,7 @@ class Setting:
     stored: str
     option: str
     metavar: str | None = None
+    rank: int = 40
     old_option: str | None = None
     bare: str | None = None
     shorthand: tuple[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Merge what the user set: flag > environment > `actordbg.toml` > default.
+"""Merge what the user set: flag > `--config` file > environment > `actordbg.toml` > default.
 
 `actordbg.toml` is looked for in the current folder and its parents::
 
@@ -8,6 +8,9 @@
     model = "/models/llama-3.1-8b"
     backend = "deepspeed"
     timeout = 600
+
+A `--config` file (TOML, or YAML with the same keys) has such a table, and `[inputs]`, the options that select inputs. It may set
+what `actordbg.toml` may not: the truth and a name.
 
 Environment variables: `ACTORDBG_STORE` (the store), `ACTORDBG_CONFIG` (a file instead of `actordbg.toml`),
 `ACTORDBG_REPLAY_<SETTING>` (a setting of replays, such as `ACTORDBG_REPLAY_BACKEND`), `ACTORDBG_DISABLE=1` (turns the
@@ -23,16 +26,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import Refused, UsageError
+from actordbg.base.errors import Refused, UsageError, require_package
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of, read_owned, user_folder
 from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
-from actordbg.config.setting import ENVIRONMENT
+from actordbg.config.setting import ENVIRONMENT, Setting
 
 FILE_NAME = "actordbg.toml"
 DEFAULT_STORE = "store"
@@ -74,7 +78,7 @@ def load_settings(store_flag: str | Path | None = None, start: Path | None = Non
     """Merge flag, environment and file. Raises UsageError for a file that cannot be read or has unknown keys, Refused
     for another user's file."""
     path, named = find_file(start)
-    data = _read(path, named) if path else {}
+    data = _read(path, named, {"store": str, "replay": dict}) if path else {}
     store, source = DEFAULT_STORE, "default"
     if store_flag is not None:
         store, source = str(store_flag), "--store"
@@ -117,18 +121,34 @@ def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
         alone = {"backend": "plain", "nproc": 1, "tp": 1, "ring": 1}
         layers.insert(0, {name: (value, FSDP_OFF * (name == "backend")) for name, value in alone.items()})
     for layer in layers:
-        stronger = dict(values)
-        for name, (value, source) in layer.items():
-            setting = SETTINGS[name]
-            beside_truth = "truth" in stronger and setting.beside_truth is not None
-            other_backend = setting.backends and "backend" in stronger and stronger["backend"] not in setting.backends
-            if not (name in stronger or beside_truth or other_backend):
-                values[name] = value
-                sources |= {name: source} if source else {}
+        for name, (value, source) in beneath(values, layer).items():
+            values[name] = value
+            sources |= {name: source} if source else {}
     values.setdefault("nproc", values.get("tp", 1) * values.get("ring", 1))
     config = ReplayConfig(**values)
     validate(config)
     return Asked(config, sources)
+
+
+def beneath(stronger: Mapping[str, Any], weaker: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a weaker source adds: none for a backend that was not chosen, and none against a truth."""
+    backends = set(str(stronger.get("backend", "")).split(","))  # a matrix has several
+
+    def adds(setting: Setting) -> bool:
+        against_truth = "truth" in stronger and setting.beside_truth is not None
+        of_others = setting.backends and "backend" in stronger and backends.isdisjoint(setting.backends)
+        return not (setting.name in stronger or against_truth or of_others)
+
+    return {name: value for name, value in weaker.items() if adds(SETTINGS[name])}
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return a hint that names the known word nearest to a misspelled one, else all of them."""
+    import difflib
+
+    if nearest := difflib.get_close_matches(word, list(known), 1):
+        return f"did you mean {nearest[0]}?"
+    return f"known: {', '.join(sorted(known))}"
 
 
 def from_environment() -> dict[str, tuple[Any, str]]:
@@ -137,8 +157,8 @@ def from_environment() -> dict[str, tuple[Any, str]]:
     for variable in sorted(name for name in os.environ if name.startswith(ENVIRONMENT)):
         setting = _BY_OPTION.get(variable.removeprefix(ENVIRONMENT).replace("_", "-").lower())
         if setting is None:
-            known = ", ".join(sorted(other.variable for other in _BY_OPTION.values()))
-            raise UsageError(f"{variable} is not a setting of a replay", hint=f"unset it; known: {known}")
+            hint = f"unset it; {near(variable, [other.variable for other in _BY_OPTION.values()])}"
+            raise UsageError(f"{variable} is not a setting of a replay", hint=hint)
         if setting.name in values:
             raise UsageError(f"{variable} and {values[setting.name][1]} set the same setting", hint="unset either")
         try:
@@ -156,20 +176,46 @@ def fsdp_is_off() -> bool:
 
 
 def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
-    values = {}
-    for key, value in settings.replay.items():
-        setting = _BY_OPTION.get(key.replace("_", "-"))
-        where = Path(settings.file).name
+    values = settings_in(settings.replay, Path(settings.file).name, _BY_OPTION.values())
+    return {name: (value, settings.file) for name, value in values.items()}
+
+
+def settings_in(table: Mapping[str, Any], where: str, known: Iterable[Setting], lists: Collection[str] = ()) -> dict[str, Any]:
+    """Read a file's [replay] table: the values by the settings' names. Those of `lists` may be lists, and become comma lists.
+
+    Raises UsageError for a key that is not `known`, a value of another type, and a key in two spellings.
+    """
+    by_option = {setting.option: setting for setting in known}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        setting = by_option.get(key.replace("_", "-"))
         if setting is None:
-            raise UsageError(f"{where}: [replay] has an unknown key {key!r}", hint=f"known: {', '.join(sorted(_BY_OPTION))}")
-        if not setting.takes(value):
-            raise UsageError(
-                f"{where}: [replay] {key} = {value!r} is not of type {setting.kind.__name__}", hint="correct the file"
-            )
+            raise UsageError(f"{where}: [replay] has an unknown key {key!r}", hint=near(key, by_option))
+        listed = value if isinstance(value, list) and setting.name in lists else [value]
+        if not all(setting.takes(item) for item in listed):
+            text = f"{where}: [replay] {key} = {value!r} is not of type {setting.kind.__name__}"
+            raise UsageError(text, hint="correct the file")
         if setting.name in values:
             raise UsageError(f"{where}: [replay] {key} appears in two spellings", hint="keep one spelling")
-        values[setting.name] = (setting.kind(value), settings.file)
+        values[setting.name] = ",".join(map(setting.typed, listed)) if setting.name in lists else setting.kind(value)
     return values
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """Read a `--config` file: its tables [inputs] and [replay]. Raises UsageError for other keys and for what is neither TOML
+    nor YAML."""
+    return _read(path, True, {"inputs": dict, "replay": dict})
+
+
+def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write a `--config` file."""
+    import json  # whose strings, numbers and lists are TOML
+
+    lines = []
+    for name, table in tables.items():
+        lines += ["", f"[{name}]"] * bool(table)
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+    return "\n".join(lines[1:]) + "\n"
 
 
 def find_file(start: Path | None = None) -> tuple[Path | None, bool]:
@@ -194,9 +240,11 @@ def parse_toml(text: str) -> dict[str, Any]:
     return data
 
 
-def _read(path: Path, named: bool) -> dict[str, Any]:
-    """Read the file. Refused if it is another user's; a file that the user named is the user's choice."""
-    kinds: dict[str, type] = {"store": str, "replay": dict}
+def _read(path: Path, named: bool, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Read a file of these keys. Refused if it is another user's; a file that the user named is the user's choice."""
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    if is_yaml:
+        require_package(path.name, "yaml", "pyyaml")
     try:
         raw, owner = read_owned(path)
         if not (named or is_own(owner)):
@@ -204,12 +252,14 @@ def _read(path: Path, named: bool) -> dict[str, Any]:
                 f"{path} belongs to {name_of(owner)}, not to you, and would decide which store and which model commands use",
                 hint=f"if you trust it: export ACTORDBG_CONFIG={in_shell(str(path))}",
             )
-        data = parse_toml(raw.decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
-    unknown = sorted(set(data) - set(kinds))
+        data = dict(import_module("yaml").safe_load(raw) or {}) if is_yaml else parse_toml(raw.decode("utf-8"))
+    except Refused:
+        raise
+    except Exception as error:  # noqa: BLE001 - yaml raises its own
+        raise UsageError(f"{path} cannot be read: {error}"[:400], hint="correct the file, or remove it") from None
+    unknown = sorted(set(map(str, data)) - set(kinds))
     if unknown:
-        raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint="known keys: store, [replay]")
+        raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint=f"known keys: {', '.join(kinds)}")
     for name, kind in kinds.items():
         if not isinstance(data.get(name, kind()), kind):
             raise UsageError(f"{path}: {name} is not of type {kind.__name__}", hint="see docs/reference/settings.md")

@@ -237,7 +237,7 @@ def on_this_machine(store: Store, *, has_trainer: bool) -> Iterator[Check]:
     """Check store, disk, catalog, dump switch, replay settings and patch, in this order. An ActordbgError is a bad check."""
     looks: dict[str, Callable[[], Check | None]] = {
         "store": lambda: _store(store), "disk": lambda: disk(store.root, _floor(store)), "catalog": lambda: _catalog(store),
-        "dumping": lambda: _control(store), "settings file": _file, "replay settings": _settings,
+        "recording": lambda: _control(store), "settings file": _file, "replay settings": _settings,
         "patch": lambda: _patch(store) if has_trainer else None,
     }  # fmt: skip
     for name, look in looks.items():
@@ -294,11 +294,11 @@ def _catalog(store: Store) -> Check:
 
 def _control(store: Store) -> Check:
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
-        return warn("dumping", "ACTORDBG_DISABLE is set: jobs started from this shell do not capture", "unset ACTORDBG_DISABLE")
+        return warn("recording", "ACTORDBG_DISABLE is set: jobs started from this shell record nothing", "unset ACTORDBG_DISABLE")
     control = read_control(store)
     if control is None or not control.enabled:
-        return ok("dumping", "disabled")
-    return ok("dumping", f"enabled since {control.since}, run {control.run}")
+        return ok("recording", "off")
+    return ok("recording", f"on since {control.since}, run {control.run}")
 
 
 def _floor(store: Store) -> int:

@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import quote
 
 from actordbg import __version__
-from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
+from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.foreign_text import in_html, in_line, in_script
 from actordbg.document.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
 from actordbg.document.specifications import SCHEMA
@@ -111,21 +111,6 @@ def check_place(path: Path | None) -> None:
         raise EnvironmentProblem(f"cannot write {path}", hint="name a file in a folder that you can write to")
 
 
-def check(option: str, path: Path | None) -> None:
-    """Check that a chart can be saved. Raises UsageError for an unknown suffix, EnvironmentProblem for an unwritable file or
-    without vl-convert.
-    """
-    if path is None:
-        return
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"{option} {path}: unknown picture suffix {path.suffix!r}",
-            hint=f"use one of {', '.join(SUFFIXES)}",
-        )
-    check_place(path)
-    require_package(option, "vl_convert", "vl-convert-python")
-
-
 def write_named(path: Path, data: bytes) -> None:
     """Write data to a path that the user named: atomically to a file, following links, or directly to a device.
 
@@ -157,19 +142,19 @@ def save(charts: Sequence[Chart], path: Path) -> bool:
 _CODE = re.compile("`([^`\n]+)`")
 _FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
 _COMMANDS = ("command", "repeat", "next")
-_TONES = {
+TONES = {
     word: tone
     for tone, words in {
-        "good": ("passed", "match", "agrees", "kept", "within-rounding"),
+        "good": ("RIGHT", "passed", "match", "agrees", "kept", "within-rounding"),
         "part": ("within-noise", "partial", "unavailable", "not run", "not-compared", "not compared", "NOT CHECKED"),
         "bad": (
-            "failed", "crashed", "hung", "WRONG", "mismatch", "DIVERGES", "broken", "BROKEN", "REGRESSED", "loss too far",
-            "nondeterministic",
+            "FAILED", "failed", "crashed", "hung", "WRONG", "mismatch", "DIVERGES", "broken", "BROKEN", "REGRESSED",
+            "loss too far", "nondeterministic",
         ),
     }.items()
     for word in words
 }  # fmt: skip
-"""Verdict words that are shown in color."""
+"""Verdict words that pages and terminals show in color."""
 Folded = frozenset({"Logs", "Legend", "Loaded"})
 """Headings of sections that are collapsed at first."""
 
@@ -262,7 +247,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: Collectio
 
 def toned(text: str) -> str:
     """Render a table cell, in the color of its verdict if it is or begins with a verdict word."""
-    tone = _TONES.get(text) or _TONES.get(text.partition(" ")[0])
+    tone = TONES.get(text) or TONES.get(text.partition(" ")[0])
     return f'<span class="tone {tone}">{_inline(text)}</span>' if tone else _inline(text)
 
 

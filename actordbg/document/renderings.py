@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 from urllib.parse import quote
 
-from actordbg.base.foreign_text import fenced, in_line, in_lines, in_markdown
+from actordbg.base.foreign_text import fenced, in_csv, in_line, in_lines, in_markdown
 from actordbg.document.blocks import Block, Code, Grid, Heading, Items, Paragraph, Picture
 
 WIDTH = 80
@@ -130,6 +131,23 @@ def shorten(text: str, width: int) -> str:
         return f".{text[rest:]}"  # complete parts only: part of a layer's number would name another layer
     keep = width - 2
     return f"{text[: keep - keep // 2]}..{text[len(text) - keep // 2 :]}"
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Render these columns of rows as CSV under their heading: True as `true`, text escaped, numbers unchanged."""
+    import csv
+    import io
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        values = (row[name] for name in columns)
+        writer.writerow(
+            in_csv(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else value
+            for value in values
+        )
+    return out.getvalue()
 
 
 def as_markdown(blocks: Iterable[Block]) -> str:

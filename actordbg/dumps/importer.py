@@ -8,7 +8,7 @@ Names: the run is named after the folder of the files, unless given. The rank an
 pickle; the file's name (`actor_inputs_rank3_20250619_052608_430740.pkl`) only helps to recognize a known file early.
 
 The record has only facts from the pickle. Unknown there, and so None or empty here: role, training and grad
-mode, model, host and pid. `world_size` is the smallest that the ranks seen allow. `origin` keeps the pickle's file
+mode, model, host, pid and world size. `origin` keeps the pickle's file
 name. An import has time, so it compresses harder (`LEVEL`) than a training process does; reading costs the same. No torch is
 needed.
 
@@ -76,7 +76,7 @@ def import_paths(
     if store.exists():
         store.require()
     with LegacyReader() as reader:
-        job = _Import(store, reader, run, files)
+        job = _Import(store, reader, run)
         for path in files:
             on_file(job.take(path))
     return job.summary
@@ -86,7 +86,7 @@ def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
     """Return the dump of each pickle, imported into the store unless it is there. CorruptDump for a pickle that is refused."""
     store.create()
     with LegacyReader() as reader:
-        job = _Import(store, reader, None, find_pickles(pickles))
+        job = _Import(store, reader, None)
         ids = [job.take(path) for path in pickles]
     if job.summary.refused:
         first = job.summary.refused[0]
@@ -124,8 +124,8 @@ def import_id(timestamp: str, sha256: str) -> str:
 class _Import:
     """An import in progress: the dumps known to be in the store, and the summary so far."""
 
-    def __init__(self, store: Store, reader: LegacyReader, run: str | None, files: list[Path]) -> None:
-        self.store, self.reader, self.run, self.worlds = store, reader, run, _world_sizes(store, files, run)
+    def __init__(self, store: Store, reader: LegacyReader, run: str | None) -> None:
+        self.store, self.reader, self.run = store, reader, run
         self.known = {dump_id_of(place) for place in places_of(store)}
         self.summary = ImportSummary()
 
@@ -155,7 +155,6 @@ class _Import:
             self.summary.present += 1
             return dump_id
         run = self.run or run_name(path)
-        world = self.worlds[run] = max(self.worlds.get(run, 0), dump.rank + 1)
         tensors = to_tensors(data, dump)
         mask, action = tensors.get("attention_mask"), dump.tensors.get("action_mask")
         batch, length = dump.tensors["sequences"].shape
@@ -169,7 +168,6 @@ class _Import:
                 seq_len=length,
                 tokens=mask.nonzero if mask is not None else batch * length,
                 source="import",
-                world_size=world,
                 action_len=action.shape[1] if action is not None else None,
                 arguments=dict(dump.arguments),
                 origin={"name": path.name},  # the id holds the first 16 digits of its SHA-256
@@ -186,17 +184,6 @@ class _Import:
         if run not in self.summary.runs:
             self.summary.runs.append(run)
         return dump_id
-
-
-def _world_sizes(store: Store, files: list[Path], run: str | None) -> dict[str, int]:
-    """Return, for each run, the smallest world size with every rank seen in file names and in folders of the store."""
-    named = [(run or run_name(path), match[1]) for path in files if (match := _NAME.search(path.name))]
-    stored = [(folder.parent.name, folder.name.removeprefix("rank")) for folder in store.dump_folders()]
-    worlds: dict[str, int] = {}
-    for name, rank in (*named, *stored):
-        if rank.isdecimal():
-            worlds[name] = max(worlds.get(name, 0), int(rank) + 1)
-    return worlds
 
 
 def to_tensors(data: bytes, dump: LegacyDump) -> dict[str, PlainTensor]:

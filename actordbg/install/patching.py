@@ -174,7 +174,7 @@ def inspect_target(target: Target, store: Store) -> Status:
         control = read_control(Store(os.environ.get("ACTORDBG_STORE") or chosen.root))
         enabled = control is not None and control.enabled
     except StoreProblem as problem:
-        notes.append(f"dumping is off: {problem.message}")
+        notes.append(f"recording is off: {problem.message}")
     there, disabled = inspection.trailer, os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0")
     if there and hooked is False:
         notes.append("the interpreter does not see the hook: run `actordbg patch` for the reason")

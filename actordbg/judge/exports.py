@@ -10,8 +10,6 @@ quoting; invisible characters are escaped first.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
@@ -19,10 +17,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
-from actordbg.base.foreign_text import in_csv, in_json, in_line, in_lines
+from actordbg.base.foreign_text import in_json, in_line, in_lines
 from actordbg.config.as_ran import as_ran
 from actordbg.config.replay_config import SETTINGS
 from actordbg.document.blocks import Block, as_data
+from actordbg.document.renderings import as_csv
 from actordbg.judge.report_model import Summary
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
 from actordbg.records.replay_record import NOT_CHECKED, PASSED, ResultRecord, answers_of, in_words, violations, warm_up_of
@@ -55,12 +54,7 @@ def render_json(summary: Summary, blocks: Iterable[Block] = ()) -> str:
 
 def render_csv(replays: Sequence[ReplayData]) -> str:
     """Render a header row and a row for each result of `replays`."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    for data in replays:
-        writer.writerows({name: _cell(value) for name, value in row.items()} for row in _rows(data))
-    return out.getvalue()
+    return as_csv(COLUMNS, (row for data in replays for row in _rows(data)))
 
 
 def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
@@ -78,13 +72,6 @@ def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
             "laws_violated": " ".join(answer.law for answer in violations(answers)),
             "laws_not_checked": " ".join(answer.law for answer in answers if answer.verdict == NOT_CHECKED),
         }  # fmt: skip
-
-
-def _cell(value: Any) -> Any:
-    """Convert a CSV cell: True to `true`, text escaped, numbers unchanged."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return in_csv(value) if isinstance(value, str) else value
 
 
 class JunitCase(NamedTuple):

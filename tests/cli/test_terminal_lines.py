@@ -50,7 +50,7 @@ def test_facts_of_an_answer_are_broken_between_words_and_go_on_below_themselves(
     assert broken and all(len(line) <= 80 for line in lines if "longer-than-a-line" not in line and "`" not in line)
     assert f"  journals, logs {FOLDER}" in lines, "a path is whole, beside its name"
     words = " ".join(screen.getvalue().split())
-    assert CONFIGURATION in words and f"`actordbg compare {answer['replay_id']} ...`" in screen.getvalue()
+    assert CONFIGURATION in words and f"`actordbg compare {answer['replay_id']} truth`" in screen.getvalue()
 
 
 def test_a_dump_is_shown_in_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:

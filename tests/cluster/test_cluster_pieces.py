@@ -102,8 +102,8 @@ def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path)
     for wrong in ("no-such-file", str(tmp_path)):
         with pytest.raises(UsageError, match="--runtime-env"):
             runtime_env_of(ClusterOrder(runtime_env=(wrong,)))
-    for twice in (("A=1", "A=2"), (str(file), str(file))):
-        with pytest.raises(UsageError, match="more than once"):
+    for twice, said in ((("A=1", "A=2"), "gives A more than once"), ((str(file), str(file)), "gives a second file")):
+        with pytest.raises(UsageError, match=said):
             runtime_env_of(ClusterOrder(runtime_env=twice))
     file.write_text("[1, 2]")
     with pytest.raises(UsageError, match="is not a runtime environment"):

@@ -29,9 +29,9 @@ def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
 
 
 def test_no_flash_attn_is_attn_sdpa():
-    assert built({"attn": "eager"}, dict(merged_settings(attn=None, short_attn=True))).attn == "sdpa"
+    assert built({"attn": "eager"}, dict(merged_settings("replay", attn=None, short_attn=True))).attn == "sdpa"
     with pytest.raises(UsageError, match="--no-flash-attn and --attn flash_attention_2 conflict"):
-        merged_settings(attn="flash_attention_2", short_attn=True)
+        merged_settings("replay", attn="flash_attention_2", short_attn=True)
 
 
 def test_a_wrong_line_in_the_file_is_named():

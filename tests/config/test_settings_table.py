@@ -102,7 +102,7 @@ def found(copy: Path, old_store: Store) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("command", "told"), [("replay", "Heads that share one key."), ("matrix", "LIST")])
 def test_each_command_has_its_option(copy: Path, command: str, told: str):
-    done = run(copy, "-m", "actordbg", command, "--help")
+    done = run(copy, "-m", "actordbg", command, "--help-all")
     assert done.returncode == 0 and "--head-share" in done.stdout and told in done.stdout, done.stderr
 
 

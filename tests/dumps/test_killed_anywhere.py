@@ -34,5 +34,5 @@ def reports() -> dict[str, dict[str, Any]]:
 def test_killed_at_any_system_call_nothing_is_lost_and_the_next_run_finishes(reports: dict[str, dict[str, Any]], command: str):
     report = reports[command]
     assert report["wrong"] == []
-    assert report["calls"] > 10 and sum(report["runs"].values()) >= report["calls"] // EVERY
+    assert report["calls"] > 3 and sum(report["runs"].values()) >= report["calls"] // EVERY
     print({name: report[name] for name in ("calls", "runs", "states")})

@@ -290,4 +290,4 @@ def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path
     assert not armed()
     store.control_path.write_text("{")
     found = status(actor, store)
-    assert not found.armed and said(found.notes, "dumping is off")
+    assert not found.armed and said(found.notes, "recording is off")

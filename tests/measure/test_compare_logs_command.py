@@ -94,7 +94,7 @@ def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(t
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
     missing = str(tmp_path / "missing.log")
-    with pytest.raises(UsageError, match=r"unknown picture suffix .\.gif"):
+    with pytest.raises(UsageError, match=r"cannot write \.gif"):
         invoke(missing, missing, "--plot", str(tmp_path / "x.gif"))
     with pytest.raises(EnvironmentProblem, match="cannot write"):
         invoke(missing, missing, "--plot", str(tmp_path / "no" / "x.png"))
@@ -110,7 +110,7 @@ def test_a_file_is_replaced_so_its_folder_must_be_writable(monkeypatch: pytest.M
 def test_without_vl_convert_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem) as caught:
-        page.check("--plot", tmp_path / "x.png")
+        invoke("a.log", "b.log", "--plot", str(tmp_path / "x.png"))
     assert f"{sys.executable} -m pip install vl-convert-python" in caught.value.hint
 
 

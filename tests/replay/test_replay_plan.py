@@ -124,7 +124,7 @@ def test_inputs_come_in_their_order_by_whole_calls_and_max_inputs_counts_all_wor
     ("rows", "config", "options", "message"),
     [
         (of_ranks(range(2), 4), ReplayConfig(nproc=3, align="rank"), {}, "do not fill 3 processes evenly"),
-        ([row(0), row(1)], TOGETHER, {}, "no call is whole"),
+        ([row(0), row(1)], TOGETHER, {}, "no call is complete"),
         (of_ranks([0]), TOGETHER, {"max_inputs": 1}, "--max-inputs 1 is less than one call"),
     ],
 )

@@ -105,7 +105,9 @@ def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one
 def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench: Bench, collective: bool) -> None:
     spec, script = make_spec(3, **(TOGETHER if collective else {})), {"collective": collective}
     full = {"d1@1": "full"} if collective else {"d1": "full"}
-    with pytest.raises(MachineFault, match=r"^No space left on device \(/.* free, /tmp has .* free\); what had not") as caught:
+    with pytest.raises(
+        MachineFault, match=r"^No space left on device \(/.* free, /tmp has .* free\); unfinished inputs"
+    ) as caught:
         bench.run(spec, script | full)
     folder = bench.store.replays / spec.replay_id
     assert caught.value.exit_code == 4 and f"--resume {spec.replay_id}` continues" in caught.value.hint

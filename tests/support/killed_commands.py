@@ -88,7 +88,7 @@ def _packed(store: Store) -> None:
 
 
 def _changed(store: Store) -> None:
-    """A catalog that knows four dumps; since then a pack, new and vanished dumps, a damaged one, a replay and an event came."""
+    """A catalog that knows four dumps; since then a pack, new and vanished dumps, a damaged one and a replay came."""
     catalogcases.fill(store, 6)
     refresh(store)
     catalogcases.settle(store)
@@ -99,7 +99,6 @@ def _changed(store: Store) -> None:
     records = catalogcases.fill(store, 9)[6:]
     folder = catalogcases.write_spec(store, catalogcases.spec("20250701T000000-000001", records, dtype="bf16", attn="eager"))
     catalogcases.append(folder / "rank0.jsonl", catalogcases.result("20250701T000000-000001", records[0].dump_id, forward_s=0.5))
-    patching.record(store, patching.Event("patch", SINCE, "/a.py", "0" * 64, "1" * 64, "python", None, "1", "h"))
 
 
 def _without_catalog(store: Store) -> None:

@@ -1,0 +1,175 @@
+"""What people see first: the help of every command, its old spellings, and the options that every command has."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from commandline import invoke, program
+from typer.testing import CliRunner
+
+from actordbg.base.errors import UsageError
+from actordbg.cli import output, replay_work
+from actordbg.cli.app import CONTENTS, app
+from actordbg.cli.lazy import every_command, old_names, spelled
+from actordbg.store.layout import Store
+
+NAMES = dict(every_command(CONTENTS))
+OLD = (
+    "status", "index", "fsck", "ui", "noise", "curve memory", "curve time", "memory watch", "memory show", "memory compare",
+    "memory ls", "families", "train-check", "compare-logs", "replays", "replay ls", "attach", "actor init", "adapters",
+    "store pull", "store push", "unpatch", "dump ls",
+)  # fmt: skip
+"""Spellings of earlier versions: scripts have them."""
+
+
+def helped(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "80"}, prog_name="actordbg")
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    return done.output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_help_shows_fifteen_options_in_the_words_of_an_engineer_and_help_all_shows_all(name: str):
+    short, every = helped(*name.split(), "--help"), helped(*name.split(), "--help-all")
+    options = [mine for mine in NAMES[name].build().params if mine.param_type_name == "option" and not mine.hidden]
+    listed = re.findall(r"^  (-.+?)(?:  |$)", short.partition("\nOptions:\n")[2], re.MULTILINE)
+    assert 0 < len(listed) <= 15
+    if "where" in [mine.name for mine in options]:
+        assert listed[0].startswith("--where EXPR")
+    assert (f"All options: actordbg {name} --help-all" in short.splitlines()[-1]) is (len(options) - 1 > len(listed))
+    assert [spelled(mine) for mine in options if f"  {spelled(mine)}" not in every] == []
+    for text in (short, every):
+        assert re.search(r"<(int|float|str|text|list|path|file|dir)\b|<.* range>|\{|\[\[|\.{4}|<=x|x>=", text) is None, text
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_twelve_entries_at_the_top_and_every_old_spelling_works():
+    listed = helped("--help").partition("\nInstall:\n")[2]
+    assert len(re.findall(r"^  \w", listed, re.MULTILINE)) == 12
+    for old in OLD:
+        assert helped(*old.split(), "--help").startswith("Usage: actordbg ")
+    for old, new in old_names(CONTENTS).items():
+        assert helped(*old.split(), "--help") == helped(*new.split(), "--help")
+    assert "Did you mean 'status'" in program("statsu").stderr
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest_one(store: Store):
+    done = program("--store", str(store.root), "replay", "--max-input", "3", "--json")
+    assert done.returncode == 2 and "No such option: --max-input. Did you mean '--max-inputs'?" in done.stderr
+    assert json.loads(done.stdout)["error"]["message"].endswith("Did you mean '--max-inputs'?")
+
+
+@pytest.mark.parametrize(("name", "beginning"), [("rows.json", "[\n"), ("rows.csv", "dump_id,")])
+def test_output_is_written_as_the_suffix_says(store: Store, tmp_path: Path, name: str, beginning: str):
+    invoke(store, "dump", "create", "--count", 60, "--seq-len", 8)
+    invoke(store, "dump", "ls", "-o", tmp_path / name, "-o", tmp_path / "again.json")
+    text = (tmp_path / name).read_text()
+    assert text.startswith(beginning) and text.count("Z-0000") >= 60
+    with pytest.raises(UsageError, match=r"cannot write \.html"):
+        invoke(store, "dump", "ls", "-o", tmp_path / "rows.html")
+
+
+def test_print_config_writes_a_file_that_gives_the_same_plan(store: Store, tmp_path: Path):
+    invoke(store, "dump", "create", "--count", 4, "--ranks", 2, "--seq-len", 8)
+    requested = [
+        "--where",
+        "rank=0",
+        "--where",
+        "seq_len>4",
+        "--max-inputs",
+        "3",
+        "--dtype",
+        "bf16",
+        "--set",
+        "seed=3",
+        "--name",
+        "a",
+    ]
+    requested += ["--backend", "deepspeed", "--nproc", "2", "--zero-stage", "1", "--laws", "all", "--no-packing"]
+    toml = invoke(store, "replay", *requested, "--print-config").stdout
+    (tmp_path / "a.toml").write_text(toml)
+    (tmp_path / "a.yaml").write_text(toml.replace("[inputs]", "inputs:").replace("[replay]", "replay:").replace("\n\n", "\n"))
+    (tmp_path / "a.yaml").write_text(re.sub(r"(?m)^([\w-]+) = ", r"  \1: ", (tmp_path / "a.yaml").read_text()))
+    plan = json.loads(invoke(store, "replay", *requested, "--dry-run", "--json").stdout)
+    for name in ("a.toml", "a.yaml"):
+        config = ["replay", "--config", str(tmp_path / name)]
+        assert invoke(store, *config, "--print-config").stdout == toml
+        assert json.loads(invoke(store, *config, "--dry-run", "--json").stdout) == plan
+        wins = invoke(store, *config, "--max-inputs", "1", "--dtype", "fp32", "--print-config", "--json").stdout
+        assert (read := json.loads(wins))["inputs"]["max-inputs"] == 1 and read["replay"]["dtype"] == "fp32"
+    plain = json.loads(invoke(store, *config, "--backend", "plain", "--print-config", "--json").stdout)["replay"]
+    assert "zero-stage" not in plain, "a setting of another backend"
+
+
+def test_a_config_is_stronger_than_the_environment_and_a_matrix_takes_lists_from_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    invoke(store, "dump", "create", "--count", 2, "--seq-len", 8)
+    config = tmp_path / "c.toml"
+    config.write_text('[replay]\ndtype = "fp32"\nattn = ["sdpa", "eager"]\npacking = [false]\ncompile = false\n')
+    monkeypatch.setenv("ACTORDBG_REPLAY_SEED", "7")
+    done = json.loads(invoke(store, "matrix", "--config", config, "--set", "dtype=bf16", "--dry-run", "--json").stdout)
+    assert [(cell["config"]["dtype"], cell["config"]["attn"], cell["config"]["seed"]) for cell in done["cells"]] == [
+        ("bf16", "sdpa", 7), ("bf16", "eager", 7)
+    ]  # fmt: skip
+    for text, why in (
+        ("[replay]\nsede = 3", "unknown key 'sede'"),
+        ("[inputs]\nwher = 3", "unknown key 'wher'"),
+        ("[x]", "keys: x"),
+    ):
+        config.write_text(text)
+        with pytest.raises(UsageError, match=why):
+            invoke(store, "replay", "--config", config)
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["--set", "sede=3"], "no such setting", "did you mean seed?"),
+        (["--set", "seed=x"], "--set seed: x is not known", "a whole number"),
+        (["--set", "seed"], "has no value", "--set seed=VALUE"),
+        (["--set", "zero-stage=9"], "9 is not known", "one of: 0, 1, 2, 3"),
+        (["--set", "seed=3", "--seed", "4"], "conflict", "use only one"),
+        (["--set", "zero-stage=3"], "--zero-stage needs DeepSpeed", "--backend deepspeed"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_with_a_hint(store: Store, words: list[str], said: str, hint: str):
+    with pytest.raises(UsageError, match=re.escape(said)) as raised:
+        invoke(store, "replay", *words, "--dry-run")
+    assert hint in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize(("count", "seconds", "goes"), [(60, 5.0, True), (60, None, False), (3, None, True), (3, 90.0, False)])
+def test_a_whole_store_is_replayed_unasked_unless_it_takes_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch, count: int, seconds: float | None, goes: bool
+):
+    invoke(store, "dump", "create", "--count", count, "--seq-len", 8)
+    monkeypatch.setattr(replay_work, "expected_seconds", lambda *_: seconds)
+    if goes:
+        assert f"{count} inputs" in invoke(store, "replay", "--quiet", "--dry-run").stdout
+    else:
+        with pytest.raises(UsageError, match=f"refusing to replay {count} dumps"):
+            invoke(store, "replay", "--quiet", "--dry-run")
+    assert f"{count} inputs" in invoke(store, "replay", "--all", "--dry-run").stdout
+
+
+@pytest.mark.parametrize(
+    ("color", "colorless", "colored"), [("auto", "", True), ("auto", "1", False), ("never", "", False), ("always", "1", True)]
+)
+def test_verdicts_have_their_color_in_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], color: str, colorless: str, colored: bool
+):
+    monkeypatch.setattr(output, "wanted", output.OutputOptions(color=color))  # type: ignore[arg-type]
+    monkeypatch.setenv("NO_COLOR", colorless)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output.say("RIGHT: 3 of 3 dumps; NOT CHECKED: the law order; 2 failed, WRONG")
+    output.say_lines("  #1  sdpa   passed  3.8e-06\n  #2  eager  failed")
+    shown = capsys.readouterr().out
+    painted = re.findall(r"\x1b\[(\d+)m([\w ]+)\x1b\[0m", shown)
+    good, part, bad = "32", "33", "31"
+    expected = [(good, "RIGHT"), (part, "NOT CHECKED"), (bad, "WRONG"), (good, "passed"), (bad, "failed")]
+    assert painted == (expected if colored else []) and "2 failed, " in shown
