@@ -124,10 +124,9 @@ def sequence_sums(values: Array, mask: Array) -> Array:
 def worst_tokens(a: Array, b: Array, mask: Array, count: int, seq_len: int | None = None) -> tuple[WorstToken, ...]:
     """Return the `count` masked tokens of [B, A] that differ most, worst first, without equal tokens.
 
-    A value that is finite on one side only ranks first. Positions are those in the sequences [B, S], whose last A tokens these
-    are; seq_len: S, None to count from the first of the A tokens.
+    A value that is finite on one side only ranks first. seq_len: the length S of the dump's rows, which ends with the A tokens.
     """
-    before = 0 if seq_len is None else seq_len - mask.shape[1]
+    before = max(0, (seq_len or 0) - mask.shape[1])
     ours, theirs = a.astype(np.float64), b.astype(np.float64)
     difference = ours - theirs
     distance = np.nan_to_num(np.abs(difference), nan=math.inf, posinf=math.inf)
