@@ -21,12 +21,18 @@ Example:
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import inspect
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,8 +53,8 @@ _CASTS: dict[Any, Any] = {
 def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, trust: bool = False) -> Any:
     """Load the causal language model at `path` in the dtype `weights` ("bfloat16"), which rounds it, then convert it to `dtype`.
 
-    trust: its own code may run (`actordbg.actor.model_code`). Attention is eager, and the model is in evaluation mode. In a
-    `dtype` below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem if transformers is missing,
+    trust: its own code may run (`actordbg.actor.model_code`). Attention and experts are eager, in evaluation mode. In a `dtype`
+    below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem if transformers is missing,
     Unsupported for a model with images.
     """
     exact_products()
@@ -60,6 +66,8 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, t
         )
     loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=getattr(torch, weights))
     model = loaded.to(dtype).to(device).eval()
+    if hasattr(model, "_can_set_experts_implementation") and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # grouped products of experts do not exist in fp64
     model.config.use_cache = False
     _renew_buffers(model, _skeleton(auto, path, torch.promote_types(dtype, torch.float32), trust))
     return model
@@ -74,6 +82,35 @@ def exact_products() -> None:
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+_NO_MODULES = ("torch", "accelerate", "safetensors", *sys.stdlib_module_names)
+"""Packages of other functions that transformers' files import."""
+
+
+def shared_code(model: Any) -> list[str]:
+    """Name the packages, beside torch, whose code computes this model: a fault in them is in the truth as well.
+
+    A module, or a function beside it, that was replaced counts as the package that replaced it; a file of transformers that was
+    edited since its installation is named.
+    """
+    forwards = {inspect.unwrap(type(module).forward) for module in model.modules()}
+    own = [forward for forward in forwards if forward.__module__.startswith("transformers.")]
+    beside = {value for forward in own for value in forward.__globals__.values() if inspect.isfunction(value)}
+    packages = {function.__module__.partition(".")[0] for function in forwards | beside}.difference(_NO_MODULES)
+    sources, edited = {inspect.getfile(forward) for forward in own}, []
+    with contextlib.suppress(metadata.PackageNotFoundError):  # imported from a folder that is no installation
+        edited = [
+            f"an edited {Path(file).name}"
+            for file in metadata.files("transformers") or ()
+            if os.fspath(file.locate()) in sources and file.hash and file.hash.value != _digest(file.read_binary())
+        ]
+    return [*sorted(packages), *edited]
+
+
+def _digest(data: bytes) -> str:
+    """Return the digest as an installation's RECORD has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def in_double(dtype: torch.dtype = torch.float64) -> AbstractContextManager[Any]:

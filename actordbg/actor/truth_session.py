@@ -222,6 +222,7 @@ class TruthSession(Decided):
             "oracle": self.config.truth,
             "experts": has_experts(self._model),
             "undropped": self._dropout,
+            "shared_code": truth_model.shared_code(self._model),
             "dtype": self.choices.dtype,
             "packing": False,
             "temperature": self.choices.temperature,

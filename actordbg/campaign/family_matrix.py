@@ -29,7 +29,7 @@ from actordbg.campaign.cells import Axes, combinations, make_cells
 from actordbg.campaign.matrix_document import IN_PART, verdict_word
 from actordbg.campaign.run_matrix import Surroundings, new_matrix, run_matrix, select
 from actordbg.config.choices import installed_versions
-from actordbg.config.replay_config import AXES, ReplayConfig
+from actordbg.config.replay_config import ANY_WIDER, AXES, ReplayConfig
 from actordbg.document.blocks import UNCHECKED, WRONG, Block, Code, Grid, Heading, Items, Paragraph
 from actordbg.formats.store_files import atomic_write
 from actordbg.judge.agreement import laws_of
@@ -106,7 +106,7 @@ def run_family(
     base = replace(base, model=str(model))
     chosen = select(store, base)
     cells = make_cells(combinations(base, axes), env.facts, chosen.defaults)
-    options = {"order": "time", "oracle": "fp32", "skip_known": False, "slower": None}
+    options = {"order": "time", "oracle": ANY_WIDER, "skip_known": False, "slower": None}
     record = new_matrix(cells, axes, chosen.rows, options, command=command)
     record = run_matrix(store, record, chosen.rows, replace(env, defaults=chosen.defaults))
     context = context_of(store, record)

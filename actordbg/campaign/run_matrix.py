@@ -136,7 +136,7 @@ def new_matrix(
 ) -> MatrixRecord:
     """Create the record of a matrix before its first cell runs. `about`: selection, command, baseline.
 
-    `options`: order, shuffle_seed, slower, power, and oracle (dtype of the truth; None: no truth).
+    `options`: order, shuffle_seed, slower, power, and oracle (dtype of the truth, or ANY_WIDER; None: no truth).
     """
     dump_ids = tuple(row.dump_id for row in rows)
     return MatrixRecord(new_replay_id(), now_timestamp(), "running", axes, tuple(cells), dump_ids, options=options, **about)

@@ -198,8 +198,13 @@ def looks_like(index: int, over: set[str], ours: TrainStep, theirs: TrainStep) -
         return "gradients left over from the previous step: missing zero_grad"
     if over != {"update_norm"}:
         return "weights already differ after the last step"
-    if index:
-        return "same gradients, different update: the optimizer's state was reset, lost or not synchronized"
+    if index > 1:
+        cause = "the optimizer's state was reset, lost or not synchronized; or clipping, or the schedule"
+        return f"same gradients, different update: {cause}"
+    if index:  # the first update does not depend on the betas
+        return "same gradients, different second update: betas, clipping or the schedule; or the optimizer's state was lost"
+    if 0.9 < update < 1.1:
+        return "same gradients, update of nearly the same size: weight decay, clipping, epsilon, or a different optimizer"
     return f"same gradients, update {update:.3g} times as large: learning rate or step applied twice, or a different optimizer"
 
 

@@ -76,7 +76,7 @@ def compare(
     limits: Mapping[str, float | None] = MappingProxyType({}),
     flat: bool = option(
         False,
-        "For bf16 and fp16, use fixed limits instead of rounding measured on each dump.",
+        "Use fixed limits instead of rounding measured on each dump.",
         "--flat-limits",
         heading=_PANEL,
         rank=30,

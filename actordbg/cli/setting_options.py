@@ -34,13 +34,15 @@ from actordbg.cli.options import (
     takes_options,
 )
 from actordbg.config import consent, sources
-from actordbg.config.replay_config import SETTINGS, TRUTHS
+from actordbg.config.replay_config import ANY_WIDER, SETTINGS, TRUTHS
 from actordbg.config.setting import Setting
 
 Given = Mapping[str, Any]
 """The settings that were given on the command line, by name."""
 NONE: Given = MappingProxyType({})
-TruthDtype = Annotated[str | None, typer.Option("--truth", metavar="fp32|fp64", help="Dtype of the truth (default: fp32).")]
+TruthDtype = Annotated[
+    str | None, typer.Option("--truth", metavar="fp32|fp64", help="Dtype of the truth (default: fp64 for fp32, else fp32).")
+]
 _ACTOR, _AXES = "Configuration", "Axes (comma-separated lists)"
 TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
 """The settings for which `train-check` takes lists."""
@@ -64,11 +66,10 @@ def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def truth_dtype(given: str | None) -> str:
-    """Return the dtype of the truth. Raises UsageError if a truth cannot have this dtype."""
-    dtype = given or str(SETTINGS["truth"].bare)
-    if dtype not in TRUTHS:
-        raise UsageError(f"--truth cannot be {dtype}", hint=f"one of: {', '.join(TRUTHS)}")
-    return dtype
+    """Return the dtype of the truth, or ANY_WIDER. Raises UsageError if a truth cannot have this dtype."""
+    if given not in (None, *TRUTHS):
+        raise UsageError(f"--truth cannot be {given}", hint=f"one of: {', '.join(TRUTHS)}")
+    return given or ANY_WIDER
 
 
 def _options(command: str) -> Iterator[inspect.Parameter]:

@@ -24,6 +24,10 @@ LAUNCHERS = {"plain": "python", "deepspeed": "deepspeed", "fsdp2": "torchrun"}
 BACKENDS = tuple(LAUNCHERS)
 TOGETHER = tuple(name for name, launcher in LAUNCHERS.items() if launcher != "python")
 TRUTHS = ("fp32", "fp64")
+WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
+"""The dtype of each dtype's truth: its rounding is measured against that."""
+ANY_WIDER = "wider"
+"""Stands for the dtype in WIDER."""
 LONE_ROWS = (*TRUTHS, "bf16", "fp16")
 """Dtypes of --truth: a truth, or with the lower dtypes the cost of the dtype alone."""
 VARIATIONS = ("repeat", "repad", "rebatch", "reorder")

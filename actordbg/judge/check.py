@@ -33,6 +33,7 @@ from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
 from actordbg.locate.verdict import LocalVerdict, verdict_of
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
+from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import ReplayData, data_of
@@ -46,13 +47,14 @@ REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what
 class CheckFound:
     """The result of a check. comparison: with the truth; None without a truth, and `no_truth` says why.
 
-    own: the comparison with the run's recorded outputs, if requested.
+    own: the comparison with the run's recorded outputs, if requested. shared: packages whose code the truth runs too.
     """
 
     data: ReplayData
     comparison: ComparisonRecord | None = None
     no_truth: str = ""
     own: ComparisonRecord | None = None
+    shared: Sequence[str] = ()
 
     @cached_property
     def summary(self) -> ReplaySummary:
@@ -83,7 +85,7 @@ class CheckFound:
 
     def _left(self) -> Iterator[str]:
         """Yield what was not compared: recorded outputs by reason (for other weights, with the condition that excludes them),
-        then what the comparison with the truth does not cover.
+        then what the comparison with the truth does not cover, and whose code the truth shares.
         """
         same = met_weights(self.data.resolved).get("same", [])
         steps = f"step={same[0]}" if len(same) == 1 else f"step in ({', '.join(map(str, same))})"
@@ -99,6 +101,8 @@ class CheckFound:
         if self.local is not None and (unchecked := self.local.unchecked):
             more = f" and {len(unchecked) - 1} more (`actordbg locate {self.data.spec.replay_id}`)" * (len(unchecked) > 1)
             yield f"module by module: {unchecked[0]}{more}"
+        if self.shared:
+            yield f"modules of {', '.join(self.shared)} (shared with the truth)"
 
 
 def run_check(
@@ -141,7 +145,7 @@ def run_check(
         except ActordbgError as problem:
             return CheckFound(data, no_truth=problem.message, own=own)
         (data,) = load(store, [spec.replay_id]).replays  # with its comparisons
-        return CheckFound(data, record, own=own)
+        return CheckFound(data, record, own=own, shared=read_standing(store.replays / truth)[0].get("shared_code", ()))
 
 
 _WORST = 10

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.dump_figures import measure, unlike
-from actordbg.judge.measured_limits import DTYPES, MOST_Z, Rounding, excluded, noticed
+from actordbg.judge.measured_limits import MOST_Z, Rounding, excluded, noticed
 from actordbg.judge.sides import RECORDED_NAMES, TRUTH, GoldenSide, ReplaySide, Side, Values, averaged, open_replay, why_not
 from actordbg.judge.thresholds import Applied, Floors, applied_to, judge, measures, weaker
 from actordbg.records.comparison_record import (
@@ -42,6 +42,7 @@ from actordbg.records.comparison_record import (
     DumpComparison,
     NoiseRecord,
 )
+from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
 DETAILED = 50
@@ -50,6 +51,8 @@ NAMED = 10
 """How many of the worst dumps have the ids of their worst tokens looked up, for which each dump file is read again."""
 MOST_DISTANCES = 4000
 """How many parameter distances a record keeps per dump; only models with very many experts have more."""
+OF_TOKENS = ("max_abs", "p99_abs", "mean_abs")
+"""Measures of log-probs. Ranks may average their gradients, so a gradient does not name a rank."""
 ORDER = (MISMATCH, WITHIN_NOISE, MATCH, NOT_COMPARED)
 """Verdicts, worst first; `not-compared` is last."""
 
@@ -87,7 +90,7 @@ def compare(
     floors: defaultdict[str, Mapping[str, float]] = defaultdict(
         lambda: overall_floor, {measured.dump_id: measured.floor for measured in noise.dumps} if noise else {}
     )
-    lone_rows = open_replay(catalog, rounding) if rounding else None
+    lone_rows = open_replay(catalog, rounding) if rounding and rounding != theirs.info.replay_id else None
     rounded = _rounding(ours, lone_rows, theirs, () if blocked else dump_ids) if lone_rows else None
     judge_by = _Judge(ours, theirs, blocked, user_thresholds, floors, rounded)
     ranked: list[tuple[int, float, str, DumpComparison]] = []
@@ -103,16 +106,16 @@ def compare(
             on_progress(done, len(dump_ids))
     dumps = tuple(_with_token_ids(store, ours, dump) if place < NAMED else dump for place, (*_, dump) in enumerate(ranked))
     applied = applied_to(weaker([ours.info.dtype, theirs.info.dtype]), user_thresholds)
-    measured = rounded if applied.dtype in DTYPES else None
+    measured = rounded if rounded and applied.dtype == rounded.dtype else None
     bias = measured.bias(dumps) if measured else None
-    biased = bias is not None and abs(bias.z) > MOST_Z
+    biased = bias is not None and bias.excessive
     verdict = MISMATCH if biased else min((dump.verdict for dump in dumps), key=ORDER.index, default=NOT_COMPARED)
     excludes = {}
     if verdict in GOOD and with_truth:
         excludes = excluded(dumps, applied.limits, bias, floors)
         if lone_rows and lone_rows.spec.config.planted:
             excludes |= noticed(lone_rows, theirs, dumps, applied.limits, measured, floors)
-    reasons = [*_notes(ours, theirs, dumps, blocked, noise, only)]
+    reasons = [*_notes(ours, theirs, dumps, blocked, noise, only), *of_one_rank(ours.results.values(), dumps, applied.limits)]
     if bias is not None and biased:
         reasons.insert(
             0,
@@ -133,6 +136,19 @@ def compare(
         noise_id=noise.noise_id if noise else None,
         reasons=tuple(reasons),
     )
+
+
+def of_one_rank(results: Iterable[ResultRecord], dumps: Sequence[DumpComparison], limits: Mapping[str, float]) -> Iterator[str]:
+    """Yield the rank whose log-probs are outside in all of its dumps, if those of the other ranks are within in all of theirs."""
+    ranks = {result.dump_id: result.worker for result in results}
+    within: defaultdict[int, set[bool]] = defaultdict(set)
+    for dump in dumps:
+        if dump.verdict != NOT_COMPARED and dump.dump_id in ranks:
+            far = [name for name in OF_TOKENS if measures(dump).get(name, 0.0) > (dump.limits or limits).get(name, math.inf)]
+            within[ranks[dump.dump_id]].add(not far)
+    bad = [rank for rank, found in within.items() if found == {False}]
+    if len(bad) == 1 and len(within) > 1 and all(found == {True} for rank, found in within.items() if rank not in bad):
+        yield f"all dumps of rank {bad[0]} are outside, and none of another rank: its weights may differ"
 
 
 def save(store: Store, record: ComparisonRecord) -> Path:
@@ -165,7 +181,7 @@ class _Judge:
         theirs = averaged(b, theirs, ours.gradient_over)
         dump = measure(dump_id, length, averaged(a, ours, theirs.gradient_over), theirs)
         applied, why = applied_to(weaker([ours.dtype, theirs.dtype]), self.thresholds), ""
-        if self.rounded is not None and dump_id in self.rounded.found and applied.dtype in DTYPES:
+        if self.rounded is not None and dump_id in self.rounded.found and applied.dtype == self.rounded.dtype:
             dump = self.rounded.limited(applied, dump)
         elif dump.parameter_distance is not None and "parameter_distance" in applied.limits:
             dump = replace(dump, parameter_seen=applied.limits["parameter_distance"] + dump.parameter_distance)
@@ -211,7 +227,8 @@ def _rounding(a: ReplaySide, lone_rows: ReplaySide, truth: Side, dump_ids: Colle
         dump = measure(dump_id, None, averaged(lone_rows, loaded[0], over), averaged(truth, loaded[1], over))
         if dump.log_probs is not None and dump.log_probs.count and not dump.reasons:
             measured[dump_id] = dump
-    return Rounding(lone_rows.row.replay_id, measured, bool(lone_rows.resolved.get("experts")))
+    dtypes = str(lone_rows.info.dtype), str(truth.info.dtype)
+    return Rounding(lone_rows.row.replay_id, measured, *dtypes, bool(lone_rows.resolved.get("experts")))
 
 
 def _source(applied: Applied, rounded: Rounding | None, dumps: Collection[DumpComparison]) -> str:
@@ -219,7 +236,7 @@ def _source(applied: Applied, rounded: Rounding | None, dumps: Collection[DumpCo
     if rounded is None:
         return applied.source
     flat = sum(dump.verdict != NOT_COMPARED and dump.dump_id not in rounded.found for dump in dumps)
-    text = f"measured on each dump: what {applied.dtype} costs, replay {rounded.replay_id}"
+    text = f"measured on each dump: what {applied.dtype} costs against {rounded.truth}, replay {rounded.replay_id}"
     text += f"; {flat} of {len(dumps)} dumps without it: flat" if flat else ""
     text += "; wider for experts: rounding may reroute tokens" if rounded.experts else ""
     return "; ".join((text, *applied.source.split("; ")[1:]))

@@ -33,7 +33,7 @@ from actordbg.document.blocks import (
     number,
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
-from actordbg.judge.verdicts import FLAT_IS_WIDE, selecting
+from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from actordbg.judge.token_charts import Texts, TokenPair
 
 _WORDS = {MATCH: RIGHT, WITHIN_NOISE: RIGHT, MISMATCH: WRONG, NOT_COMPARED: UNCHECKED}
+NARROW = ("bf16", "fp16")
 MOST, _EXAMPLES = 10, 3
 
 
@@ -154,8 +155,8 @@ def meaning(record: ComparisonRecord) -> str:
 
 
 def flat_where_it_matters(record: ComparisonRecord) -> bool:
-    """Return whether a good verdict against the truth rests on flat limits in a dtype whose flat limits are wide."""
-    return record.good and record.b.kind == "truth" and record.a.dtype in FLAT_IS_WIDE and record.rounding_id is None
+    """Return whether a good verdict against the truth rests on flat limits, which are too wide to call a configuration right."""
+    return record.good and record.b.kind == "truth" and record.rounding_id is None
 
 
 EXCLUDED = {
@@ -178,7 +179,7 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
         return ""
     unseen = [words.split(" {}")[0].removesuffix(" wrong by").removesuffix(" times 1 +")
               for name, words in EXCLUDED.items() if sizes.get(name, 0) is None]  # fmt: skip
-    narrow = f" Smaller errors are lost in {dtype} rounding: run in fp32 first." if dtype in FLAT_IS_WIDE else ""
+    narrow = f" Smaller errors are lost in {dtype} rounding: run in fp32 first." if dtype in NARROW else ""
     never = f" No size tried would have failed on {', '.join(unseen)}." if unseen else ""
     return f"Would have failed on {', '.join(known)}.{never}{narrow}"
 

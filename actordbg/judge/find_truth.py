@@ -23,11 +23,11 @@ from typing import Any
 from actordbg.actor.hub_model import DECIDE, WEIGHTS, find_model, versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.units import new_replay_id
+from actordbg.catalog import query
 from actordbg.config.choices import installed_versions
-from actordbg.config.replay_config import LONE_ROWS, SETTINGS, ReplayConfig
+from actordbg.config.replay_config import ANY_WIDER, SETTINGS, WIDER, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge.measured_limits import DTYPES
-from actordbg.judge.sides import tensors_path
+from actordbg.judge.sides import open_replay, tensors_path
 from actordbg.records.journal import SPEC, read_results, read_standing
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.supervise import load_spec, run_replay
@@ -44,9 +44,10 @@ class Wanted:
     versions: dict[str, str]
 
 
-def ensure_truth(store: Store, replay_id: str, *, dtype: str = "fp32", **callbacks: Any) -> str:
-    """Return the id of a finished truth in `dtype` ("fp32", "fp64") for every input of a replay: an id, a prefix, or "last".
+def ensure_truth(store: Store, replay_id: str, *, dtype: str = ANY_WIDER, **callbacks: Any) -> str:
+    """Return the id of a finished truth for every input of a replay: an id, a prefix, or "last".
 
+    dtype: "fp32", "fp64", or ANY_WIDER: the next wider dtype than the replay's.
     Reuses an existing truth, else runs it now; `callbacks` are passed to `run_replay`. Raises StoreProblem for an unknown replay
     or a replay that built no actor, Unsupported if no input has a truth, and whatever `run_replay` raises.
     """
@@ -57,11 +58,11 @@ def ensure_truth(store: Store, replay_id: str, *, dtype: str = "fp32", **callbac
 def wanted_rounding(store: Store, spec: ReplaySpec, *, planted: bool = False) -> Wanted | None:
     """Specify the replay that runs each row alone in this replay's dtype: its distance from the truth is what that dtype costs.
 
-    The dtype is that of the weights, also under autocast. planted: add faults of known sizes, in any dtype. None for a dtype
-    with flat limits.
+    planted: add faults of known sizes. None for a truth, under autocast (its operations have several dtypes), and for a dtype
+    without a wider dtype.
     """
-    dtype = str(read_standing(store.replays / spec.replay_id)[0].get("dtype"))
-    if dtype not in (LONE_ROWS if planted else DTYPES) or spec.config.truth is not None:
+    dtype = read_standing(store.replays / spec.replay_id)[0].get("dtype")
+    if dtype not in WIDER or dtype != _computed_in(store, spec) or spec.config.truth is not None:
         return None
     wanted = wanted_truth(store, spec, dtype)
     return replace(wanted, config=replace(wanted.config, planted=planted))
@@ -96,12 +97,13 @@ def ensure_lone_rows(store: Store, wanted: Wanted, *, command: str, **callbacks:
         first = next(iter(outcome.results.values()))
         raise Unsupported(
             f"none of the {len(spec.inputs)} inputs has a truth: {first.error or first.status}",
-            hint=f"run `actordbg report {spec.replay_id}` to see why",
+            hint=f"run `actordbg report {spec.replay_id}` to see why"
+            + ("; `compare REPLAY truth --truth fp32` needs half the memory" if wanted.config.truth == "fp64" else ""),
         )
     return spec.replay_id
 
 
-def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
+def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Wanted:
     """Specify the truth of this replay. Its weights are rounded to the dtype in which the replay ran."""
     if spec.config.truth is not None:
         raise UsageError(
@@ -125,7 +127,7 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
         backward=requested.backward if requested.backward is not None or requested.backend == "plain" else bool(with_gradients),
         timeout_s=requested.timeout_s,
         keep_gradients=requested.keep_gradients,
-        truth=dtype,
+        truth=WIDER.get(_computed_in(store, spec), "fp32") if dtype == ANY_WIDER else dtype,
     )
     versions = versions_of(requested.model)
     if "torch" not in versions:
@@ -137,6 +139,11 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
             hint="replay again with the current model, or restore its files",
         )
     return Wanted(config, spec.inputs, with_gradients, versions)
+
+
+def _computed_in(store: Store, spec: ReplaySpec) -> str:
+    """Return the dtype that a replay computed in: that of its weights, or autocast's."""
+    return str(open_replay(query.open_fresh(store), spec.replay_id).info.dtype)
 
 
 def require_torch(wanted: Wanted) -> None:

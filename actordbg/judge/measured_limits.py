@@ -1,9 +1,9 @@
-"""Set limits from measured rounding: how far bf16 or fp16 moves *this* input through *this* model.
+"""Set limits from measured rounding: how far a dtype moves *this* input through *this* model.
 
-A flat bf16 limit has to let the worst model pass, so it lets faults pass in every other model. So each dump is computed twice,
+A flat limit has to let the worst model pass, so it lets faults pass in every other model. So each dump is computed twice,
 with each row alone and the same weights: in the truth's dtype and in the dtype under test. The distance between the two is the
 effect of rounding. The configuration may be `FACTORS` times as far from the truth, dump by dump and parameter by parameter, and
-never needs to be nearer than fp32's flat limits.
+never needs to be nearer than the flat limits of the truth's dtype: fp32's for bf16 and fp16, fp64's for fp32.
 
 | measure | limit |
 |---|---|
@@ -26,6 +26,7 @@ tensor that holds all experts is judged from `SOME` tokens on; parameters of a s
 
 **Bias.** Rounding goes both ways. A wrong epsilon, temperature or bias goes one way, by too little at each token to be detected.
 So the mean of the signed differences over all dumps is also judged, in units of its standard error: `z`, at most `MOST_Z`.
+A bias within the mean's flat limit in the truth's dtype is not judged.
 
 **What a green verdict excludes** (`excluded`): the smallest faults that would have made it red, on the same inputs and under the
 same limits. Four follow from the limits and A's measured distance, without another forward. Each is a worst case over tokens,
@@ -43,7 +44,7 @@ judged like A (`noticed`). The reported size is the smallest tried size such tha
 not computed for these, so a smaller fault might be detected by its gradient. A size of `None`: no tried size is detected.
 
 Example:
-    rounding = Rounding("r-02", {dump_id: measure(dump_id, None, lone_rows_in_bf16, truth)})
+    rounding = Rounding("r-02", {dump_id: measure(dump_id, None, lone_rows_in_bf16, truth)}, "bf16", "fp32")
     rounding.limited(applied, measure(dump_id, None, a, truth)).limits
 """
 
@@ -65,8 +66,6 @@ from actordbg.judge.sides import ReplaySide, Side
 from actordbg.judge.thresholds import DEFAULTS, Applied, Floors, judge, measures
 from actordbg.records.comparison_record import GOOD, MISMATCH, DumpComparison
 
-DTYPES = ("bf16", "fp16")
-"""The dtypes whose limits are measured."""
 FACTORS = {"mean_abs": 1.5, "p99_abs": 2.0, "max_abs": 3.0, "entropy_max_abs": 3.0, "gradient_distance": 1.5}
 PARAMETER = CLIPPED = 3.0
 BY_TOKEN = ("p99_abs", "max_abs", "entropy_max_abs", "clip_share", "parameter_distance")
@@ -86,17 +85,19 @@ Sizes = dict[str, float | None]
 class Rounding:
     """The effect of a dtype's rounding on each dump.
 
-    replay_id: the replay with each row alone in that dtype. found: its comparisons with the truth, by dump id. experts: the model
-    has experts.
+    replay_id: the replay with each row alone in that dtype. found: its comparisons with the truth, by dump id. dtype, truth:
+    the dtypes of the two. experts: the model has experts.
     """
 
     replay_id: str
     found: dict[str, DumpComparison]
+    dtype: str
+    truth: str
     experts: bool = False
 
     def limited(self, applied: Applied, dump: DumpComparison) -> DumpComparison:
         """Return the dump with measured limits, and the worst parameter under them. Thresholds that the user set stay."""
-        limits, here, least = dict(applied.limits), self.found[dump.dump_id], DEFAULTS["fp32"]
+        limits, here, least = dict(applied.limits), self.found[dump.dump_id], DEFAULTS[self.truth]
         free = limits.keys() - applied.own
         flat = (FEW / (FEW + self._tokens)) ** 2
         rounded = self._rounded(here)
@@ -122,14 +123,16 @@ class Rounding:
         """Measure how far A is off in one direction over these dumps; None for too few tokens."""
         ours = _pooled(dump for dump in dumps if dump.dump_id in self.found)
         theirs = _pooled(self.found.values())
-        return None if ours is None or theirs is None else Bias(ours[0], theirs[0], math.sqrt(ours[1] + theirs[1]))
+        if ours is None or theirs is None:
+            return None
+        return Bias(ours[0], theirs[0], math.sqrt(ours[1] + theirs[1]), DEFAULTS[self.truth]["mean_abs"])
 
     def _of_parameters(self, ours: DumpComparison, here: DumpComparison, flat: Mapping[str, float]) -> dict[str, float]:
         """Return the limit of each parameter that is judged individually."""
         if not here.distances:
             return {}
         usual, alone = median(here.distances.values()), list(ours.distances)
-        factor, least = PARAMETER, DEFAULTS["fp32"]["parameter_distance"]
+        factor, least = PARAMETER, DEFAULTS[self.truth]["parameter_distance"]
         if self.experts:
             factor, least = 2 * PARAMETER, min(LOST, 2 * flat.get("parameter_distance", LOST))
             some = _tokens(ours) >= SOME
@@ -165,11 +168,15 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Bias:
-    """Mean signed differences from the truth, in nats: A's, rounding's, and the standard error of their difference."""
+    """Mean signed differences from the truth, in nats: A's, rounding's, and the standard error of their difference.
+
+    least: a difference of the means that is never judged.
+    """
 
     ours: float
     rounding: float
     error: float
+    least: float
 
     @property
     def z(self) -> float:
@@ -179,7 +186,12 @@ class Bias:
     @property
     def seen(self) -> float:
         """The smallest shift of every log-prob, in either direction, that would have been a mismatch."""
-        return MOST_Z * self.error + abs(self.ours - self.rounding)
+        return max(MOST_Z * self.error, self.least) + abs(self.ours - self.rounding)
+
+    @property
+    def excessive(self) -> bool:
+        """True if the bias is more than rounding explains."""
+        return abs(self.z) > MOST_Z and abs(self.ours - self.rounding) > self.least
 
 
 def _tokens(dump: DumpComparison) -> int:
@@ -250,7 +262,7 @@ def noticed(
 
     def red(compared: list[DumpComparison]) -> bool:
         bias = rounding.bias(compared) if rounding else None
-        return any(dump.verdict == MISMATCH for dump in compared) or (bias is not None and abs(bias.z) > MOST_Z)
+        return any(dump.verdict == MISMATCH for dump in compared) or (bias is not None and bias.excessive)
 
     return {
         fault: min(takewhile(lambda size: red(by_size[size]), sorted(by_size, reverse=True)), default=None)  # noqa: B023

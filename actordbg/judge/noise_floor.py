@@ -37,7 +37,7 @@ from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.units import new_replay_id, plural, resolve
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, telling
-from actordbg.config.replay_config import SETTINGS, TINY, VARIATIONS
+from actordbg.config.replay_config import SETTINGS, TINY, VARIATIONS, WIDER
 from actordbg.document.blocks import Block, Grid, Heading, Items, Paragraph, Verdict, number
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.comparing import compare
@@ -53,8 +53,6 @@ from actordbg.store.layout import Store
 NOT_THE_CONFIGURATION = {"vary", "seed"}
 """Settings of a replay that do not change a configuration's log-probs."""
 UNCHANGED, REPEAT, ROUNDING = "unchanged", "repeat", "rounding"
-WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
-"""The dtype that a dtype's rounding is measured against."""
 ROUNDING_MARGIN = 2.0
 FAULT = 10.0
 """A movement of this many times its explanation is a fault. Measured with the tiny model: 1.1 times in bf16 without a

@@ -128,29 +128,35 @@ def measures(dump: DumpComparison) -> dict[str, float]:
 def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float]) -> tuple[DumpComparison, float]:
     """Return the dump with verdict and reasons, and its severity: the largest measure / threshold (1: exactly at the threshold).
 
-    Reasons that the dump already has are mismatches under any thresholds. A measure above a threshold of 0 counts as just
+    Reasons that the dump already has are mismatches under any thresholds. One more says which measure is furthest above its
+    threshold, and names the others. A measure above a threshold of 0 counts as just
     outside, so that it does not hide others. A share of one token is not checked: `max_abs` judges a single token.
     """
     values, severity = measures(dump), math.inf if dump.reasons else 0.0
-    real, outside, beyond = list(dump.reasons), [], []
+    real: list[tuple[float, str, str]] = []
+    outside, beyond = list(real), []
     tokens = dump.log_probs  # a token that is finite on one side only has a separate reason
     alone = tokens is not None and round((tokens.clip_share or 0.0) * tokens.count) - tokens.nonfinite <= 1
     for name, limit in limits.items():
         value, noise = values.get(name), floor.get(name)
         if value is None or (name == "clip_share" and alone):
             continue
-        severity = max(severity, value / limit if limit else value and 1.0 + value)
+        times = value / limit if limit else value and 1.0 + value
+        severity = max(severity, times)
         covered = noise is not None and value <= noise
         if value > limit:
             against = "" if noise is None else f"{', within' if covered else ' and'} the noise {noise:.3g}"
-            outside.append(f"{name} {value:.4g} is above {limit:.4g}{against}")
-            if not covered:
-                parameter = dump.worst_parameter if name == "parameter_distance" else ""
-                real.append(outside[-1] + (f" ({parameter})" if parameter else ""))
+            parameter = f" ({dump.worst_parameter})" if name == "parameter_distance" and dump.worst_parameter else ""
+            outside.append((times, f"{name} {value:.4g} is above {limit:.4g}{against}{parameter}", name + parameter))
+            real += [] if covered else outside[-1:]
         elif noise is not None and not covered:
             beyond.append(f"{name} {value:.4g} (noise {noise:.3g})")
-    verdict = MISMATCH if real else WITHIN_NOISE if outside else MATCH
-    return replace(dump, verdict=verdict, reasons=tuple(real or outside), beyond_noise=tuple(beyond)), severity
+    verdict = MISMATCH if real or dump.reasons else WITHIN_NOISE if outside else MATCH
+    reasons = dump.reasons
+    if above := sorted(real or ([] if reasons else outside), reverse=True):
+        also = f"; also above their limits: {', '.join(name for _, _, name in above[1:])}" if above[1:] else ""
+        reasons = (*reasons, above[0][1] + also)
+    return replace(dump, verdict=verdict, reasons=reasons, beyond_noise=tuple(beyond)), severity
 
 
 Floors = Mapping[str, Mapping[str, float]]

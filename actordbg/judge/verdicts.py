@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from actordbg.catalog.query import ReplayRow
     from actordbg.locate.verdict import LocalVerdict
 
-FLAT_IS_WIDE = ("bf16", "fp16")
-"""Dtypes whose flat limits are too wide to call a configuration right."""
 CAUSE_CHARS = 200
 _EXAMPLES = 3
 
@@ -110,7 +108,8 @@ def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, left: 
         return UNCHECKED, f"{dumps} ran; none could be compared with the truth{why and ': '}{why}", ()
     if truth.verdict == MISMATCH:
         many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} differ from the truth"
-        return WRONG, f"{many} by more than {dtype} rounding" if truth.mismatches else str(truth.reasons), far
+        rounding = f"{many} by more than {dtype} rounding" if truth.mismatches else None
+        return WRONG, "; ".join(filter(None, (rounding, truth.reasons))), far
     if own is not None and (said := _own_in_words(own, dtype)):
         return (
             WRONG,
@@ -158,7 +157,7 @@ def _own_in_words(own: ComparisonRecord, dtype: str) -> str:
 def _left(replay: ReplaySummary, known: Sequence[str]) -> Iterator[str]:
     """Yield what was not checked beyond what is `known`."""
     truth, laws = replay.truth, replay.laws
-    if truth is not None and truth.rounding_id is None and replay.resolved.get("dtype") in FLAT_IS_WIDE:
+    if truth is not None and truth.rounding_id is None:
         yield "rounding on these inputs (fixed limits were used)"
     if truth is not None and truth.compared < replay.counts.inputs and not known:
         yield f"{replay.counts.inputs - truth.compared:,} of {plural(replay.counts.inputs, 'dump')} against the truth"

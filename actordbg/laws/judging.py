@@ -4,8 +4,12 @@ A law needs no truth and no tolerance: it compares an Actor with itself, on the 
 what it detects in fp32. An exact law compares bit for bit with a rerun of the same input. The others compare with the measured
 effect of rounding on this input (`actordbg.laws.changes`).
 
-* `rerun` (exact, determinism). Changed: nothing; without dropout, the random seed. Kept: every log-prob and entropy. Finds
-  nondeterministic kernels, random noise, uninitialized memory, a shifted action mask.
+* `state` (exact, independence of calls). Changed: the call before, which had other tokens. Kept: every log-prob and entropy.
+  Finds a cache or a state that is not reset. If it is broken, laws that compare two calls are not checked.
+* `rerun` (exact, determinism). Changed: nothing; without dropout, the random seed. Kept: every selected log-prob and entropy.
+  Finds nondeterministic kernels, random noise, uninitialized memory.
+* `mask` (action mask). Changed: the action mask is left out. Kept: selected log-probs, within rounding; those outside the mask
+  are 0 with it. Finds a mask that is not applied, shifted or scaled, and a fault in the path of calls that have a mask.
 * `normalisation`. Changed: nothing. Kept: log-probs are the log-softmax of logits / T, recomputed in fp64; entropies follow from
   the same logits. Finds log-softmax in bf16, a wrong temperature, labels that are off by one.
 * `neighbour` (exact, row isolation). Changed: the tokens of every second row, then of the remaining rows. Kept: log-probs and
@@ -130,8 +134,8 @@ def not_checked(law: str, why: str) -> LawAnswer:
     return LawAnswer(law, NOT_CHECKED, why)
 
 
-LAWS = ("rerun", "normalisation", "neighbour", "padding", "future", "jacobian", "order", "alone", "additivity")
-"""The laws in the order in which they are checked; the module's docstring explains each."""
+LAWS = ("state", "rerun", "mask", "normalisation", "neighbour", "padding", "future", "jacobian", "order", "alone", "additivity")
+"""The laws in the order in which they are judged: the first broken law is named first. The module's docstring explains each."""
 
 
 TOLERANCE = 16 * 2.0**-23

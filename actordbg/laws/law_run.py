@@ -34,7 +34,7 @@ from actordbg.laws.judging import (
     not_checked,
     watching,
 )
-from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC, LawAnswer
+from actordbg.records.replay_record import BROKEN, KEPT, NONDETERMINISTIC, LawAnswer
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, has_experts, text_config
 
@@ -87,10 +87,14 @@ class LawRun:
             if self.together or self.session.tainted:
                 self.out_of_step = f"the law {step} failed, and its leftovers cannot be cleaned up"
         answers = [self.answers.get(law) or not_checked(law, missing[law]) for law in LAWS]
+        if answers[0].verdict == BROKEN:
+            answers = [
+                not_checked(each.law, STATE) if each.law in BETWEEN_CALLS and each.verdict != KEPT else each for each in answers
+            ]
         return [_without_meaning(self.session, answer) for answer in answers]
 
     def _steps(self) -> dict[str, Callable[[], None]]:
-        steps = {"rerun": self._rerun, "neighbour": self._neighbours, "future": self._future}
+        steps = {"rerun": self._rerun, "neighbour": self._neighbours, "future": self._future, "state": self._state}
         if not self._compiled:
             dump, backward, packing = self.call, self.backward, self.outcome.packing
             steps["jacobian"] = lambda: self._take(support(self.session, dump, backward=backward, packing=packing))
@@ -102,23 +106,30 @@ class LawRun:
     def _rerun(self) -> None:
         places = changes.places(self.call, self.outcome.packing, *ring_of(self.session))
         expected = Expected(places, self.ids, self.outcome.temperature)
+        again = self._forward(self.dump, None if self._draws else self.session.choices.seed + 1)
         with watching(self.session.actor, expected):
-            self.base = self._forward(self.call, None if self._draws else self.session.choices.seed + 1)
-        first, mask = self.outcome.log_probs, self.outcome.mask
-        again = self.base.log_probs[:, -first.shape[1] :]
-        if "action_mask" in self.dump.inputs:
-            again = again * self.dump.inputs["action_mask"].float()
-        left_out = mask & (first == 0) & (again != 0)
-        pair = ForwardValues(again), ForwardValues(first)
-        moved = change(*pair, mask & ~left_out)
+            self.base = self._forward(self.call)
+        first, entropy = self.outcome.log_probs, self.outcome.entropy
+        before = ForwardValues(self._placed(first), None if entropy is None else self._placed(entropy))
+        moved = change(again, before, self._placed(self.outcome.mask))
         self._noise = moved.size
-        rerun = answer("rerun", change(*pair, left_out), self.ids, OTHER_MASK)
-        if rerun.verdict != BROKEN:
-            rerun = answer(
-                "rerun", moved, self.ids, _NOT_AGAIN, verdict=NONDETERMINISTIC, nothing="the input has no token to check"
-            )
-        self._take(rerun)
+        nothing = "the input has no token to check"
+        self._take(answer("rerun", moved, self.ids, _NOT_AGAIN, verdict=NONDETERMINISTIC, nothing=nothing))
         self._take(judge_normalisation(self.base, expected, self.tokens))  # in a ring: of this rank's part
+        self._mask(again.log_probs)
+
+    def _mask(self, masked: Tensor) -> None:
+        """Check `mask`. masked: log-probs of the recorded call, whose action mask multiplies those of the call without it."""
+        if "action_mask" not in self.dump.inputs:
+            return self._take(not_checked("mask", "the call has no action mask"))
+        given = self.dump.inputs["action_mask"]
+        factor, covered = self._placed(given.float()), self._placed(torch.ones_like(given)) != 0
+        ours, base = ForwardValues(masked), ForwardValues(self.base.log_probs * factor)
+        outside = change(ours, base, covered & (factor == 0))
+        if outside.count:
+            return self._take(answer("mask", outside, self.ids, NO_MASK))
+        self._waiting["mask"] = (change(ours, base, factor != 0), MASK_CHANGES)
+        return None
 
     def _neighbours(self) -> None:
         """Check `neighbour` and `padding` together in two forwards; separately if something moves."""
@@ -141,6 +152,19 @@ class LawRun:
         mixed = ", or another row's" if self.answers["neighbour"].verdict == BROKEN else ""
         words = f"row {moved.first[0]} depends on later tokens{mixed}" if moved.count else ""
         self._exact("future", moved, words, "" if moved.looked_at else "no row has three tokens")
+
+    def _state(self) -> None:
+        """Check `state`: the call after a call with other tokens, against `base`, the call after itself.
+
+        Noise moves a call that follows itself just as far. What a state still has of older calls moves it less.
+        """
+        moved = change(self._forward(self.call), self.base, self.tokens)
+        why = "" if bool(changes.behind_the_middle(self.call).any()) else "no row has three tokens"
+        if self.together or moved.count:
+            noise = change(self._forward(self.call), self._forward(self.call), self.tokens)
+            if moved.size <= NOISE_FACTOR * noise.size and moved.count:
+                why = "a rerun moves it as far"
+        self._take(not_checked("state", why) if why else answer("state", moved, self.ids, STATE))
 
     def _exact(self, law: str, moved: Change, words: str, why: str) -> None:
         """Record the answer of an exact law: bit for bit, or for a model with experts later, within rounding (`_rounding`).
@@ -211,9 +235,16 @@ class LawRun:
 
     def _forward(self, dump: Dump, seed: int | None = None) -> ForwardValues:
         def read(log_probs: Tensor, entropy: Tensor | None) -> ForwardValues:
-            return ForwardValues(log_probs.detach().float().cpu(), None if entropy is None else entropy.detach().float().cpu())
+            return ForwardValues(self._placed(log_probs), None if entropy is None else self._placed(entropy))
 
         return self.session.probe(dump, read, backward=self.backward, seed=seed)
+
+    def _placed(self, values: Tensor) -> Tensor:
+        """Return values of the last A next tokens, [B, A], as [B, S-1] with 0 before them, on the CPU; floats as float32."""
+        values = values.detach().cpu()
+        whole = values.new_zeros(len(values), self.ids.shape[1] - 1, dtype=torch.float32 if values.is_floating_point() else None)
+        whole[:, whole.shape[1] - values.shape[1] :] = values
+        return whole
 
     def _changed(self, where: Tensor, mask: Tensor) -> Change:
         return change(self._forward(changes.with_other_tokens(self.call, where)), self.base, mask)
@@ -224,7 +255,11 @@ class LawRun:
 
 ONE_ROW = "the input has one row"
 _NOT_AGAIN = "a rerun gave different numbers"
-OTHER_MASK = "log-probs of selected tokens are 0 only with an action mask: the Actor masks other tokens than those selected"
+NO_MASK = "log-probs outside the action mask are not 0: it is not applied, or to other tokens"
+MASK_CHANGES = "selected log-probs are other numbers with the action mask than without it"
+STATE = "the result depends on the call before it"
+BETWEEN_CALLS = ("rerun", "mask", "neighbour", "padding", "future", "order", "alone")
+"""Laws that compare a call with another call."""
 _RANDOM = "the call draws random numbers, which depend on shapes"
 
 
@@ -233,7 +268,7 @@ def _without_meaning(session: ActorSession, answer: LawAnswer) -> LawAnswer:
     config = text_config(session.model)
     capacity = next((name for name in _CAPACITY if getattr(config, name, None)), None)
     scaled = "fp8" in str(getattr(session.model.config, "quantization_config", None) or "").lower()
-    if answer.verdict != BROKEN or answer.law in ("normalisation", "additivity") or not (capacity or scaled):
+    if answer.verdict != BROKEN or answer.law in ("state", "mask", "normalisation", "additivity") or not (capacity or scaled):
         return answer
     why = f"routing has a capacity ({capacity})" if capacity else "an FP8 scale covers a whole tensor"
     return not_checked(answer.law, f"{why}: a token may change all others")

@@ -236,7 +236,7 @@ def law_order(inputs: Sequence[ReplayInput]) -> list[int]:
 def affordable_laws(inputs: Sequence[ReplayInput]) -> int:
     """Count the inputs, in `law_order`, whose laws take about as long as one more replay of all: at least two.
 
-    An input is run some eight times for its laws, so they may hold an eighth of all positions.
+    An input is run some ten times for its laws, so they may hold an eighth of all positions.
     """
     sizes = [inputs[index].batch_size * inputs[index].seq_len for index in law_order(inputs)]
     return max(USUAL_LAWS, sum(8 * positions <= sum(sizes) for positions in accumulate(sizes)))

@@ -10,6 +10,7 @@ import math
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -29,7 +30,25 @@ ONE_ULP = 2e-6
 
 
 def test_the_truth_is_the_formula_of_each_row_alone_and_refuses_what_has_none(tmp_path: Path):
-    run_scenario("formula,refusals", tmp_path, program=__file__)
+    run_scenario("formula,refusals,shared", tmp_path, program=__file__)
+
+
+def shared(cache: Path) -> None:
+    """Code that was put in the place of transformers' is named, as is an edited file: the truth runs it too."""
+    from transformers.models.llama import modeling_llama
+
+    with open_actor(ReplayConfig(truth="fp32", dtype="fp32"), defaults=make_dump().record, model_cache=cache) as session:
+        assert session.resolved["shared_code"] == ["transformers"]
+        replaced = {
+            "apply_rotary_pos_emb": (modeling_llama, lambda query, key, *angles: (query, key)),
+            "forward": (modeling_llama.LlamaRMSNorm, lambda norm, hidden: 1.05 * hidden),
+        }
+        for name, (place, other) in replaced.items():
+            with patch.object(place, name, other):
+                found = truth_model.shared_code(session._model)
+                assert found == ["__main__", "transformers"], (name, found)
+        with patch.object(truth_model, "_digest", lambda data: "of other bytes"):
+            assert "an edited modeling_llama.py" in truth_model.shared_code(session._model)
 
 
 HOLES = ((0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 0, 0), (1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1), (0,) * 12)

@@ -92,6 +92,8 @@ def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_wh
         (1, {"loss": 6.001}, "forward differs"),
         (1, {"grad_norm": 1.0}, "not reduced"),
         (1, {"update_norm": 1.0}, "twice"),
+        (1, {"update_norm": 0.505}, "nearly the same size: weight decay, clipping"),
+        (2, {"update_norm": 0.6}, "betas"),
         (2, {"grad_norm": 3.9}, "zero_grad"),
         (3, {"update_norm": 0.6}, "state"),
         (3, {"loss": float("nan")}, None),

@@ -22,7 +22,7 @@ def three(store: Store) -> Store:
     """Two replays, the first with a name, and the truth of it, which is the newest."""
     write_replay(store, "20250619T050000-000001", INPUTS, name="packed", packing=True, command="actordbg replay --name packed")
     write_replay(store, "20250619T060000-000002", INPUTS, command="actordbg replay")
-    write_replay(store, "20250619T070000-000003", INPUTS, truth="fp32", command="the truth of replay 20250619T050000-000001")
+    write_replay(store, "20250619T070000-000003", INPUTS, truth="fp64", command="the truth of replay 20250619T050000-000001")
     return store
 
 
@@ -45,7 +45,7 @@ def test_a_handle_and_a_name_mean_a_replay_in_every_command(three: Store) -> Non
 
 
 def test_the_list_has_the_newest_first_and_what_became_of_each(three: Store) -> None:
-    invoke(three, "compare", "packed", "truth", "--quiet")
+    invoke(three, "compare", "packed", "truth", "--flat-limits", "--quiet")
     rows = invoke(three, "replays").stdout.splitlines()
     assert [row.split()[:3] for row in rows[1:]] == [
         ["@1", "20250619T060000-000002", rows[1].split()[2]],

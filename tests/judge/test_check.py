@@ -22,6 +22,7 @@ from actordbg.dumps.create import create_dumps
 from actordbg.judge.check import CheckFound, check_data, run_check
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.records.comparison_record import ComparisonRecord
+from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -34,9 +35,18 @@ def checked(store: Store, truth: bool = True, recorded: str | None = None, **rep
     """A check of a replay and a truth that are there, so that no worker starts."""
     write_replay(store, "r-01", INPUTS, **replayed)
     if truth:
-        write_replay(store, "r-02", INPUTS, truth="fp32", **({"model": replayed["model"]} if "model" in replayed else {}))
+        for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
+            write_replay(store, name, INPUTS, truth=dtype, **({"model": replayed["model"]} if "model" in replayed else {}))
     found = run_check(store, load_spec(store, "r-01"))
     return found, found.verdict(of=257, recorded=recorded)
+
+
+def test_the_sentence_names_the_code_that_the_truth_runs_too(store: Store) -> None:
+    write_replay(store, "r-01", INPUTS)
+    write_replay(store, "r-02", INPUTS, truth="fp64", resolved={"shared_code": ["kernels_of_mine", "transformers"]})
+    write_replay(store, "r-03", INPUTS, truth="fp32")
+    answer = run_check(store, load_spec(store, "r-01")).verdict(of=3)
+    assert answer.word == "RIGHT" and "modules of kernels_of_mine, transformers (shared with the truth)" in answer.not_checked
 
 
 def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
@@ -94,6 +104,20 @@ def test_the_sentence_says_what_is_wrong_and_what_was_not_judged(
     assert check_data(found, answer, of=257)["max_abs"] == (record.furthest and pytest.approx(record.furthest[0]))
 
 
+def test_the_rank_whose_weights_differ_is_named(store: Store, tmp_path: Path) -> None:
+    """By its dumps where each rank has its own; by the ranks' answers where they ran the same ones, and the first is right."""
+    _, answer = checked(store, change=off, result=lambda index: {"worker": int(index == 1)}, nproc=2)
+    assert "1 of 3 dumps differ" in answer.said
+    assert answer.said.endswith("; all dumps of rank 1 are outside, and none of another rank: its weights may differ")
+    _, mixed = checked(Store(tmp_path / "mixed").create(), change=off, result=lambda index: {"worker": int(index > 0)}, nproc=2)
+    assert "rank" not in mixed.said
+    lane = {"extra": {"temperature": 1.0, "lane": {"differ": {"1": {"output_digest": "other"}}}}}
+    write_replay(together := Store(tmp_path / "same").create(), "r-01", INPUTS, result=lambda index: lane, nproc=2, align="same")
+    same = CheckFound(data_of(together, load_spec(together, "r-01"))).verdict(of=3)
+    assert (same.word, same.good) == ("WRONG", False)
+    assert same.said.endswith(f"{INPUTS[0].dump_id}: rank 1 has other log-probs than rank 0")
+
+
 def test_a_truth_that_cannot_be_computed_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_truth(*_: Any, **__: Any) -> str:
         raise Unsupported("no row has a truth")
@@ -123,7 +147,8 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
         tensors["entropy"][1, 0] -= entropy
     truth: Any = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
     write_replay(store, "r-01", inputs, **truth)
-    write_replay(store, "r-02", inputs, truth="fp32", **truth)
+    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
+        write_replay(store, name, inputs, truth=dtype, **truth)
     answer = run_check(store, load_spec(store, "r-01"), recorded=True).verdict(of=2)
     assert answer.word == word and answer.said.startswith(said)
     if word == "WRONG":

@@ -97,10 +97,13 @@ def test_the_floor_is_the_newest_of_this_configuration_and_without_one_it_says_h
 
 
 def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_for(pair: Store) -> None:
-    truth = write_replay(pair, TRUTH, [given(0)], truth="fp32")
+    lone = write_replay(pair, A.replace("05", "04", 1), [given(0)], truth="fp32")
+    truth = write_replay(pair, TRUTH, [given(0)], truth="fp64")
     found = json.loads(invoke(pair, "compare", "last", "truth", "--json").stdout)
-    assert (found["a"]["replay_id"], found["b"]["replay_id"]) == (B, truth)
+    assert (found["a"]["replay_id"], found["b"]["replay_id"], found["rounding_id"]) == (B, truth, lone)
     assert "computing the truth" not in invoke(pair, "compare", A, "truth").stderr
+    narrow = json.loads(invoke(pair, "compare", A, "truth", "--truth", "fp32", "--json").stdout)
+    assert (narrow["b"]["replay_id"], narrow["rounding_id"]) == (lone, None), "a truth in A's own dtype cannot measure rounding"
 
     def reported() -> list[str]:
         return [shown["replay_id"] for shown in json.loads(invoke(pair, "report", "--json").stdout)["replays"]]
@@ -112,9 +115,9 @@ def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_f
     assert reported() == [truth], "a truth that somebody asked for"
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "wider"), [("fp32", "fp64"), ("bf16", "fp32")])
 def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_does_not(
-    store: Store, monkeypatch: pytest.MonkeyPatch, dtype: str
+    store: Store, monkeypatch: pytest.MonkeyPatch, dtype: str, wider: str
 ) -> None:
     """The versions that count are those under which the replay itself ran: nothing here says others."""
     really = importlib.metadata.version
@@ -127,15 +130,17 @@ def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_d
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     write_replay(store, A, [given(0)], dtype=dtype, versions=ran)
-    write_replay(store, TRUTH, [given(0)], dtype=dtype, truth="fp32", versions=ran | {"torch": "2.8.0"})
-    with pytest.raises(EnvironmentProblem, match=r"no finished truth in fp32 .* under .*torch 2\.9\.1.*not installed") as caught:
+    write_replay(store, TRUTH, [given(0)], dtype=dtype, truth=wider, versions=ran | {"torch": "2.8.0"})
+    with pytest.raises(
+        EnvironmentProblem, match=rf"no finished truth in {wider} .* under .*torch 2\.9\.1.*not installed"
+    ) as caught:
         invoke(store, "compare", A, "truth")
     assert caught.value.exit_code == 4 and len(list(store.replays.iterdir())) == 2
-    write_replay(store, VARIED, [given(0)], dtype=dtype, truth="fp32", versions=ran)
+    write_replay(store, VARIED, [given(0)], dtype=dtype, truth=wider, versions=ran)
     done = invoke(store, "compare", A, "truth", "--json")
     told = json.loads(done.stdout)
     assert (done.exit_code, told["verdict"], told["b"]["replay_id"]) == (0, "RIGHT", VARIED)
-    assert ("the dtype's rounding was not measured" in invoke(store, "compare", A, "truth").stderr) is (dtype == "bf16")
+    assert "the dtype's rounding was not measured" in invoke(store, "compare", A, "truth").stderr
 
 
 @pytest.mark.parametrize(

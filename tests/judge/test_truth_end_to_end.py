@@ -38,11 +38,12 @@ def a_usual_shell() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Bench:
-    """A store with replays of two inputs: packed, packed with a fault, and padded with another fault."""
+    """A store with fp32 replays of two inputs: packed, packed with a large and with a small fault, and padded with a fault."""
 
     store: Store
     right: str
     broken: str
+    epsilon: str
     padded_wrongly: str
 
 
@@ -71,9 +72,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     right = run(store, inputs, packing=True)
     with fault(folder / "run-on", brokenactor.POSITIONS_RUN_ON):
         broken = run(store, inputs, packing=True)
+    with fault(folder / "epsilon", brokenactor.EPSILON):
+        epsilon = run(store, inputs, packing=True)
     with fault(folder / "attended", brokenactor.PADDING_ATTENDED):
         padded_wrongly = run(store, inputs, packing=False)
-    return Bench(store, right, broken, padded_wrongly)
+    return Bench(store, right, broken, epsilon, padded_wrongly)
 
 
 def command(store: Store, *words: str) -> tuple[int, dict[str, Any]]:
@@ -94,6 +97,16 @@ def test_the_truth_is_near_what_is_right_and_far_from_what_is_broken(bench: Benc
     reached = {token["row"] for dump in found["dumps"] for token in dump["worst_tokens"]}
     assert 0 not in reached, "the first packed row has nothing before it that could leak"
     assert command(bench.store, "compare", bench.padded_wrongly, "truth")[0] == 1
+
+
+def test_fp32_is_judged_by_what_fp32_costs_this_model(bench: Bench) -> None:
+    """An epsilon of 5e-6 for 1e-6 moves log-probs ten times as far as rounding does, and no log-prob by 1e-4."""
+    code, right = command(bench.store, "compare", bench.right, "truth")
+    assert (code, right["b"]["dtype"]) == (0, "fp64") and "what fp32 costs against fp64" in right["thresholds_from"]
+    code, found = command(bench.store, "compare", bench.epsilon, "truth")
+    assert (code, found["b"]["replay_id"], found["rounding_id"]) == (1, right["b"]["replay_id"], right["rounding_id"])
+    assert {dump["verdict"] for dump in found["dumps"]} == {"mismatch"}
+    assert command(bench.store, "compare", bench.epsilon, "truth", "--flat-limits")[0] == 0, "flat limits pass it"
 
 
 def noise_of(store: Store, dtype: str) -> dict[str, Any]:

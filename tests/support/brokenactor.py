@@ -108,6 +108,22 @@ MODULE = "openrlhf.models.actor"
 """
 """The first call is right. Each later one has a fault that is small beside what bf16 does to any model; the last two stay."""
 
+EPSILON = """
+def change(module):
+    import functools
+    right = module.Actor.forward
+    @functools.wraps(right)
+    def forward(self, *args, **kwargs):
+        for one in self.model.modules():
+            if hasattr(one, "variance_epsilon"):
+                one.variance_epsilon = 5e-6
+        return right(self, *args, **kwargs)
+    module.Actor.forward = forward
+
+MODULE = "openrlhf.models.actor"
+"""
+"""Norms with five times the epsilon of the model's configuration: no token moves by 1e-4 nats."""
+
 FULL_DISK = """
 def change(module):
     import errno, os

@@ -123,9 +123,19 @@ def broken(cache: Path) -> None:
                     in answers["jacobian"]["words"]
                 )
                 assert answers["neighbour"]["words"] == "row 1 depends on row 0" and answers["rerun"]["verdict"] == "kept"
-    shifted = found["mask shifted"]["rerun"]
-    assert shifted["verdict"] == "broken" and "the Actor masks other tokens than those selected" in shifted["words"], "no noise"
+    for name, words in MASKED.items():
+        assert found[name]["mask"]["words"] == words and found[name]["rerun"]["verdict"] == "kept", (name, found[name])
+    stays = found["state stays"]
+    assert next(iter(stays)) == "state" and stays["state"]["words"] == "the result depends on the call before it"
+    assert {stays[law]["verdict"] for law in ("rerun", "neighbour", "future", "order")} == {"not-checked"}, stays
     a_failed_law_forbids_a_green_verdict(list(found["fails again"].values()))
+
+
+MASKED = {
+    "mask shifted": "log-probs outside the action mask are not 0: it is not applied, or to other tokens",
+    "no mask": "log-probs outside the action mask are not 0: it is not applied, or to other tokens",
+    "mask scales": "selected log-probs are other numbers with the action mask than without it",
+}
 
 
 def a_failed_law_forbids_a_green_verdict(told: list[dict[str, Any]]) -> None:
@@ -256,18 +266,29 @@ def gradients_left_over() -> Any:
     return patch.object(torch.nn.Module, "zero_grad", lambda *args, **named: None)
 
 
-def mask_is_shifted() -> Any:
-    """The Actor multiplies by the action mask of the token before."""
+def mask_that(change: Callable[[Any], Any]) -> Any:
+    """The Actor with a changed action mask."""
     import openrlhf.models.actor as module
 
     original = module.Actor.forward
 
     @functools.wraps(original)
     def forward(self: Any, sequences: Any, action_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-        shifted = None if action_mask is None else action_mask.roll(1, 1)
-        return original(self, sequences, shifted, *args, **kwargs)
+        changed = None if action_mask is None else change(action_mask)
+        return original(self, sequences, changed, *args, **kwargs)
 
     return patch.object(module.Actor, "forward", forward)
+
+
+def state_stays() -> Any:
+    """A tenth of the last token's values in the attention before is in all values, also across calls: a state that is not reset."""
+    last: list[Any] = [0.0]
+
+    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
+        before, last[0] = last[0], 0.1 * value.detach()[:1, :, -1:]
+        return original(module, query, key, value + before, *more, **named)
+
+    return attention_that(attend)
 
 
 FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any], list[str]]] = {
@@ -281,13 +302,23 @@ FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any], list[str]]
     "padding": ("llama", False, padding_is_seen, {}, ["padding", "jacobian"]),
     "future": ("llama", False, functools.partial(padding_is_seen, causal=False), {}, ["future", "jacobian"]),
     "gradients left over": ("llama", False, gradients_left_over, {"backward": True}, ["additivity"]),
-    "mask shifted": ("llama", True, mask_is_shifted, {}, ["rerun"]),
+    "mask shifted": ("llama", True, lambda: mask_that(lambda mask: mask.roll(1, 1)), {}, ["mask"]),
+    "no mask": ("llama", True, lambda: mask_that(torch.ones_like), {}, ["mask"]),
+    "mask scales": ("llama", True, lambda: mask_that(lambda mask: 1.5 * mask), {}, ["mask"]),
+    "state stays": ("llama", True, state_stays, {}, ["state"]),
     "fails again": ("llama", False, fails_again, {}, []),
 }
 """The family, whether it is packed, the fault, further settings, and the laws that it breaks."""
-ALONE = ("log-softmax in bf16", "temperature", "gradients left over", "mask shifted")
+ALONE = ("log-softmax in bf16", "temperature", "gradients left over", "mask shifted", "no mask", "mask scales", "state stays")
 """Faults that break no law beside those."""
-IN_BOTH = ("qwen3.5 packed", "positions run on, llama", "positions run on, mistral", "log-softmax in bf16")
+IN_BOTH = (
+    "qwen3.5 packed",
+    "positions run on, llama",
+    "positions run on, mistral",
+    "log-softmax in bf16",
+    "no mask",
+    "state stays",
+)
 """Faults that are planted in fp32 too."""
 
 if __name__ == "__main__":
