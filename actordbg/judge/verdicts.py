@@ -89,11 +89,8 @@ def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, left: 
             why = f": {first if not first or first.startswith(failure.name) else f'{failure.name}, {first}'}"
         return FAILED, f"{bad:,} of {every} did not pass{why}", [("did not pass", f"{bad:,} of {every}")]
     if not c.passed:
-        return (
-            (UNCHECKED if replay.status in OPEN else FAILED),
-            f"none of {every} has a result; the replay is {replay.status}",
-            (),
-        )
+        ended = f"{c.stopped:,} stopped by the user" if c.stopped else f"the replay is {replay.status}"
+        return (UNCHECKED if replay.status in OPEN else FAILED), f"none of {every} has a result; {ended}", ()
     if laws is not None and not laws.good:
         names = ", ".join(dict.fromkeys(violation["law"] for violation in laws.violations))
         word, what = (WRONG, "laws that fail") if laws.broken else (FAILED, "laws that could not be checked")

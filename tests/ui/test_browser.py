@@ -129,7 +129,7 @@ def test_without_javascript_there_are_tables_and_on_paper_pictures(browser: Any,
     live, table = "figure.chart .live", "figure.chart table"
     with shown_in(browser, pages["report"], width=390, scripts=False) as shown:
         tables = shown.page.locator(table)
-        assert tables.count() == 4 and all(tables.nth(at).is_visible() for at in range(4)) and not shown.is_visible(live)
+        assert tables.count() == 3 and all(tables.nth(at).is_visible() for at in range(3)) and not shown.is_visible(live)
     with shown_in(browser, pages["report"], scheme="dark") as shown:
         shown.page.evaluate(DRAWN)
         shown.page.emulate_media(media="print")
