@@ -101,23 +101,27 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 
 
 LAST = "last"
+LEAST_OF_HANDLE = 6
+"""Characters of a handle that must be typed at least."""
 MOST_NAMED = 200
 """Most ids that an expression may name: its length is limited."""
 _SHOWN = 5
 
 
 def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: type[ActordbgError] = UsageError) -> str:
-    """Resolve `name`, an id, the beginning of an id or "last", among `ids` (the newest last).
+    """Resolve `name`, an id, the beginning of an id, a handle or "last", among `ids` (the newest last).
 
     what: "replay", for messages. made_by: the command that makes such a record. Raises `error` unless exactly one id matches.
     """
     matches = list(ids[-1:]) if name == LAST else [candidate for candidate in ids if name and candidate.startswith(name)]
+    if not matches and len(name) >= LEAST_OF_HANDLE:
+        matches = [candidate for candidate in ids if candidate.rpartition("-")[2].startswith(name)]
     if len(matches) == 1 or name in matches:
         return name if name in matches else matches[0]
     if not ids:
         raise error(f"there is no {what} yet", hint=f"`actordbg {made_by}` creates one")
     if matches:
-        raise error(f"several ids begin with {name!r:.80}: {_some(matches)}", hint="type more of the id")
+        raise error(f"{name!r:.80} means several ids: {_some(matches)}", hint="write the whole id")
     raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {_some(ids)}, or `{LAST}`")
 
 
@@ -129,6 +133,18 @@ def new_replay_id(moment: datetime | None = None) -> str:
     """Return a new id like `20250619T052608-9f3a2c`: it sorts by time, and is unique without coordination."""
     moment = moment or datetime.now(timezone.utc)
     return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(3).hex()}"
+
+
+_DUMP_ID = re.compile(r"(?<![\w/#'\"`;])\d{8}T\d{6}\.\d{6}Z-\d{6,}-\d+-([0-9a-f]{8})[0-9a-f]*(?![\w'\"`&]|\.\w)")
+"""A dump id in a text, except in quotes and in a path, which must stay usable."""
+
+
+def with_handles(text: str, shown: str = "{1}") -> str:
+    """Replace each dump id in `text` by its handle, the beginning of the last part of the id.
+
+    shown: how, with {0} for the id and {1} for the handle.
+    """
+    return _DUMP_ID.sub(lambda match: shown.format(match[0], match[1]), text)
 
 
 def letter_of(index: int) -> str:

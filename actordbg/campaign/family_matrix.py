@@ -26,11 +26,11 @@ from actordbg.base.errors import ActordbgError, Conflict, UsageError
 from actordbg.base.units import grouped, plural
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.cells import Axes, combinations, make_cells
-from actordbg.campaign.matrix_document import IN_PART, UNJUDGED, WRONG, verdict_word
+from actordbg.campaign.matrix_document import IN_PART, verdict_word
 from actordbg.campaign.run_matrix import Surroundings, new_matrix, run_matrix, select
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import AXES, ReplayConfig
-from actordbg.document.blocks import Block, Code, Grid, Heading, Items, Paragraph
+from actordbg.document.blocks import UNCHECKED, WRONG, Block, Code, Grid, Heading, Items, Paragraph
 from actordbg.formats.store_files import atomic_write
 from actordbg.judge.agreement import laws_of
 from actordbg.records.comparison_record import StoredRecord
@@ -132,7 +132,7 @@ def _reason(store: Store, cell: MatrixCell, word: str) -> str:
     if word == FAILED:
         return cell.error or cell.signature or FAILED
     if word != WRONG or cell.replay_id is None:
-        return cell.reason if word in (UNAVAILABLE, IN_PART, UNJUDGED) else ""
+        return cell.reason if word in (UNAVAILABLE, IN_PART, UNCHECKED) else ""
     spec = load_spec(store, cell.replay_id)
     laws = laws_of(data_of(store, spec).results, spec.config)
     broken: dict[str, str] = {}

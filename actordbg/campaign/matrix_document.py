@@ -18,14 +18,16 @@ from typing import Any
 from actordbg.actor.signatures import explain
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import grouped, human_bytes, plural
-from actordbg.config.as_ran import complete, repeat_options, toy
-from actordbg.config.replay_config import AXES, SETTINGS, TINY
+from actordbg.config.as_ran import complete, repeat_options
+from actordbg.config.replay_config import AXES, SETTINGS, TINY, TOY_MODEL
 from actordbg.document.blocks import (
     BAD_TONE,
     GOOD_TONE,
     NO_TONE,
     PART_TONE,
-    Banner,
+    RIGHT,
+    UNCHECKED,
+    WRONG,
     Block,
     Cell,
     Cells,
@@ -33,12 +35,12 @@ from actordbg.document.blocks import (
     Heading,
     Items,
     Paragraph,
+    Verdict,
     number,
     seconds,
     setting,
 )
-from actordbg.document.specifications import BAD, PART, QUIET, coloured, hints, layer, layered, names
-from actordbg.document.specifications import GOOD as GREEN
+from actordbg.document.blocks import FAILED as FAILED_WORD
 from actordbg.judge.agreement import SHOWN
 from actordbg.judge.comparison_document import excluded
 from actordbg.records.comparison_record import GOOD, NOT_COMPARED
@@ -46,7 +48,7 @@ from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE,
 
 AXES_AS_COLUMNS = 4
 """With more axes than this, the settings share one column."""
-WRONG, UNJUDGED, REGRESSED, IN_PART, WAITS = "WRONG", "NOT CHECKED", "REGRESSED", "partial", "not compared"
+REGRESSED, IN_PART, WAITS = "REGRESSED", "partial", "not compared"
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,16 @@ class MatrixContext:
 
 def matrix_document(record: MatrixRecord, context: MatrixContext) -> list[Block]:
     """Build the document of a matrix, top to bottom."""
-    cells, counted = record.cells, _counted(record)
+    cells = record.cells
     state = "running, or was killed" if record.status == "running" else record.status
-    of_toy = next((suffix for cell in cells if (suffix := toy(cell.config.get("model"), ", of a "))), "")
     by_word = grouped((verdict_word(cell), (cell.reason, cell)) for cell in cells)
     unasked = [(f"not checked: {reason}", cell) for cell in cells if cell.laws for reason in cell.unasked]
     sections = {
         "Wrong": [_wrong(cell) for _, cell in by_word.get(WRONG, ())],
-        "Not judged": _by_text(by_word.get(UNJUDGED, ())),
+        "Not checked": _by_text(by_word.get(UNCHECKED, ())),
         "Partial": _by_text([*by_word.get(PASSED, ()), *by_word.get(IN_PART, ())]),
         "Regressed": [f"{_label(cell)}: {'; '.join(cell.regressed)}" for cell in cells if cell.regressed],
-        "Laws": _by_text((cell.laws, cell) for cell in cells) + _by_text(unasked),
+        "Laws (invariance checks)": _by_text((cell.laws, cell) for cell in cells) + _by_text(unasked),
         "Detection limits": [
             f"{_label(cell)}: {excluded(cell.excludes, str(cell.config.get('dtype')))}"
             for cell in cells
@@ -91,9 +92,9 @@ def matrix_document(record: MatrixRecord, context: MatrixContext) -> list[Block]
         "Environment": _facts(record, context),
     }
     return [
-        Heading(f"matrix {record.matrix_id}{of_toy}", 1),
-        Paragraph(f"{counted}." + f" The matrix is {state}." * (state != "complete")),
-        _banner(record, counted),
+        Heading(f"matrix {record.matrix_id}", 1),
+        *([Paragraph(f"The matrix is {state}.")] if state != "complete" else []),
+        matrix_verdict(record),
         *_heat_map(record),
         _table(record, context),
         Paragraph(_LEGEND),
@@ -112,7 +113,7 @@ def verdict_word(cell: MatrixCell) -> str:
     if cell.wrong:
         return WRONG
     if cell.unjudged:
-        return UNJUDGED
+        return UNCHECKED
     if cell.status == NOT_RUN and not cell.reason and cell.replay_id:
         return "unfinished"
     if cell.status == PASSED and cell.verdict is not None and cell.reason:
@@ -122,7 +123,7 @@ def verdict_word(cell: MatrixCell) -> str:
 
 def _counted(record: MatrixRecord) -> str:
     words = Counter(word_of(record, cell) for cell in record.cells)
-    names = (PASSED, IN_PART, WRONG, UNJUDGED, WAITS, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
+    names = (PASSED, IN_PART, WRONG, UNCHECKED, WAITS, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
     counts = ", ".join(f"{words[name]} {name}" for name in names if name in words)
     passed = [cell for cell in record.cells if cell.status == PASSED]
     parts = [f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {counts}"]
@@ -244,36 +245,45 @@ def _range(values: Sequence[int]) -> str:
 
 MOST_COLUMNS = 6
 """Columns of a heat map that a phone can still scroll through."""
-_COLOURS = {GOOD_TONE: GREEN, PART_TONE: PART, BAD_TONE: BAD, NO_TONE: QUIET}
 
 
-def _banner(record: MatrixRecord, counted: str) -> Banner:
-    """Build the verdict over all cells. counted: how many cells have which verdict, in words."""
+def matrix_verdict(record: MatrixRecord) -> Verdict:
+    """Return the verdict over all cells."""
     ran = [cell for cell in record.cells if cell.status in (PASSED, FAILED)]
     judged = [cell for cell in ran if cell.verdict is not None and not cell.unjudged]
     toy = all(str(cell.config.get("model", TINY)) == TINY for cell in record.cells)
-    left = ["your model: this ran the embedded toy model `tiny`"] if toy else []
+    left = ["your model (--model)"] if toy else []
     if unjudged := len(ran) - len(judged):
         left.append(f"the numbers of {plural(unjudged, 'cell')}, which were not compared with the truth")
     if others := len(record.cells) - len(ran):
         left.append(f"{plural(others, 'cell')} that did not run")
-    figures = [("right cells", f"{sum(cell.good for cell in judged)} / {len(record.cells)}")]
-    if good := [(cell.forward_s, cell.name) for cell in ran if cell.good and cell.forward_s]:
-        fastest, name = min(good, key=lambda pair: pair[0])
-        figures.append((f"fastest forward{' (toy model)' * toy}: {name}", f"{seconds(fastest)} s"))
+    good = sorted((cell.forward_s, cell.index) for cell in ran if cell.good and cell.forward_s)
+    fastest = record.cells[good[0][1]] if good else None
     wrong, failed = [cell for cell in ran if cell.wrong], [cell for cell in ran if cell.status == FAILED]
-    words = {
-        ("NOTHING RAN", NO_TONE): not ran,
-        (WRONG, BAD_TONE): wrong,
-        ("FAILED", BAD_TONE): failed,
-        (REGRESSED, BAD_TONE): any(cell.regressed for cell in record.cells),
-        ("NOT COMPLETE", PART_TONE): any(cell.open or record.waits(cell) for cell in record.cells),
-        (UNJUDGED, PART_TONE): unjudged,
-        ("RIGHT", GOOD_TONE): True,
-    }
-    word, tone = next(verdict for verdict, applies in words.items() if applies)
-    first = f" {WRONG if wrong else 'Failed'}: {(wrong or failed)[0].name}." if wrong or failed else ""
-    return Banner(word, f"{counted}.{first}", tone, tuple(figures), tuple(left))
+    regressed = [cell for cell in record.cells if cell.regressed]
+    open_cells = not ran or any(cell.open or record.waits(cell) for cell in record.cells)
+    word = WRONG if wrong or regressed else FAILED_WORD if failed else UNCHECKED if open_cells or unjudged else RIGHT
+    bad = [*wrong, *failed, *regressed]
+    said = _counted(record)
+    if bad and bad[0].name:
+        said += f"; first {word_of(record, bad[0])}: {bad[0].name}"
+    figures = [("right cells", f"{sum(cell.good for cell in judged)} of {len(record.cells)}")]
+    if off := [cell.max_abs for cell in wrong if cell.max_abs is not None]:
+        figures.insert(0, ("max diff from the truth", f"{number(max(off), 2)} nats"))
+    if fastest is not None:
+        figures.append((f"fastest forward{f' ({TOY_MODEL})' * toy}: {fastest.name}", f"{seconds(fastest.forward_s)} s"))
+    return Verdict(word, said, figures, left, _next(record, bad, fastest), toy)
+
+
+def _next(record: MatrixRecord, bad: Sequence[MatrixCell], fastest: MatrixCell | None) -> str:
+    """Return the command to run next: on the first bad cell, on the unfinished ones, or with the fastest right configuration."""
+    if bad and bad[0].replay_id:
+        return f"actordbg {f'compare {bad[0].replay_id} truth' if bad[0].wrong else f'report {bad[0].replay_id}'}"
+    if any(cell.open or record.waits(cell) for cell in record.cells):
+        return f"actordbg matrix --resume {record.matrix_id}"
+    if fastest is None:
+        return ""
+    return f"actordbg replay --all {' '.join(map(in_shell, repeat_options(complete(fastest.config))))}"
 
 
 def _heat_map(record: MatrixRecord) -> list[Block]:
@@ -289,16 +299,7 @@ def _heat_map(record: MatrixRecord) -> list[Block]:
     cells = tuple(tuple(by_settings.get((*map(str, row), *map(str, column))) for column in columns) for row in rows)
     heads = tuple(_named(down, row) or "all" for row in rows), tuple(_named(across, column) for column in columns)
     says = "Each cell is one replay: its verdict and its distance from the truth. Hover for the reason;"
-    marks = [
-        {"row": row, "column": column, "verdict": cell.text, "tone": cell.tone, "figure": cell.figure, "why": cell.why}
-        for row, line in zip(heads[0], cells, strict=True)
-        for column, cell in zip(heads[1], line, strict=True)
-        if cell is not None
-    ]
-    shown = hints(("verdict", "verdict"), ("figure", "figures"), ("why", "why"))
-    field = layer("rect", tooltip=shown, color=coloured("tone", _COLOURS))
-    drawn = layered(marks, field, height=44 * len(rows), x=names("column", None), y=names("row", None))
-    return [Cells("The cells", f"{says} click to copy the command.", *heads, cells, drawn)]
+    return [Cells("The cells", f"{says} click to copy the command.", *heads, cells)]
 
 
 def _values(record: MatrixRecord, axes: Sequence[str]) -> list[tuple[Any, ...]]:

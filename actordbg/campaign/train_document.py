@@ -20,19 +20,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import grouped, plural
+from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import (
-    BAD_TONE,
-    GOOD_TONE,
-    NO_TONE,
-    PART_TONE,
-    Banner,
+    FAILED,
+    RIGHT,
+    UNCHECKED,
+    WRONG,
     Block,
     Chart,
     Grid,
     Heading,
     Items,
     Paragraph,
+    Verdict,
     number,
 )
 from actordbg.measure.align_logs import FALLS, RISES, relative, trend
@@ -218,7 +220,6 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
     """Build the document of a check, top to bottom. logs: path of a cell's log, by index."""
     pairs = list(zip(record.cells, verdicts(record), strict=True))
     requested = requested_of(record)
-    counted = _counted(record, requested)
     legend = (
         "first, last: loss. falls: over the same inputs; ?: undecided. loss, |g|, |dw|: largest relative difference "
         "from the baseline (the plain Actor in fp32) of loss, gradient norm and update norm. diverges: the first step where any "
@@ -236,8 +237,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
     links = [logs.get(cell.index, "") for cell in record.cells]
     return [
         Heading(f"training check {record.check_id}", 1),
-        Paragraph(counted),
-        train_banner(record, requested, counted),
+        train_verdict(record, requested),
         *train_charts(record),
         Grid(_COLUMNS, [_row(*pair) for pair in pairs], {"configuration", "result", "falls", "diverges"}, links),
         Paragraph(legend),
@@ -307,23 +307,24 @@ def _facts(record: TrainCheckRecord) -> list[str]:
     return [*lines, f"command: {record.command}"] if record.command else lines
 
 
-def train_banner(record: TrainCheckRecord, requested: Judged, counted: str) -> Banner:
-    """Build the verdict over all requested configurations."""
+def train_verdict(record: TrainCheckRecord, requested: Judged) -> Verdict:
+    """Return the verdict over all requested configurations."""
     ran = [(cell, verdict) for cell, verdict in requested if cell.status == TRAINED]
-    if not ran:
-        return Banner("NOTHING TRAINED", counted, NO_TONE)
-    bad = [verdict.word for cell, verdict in requested if verdict.word not in (AGREES, IMPOSSIBLE, OPEN)]
+    bad = [verdict for cell, verdict in requested if verdict.word not in (AGREES, IMPOSSIBLE, OPEN)]
     agree = sum(verdict.word == AGREES for _, verdict in ran)
-    figures = (("configurations that agree", f"{agree} / {len(requested)}"), ("steps", str(record.steps)))
-    unjudged = tuple(f"{cell.name}: {cell.status}" for cell, _ in requested if cell.status in (IMPOSSIBLE, OPEN))
+    figures = [("configurations that agree", f"{agree} of {len(requested)}"), ("steps", str(record.steps))]
+    left = [f"{cell.name}: {cell.status}" for cell, _ in requested if cell.status in (IMPOSSIBLE, OPEN)]
     if short := "; ".join(cell.name for cell, verdict in ran if verdict.falls == UNKNOWN):
-        unjudged += (f"whether the loss falls: too few steps, or too noisy ({short})",)
-    word, tone = "AGREES", GOOD_TONE
-    if bad:
-        word, tone = DIVERGES if DIVERGES in bad else bad[0].upper(), BAD_TONE
-    elif short or any(cell.status == OPEN for cell, _ in requested):
-        word, tone = "NOT CHECKED" if short else "NOT COMPLETE", PART_TONE
-    return Banner(word, counted, tone, figures, unjudged)
+        left.append(f"whether the loss falls: too few steps, or too noisy ({short})")
+    wrong, unfinished = any(verdict.word != BROKEN for verdict in bad), any(cell.status == OPEN for cell, _ in requested)
+    word = WRONG if wrong else FAILED if bad else UNCHECKED if short or unfinished or not ran else RIGHT
+    model = str(record.cells[0].config.get("model", TINY))
+    next_command = f"actordbg train-check --resume {record.check_id}" if unfinished else ""
+    if word == RIGHT:
+        next_command = "actordbg curve memory --budget 80GB"
+    elif record.selection is not None and wrong:
+        next_command = f"actordbg matrix --where {in_shell(record.selection)} --model {in_shell(model)}"
+    return Verdict(word, _counted(record, requested), figures, left, next_command, model == TINY)
 
 
 def train_charts(record: TrainCheckRecord) -> list[Chart]:

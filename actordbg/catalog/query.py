@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import CatalogProblem, UsageError
 from actordbg.base.owners import is_mine
-from actordbg.base.units import LAST, resolve
+from actordbg.base.units import LAST, LEAST_OF_HANDLE, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog.tables import (
@@ -30,6 +30,7 @@ from actordbg.catalog.tables import (
     CALLER,
     COLUMNS,
     DUMP_COLUMNS,
+    DUMP_TAIL,
     LAST_RESULT,
     TIME,
     WHERE_COLUMNS,
@@ -222,10 +223,12 @@ def dump_files(source: Store | Catalog, where: str | None = None) -> list[tuple[
 
 
 def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
-    """Return the dump with this id or unique beginning of an id, or the newest for "last"; UsageError otherwise."""
-    catalog = _catalog(source)
-    sql = f"SELECT dump_id FROM dump WHERE dump_id BETWEEN ? AND ? ORDER BY dump_id LIMIT {_LISTED}"
-    ids = [row[0] for row in answers(catalog, sql, (dump_id, dump_id + chr(0x10FFFF)))] if dump_id else []
+    """Return the dump with this id, beginning of an id or handle, or the newest for "last"; UsageError otherwise."""
+    catalog, span = _catalog(source), (dump_id, dump_id + chr(0x10FFFF))
+    sql = "SELECT d.dump_id FROM dump AS d WHERE {} BETWEEN ? AND ? ORDER BY d.dump_id LIMIT {}"
+    ids = [row[0] for row in answers(catalog, sql.format("d.dump_id", _LISTED), span)] if dump_id else []
+    if not ids and len(dump_id) >= LEAST_OF_HANDLE:
+        ids = [row[0] for row in answers(catalog, sql.format(DUMP_TAIL, _LISTED), span)]
     if not ids:
         ids = [row[0] for row in answers(catalog, f"SELECT dump_id FROM dump ORDER BY timestamp DESC LIMIT {_LISTED}")][::-1]
     full_id = resolve(dump_id, ids, "dump", made_by="dump enable")

@@ -131,6 +131,13 @@ _BROKEN_LAW = (
 )
 
 
+DUMP_TAIL = (
+    "CASE WHEN d.dump_id LIKE '________T______.______Z-______%-%-________%' "
+    "THEN substr(d.dump_id, length(rtrim(d.dump_id, '0123456789abcdef')) + 1) ELSE d.dump_id END"
+)
+"""The last part of a dump's id, whose beginning is its handle; an id of another form as a whole."""
+
+
 def _where_columns() -> Iterator[WhereColumn]:
     def described(name: str, table: str, stored: str, sql: str, of: str = "", join: str = "") -> WhereColumn:
         column = COLUMNS[table][stored]
@@ -147,6 +154,8 @@ def _where_columns() -> Iterator[WhereColumn]:
     yield described("replayed_at", "result", "finished_at", "micros(r.finished_at)", "last result: ", LAST_RESULT)
     for name in _OF_LAST_COMPARISON:
         yield described(name, "comparison", name, _COMPARISON_SQL.format(name), "last comparison: ")
+    handle = "short handle, as tables show it: the beginning of the id's last part"
+    yield WhereColumn("dump", TEXT, f"substr({DUMP_TAIL}, 1, 8)", handle)
     yield WhereColumn(
         "law_broken", TEXT, _BROKEN_LAW, "a law that failed in the newest replay with a failed law; null without one"
     )

@@ -317,7 +317,7 @@ def _since(match: re.Match[str]) -> str:
 
 TIME_LIMIT_S = 1.0
 _TABLES = {"dump", "caller", "result", "replay", "comparison", "law_answer"}
-_FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count", "min", "max", "group_concat", "micros", "moment"}
+_FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count", "min", "max", "group_concat", "micros", "moment", "substr", "rtrim"}
 _READ, _OK = sqlite3.SQLITE_READ, sqlite3.SQLITE_OK
 _STEPS = 20_000
 _FETCH = 1000

@@ -5,3 +5,15 @@ Begin with `app`, the table of contents; then read any command (`replay`, `dump_
 `replaying` serves the commands that replay. A command's other imports are inside its function, or in `X_work` beside `X`, so that
 `--help` is quick.
 """
+
+from typing import NamedTuple
+
+HELP_ALL, OUTPUT = "help_all", "Output"
+"""The parameter of --help-all, and the heading of the output options."""
+
+
+class HelpPlace(NamedTuple):
+    """Where help shows an option (typer's `rich_help_panel`): `--help` the fifteen of lowest rank, `--help-all` by heading."""
+
+    heading: str = ""
+    rank: int = 14

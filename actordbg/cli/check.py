@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -24,7 +23,12 @@ def check(
     ),
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
-    golden: bool = option(False, "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights."),
+    of_run: bool = option(
+        False,
+        "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.",
+        "--recorded",
+        "--golden",
+    ),
     junit: Path | None = option(None, "Also write JUnit XML there.", heading=_FOR),
     github: bool = option(False, "Emit GitHub Actions annotations.", heading=_FOR, rank=30),
 ) -> None:
@@ -43,8 +47,9 @@ def check(
     from actordbg.catalog.query import count_dumps, open_fresh
     from actordbg.cli import check_work as work
     from actordbg.cli import replaying
+    from actordbg.document.blocks import Items
     from actordbg.document.page import check_place
-    from actordbg.judge.check import answer_of_check
+    from actordbg.judge.check import check_data
     from actordbg.judge.exports import junit_xml
 
     flags = replaying.flags_of(settings)
@@ -57,15 +62,16 @@ def check(
     if not plan.spec.inputs:
         raise replaying.nothing_to("check", store, inputs)
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
-    checked = work.run_with_bar(store, plan.spec, golden)
-    answer = answer_of_check(checked, of=of, recorded=recorded)
-    page, blocks = work.write_check_page(store, checked, answer)
-    answer = replace(answer, page=str(page))
-    work.print_check(answer, blocks)
+    checked = work.run_with_bar(store, plan.spec, of_run)
+    verdict = checked.verdict(of=of, recorded=recorded)
+    page, blocks = work.write_check_page(store, checked, verdict)
+    data = check_data(checked, verdict, of=of) | {"page": str(page)}
+    facts = Items((f"configuration: {data['configuration']}", f"page: {page}"))
+    work.print_check([verdict, facts], blocks, data)
     if junit is not None:
-        write_file(junit, junit_xml(checked, answer).decode())
+        write_file(junit, junit_xml(checked, verdict).decode())
     if output.wanted.opened:
         open_page(page)
     if github:
-        work.annotate(checked, answer)
-    require_good(answer.good)
+        work.annotate(checked, [verdict, facts])
+    require_good(verdict.good)

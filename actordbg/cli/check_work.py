@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -14,18 +15,18 @@ from actordbg.base.units import plural
 from actordbg.catalog.selections import joined
 from actordbg.cli import output
 from actordbg.cli.options import store_of
-from actordbg.cli.output import emit_json, note, note_some, progress, say, say_lines, say_wrapped, write_files
+from actordbg.cli.output import emit_json, note, note_some, progress, say, say_lines, write_files
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.replaying import counting, replaying, require_runnable
-from actordbg.document.blocks import Block
+from actordbg.document.blocks import Block, Verdict, as_data, verdict_in
 from actordbg.document.page import as_html
-from actordbg.document.renderings import as_markdown
+from actordbg.document.renderings import as_markdown, as_text
 from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder
-from actordbg.judge.check import ROUNDING, TRUTH, CheckAnswer, CheckFound, check_blocks, check_document, run_check
+from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, check_blocks, run_check
 from actordbg.judge.exports import workflow_commands
-from actordbg.judge.load_replays import load, pictures
+from actordbg.judge.load_replays import pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import PICKLES
@@ -85,7 +86,7 @@ def with_paths(ctx: typer.Context, paths: list[Path], inputs: ChosenInputs) -> C
     return replace(inputs, where=joined(inputs.where, f"dump_id in ({chosen})"))
 
 
-def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
+def run_with_bar(store: Store, spec: ReplaySpec, recorded: bool) -> CheckFound:
     """Run the check with a progress bar over all its stages. On Ctrl-C, keep the results and print how to continue."""
     require_runnable(store, spec)
     count = len(spec.inputs)
@@ -105,7 +106,7 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
                 counted(event)
 
             counted = counting(lambda n=1, note="": advance(n, note=note and f"{list(done)[-1]}: {note}"))
-            return run_check(store, spec, golden=golden, on_stage=on_stage, on_event=on_event)
+            return run_check(store, spec, recorded=recorded, on_stage=on_stage, on_event=on_event)
     except KeyboardInterrupt:
         left = read_standing(store.replays / spec.replay_id)[1] != COMPLETE
         first = f"`actordbg replay --resume {spec.replay_id}`, then " if left else ""
@@ -113,36 +114,32 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
         raise typer.Exit(130) from None
 
 
-def write_check_page(store: Store, checked: CheckFound, answer: CheckAnswer) -> tuple[Path, Sequence[Block]]:
+def write_check_page(store: Store, checked: CheckFound, verdict: Verdict) -> tuple[Path, Sequence[Block]]:
     """Return the page's path and blocks; without -o FILE.html it is written here, into the store's reports/."""
-    (data,) = load(store, [answer.replay_id]).replays  # with its comparisons
-    blocks = check_blocks(checked, answer, pictures(store, data))
+    blocks = check_blocks(checked, verdict, pictures(store, checked.data))
     if output.wanted.page is not None:
         return output.wanted.page, blocks
     make_folder(store.reports)
-    path = store.reports / f"check-{answer.replay_id}.html"
+    path = store.reports / f"check-{checked.data.spec.replay_id}.html"
     atomic_write(path, as_html(blocks).encode())
     return path, blocks
 
 
-def print_check(answer: CheckAnswer, blocks: Sequence[Block]) -> None:
-    """Print the result, and write the files of -o."""
+def print_check(brief: Sequence[Block], blocks: Sequence[Block], data: Mapping[str, Any]) -> None:
+    """Print the result, and write the files of -o, whose document has all blocks."""
+    answer = {**data, **as_data(brief)}
     write_files(answer, blocks)
     if output.wanted.json:
         return emit_json(answer)
-    if output.wanted.format == "md":
-        return say_lines(as_markdown(check_document(answer)))
-    say_wrapped(answer.sentence, rest="  ")
-    for name, text in (*answer.figures, ("configuration", answer.configuration)):
-        say_wrapped(f"  {name:<14}  {text}", rest=" " * 18)
-    say(f"next: {answer.next}")
-    return say(f"page: {answer.page}")
+    return say_lines((as_markdown if output.wanted.format == "md" else as_text)(brief))
 
 
-def annotate(checked: CheckFound, answer: CheckAnswer) -> None:
+def annotate(checked: CheckFound, document: Sequence[Block]) -> None:
     """Print GitHub annotations, and append the result to the workflow's summary page if there is one."""
-    for line in workflow_commands(checked, answer):
+    verdict = verdict_in(document)
+    assert verdict is not None
+    for line in workflow_commands(checked, verdict):
         (output.note if output.wanted.json else say)(line)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
-            file.write(as_markdown(check_document(answer)))
+            file.write(as_markdown(document))

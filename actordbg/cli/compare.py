@@ -61,8 +61,8 @@ def compare(
         str,
         typer.Argument(
             metavar="B",
-            help="Another replay, `truth`, or `golden`: the run's own outputs.",
-            autocompletion=stored("replay", "truth", "golden"),
+            help="Another replay, `truth`, or `recorded`: the run's own outputs.",
+            autocompletion=stored("replay", "truth", "recorded"),
         ),
     ],
     noise: str | None = option(
@@ -88,7 +88,7 @@ def compare(
 ) -> None:
     """Compare a replay with another, or with the truth.
 
-    B may also be `golden`: the run's own recorded outputs. Compares each dump that both sides have: log-probs per token and per
+    B may also be `recorded`: the run's own recorded outputs. Compares each dump that both sides have: log-probs per token and per
     sequence, entropies, loss, gradient norm and kept gradients. Thresholds follow the less precise dtype of the two sides unless
     a flag sets them. Computes the truth if it does not exist yet; `last` is the newest replay that is not a truth. Saves the
     comparison in comparisons/, and `report` shows it.
@@ -103,6 +103,7 @@ def compare(
     from actordbg.document.blocks import Paragraph
     from actordbg.judge.comparing import compare as compare_sides
     from actordbg.judge.comparison_document import comparison_charts, document
+    from actordbg.judge.sides import RECORDED_NAMES
     from actordbg.judge.thresholds import asked
 
     take_consent(trust_remote_code)
@@ -112,7 +113,7 @@ def compare(
     store = store_of(ctx).require()
     if power and (flat or b != "truth"):
         raise UsageError("--power needs a truth comparison", hint="compare REPLAY truth --power, without --flat-limits")
-    if a in ("truth", "golden"):
+    if a in ("truth", *RECORDED_NAMES):
         raise UsageError(f"A is the side under test; it cannot be {a}", hint=f"swap them: compare REPLAY {a}")
     catalog = open_fresh(store)
     judged = work.meant(catalog, a)
@@ -122,7 +123,7 @@ def compare(
     rounding = None
     if b == "truth":
         b, rounding = work.truth_and_rounding(store, judged, dtype, flat=flat, planted=power, yes=yes)
-    elif b != "golden":
+    elif b not in RECORDED_NAMES:
         b = work.meant(catalog, b)
     with progress("comparing", None) as advance:
         record = compare_sides(
@@ -140,8 +141,8 @@ def compare(
     moves = floor.floor.get("max_abs") if floor else None
     charts = comparison_charts(store, record, texts, moves) if output.wanted.whole or output.wanted.opened else []
     blocks = document(record, limit, charts)
-    if b == "golden" and (weights := work.recorded_weights(store, judged)):
-        blocks.insert(1, Paragraph(f"Weights: {weights}."))
+    if b in RECORDED_NAMES and (weights := work.recorded_weights(store, judged)):
+        blocks.insert(2, Paragraph(f"Weights: {weights}."))
     say_document(blocks, data=vars(record))
     if path is not None and not output.wanted.json:
         note(f"saved as {path}")

@@ -29,7 +29,7 @@ from actordbg.cli.options import (
     store_of,
     stored,
 )
-from actordbg.cli.output import as_json, emit, human_bytes, note, note_some, plural, progress, say
+from actordbg.cli.output import as_json, emit, human_bytes, note, note_some, plural, progress, say, say_next
 
 if TYPE_CHECKING:
     from actordbg.dumps.packing import PackSummary
@@ -108,7 +108,7 @@ def create(
     answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}
     if not as_json(answer):
         say(f"made {plural(len(ids), 'dump')} in run {run} ({human_bytes(size)})")
-        say(f"next: actordbg dump ls --where \"run='{run}'\"")
+        say_next(f"actordbg dump ls --where \"run='{run}'\"")
 
 
 def export(

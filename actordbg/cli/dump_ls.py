@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actordbg.base.units import ago
+from actordbg.base.units import ago, with_handles
 from actordbg.cli import output
 from actordbg.cli.options import Where, option, require_some, store_of, stored
-from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
+from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_next, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
@@ -75,6 +75,7 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
         for row in rows
     ]  # fmt: skip
     table(named, cells, tight=True)
+    say_next(f"actordbg dump show {with_handles(rows[0].dump_id)}")
 
 
 def columns() -> None:
@@ -104,7 +105,7 @@ def show(
         str,
         typer.Argument(
             metavar="ID",
-            help="Dump id, or a unique prefix of it.",
+            help="Dump id, handle, or a unique prefix of the id.",
             autocompletion=stored("dump"),
         ),
     ],
@@ -162,7 +163,7 @@ def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:
 
 def _say_dump(answer: dict[str, Any]) -> None:
     record, tensors, results = answer["record"], answer["tensors"], answer["results"]
-    say(record.dump_id)
+    say(f"dump `{record.dump_id}`")
     for name, value in _facts(answer).items():
         if value not in (None, ""):
             say_fact(f"  {name}", str(value), 16)
@@ -174,7 +175,7 @@ def _say_dump(answer: dict[str, Any]) -> None:
     table(tuple(columns), [[tensor[name] for name in columns.values()] for tensor in cells])
     say()
     if not results:
-        return say(f"not replayed yet: `actordbg replay --where \"dump_id='{record.dump_id}'\"`")
+        return say_next(f"actordbg replay --where \"dump='{with_handles(record.dump_id)}'\"")
     kinds = {tensor["kind"] for tensor in tensors}
     own = {"max diff": "golden_max_abs"} if OUTPUT in kinds else {}
     own |= {"entropy diff": "golden_entropy_max_abs"} if "output.entropy" in record.tensors else {}

@@ -18,7 +18,7 @@ from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.cli import capture_options as opt
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good, store_of, takes_groups
-from actordbg.cli.output import as_json, clear_screen, emit, emit_json, note, plural, say, say_wrapped, table
+from actordbg.cli.output import as_json, clear_screen, emit, emit_json, note, plural, say, say_next, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.capture.control import Control
@@ -66,7 +66,7 @@ def disable(
     if not as_json(_answer(store, control_before(store, jobs[0]), False, any(changed), own)):
         say("Recording is off." if any(changed) else "Recording was already off.")
         if any(changed):
-            note("next: `actordbg dump ls` lists the recorded dumps")
+            say_next("actordbg dump ls")
 
 
 def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
@@ -106,8 +106,8 @@ def _say_enabled(answer: dict[str, Any]) -> None:
     if answer["job"]:
         return say(f"Only the job {answer['job']} follows this switch; it picks this up within a second.")
     say("Hooked jobs pick this up within a second.")
-    note("next: `actordbg dump status` shows what they record; `actordbg dump disable` stops it")
-    return note("      `actordbg status` shows whether actor.py is patched; if not, run `actordbg patch`")
+    note("`actordbg status` shows whether actor.py is patched; `actordbg dump disable` stops recording")
+    return say_next("actordbg dump status")
 
 
 def status(
@@ -204,7 +204,7 @@ def _render(answer: dict[str, Any]) -> None:
             if dump.error:
                 say(f"{dump.dump_id} raised {dump.error}")
         say(f"{plural(len(dumps), 'dump')} recovered, {answer['in_flight']} from a call in flight")
-        note("next: actordbg replay --where \"recovered='in_flight'\"")
+        say_next("actordbg replay --where \"recovered='in_flight'\"")
     elif not answer["rings"]:
         say(f"No process left flight recorder files on {answer['host']}.")
         note("they are on the machine where the process ran: run this there; `actordbg dump status` lists them")

@@ -13,7 +13,7 @@ from typing import Any
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.capture.control import Control, read_control
 from actordbg.cli.capture_options import limits_in_words
-from actordbg.cli.output import human_bytes, note, plural, say, say_wrapped, table
+from actordbg.cli.output import human_bytes, note, plural, say, say_next, say_wrapped, table
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.recording_reading import Books, RingFile, read_counters, read_ring
@@ -184,7 +184,7 @@ def say_status(answer: dict[str, Any]) -> None:
     if answer["control"] is None and not answer["jobs"]:
         never = "" if answer["processes"] or answer["damaged_switches"] else ": it was never on"
         say(f"Recording is off{never} in {answer['store']}")
-        note("next: `actordbg dump enable`, or `actordbg run -- COMMAND`")
+        say_next("actordbg dump enable")
     if answer["control"] is not None:
         state = "on" if answer["enabled"] else "off"
         say(f"Recording is {state}: run {answer['control']['run']}, since {answer['control']['since']}")
@@ -246,7 +246,7 @@ def _say_rings(rings: list[dict[str, Any]]) -> None:
         what = ring["problem"] or f"flight recorder of a dead process: {plural(ring['inputs'], 'input')}{flying}"
         say(f"pid {ring['pid']}: {what} ({ring['path']})" if ring["pid"] else f"{Path(ring['path']).name}: {what}")
     if dead:
-        note("next: `actordbg dump recover` turns these inputs into dumps")
+        say_next("actordbg dump recover")
 
 
 def trouble_of(row: ProcessRow) -> Iterator[str]:

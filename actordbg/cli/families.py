@@ -51,6 +51,7 @@ def families(
     from actordbg.campaign.family_matrix import USUAL_AXES, FamilyFolder, families_document, open_folder, subject_of
     from actordbg.cli.replaying import asked_for, kept
     from actordbg.config.replay_config import AXES
+    from actordbg.document.blocks import RIGHT, WRONG, Verdict
     from actordbg.replay.supervise import interruptible
 
     if list_:
@@ -68,7 +69,9 @@ def families(
     if keep is not None:
         note(f"kept: {keep}  (its store: {keep / 'store'})")
     blocks, good = families_document(results), all(result.good for result in results)
-    say_document(blocks, data={"good": good, "families": results})
+    said = f"{sum(result.good for result in results)} of {len(results)} model families are right"
+    verdict = Verdict(RIGHT if good else WRONG, said)
+    say_document([verdict, *blocks], data={"good": good, "families": results})
     return require_good(good)
 
 

@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from actordbg.cli import HELP_ALL, OUTPUT, HelpPlace
 
 _WHERE = "where"
 """The parameter of --where, which may be repeated: dumps must meet all conditions."""
@@ -31,14 +33,7 @@ SHORT = 15
 """Number of options that a command's `--help` shows; `--help-all` shows all."""
 
 
-HELP_ALL, USUAL, OUTPUT = "help_all", "Options", "Output"
-
-
-class HelpPlace(NamedTuple):
-    """Where help shows an option (typer's `rich_help_panel`): `--help` the fifteen of lowest rank, `--help-all` by heading."""
-
-    heading: str = ""
-    rank: int = 14
+USUAL = "Options"
 
 
 @dataclass(frozen=True)

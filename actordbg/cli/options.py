@@ -23,8 +23,7 @@ from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProbl
 from actordbg.base.foreign_text import in_line
 from actordbg.base.owners import Owner, is_own, name_of
 from actordbg.base.units import LAST
-from actordbg.cli import output
-from actordbg.cli.lazy import HELP_ALL, OUTPUT, HelpPlace
+from actordbg.cli import HELP_ALL, OUTPUT, HelpPlace, output
 from actordbg.cli.output import Format, note
 from actordbg.config import consent, sources
 

@@ -33,6 +33,7 @@ from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_json, in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
+from actordbg.base.units import with_handles
 
 if TYPE_CHECKING:
     from actordbg.document.blocks import Block
@@ -146,7 +147,7 @@ def as_json_text(answer: Any, indent: int | None = None) -> str:
 
 def say(text: str = "") -> None:
     """Print a line of the result, with line breaks escaped."""
-    _print(in_line(text))
+    _print(_line(text))
 
 
 def say_lines(text: str) -> None:
@@ -154,9 +155,14 @@ def say_lines(text: str) -> None:
     _print(in_lines(text.rstrip("\n")))
 
 
+def _line(text: str) -> str:
+    """Escape a line of text, and replace dump ids by handles."""
+    return in_line(with_handles(text))
+
+
 def say_wrapped(text: str, rest: str = "") -> None:
     """Print a paragraph of the result, wrapped in a terminal; `rest` indents the lines after the first."""
-    _print(_wrapped(in_line(text), sys.stdout, rest))
+    _print(_wrapped(_line(text), sys.stdout, rest))
 
 
 _COLORS = {"good": "green", "part": "yellow", "bad": "red"}
@@ -166,7 +172,7 @@ def _print(text: str) -> None:
     """Print cleaned text, with its verdict words in color: capitals anywhere, other words alone in a cell of a table."""
     colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if wanted.color == "auto" else wanted.color == "always"
     if colored and wanted.format == "text":
-        from actordbg.document.page import TONES
+        from actordbg.document.blocks import TONES
 
         loud, quiet = ("|".join(word for word in TONES if word.isupper() is capitals) for capitals in (True, False))
         found = re.compile(rf"\b({loud})\b|(?<=  )({quiet})(?=  |$)", re.MULTILINE)
@@ -177,12 +183,18 @@ def _print(text: str) -> None:
 def say_fact(name: str, text: str, room: int = 14) -> None:
     """Print a name and its value, wrapped and aligned in a terminal."""
     head = f"{in_line(name):<{room}} "
-    _print(head + _wrapped(in_line(text), sys.stdout, " " * len(head), beside=len(head)))
+    _print(head + _wrapped(_line(text), sys.stdout, " " * len(head), beside=len(head)))
 
 
 def note(text: str) -> None:
     """Print a note about the result on standard error, so that a pipe gets only the result."""
-    typer.echo(_wrapped(in_line(text), sys.stderr), err=True)
+    typer.echo(_wrapped(_line(text), sys.stderr), err=True)
+
+
+def say_next(command: str) -> None:
+    """Note the command to run next, unless only the result is wanted."""
+    if not wanted.silent:
+        typer.echo(f"next: {in_line(command)}", err=True)
 
 
 def note_some(lines: Sequence[str], most: int) -> None:
@@ -321,7 +333,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SimpleNamespace):
         return vars(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: held for name, held in fields.items() if not callable(held)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):

@@ -30,6 +30,7 @@ from actordbg.cli.output import (
     say,
     say_fact,
     say_lines,
+    say_next,
     say_wrapped,
     table,
 )
@@ -61,7 +62,7 @@ def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, 
     answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
     emit(answer, _say_outcome)
     if not output.wanted.json and not dry_run:
-        note("next: actordbg dump enable, before or while the job runs")
+        say_next("actordbg dump enable")
 
 
 def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
@@ -15,17 +14,18 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import in_time
 from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
 from actordbg.cli import output
-from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wrapped
+from actordbg.cli.output import human_bytes, note, plural, say_wrapped
 from actordbg.cli.replay_options import LONG_S, MOST_UNASKED, StopOptions
 from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
-from actordbg.config.as_ran import as_ran, costs, on_machine, toy
+from actordbg.config.as_ran import as_ran, costs, on_machine
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
-from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
-from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
+from actordbg.document.blocks import Block, Heading, Items
+from actordbg.judge.replay_document import replay_numbers, replay_results
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.judge.summary import summarise
+from actordbg.judge.summary import summary_of
+from actordbg.judge.verdicts import replay_verdict
 from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
@@ -192,7 +192,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> dict[str, Any]:
     """
     folder = store.replays / spec.replay_id
     data = data_of(store, spec)
-    summary = summarise([data], selection=spec.replay_id, now=spec.created_at).replays[0]
+    summary = summary_of(data)
     counts = {name: getattr(summary.counts, name) for name in _COUNTS}
     copied = ("replay_id", "status", "peak_memory_bytes", *_RECORDED, "ranks", "laws", "resolved")
     return {
@@ -229,30 +229,30 @@ def _size_of(folder: Path) -> int:
         return 0
 
 
-def render(answer: dict[str, Any]) -> None:
-    """Print the result as text: counts, figures, resolved settings, and each kind of failure with its workarounds."""
-    if answer["note"]:
-        say_wrapped(answer["note"], "  ")
-        for share in answer["shares"]:
-            say_wrapped(_share(share), "    ")
-        return
-    words = {"stopped": "stopped by the user", "not_run": "not run"}
-    counts = ", ".join(f"{answer[name]:,} {words.get(name, name)}" for name in _COUNTS if answer[name])
-    laws = f"; {answer['laws'].headline}" if answer["laws"] is not None else ""
-    head = f"replay {answer['replay_id']} ({answer['status']}): {plural(answer['selected'], 'input')}, {counts}{laws}"
-    say_wrapped(head, "  ")
-    for label, text in _lines(answer):
-        say_fact(f"  {label}", text, 16)
-    for group in answer["failures"]:
-        say(f"{group['count']:,} x {group['signature']}")
-        say_wrapped(f"  {(group['error'].strip() or '-').splitlines()[0]}", "    ")
-        for text in (
-            f"why: {group['explanation']}" * bool(group["explanation"]),
-            *(f"try: {way}" for way in group["ways_out"]),
-        ):
-            if text:
-                say_wrapped(f"  {text}", "    ")
-        say(f"  e.g. {group['examples'][0]}")
+def result_blocks(store: Store, spec: ReplaySpec, answer: dict[str, Any]) -> list[Block]:
+    """Build the document of a replay that ran: a part of what `actordbg report` says of it."""
+    summary = summary_of(data_of(store, spec))
+    beside = {
+        "restarts": answer["restarts"],
+        "your model": answer["recorded_model"] and f"the dumps recorded it: --model {in_shell(answer['recorded_model'])}",
+        "saved": answer["kept_bytes"] and f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare`",
+        "journals, logs": answer["folder"],
+    }
+    facts = Items([f"{name}: {text}" for name, text in beside.items() if text])
+    return [
+        Heading(f"replay {spec.replay_id}", 1),
+        replay_verdict(summary),
+        *replay_results(summary),
+        *replay_numbers(summary),
+        facts,
+    ]
+
+
+def say_plan(answer: dict[str, Any]) -> None:
+    """Print the plan of a dry run as text, or why nothing is replayed."""
+    say_wrapped(answer["note"], "  ")
+    for share in answer["shares"]:
+        say_wrapped(_share(share), "    ")
 
 
 def _share(share: dict[str, Any]) -> str:
@@ -262,37 +262,3 @@ def _share(share: dict[str, Any]) -> str:
     runs = [(length, len(list(same))) for length, same in groupby(share["seq_lens"])]
     lengths = ", ".join(f"{length} x {count}" if count > 1 else str(length) for length, count in runs[:8])
     return f"  {who}: {plural(len(share['dumps']), 'input')}, seq_len {lengths}{', ...' * (len(runs) > 8)}"
-
-
-def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    of_toy = toy(answer["resolved"].get("model"), ", of a ")
-    first, median = answer["first_forward_s"], answer["forward_median_s"]
-    if first is not None and median is not None:
-        yield "first forward", f"{first:.3f} s, not in the figures below (compilation, warm-up)"
-    elif first is not None:
-        yield "forward", f"{first:.3f} s, warm-up only: each input was its worker's first"
-        yield "", "for a steady-state time, replay more inputs than workers (--max-inputs)"
-    if median is not None:
-        yield "forward", f"median {median:.3f} s, p95 {answer['forward_p95_s'] or 0:.3f} s"
-    if answer["backward_median_s"] is not None:
-        yield "backward", f"median {answer['backward_median_s']:.3f} s"
-    if answer["tokens_per_s"] is not None:
-        yield "tokens/s", f"{answer['tokens_per_s']:,.0f} in one worker, forward{of_toy}"
-    if answer["peak_memory_bytes"] is not None:
-        yield "peak memory", f"{human_bytes(answer['peak_memory_bytes'])}{of_toy}"
-    if answer["restarts"]:
-        yield "restarts", str(answer["restarts"])
-    if answer["configuration"]:
-        yield "configuration", answer["configuration"]
-    if RECORDED_WEIGHTS in answer["resolved"]:
-        yield "weights", str(answer["resolved"][RECORDED_WEIGHTS])
-    if answer.get("recorded_model"):
-        yield "your model", f"the dumps recorded it: --model {in_shell(answer['recorded_model'])}"
-    if answer["folded_ids"]:
-        yield "ids wrapped", f"token ids of {plural(answer['folded_ids'], 'input')} exceed the vocabulary (id modulo size)"
-    yield from (("the run's own", text) for text in against_the_run(*(answer[name] for name in _RECORDED)))
-    yield from (("ranks", text) for text in ranks_in_words(answer["ranks"]))
-    yield from (("laws", text) for text in laws_in_words(answer["laws"])[1:])
-    if answer["kept_bytes"]:
-        yield "saved", f"{human_bytes(answer['kept_bytes'])} of outputs; next: `actordbg compare {answer['replay_id']} truth`"
-    yield "journals, logs", answer["folder"]

@@ -14,15 +14,17 @@ import typer
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.units import LAST, ago
 from actordbg.cli import output
-from actordbg.cli.options import Explain, Where, chosen_format, option, require_some, store_of, stored
+from actordbg.cli.options import Where, chosen_format, option, require_some, store_of, stored
 from actordbg.cli.output import (
     Format,
     TokenizerFile,
     as_json,
+    as_json_text,
     note,
     open_page,
     say,
     say_lines,
+    say_next,
     table,
     temporary_page,
     texts_of,
@@ -43,27 +45,22 @@ def report(
         help="Replays by id, name, @1, last or all (default: last).",
         autocompletion=stored("replay"),
     ),
-    everything: bool = option(False, "Report every replay of the store, oldest first.", "--all"),
+    everything: bool = option(False, "List your replays with their verdicts, newest first (csv: every result).", "--all"),
     format: Format | None = option(
         None, "Output format (default: by the suffix of -o, else text).", "--format", "-f", hidden=True
     ),
     where: Where = None,
     tokenizer: TokenizerFile = None,
-    explain_figures: Explain = False,
 ) -> None:
     """Report passes, failures and causes, time and memory.
 
-    Reports the last replay by default. Shows several replays side by side, with the first as the baseline. Exits with 0 even if
-    results failed.
+    Reports the last replay by default. Shows several replays side by side, with the first as the baseline; with --all, lists
+    them with their verdicts. Exits with 0 even if results failed.
 
     Example: actordbg report last -o report.md
     """
-    from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
-    from actordbg.judge.replay_document import explanations
 
-    if explain_figures:
-        return say_lines(as_text(explanations()))
     wanted = output.wanted
     files = wanted.files or (temporary_page(),) * wanted.opened
     chosen = {file: chosen_format(format, wanted.json, output.form_of(file) or "text") for file in files}
@@ -74,14 +71,35 @@ def report(
     output.wanted = replace(wanted, format=usual)
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
-    material = load(store, names, where)
+    index = names == ["all"] and where is None
+    material = None if index else load(store, names, where)
     texts = texts_of(tokenizer)
+
+    def rendered(form: Format) -> str:
+        if index and form != "csv":
+            return _index(store, form)
+        return _written(store, material or load(store, names, where), form, texts)
+
     for file, form in chosen.items():
-        write_file(file, _written(store, material, form, texts))
+        write_file(file, rendered(form))
     if not files:
-        say_lines(_written(store, material, usual, texts))
+        say_lines(rendered(usual))
     if wanted.opened and page:
         open_page(page)
+
+
+def _index(store: Store, chosen: Format) -> str:
+    from actordbg.catalog.query import open_fresh
+    from actordbg.document.blocks import as_data
+    from actordbg.document.page import as_html
+    from actordbg.document.renderings import as_markdown, as_text
+    from actordbg.judge.replay_list import index_document, listed
+
+    catalog = open_fresh(store)
+    blocks = index_document(catalog, commands=chosen == "html")
+    if chosen == "json":
+        return as_json_text({"replays": listed(catalog), **as_data(blocks)}, 2) + "\n"
+    return {"html": as_html, "md": as_markdown, "text": as_text}[chosen](blocks)
 
 
 def _written(store: Store, material: Material, chosen: Format, texts: Texts | None) -> str:
@@ -89,7 +107,7 @@ def _written(store: Store, material: Material, chosen: Format, texts: Texts | No
     from actordbg.document.renderings import as_markdown, as_text
     from actordbg.judge import exports
     from actordbg.judge.load_replays import report_blocks
-    from actordbg.judge.replay_document import brief_document, document
+    from actordbg.judge.replay_document import document
 
     if chosen == "csv":
         return exports.render_csv(material.replays)
@@ -98,7 +116,7 @@ def _written(store: Store, material: Material, chosen: Format, texts: Texts | No
     if chosen == "html":
         return as_html(report_blocks(store, material, texts))
     summary = material.summary()
-    return as_markdown(document(summary)) if chosen == "md" else as_text(brief_document(summary))
+    return (as_markdown if chosen == "md" else as_text)(document(summary))
 
 
 def ui(
@@ -147,33 +165,21 @@ def replays(
 
     Example: actordbg replays --limit 5
     """
-    from actordbg.catalog.query import comparisons, list_own_replays, list_replays, open_fresh
-    from actordbg.config.as_ran import as_ran, label
+    from actordbg.catalog.query import open_fresh
+    from actordbg.judge.replay_list import listed, passed_of
 
-    catalog = open_fresh(store_of(ctx).require())
-    own = list_own_replays(catalog)
-    handles = {row.replay_id: f"@{number}" for number, row in enumerate(own, 1)}
-    verdicts = {row.replay_id: row.verdict for row in comparisons(catalog) if row.against_kind == "truth"}
-    rows = [
-        {
-            "handle": handles.get(row.replay_id),  # None for what another command ran
-            "name": str(row.config.get("name") or "") or None,
-            "truth": verdicts.get(row.replay_id),  # the newest verdict there
-            "configuration": label(as_ran(row.config, row.resolved)),
-            **{name: getattr(row, name) for name in ("replay_id", "created_at", "status", "inputs", "passed", "command")},
-        }
-        for row in (list_replays(catalog) if everything else own)
-    ]
+    rows = listed(open_fresh(store_of(ctx).require()), everything=everything)
     shown = rows[: (0 if output.wanted.whole else _ROWS) if limit is None else limit] or rows
     if not as_json(shown):
-        named = ["name"] if any(row["name"] for row in shown) else []
-        cells = []
-        for row in shown:
-            passed = f"{row['passed']}/{row['inputs']}" + ("" if row["status"] == "complete" else f" {row['status']}")
-            names = [row[name] or "" for name in ("handle", "replay_id", *named)]
-            cells.append((*names, ago(row["created_at"]), passed, row["truth"], row["configuration"]))
+        named = ["name"] if any(replay["name"] for replay in shown) else []
+        cells = [
+            (replay["handle"] or "", *[replay[name] or "" for name in ("replay_id", *named)], ago(replay["created_at"]),
+             passed_of(replay), replay["verdict"], replay["configuration"])
+            for replay in shown
+        ]  # fmt: skip
         if shown:
-            table(("", "replay", *named, "when", "passed", "truth", "configuration"), cells, tight=True)
+            table(("", "replay", *named, "when", "passed", "verdict", "configuration"), cells, tight=True)
+            say_next(f"actordbg report {shown[0]['handle'] or shown[0]['replay_id']}")
         else:
             say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
     if len(rows) > len(shown):

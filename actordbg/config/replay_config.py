@@ -42,7 +42,7 @@ NAME = re.compile(r"[A-Za-z][\w.+-]{0,63}\Z")
 """Valid names of replays: ids begin with a digit."""
 GONE = {"launcher"}
 """Settings that earlier files may have, and that no result depends on."""
-NOT_NAMES = ("last", "all", "truth", "golden")
+NOT_NAMES = ("last", "all", "truth", "golden", "recorded")
 """Words that mean other things where a replay is named."""
 
 _REPLAYS = ("replay", "check", "noise", "matrix")

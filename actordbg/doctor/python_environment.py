@@ -190,7 +190,7 @@ def adapter_check(fit: Fit) -> Check:
     if fit.version in fit.tried:
         return ok(name, f"{fit.package} {fit.version}, a tested version")
     detail = f"{fit.package} {fit.version or 'without a version'} has what it reads, but was not tested"
-    return warn(name, detail, f"tested: {tried or 'none'}; record a few steps, then run `actordbg compare last golden`")
+    return warn(name, detail, f"tested: {tried or 'none'}; record a few steps, then run `actordbg compare last recorded`")
 
 
 def _debugger(version: str | None) -> Check:

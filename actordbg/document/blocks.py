@@ -3,8 +3,8 @@
 Reports, comparisons, matrices and curves are lists of blocks. Table cells are already strings, in the units that the heading
 names, so a renderer (`actordbg.document.renderings`) only lays them out. "-" means not measured.
 
-Banner, Chart and Cells are for pages (`page`). Text and Markdown skip them, because the blocks beside them have the same content.
-JSON has them as data: `as_data`.
+Text and Markdown begin with the Verdict and end with its next command, wherever it stands in the list. They skip Chart and Cells,
+which are for pages (`page`), because the blocks beside them have the same content. JSON has all of them as data: `as_data`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from actordbg.config.replay_config import TOY_MODEL
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,65 @@ class Grid:
 
 
 GOOD_TONE, BAD_TONE, PART_TONE, NO_TONE = "good", "bad", "part", "none"
-"""Colors of a verdict: right, wrong, partial or not checked, nothing ran."""
+"""Colors of a verdict: right, wrong, partial or not checked, nothing judged."""
+RIGHT, WRONG, FAILED, UNCHECKED = "RIGHT", "WRONG", "FAILED", "NOT CHECKED"
+"""The verdicts of every command."""
+TONES = {
+    word: tone
+    for tone, words in {
+        GOOD_TONE: (RIGHT, "passed", "match", "agrees", "kept", "within-rounding"),
+        PART_TONE: (UNCHECKED, "within-noise", "partial", "unavailable", "not run", "not-compared", "not compared"),
+        BAD_TONE: (
+            WRONG, FAILED, "failed", "crashed", "hung", "mismatch", "DIVERGES", "broken", "BROKEN", "REGRESSED", "loss too far",
+            "nondeterministic",
+        ),
+    }.items()
+    for word in words
+}  # fmt: skip
+"""Verdict words that are shown in color, of commands and of rows."""
+
+
+def tone_of(text: str) -> str | None:
+    """Return the tone of a verdict word, or of a text that begins with one."""
+    return TONES.get(text) or TONES.get(text.partition(" ")[0])
 
 
 @dataclass(frozen=True)
-class Banner:
-    """The verdict: a word, a sentence, a few named figures, and what was not checked."""
+class Verdict:
+    """The result of a command in one sentence.
+
+    word: RIGHT, WRONG, FAILED or NOT CHECKED; "" if the command measures and does not judge. said: the rest of the sentence.
+    figures: (name, value), the deciding figure first. not_checked: what the word does not cover. next: the command to run next.
+    toy: whether the built-in toy model ran.
+    """
 
     word: str
-    sentence: str
-    tone: str
+    said: str
     figures: Sequence[tuple[str, str]] = ()
-    unjudged: Sequence[str] = ()
+    not_checked: Sequence[str] = ()
+    next: str = ""
+    toy: bool = False
+
+    @property
+    def tone(self) -> str:
+        """The color of the word."""
+        return TONES.get(self.word, NO_TONE)
+
+    @property
+    def good(self) -> bool:
+        """Check whether the word is RIGHT."""
+        return self.word == RIGHT
+
+    @property
+    def heading(self) -> str:
+        """The word, marked if a toy model ran: "RIGHT (TOY MODEL)"."""
+        return f"{self.word} ({TOY_MODEL})" if self.toy and self.word else self.word
+
+    @property
+    def sentence(self) -> str:
+        """The whole verdict: "RIGHT (TOY MODEL): 8 of 257 dumps match the truth to fp32 rounding; not checked: your model"."""
+        left = f"; not checked: {'; '.join(self.not_checked)}" if self.not_checked else ""
+        return f"{self.heading}{': ' * bool(self.word)}{self.said.removesuffix('.') if left else self.said}{left}"
 
 
 @dataclass(frozen=True)
@@ -107,22 +156,27 @@ class Cells:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
-    specification: dict[str, Any]
 
 
-Picture = Banner | Chart | Cells
-Block = Heading | Paragraph | Items | Code | Grid | Picture
+Picture = Chart | Cells
+Block = Heading | Paragraph | Items | Code | Grid | Verdict | Picture
 
 
-def as_data(blocks: Iterable[Block]) -> dict[str, Any]:
+def verdict_in(blocks: Iterable[Block]) -> Verdict | None:
+    """Return the verdict of a document."""
+    return next((block for block in blocks if isinstance(block, Verdict)), None)
+
+
+def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
     """Return the parts of a document that are added to its JSON: the verdict, and the charts as Vega-Lite specifications."""
-    banner, charts = None, []
-    for block in blocks:
-        if isinstance(block, Banner):
-            banner = banner or asdict(block)
-        elif isinstance(block, Chart | Cells):
-            charts.append({"title": block.title, "says": block.says, "specification": block.specification})
-    return {"banner": banner, "charts": charts}
+    verdict = verdict_in(blocks)
+    data = {} if verdict is None else asdict(verdict) | {"verdict": verdict.word, "sentence": verdict.sentence}
+    charts = [
+        {"title": block.title, "says": block.says, "specification": block.specification}
+        for block in blocks
+        if isinstance(block, Chart)
+    ]
+    return {name: value for name, value in data.items() if name not in ("word", "said", "toy")} | {"charts": charts}
 
 
 def number(value: float | None, digits: int = 4) -> str:

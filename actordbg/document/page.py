@@ -30,7 +30,21 @@ from urllib.parse import quote
 from actordbg import __version__
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.foreign_text import in_html, in_line, in_script
-from actordbg.document.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
+from actordbg.base.units import with_handles
+from actordbg.document.blocks import (
+    Block,
+    Cell,
+    Cells,
+    Chart,
+    Code,
+    Grid,
+    Heading,
+    Items,
+    Paragraph,
+    Verdict,
+    tone_of,
+    verdict_in,
+)
 from actordbg.document.specifications import SCHEMA
 from actordbg.formats.store_files import atomic_write
 
@@ -45,10 +59,10 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
     """Render a page. above, below: trusted HTML around the document (`actordbg ui`). forms: allow forms sent to its server."""
     document = list(blocks)
     heading = next((block for block in document if isinstance(block, Heading)), Heading("actordbg", 1))
-    banner = next((block for block in document if isinstance(block, Banner)), None)
+    verdict = verdict_in(document)
     style = asset("page.css")
     scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in document)), asset("page.js")]
-    title = f"{banner.word}: {heading.text}" if banner else heading.text
+    title = f"{verdict.heading}: {heading.text}" if verdict and verdict.word else heading.text
     return "\n".join(
         [
             "<!doctype html>",
@@ -57,10 +71,10 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
             f'<meta name="generator" content="actordbg {in_html(__version__)}"><title>{in_html(title)}</title>',
-            f'<link rel="icon" href="{_icon(banner.tone if banner else "none")}">',
+            f'<link rel="icon" href="{_icon(verdict.tone if verdict else "none")}">',
             f"<style>{style}</style></head><body>",
             '<a class="skip" href="#main">Skip to main</a>',
-            f'{above}<main id="main">{contents(document)}{as_body(document)}{below}</main>',
+            f'{above}<main id="main">{as_body(document)}{below}</main>',
             f"<footer>actordbg {in_html(__version__)}</footer>",
             *(f"<script>{script}</script>" for script in scripts),
             "</body></html>\n",
@@ -141,30 +155,16 @@ def save(charts: Sequence[Chart], path: Path) -> bool:
 
 _CODE = re.compile("`([^`\n]+)`")
 _FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
-_COMMANDS = ("command", "repeat", "next")
-TONES = {
-    word: tone
-    for tone, words in {
-        "good": ("RIGHT", "passed", "match", "agrees", "kept", "within-rounding"),
-        "part": ("within-noise", "partial", "unavailable", "not run", "not-compared", "not compared", "NOT CHECKED"),
-        "bad": (
-            "FAILED", "failed", "crashed", "hung", "WRONG", "mismatch", "DIVERGES", "broken", "BROKEN", "REGRESSED",
-            "loss too far", "nondeterministic",
-        ),
-    }.items()
-    for word in words
-}  # fmt: skip
-"""Verdict words that pages and terminals show in color."""
+_COMMANDS = ("command", "repeat")
+"""Facts and columns whose text is a command."""
 Folded = frozenset({"Logs", "Legend", "Loaded"})
 """Headings of sections that are collapsed at first."""
 
 
 def as_body(blocks: Sequence[Block]) -> str:
-    """Render all blocks in order, with rarely read sections collapsed."""
+    """Render all blocks in order, with links to the sections below the verdict, and rarely read sections collapsed."""
     parts: list[str] = []
     folded = paired = False
-    sentences = {block.sentence for block in blocks if isinstance(block, Banner)}
-    blocks = [block for block in blocks if not (isinstance(block, Paragraph) and block.text in sentences)]
     for number, block in enumerate(blocks):
         pair = isinstance(block, Chart) and block.half
         parts += ['<div class="pair">'] * (pair and not paired) + ["</div>"] * (paired and not pair)
@@ -175,7 +175,7 @@ def as_body(blocks: Sequence[Block]) -> str:
             heading = f'<h{block.level} id="part-{number}">{_inline(block.text)}</h{block.level}>'
             parts.append(f"<details><summary>{_inline(block.text)}</summary>" if folded else heading)
         else:
-            parts.append(_block(block, number))
+            parts.append(_block(block, number, blocks))
     return "\n".join([*parts, *["</div>"] * paired, *["</details>"] * folded])
 
 
@@ -188,7 +188,7 @@ def contents(blocks: Sequence[Block]) -> str:
     return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
 
 
-def _block(block: Block, number: int) -> str:
+def _block(block: Block, number: int, blocks: Sequence[Block]) -> str:
     match block:
         case Paragraph(text):
             return f"<p>{_inline(text)}</p>"
@@ -198,8 +198,8 @@ def _block(block: Block, number: int) -> str:
             return f'<pre tabindex="0">{in_html(text)}</pre>'
         case Grid():
             return _grid(block)
-        case Banner():
-            return _banner(block)
+        case Verdict():
+            return _verdict(block) + contents(blocks)
         case Cells():
             return _cells(block)
         case Chart():
@@ -209,8 +209,8 @@ def _block(block: Block, number: int) -> str:
 
 
 def _inline(text: str) -> str:
-    """Render inline text, with backticked parts as code."""
-    return _CODE.sub(r"<code>\1</code>", in_html(text))
+    """Render inline text, with backticked parts as code, and dump ids as handles that show the id when hovered over."""
+    return _CODE.sub(r"<code>\1</code>", with_handles(in_html(text), '<span title="{0}">{1}</span>'))
 
 
 def _item(text: str) -> str:
@@ -220,13 +220,21 @@ def _item(text: str) -> str:
         return f"<li>{_inline(text)}</li>"
     value = _inline(text[fact.end() :])
     if fact[1] in _COMMANDS:
-        shown = in_html(text[fact.end() :])
-        value = f'<code>{shown}</code> <button type="button" class="copy" data-copy="{shown}">copy</button>'
+        value = _command(text[fact.end() :])
     return f'<li class="fact"><b>{_inline(fact[1])}</b><span>{value}</span></li>'
 
 
+def _command(text: str) -> str:
+    """Render a command with a button that copies it."""
+    return f'<code>{in_html(text)}</code> <button type="button" class="copy" data-copy="{in_html(text)}">copy</button>'
+
+
 def _grid(grid: Grid) -> str:
-    columns, left, rows = list(grid.columns), set(grid.left), [[toned(text.strip()) for text in row] for row in grid.rows]
+    columns, left = list(grid.columns), set(grid.left)
+    rows = [
+        [_command(text) if name in _COMMANDS else toned(text.strip()) for name, text in zip(columns, row, strict=True)]
+        for row in grid.rows
+    ]
     if any(grid.links):
         columns.append("log")
         left.add("log")
@@ -247,17 +255,20 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: Collectio
 
 def toned(text: str) -> str:
     """Render a table cell, in the color of its verdict if it is or begins with a verdict word."""
-    tone = TONES.get(text) or TONES.get(text.partition(" ")[0])
+    tone = tone_of(text)
     return f'<span class="tone {tone}">{_inline(text)}</span>' if tone else _inline(text)
 
 
-def _banner(banner: Banner) -> str:
-    figures = "".join(f"<div><dt>{in_html(name)}</dt><dd>{in_html(value)}</dd></div>" for name, value in banner.figures)
-    unjudged = "".join(f"<li>{_inline(text)}</li>" for text in banner.unjudged)
-    verdict = f'<p class="verdict"><strong>{in_html(banner.word)}</strong> {_inline(banner.sentence)}</p>'
-    rest = f'<div class="unjudged"><b>Not checked</b><ul>{unjudged}</ul></div>' if unjudged else ""
-    content = verdict + (f"<dl>{figures}</dl>" if figures else "") + rest
-    return f'<section class="banner {in_html(banner.tone)}" aria-label="Verdict">{content}</section>'
+def _verdict(verdict: Verdict) -> str:
+    figures = "".join(f"<div><dt>{_inline(name)}</dt><dd>{_inline(value)}</dd></div>" for name, value in verdict.figures)
+    left = "".join(f"<li>{_inline(text)}</li>" for text in verdict.not_checked)
+    parts = [
+        f'<p class="verdict">{f"<strong>{in_html(verdict.heading)}</strong> " * bool(verdict.word)}{_inline(verdict.said)}</p>',
+        f"<dl>{figures}</dl>" * bool(figures),
+        f'<div class="unchecked"><b>Not checked</b><ul>{left}</ul></div>' * bool(left),
+        f'<p class="next"><b>next</b> {_command(verdict.next)}</p>' * bool(verdict.next),
+    ]
+    return f'<section class="banner {in_html(verdict.tone)}" aria-label="Verdict">{"".join(parts)}</section>'
 
 
 def _chart(chart: Chart, number: int) -> str:
@@ -267,16 +278,16 @@ def _chart(chart: Chart, number: int) -> str:
     )
     return (
         f'<figure class="chart" id="chart-{number}"><figcaption><b>{in_html(chart.title)}</b> {_inline(chart.says)}</figcaption>'
-        f'<div class="live" role="img" aria-label="{in_html(chart.says)}" hidden></div>'
+        f'<div class="live" role="img" aria-label="{in_html(with_handles(chart.says))}" hidden></div>'
         f'<script type="application/json">{specification}</script>{note}'
         f"<details open><summary>Data as a table</summary>{_grid(chart.table)}</details></figure>"
     )
 
 
 def _visible(value: Any) -> Any:
-    """Escape invisible characters in a specification's texts: vega draws texts unchanged."""
+    """Escape invisible characters in a specification's texts, which vega draws unchanged, and replace dump ids by handles."""
     if isinstance(value, str):
-        return in_line(value)
+        return in_line(with_handles(value))
     if isinstance(value, dict):
         return {name: _visible(item) for name, item in value.items()}
     return [_visible(item) for item in value] if isinstance(value, list) else value

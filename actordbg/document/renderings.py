@@ -4,7 +4,8 @@ Text has no colors and no boxes, so it looks the same in a terminal, a pipe and 
 narrower gaps; then its text columns are cut in the middle, never its figures.
 
 Both clean foreign text (an error, a path, a dump id) with `actordbg.base.foreign_text`. New code here must do so as well: a
-block's strings reach the output only through `in_lines`, `in_line`, or that module's functions for Markdown.
+block's strings reach the output only through `in_lines`, `in_line`, or that module's functions for Markdown. Dump ids are shown
+as handles.
 """
 
 from __future__ import annotations
@@ -17,25 +18,30 @@ from typing import Any
 from urllib.parse import quote
 
 from actordbg.base.foreign_text import fenced, in_csv, in_line, in_lines, in_markdown
-from actordbg.document.blocks import Block, Code, Grid, Heading, Items, Paragraph, Picture
+from actordbg.base.units import with_handles
+from actordbg.document.blocks import Block, Code, Grid, Heading, Items, Paragraph, Picture, Verdict, verdict_in
 
 WIDTH = 80
 
 
-def as_text(blocks: Iterable[Block]) -> str:
-    """Render a document as text that ends with a line break."""
-    return "\n".join(_text_block(block) for block in _written(blocks)).strip("\n") + "\n"
+def as_text(blocks: Sequence[Block]) -> str:
+    """Render a document as text that ends with a line break.
+
+    The first line is the verdict, not wrapped; the last is the command to run next.
+    """
+    verdict = verdict_in(blocks)
+    texts = [_text_block(block) for block in blocks if not isinstance(block, Verdict | Picture)]
+    if verdict is not None:
+        width = max((len(name) for name, _ in verdict.figures), default=0)
+        lines = [
+            _running(verdict.sentence),
+            *(f"  {_running(name):<{width}}  {_running(value)}" for name, value in verdict.figures),
+        ]
+        texts = ["\n".join(lines) + "\n", *texts, f"next: {in_line(verdict.next)}" * bool(verdict.next)]
+    return "\n".join(texts).strip("\n") + "\n"
 
 
-Written = Heading | Paragraph | Items | Code | Grid
-"""Blocks that text and Markdown show."""
-
-
-def _written(blocks: Iterable[Block]) -> Iterable[Written]:
-    return (block for block in blocks if not isinstance(block, Picture))
-
-
-def _text_block(block: Written) -> str:
+def _text_block(block: Block) -> str:
     match block:
         case Heading(title, level):
             text = _running(title)
@@ -45,46 +51,44 @@ def _text_block(block: Written) -> str:
             return wrap(text) + "\n"
         case Code(text):
             return "\n".join(f"    | {line[: WIDTH - 6]}" for line in in_lines(text).split("\n")) + "\n"
-        case Items(items):  # the next command stays on one line, so that it can be pasted
-            lines = (f"  {in_lines(item)}" if item.startswith("next: ") else wrap(item, "  ", "      ") for item in items)
-            return "\n".join(lines) + "\n"
+        case Items(items):
+            return "\n".join(wrap(item, "  ", "      ") for item in items) + "\n"
         case Grid():
             return grid(block) + "\n"
+    raise TypeError(f"{type(block).__name__} has no text")
 
 
 def _running(text: str) -> str:
-    """Replace line breaks and tabs in `text` by spaces."""
-    return in_line(re.sub(r"[\r\n\t]+", " ", text))
+    """Replace line breaks and tabs in `text` by spaces, and dump ids by handles."""
+    return in_line(with_handles(re.sub(r"[\r\n\t]+", " ", text)))
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> str:
     """Wrap `text` to 80 columns; a longer word (a path) is not broken."""
     return textwrap.fill(
-        in_lines(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+        in_lines(with_handles(text)),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
 
 
 def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = False, indent: str = "  ") -> str:
     """Render a table of at most `width` columns, with its heading underlined.
 
-    To fit, gaps narrow to one space, dump ids are cut to a prefix (which every command accepts), then text columns are cut in the
-    middle, or with `fold` wrapped. `tight`: narrow gaps, and no underline.
+    To fit, gaps narrow to one space, then text columns are cut in the middle, or with `fold` wrapped. `tight`: narrow gaps, no
+    underline.
     """
-    lines = [tuple(in_line(text) for text in line) for line in (table.columns, *table.rows)]
-    for beginning in _BEGINNINGS:
-        if sum(max(len(line[i].strip()) for line in lines) + 1 for i in range(len(table.columns))) > width - len(indent):
-            lines = _with_short_ids(lines, beginning)
+    lines = [tuple(in_line(with_handles(text)) for text in line) for line in (table.columns, *table.rows)]
     widths = [max(len(line[i].strip()) for line in lines) for i in range(len(table.columns))]
     room = width - len(indent)
     gap = 1 if tight or sum(widths) + 2 * (len(widths) - 1) > room else 2
     excess = sum(widths) + gap * (len(widths) - 1) - room
-    least = [12] * len(table.columns)
-    for i, cells in enumerate(zip(*lines[1:], strict=True)):
-        if not fold and all(_ONLY_TIME.fullmatch(cell.strip()) for cell in cells):
-            least[i] = widths[i]  # short ids are not cut further, so that they can be pasted
-    while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > least[i]]):
+    while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > _LEAST]):
         first = max(wide, key=lambda i: widths[i]) if fold else wide[0]
-        cut = 1 if fold else min(excess, widths[first] - least[first])
+        cut = 1 if fold else min(excess, widths[first] - _LEAST)
         widths[first] -= cut
         excess -= cut
     rule = [] if tight else ["-" * (sum(widths) + gap * (len(widths) - 1))]
@@ -92,22 +96,10 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
     return "\n".join(f"{indent}{text}".rstrip() for text in (*head, *rule, *(text for row in rows for text in row)))
 
 
-_CALL, _TIME = re.compile(r"(\d{8}T\d{6}\.\d{6}Z-\d{6})-[\w-]+\Z"), re.compile(r"(\d{8}T\d{6}\.\d{6})Z-\d{6}(-[\w-]+)?\Z")
-"""Prefixes of a dump id that may be shown: time and number of the call; only the time."""
-_BEGINNINGS = (_CALL, _TIME)
-_ONLY_TIME = re.compile(r"\d{8}T\d{6}\.\d{6}")
+_LEAST = 12
+"""The least width that a text column is cut to: a handle is shorter."""
 _DOTTED = re.compile(r"[A-Za-z]\w*(\.\w+){3,}")
 """A parameter's name."""
-
-
-def _with_short_ids(lines: list[tuple[str, ...]], beginning: re.Pattern[str]) -> list[tuple[str, ...]]:
-    """Cut dump ids to a prefix that can be pasted, in columns where the prefixes still differ."""
-    columns = [list(column) for column in zip(*lines, strict=True)]
-    for column in columns:
-        short = {text: match[1] for text in column if (match := beginning.match(text.strip()))}
-        if len(set(short.values())) == len(short):
-            column[:] = [short.get(text, text) for text in column]
-    return list(zip(*columns, strict=True))
 
 
 def _line(line: tuple[str, ...], table: Grid, widths: list[int], gap: int, fold: bool) -> list[str]:
@@ -150,12 +142,19 @@ def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-def as_markdown(blocks: Iterable[Block]) -> str:
-    """Render a document as Markdown that ends with a line break."""
-    return "\n\n".join(_markdown_block(block) for block in _written(blocks)) + "\n"
+def as_markdown(blocks: Sequence[Block]) -> str:
+    """Render a document as Markdown that ends with a line break; the verdict first, its next command last."""
+    verdict = verdict_in(blocks)
+    texts = [_markdown_block(block) for block in blocks if not isinstance(block, Verdict | Picture)]
+    if verdict is not None:
+        word, _, rest = verdict.sentence.partition(": ") if verdict.word else ("", "", verdict.sentence)
+        figures = [Items(tuple(f"{name}: {value}" for name, value in verdict.figures))] if verdict.figures else []
+        texts = [f"**{word}:** {_flowing(rest)}" if word else _flowing(rest), *map(_markdown_block, figures), *texts]
+        texts += [_flowing(f"next: {verdict.next}")] if verdict.next else []
+    return "\n\n".join(texts) + "\n"
 
 
-def _markdown_block(block: Written) -> str:
+def _markdown_block(block: Block) -> str:
     match block:
         case Heading(text, level):
             return f"{'#' * level} {_flowing(text)}"
@@ -167,12 +166,13 @@ def _markdown_block(block: Written) -> str:
             return fenced(text)
         case Grid():
             return _markdown_grid(block)
+    raise TypeError(f"{type(block).__name__} has no Markdown")
 
 
 def _markdown_grid(table: Grid) -> str:
     rule = [":---" if name in table.left else "---:" for name in table.columns]
     heads = [in_markdown(name.strip()) or " " for name in table.columns]
-    rows = [[in_markdown(text) for text in row] for row in table.rows]
+    rows = [[in_markdown(with_handles(text)) for text in row] for row in table.rows]
     if any(table.links):
         heads, rule = [*heads, "log"], [*rule, ":---"]
         rows = [[*row, f"[log]({quote(path)})" if path else " "] for row, path in zip(rows, table.links, strict=True)]

@@ -210,7 +210,7 @@ def ranks_in_words(agreement: RankAgreement | None) -> list[str]:
     if not a.differ:
         agreed = f"{a.lane_width} ranks agree on {plural(a.agree, 'input')}, log-probs bit for bit"
         return [agreed + rest if a.checked else f"not compared: not every rank of a group of {a.lane_width} reported"]
-    lines = [f"DIFFER on {a.checked - a.agree:,} of {plural(a.checked, 'input')}{rest}"]
+    lines = [f"ranks differ on {a.checked - a.agree:,} of {plural(a.checked, 'input')}{rest}"]
     for pair in a.differ[:SHOWN]:
         what = "the same log-probs as" if pair.same_log_probs else "other log-probs than"
         by = ", ".join(f"{_FIGURES[name]} {number(value)}" for name, value in pair.moved.items() if value)

@@ -9,7 +9,7 @@ thousand dumps take no more memory than ten.
 
 Example::
 
-    record = compare(store, "last", "golden")
+    record = compare(store, "last", "recorded")
     record.verdict, record.dumps[0].log_probs.max_abs
     save(store, record)
 """
@@ -30,7 +30,7 @@ from actordbg.catalog import query
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.dump_figures import measure, unlike
 from actordbg.judge.measured_limits import DTYPES, MOST_Z, Rounding, excluded, noticed
-from actordbg.judge.sides import GOLDEN, TRUTH, GoldenSide, ReplaySide, Side, Values, averaged, open_replay, why_not
+from actordbg.judge.sides import RECORDED_NAMES, TRUTH, GoldenSide, ReplaySide, Side, Values, averaged, open_replay, why_not
 from actordbg.judge.thresholds import Applied, Floors, applied_to, judge, measures, weaker
 from actordbg.records.comparison_record import (
     GOOD,
@@ -65,7 +65,8 @@ def compare(
     only: Collection[str] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ComparisonRecord:
-    """Compare the replay `a` with `b`. Each is a replay id, a unique prefix of an id, or "last"; `b` may also be "golden".
+    """Compare the replay `a` with `b`. Each is a replay id, a unique prefix of an id, or "last"; `b` may also be
+    "recorded" ("golden" in older scripts).
 
     A truth is a replay: pass the id that `judge.find_truth.ensure_truth` returns. rounding: the replay whose distance from the
     truth sets the limits (from `judge.find_truth.ensure_rounding`); None: flat limits. only: ids of the dumps to compare.
@@ -74,9 +75,9 @@ def compare(
     """
     catalog = query.open_fresh(store)
     ours = open_replay(catalog, a)
-    theirs: Side = GoldenSide(store, ours, ours.inputs) if b == GOLDEN else open_replay(catalog, b)
+    theirs: Side = GoldenSide(store, ours, ours.inputs) if b in RECORDED_NAMES else open_replay(catalog, b)
     if theirs.info.replay_id == ours.row.replay_id:
-        raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two replays, `golden` or `truth`")
+        raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two replays, `recorded` or `truth`")
     with_truth = theirs.info.kind == TRUTH  # the truth serves many replays, so inputs that only it has are not missing in A
     dump_ids = sorted(ours.inputs.keys() | (() if with_truth else theirs.inputs.keys()))
     if only is not None:
@@ -115,7 +116,7 @@ def compare(
     if bias is not None and biased:
         reasons.insert(
             0,
-            f"over all dumps A's log-probs are off by {bias.ours:+.3g} nats on average, in one direction: {bias.z:+.1f} standard "
+            f"over all dumps A's log-probs differ by {bias.ours:+.3g} nats on average, in one direction: {bias.z:+.1f} standard "
             f"errors beyond rounding (limit {MOST_Z:g}); rounding is unbiased",
         )
     return ComparisonRecord(
@@ -225,10 +226,7 @@ def _source(applied: Applied, rounded: Rounding | None, dumps: Collection[DumpCo
 
 
 def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> DumpComparison:
-    """Add token ids to the worst tokens of a dump, if the dump still exists.
-
-    Log-probs [B, A] belong to the last A of the ids [B, S].
-    """
+    """Add token ids to the worst tokens of a dump, if the dump still exists."""
     from actordbg.store.payload import load_plain
 
     if not dump.worst_tokens or dump.dump_id not in side.inputs:
@@ -239,8 +237,7 @@ def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> Dum
         return dump
     if "sequences" not in tensors:
         return dump
-    ids, mask = tensors["sequences"].values, tensors.get("action_mask")
-    ids = ids[:, 1:] if mask is None else ids[:, -mask.values.shape[1] :]
+    ids = tensors["sequences"].values
     named = (
         replace(token, token_id=int(ids[token.row, token.position]))
         if token.row < ids.shape[0] and token.position < ids.shape[1]

@@ -14,23 +14,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, difference
+from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.document.blocks import (
-    BAD_TONE,
-    GOOD_TONE,
-    NO_TONE,
-    PART_TONE,
-    Banner,
+    FAILED,
+    RIGHT,
+    UNCHECKED,
+    WRONG,
     Block,
     Chart,
     Grid,
     Heading,
     Items,
     Paragraph,
+    Verdict,
     number,
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
+from actordbg.judge.verdicts import FLAT_IS_WIDE, selecting
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
@@ -49,40 +52,21 @@ if TYPE_CHECKING:
     from actordbg.formats.encoding import Array
     from actordbg.judge.token_charts import Texts, TokenPair
 
-_VERDICTS = {
-    MATCH: ("A agrees with B within the thresholds", GOOD_TONE, "RIGHT", "AGREES"),
-    WITHIN_NOISE: ("A differs from B by no more than its own noise", GOOD_TONE, "RIGHT", "AGREES"),
-    MISMATCH: ("A differs from B", BAD_TONE, "WRONG", "DIFFERS"),
-    NOT_COMPARED: ("nothing was compared", NO_TONE, "NOT CHECKED", "NOT COMPARED"),
-}
-"""By verdict: its meaning, its tone, and the banner's word against the truth and against any other side."""
-
-FLAT_IS_WIDE = ("bf16", "fp16")
-"""Dtypes whose flat limits are too wide to call a configuration right."""
+_WORDS = {MATCH: RIGHT, WITHIN_NOISE: RIGHT, MISMATCH: WRONG, NOT_COMPARED: UNCHECKED}
 MOST, _EXAMPLES = 10, 3
 
 
 def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) -> list[Block]:
     """Build the document with the `limit` worst dumps; 0: all dumps."""
-    shown, text = record.compared[: limit or None], conclusion(record)
-    flat, failed = flat_where_it_matters(record), _nothing_differs(record)
-    means, tone, against_truth, otherwise = _VERDICTS[record.verdict]
-    headline = "failed: A failed where B did not" if failed else f"{record.verdict}: {means}"
-    headline += "; flat limits: rounding was not measured" if flat else ""
-    headline += f"; not checked: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
-    figures = (
-        ("dumps compared", f"{len(record.compared):,} / {len(record.dumps):,}"),
-        ("largest difference", f"{number(record.furthest[0] if record.furthest else None, 3)} nats"),
-    )
-    word = "FAILED" if failed else against_truth if record.b.kind == "truth" else otherwise
-    tone = PART_TONE if flat and record.verdict == MATCH else tone
-    known = excluded(record.excludes, record.a.dtype)
+    return [Heading("actordbg compare", 1), comparison_verdict(record), *details(record, limit, charts)]
+
+
+def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) -> list[Block]:
+    """Build what follows the verdict: the sides, the charts and the tables."""
+    shown, known = record.compared[: limit or None], excluded(record.excludes, record.a.dtype)
     return [
-        Heading(headline, 1),
-        Paragraph(text),
-        Banner(word, text, tone, figures, record.unjudged),
-        *([Paragraph(known)] if known else []),
         Items(tuple(_facts(record))),
+        *([Paragraph(known)] if known else []),
         *charts,
         *_dumps(record, shown),
         *_worst("Worst tokens", _tokens(shown), "dump"),
@@ -91,26 +75,50 @@ def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ())
     ]
 
 
+def comparison_verdict(record: ComparisonRecord) -> Verdict:
+    """Return the verdict on A. Another replay as B may be wrong too, so agreement with it leaves the truth unchecked."""
+    word = FAILED if _nothing_differs(record) else _WORDS[record.verdict]
+    figures = [("dumps compared", f"{len(record.compared):,} of {len(record.dumps):,}")]
+    if record.furthest:
+        figures.insert(0, ("max diff", f"{number(record.furthest[0], 3)} nats"))
+    left = [*record.unjudged] if record.good else []
+    left += ["rounding on these inputs (fixed limits were used)"] if flat_where_it_matters(record) else []
+    left += ["either side against the truth"] if record.good and record.b.kind == "replay" else []
+    ours = record.a.replay_id
+    next_command = f"actordbg compare {ours} truth"
+    if record.b.kind == "truth" or not record.compared:
+        worst = [dump.dump_id for dump in record.compared[:_EXAMPLES]]
+        model = record.a.settings.get("model")
+        next_command = f"actordbg matrix --where {selecting(worst)}" + (f" --model {in_shell(model)}" if model else "")
+        next_command = next_command if worst else f"actordbg report {ours}"
+    toy = record.a.settings.get("model") == TINY or record.a.label.startswith(TOY_MODEL)
+    return Verdict(word, conclusion(record), figures, left, next_command, toy)
+
+
 def conclusion(record: ComparisonRecord) -> str:
     """Summarize in a few sentences: the number of dumps, their verdicts, the largest difference."""
     counts = Counter("failed" if _only_failed(dump) else dump.verdict for dump in record.dumps)
     failed, left = counts.pop("failed", 0), counts.pop(NOT_COMPARED, 0)
-    lost = f"A failed on {plural(failed, 'dump')} that B has results for. " if failed else ""
+    sides = f"A, {record.a.replay_id}, against B, {_side_b(record)}"
+    lost = f"A failed on {plural(failed, 'dump')} that B has results for; " if failed else ""
     if not counts:
         reasons = "; ".join(record.reasons or sorted({why for dump in record.dumps for why in dump.not_compared.values()}))
-        return f"{lost}None of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}."
-    words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise", MISMATCH: "outside"}
+        return f"{sides}: {lost}none of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}"
+    words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise floor", MISMATCH: "beyond the thresholds"}
     parts = ", ".join(f"{counts[name]:,} {text}" for name, text in words.items() if counts[name])
-    lines = [f"{lost}{plural(counts.total(), 'dump')} compared: {parts}" + (f"; {left:,} not compared." if left else ".")]
+    lines = [f"{sides}: {lost}{plural(counts.total(), 'dump')} compared, {parts}", f"{left:,} not compared" * bool(left)]
     if record.furthest:
         largest, dump_id = record.furthest
-        where = f" (in {dump_id})" if largest else ""
-        lines.append(f"The largest difference of a log-prob is {number(largest, 3)} nats{where}.")
-    lines.append(meaning(record))
+        lines.append(f"the largest difference of a log-prob is {number(largest, 3)} nats" + f", in {dump_id}" * bool(largest))
     if beyond := [dump.beyond_noise[0] for dump in record.dumps if dump.beyond_noise and dump.verdict in GOOD]:
         differ = f"{plural(len(beyond), 'dump')} within the thresholds {'differs' if len(beyond) == 1 else 'differ'}"
-        lines.append(f"{differ} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow.")
-    return " ".join(filter(None, lines))
+        lines.append(f"{differ} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow")
+    return ". ".join(filter(None, ("; ".join(filter(None, lines)), meaning(record))))
+
+
+def _side_b(record: ComparisonRecord) -> str:
+    """Name B: "the truth", "the run's recorded outputs", or the other replay's id."""
+    return {"truth": "the truth", "golden": "the run's recorded outputs"}.get(record.b.kind) or str(record.b.replay_id)
 
 
 def _only_failed(dump: DumpComparison) -> bool:
@@ -125,30 +133,24 @@ def _nothing_differs(record: ComparisonRecord) -> bool:
 
 
 def meaning(record: ComparisonRecord) -> str:
-    """Explain in a sentence or two what the verdict says about A: its distance from the truth, or how it differs from B."""
+    """Explain in a clause what the verdict says about A: its distance from the truth, or how it differs from B."""
     if _nothing_differs(record):
         return ""  # no distance is known; the failures are listed elsewhere
-    real = record.verdict == MISMATCH
-    dtype = record.a.dtype or "its dtype"
-    floor = " or its own noise floor explains" if record.noise_id else ""
+    real, dtype = record.verdict == MISMATCH, record.a.dtype or "its dtype"
     if record.b.kind == "truth":
-        if " from " in record.thresholds_from and record.verdict != WITHIN_NOISE:  # set by the user, not by the dtype
-            further = f"further from the truth than the thresholds{floor or ' allow'}"
-            return f"A is {further if real else 'within the thresholds of the truth'}."
+        set_by_user = " from " in record.thresholds_from and record.verdict != WITHIN_NOISE  # not by the dtype
+        limit = "the thresholds" if set_by_user else f"{dtype} rounding"
         if real:
-            return f"A is further from the truth than {dtype} rounding{floor or ' explains'}."
+            return f"A is further from the truth than {limit}{' or its own noise floor' * bool(record.noise_id)} explains"
         if flat_where_it_matters(record):
-            return f"A is within the general limits for {dtype}; rounding in this model was not measured."
-        return f"A matches the truth to {dtype} rounding."
+            return f"A is within the general limits for {dtype}"
+        return "A is within the thresholds" if set_by_user else f"A matches the truth to {limit}"
     if record.b.kind == "golden":
-        return "A does not reproduce the run's outputs." if real else "A reproduces the run's outputs."
+        return f"A {'does not reproduce' if real else 'reproduces'} the run's outputs"
     a, b = record.a, record.b
-    settings = "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
     if a.settings and b.settings:  # records of earlier versions have labels only
-        settings = difference(complete(a.settings), complete(b.settings))
-    if real:
-        return f"{settings}. To see which is right: `actordbg compare {record.a.replay_id} truth`."
-    return f"{settings}; no log-prob moves beyond the thresholds."
+        return difference(complete(a.settings), complete(b.settings))
+    return "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
 
 
 def flat_where_it_matters(record: ComparisonRecord) -> bool:
@@ -157,10 +159,10 @@ def flat_where_it_matters(record: ComparisonRecord) -> bool:
 
 
 EXCLUDED = {
-    "token": "any one log-prob off by {} nats",
+    "token": "any one log-prob wrong by {} nats",
     "tokens": "all log-probs shifted by {} nats",
-    "gradients": "all gradients off by {}",
-    "parameter": "the gradient of any one parameter off by {}",
+    "gradients": "all gradients wrong by {}",
+    "parameter": "the gradient of any one parameter wrong by {}",
     "matrix": "one weight matrix x (1 + {})",
     "attention": "attention scores times 1 + {}",
     "position": "second half of each row shifted by {} positions",
@@ -174,7 +176,7 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
              for name, words in EXCLUDED.items() if (size := sizes.get(name)) is not None]  # fmt: skip
     if not known:
         return ""
-    unseen = [words.split(" {}")[0].removesuffix(" off by").removesuffix(" times 1 +")
+    unseen = [words.split(" {}")[0].removesuffix(" wrong by").removesuffix(" times 1 +")
               for name, words in EXCLUDED.items() if sizes.get(name, 0) is None]  # fmt: skip
     narrow = f" Smaller errors are lost in {dtype} rounding: run in fp32 first." if dtype in FLAT_IS_WIDE else ""
     never = f" No size tried would have failed on {', '.join(unseen)}." if unseen else ""
@@ -184,7 +186,7 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
 def _facts(record: ComparisonRecord) -> Iterator[str]:
     for letter, info in (("A", record.a), ("B", record.b)):
         dtype = f", computed in {info.dtype}" if info.dtype and info.dtype not in info.label.split() else ""
-        yield f"{letter}  {info.replay_id or info.kind}: {info.label}{dtype}"
+        yield f"{letter}: {f'replay {info.replay_id}, ' if info.replay_id else ''}{info.label}{dtype}"
     limits = ", ".join(f"{name} {_limit(record, name)}" for name in record.thresholds)
     yield f"thresholds: {limits or 'none'} ({record.thresholds_from})"
     if record.noise_id:

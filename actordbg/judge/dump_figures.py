@@ -121,18 +121,19 @@ def sequence_sums(values: Array, mask: Array) -> Array:
 
 
 @np.errstate(all="ignore")
-def worst_tokens(a: Array, b: Array, mask: Array, count: int) -> tuple[WorstToken, ...]:
+def worst_tokens(a: Array, b: Array, mask: Array, count: int, seq_len: int | None = None) -> tuple[WorstToken, ...]:
     """Return the `count` masked tokens of [B, A] that differ most, worst first, without equal tokens.
 
-    A value that is finite on one side only ranks first.
+    A value that is finite on one side only ranks first. seq_len: the length S of the dump's rows, which ends with the A tokens.
     """
+    before = max(0, (seq_len or 0) - mask.shape[1])
     ours, theirs = a.astype(np.float64), b.astype(np.float64)
     difference = ours - theirs
     distance = np.nan_to_num(np.abs(difference), nan=math.inf, posinf=math.inf)
     distance = np.where(_same(ours, theirs) | ~mask, -1.0, distance).ravel()
     some = np.argsort(-distance, kind="stable")[:count]  # on a tie, the first
     return tuple(
-        WorstToken(at[0], at[1], _finite(ours[at]), _finite(theirs[at]), _finite(difference[at]))
+        WorstToken(at[0], before + at[1], _finite(ours[at]), _finite(theirs[at]), _finite(difference[at]))
         for at in (divmod(place, mask.shape[1]) for place in some[distance[some] > 0].tolist())
     )
 
@@ -210,7 +211,7 @@ def measure(dump_id: str, seq_len: int | None, a: Values, b: Values) -> DumpComp
         sequences=figures(sequence_sums(a.log_probs, mask), sequence_sums(b.log_probs, mask)),
         entropy=entropy,
         loss_abs=loss,
-        worst_tokens=worst_tokens(a.log_probs, b.log_probs, mask, WORST_TOKENS),
+        worst_tokens=worst_tokens(a.log_probs, b.log_probs, mask, WORST_TOKENS, seq_len),
         not_compared=notes.missing,
         **gradients,
     )

@@ -11,16 +11,16 @@ quoting; invisible characters are escaped first.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 from actordbg.base.foreign_text import in_json, in_line, in_lines
-from actordbg.config.as_ran import as_ran
+from actordbg.config.as_ran import as_ran, label
 from actordbg.config.replay_config import SETTINGS
-from actordbg.document.blocks import Block, as_data
+from actordbg.document.blocks import Block, Verdict, as_data
 from actordbg.document.renderings import as_csv
 from actordbg.judge.report_model import Summary
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
@@ -28,7 +28,7 @@ from actordbg.records.replay_record import NOT_CHECKED, PASSED, ResultRecord, an
 from actordbg.replay.replay_data import ReplayData
 
 if TYPE_CHECKING:
-    from actordbg.judge.check import CheckAnswer, CheckFound
+    from actordbg.judge.check import CheckFound
 
 _INPUT = ("rank", "batch_size", "seq_len")
 _CONFIGURATION = tuple(setting for setting in SETTINGS.values() if setting.numbers or setting.cost)
@@ -41,7 +41,7 @@ COLUMNS = (
 both are empty if no law was requested."""
 
 
-def render_json(summary: Summary, blocks: Iterable[Block] = ()) -> str:
+def render_json(summary: Summary, blocks: Sequence[Block] = ()) -> str:
     """Render the Summary field by field, with the verdict and charts of its document, as indented JSON with a final newline."""
 
     def plain(value: Any) -> Any:
@@ -88,7 +88,7 @@ class JunitCase(NamedTuple):
 def cases(check: CheckFound) -> Iterator[JunitCase]:
     """Yield every test case of a check, dump by dump."""
     results = {result.dump_id: result for result in check.data.results}
-    compared, goldens = ({dump.dump_id: dump for dump in dumps} for dumps in (check.truths, check.goldens))
+    compared, goldens = ({dump.dump_id: dump for dump in dumps} for dumps in (check.truths, check.owns))
     for dump_id in (item.dump_id for item in check.data.spec.inputs):
         result, dump = results.get(dump_id), compared.get(dump_id)
         if result is None:
@@ -113,7 +113,7 @@ def _mismatch(dump: DumpComparison | None) -> str:
     return "; ".join(dump.reasons) or dump.verdict if dump and dump.verdict == MISMATCH else ""
 
 
-def junit_xml(check: CheckFound, answer: CheckAnswer) -> bytes:
+def junit_xml(check: CheckFound, verdict: Verdict) -> bytes:
     """Render the check as JUnit XML. The first property is the verdict sentence."""
     every = list(cases(check))
     root = ElementTree.Element("testsuites")
@@ -129,8 +129,14 @@ def junit_xml(check: CheckFound, answer: CheckAnswer) -> bytes:
         time=f"{sum(case.seconds for case in every):.3f}",
     )
     properties = ElementTree.SubElement(suite, "properties")
-    for name in ("sentence", "replay_id", "configuration", "next"):
-        ElementTree.SubElement(properties, "property", name=name, value=_xml(str(getattr(answer, name))))
+    spec = check.data.spec
+    about = {
+        "sentence": verdict.sentence,
+        "replay_id": spec.replay_id,
+        "configuration": label(as_ran(spec.config, check.data.resolved)),
+    }
+    for name, value in (about | {"next": verdict.next}).items():
+        ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
     for case in every:
         what = {"classname": f"actordbg.{case.check}", "name": _xml(case.dump_id), "time": f"{case.seconds:.3f}"}
         element = ElementTree.SubElement(suite, "testcase", what)
@@ -142,13 +148,13 @@ def junit_xml(check: CheckFound, answer: CheckAnswer) -> bytes:
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def workflow_commands(check: CheckFound, answer: CheckAnswer) -> Iterator[str]:
+def workflow_commands(check: CheckFound, verdict: Verdict) -> Iterator[str]:
     """Yield GitHub workflow commands: an error for each failed test case, and a line for the whole check."""
     for case in cases(check):
         if case.failure:
             title = _message(f"actordbg check: {case.check} {case.dump_id}").replace(":", "%3A").replace(",", "%2C")
             yield f"::error title={title}::{_message(case.failure)}"
-    yield f"::{'notice' if answer.good else 'error'} title=actordbg check::{_message(answer.sentence)}"
+    yield f"::{'notice' if verdict.good else 'error'} title=actordbg check::{_message(verdict.sentence)}"
 
 
 def _xml(text: str, shown: Callable[[str], str] = in_line) -> str:

@@ -37,9 +37,8 @@ from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.units import new_replay_id, plural, resolve
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, telling
-from actordbg.config.replay_config import SETTINGS, VARIATIONS
-from actordbg.document.blocks import GOOD_TONE, NO_TONE, PART_TONE, Banner, Block, Chart, Grid, Heading, Items, Paragraph, number
-from actordbg.document.specifications import ACCENT, hints, layer, layered, names, quantity
+from actordbg.config.replay_config import SETTINGS, TINY, VARIATIONS
+from actordbg.document.blocks import Block, Grid, Heading, Items, Paragraph, Verdict, number
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.comparing import compare
 from actordbg.judge.find_truth import ensure_lone_rows, find_truth, wanted_truth
@@ -269,7 +268,6 @@ _HOW = {
     "rounding": "the dtype alone",
 }
 _FIGURES = {"max_abs": "largest", "p99_abs": "99th percentile", "mean_abs": "mean"}
-_WORDS = {True: ("DETERMINISTIC", GOOD_TONE), False: ("NOT DETERMINISTIC", PART_TONE), None: ("UNKNOWN", NO_TONE)}
 
 
 def tokens_of(record: NoiseRecord) -> int:
@@ -292,7 +290,7 @@ def moves_most(record: NoiseRecord) -> NoiseVariant | None:
 
 
 def conclusion(record: NoiseRecord) -> list[str]:
-    """Explain the noise floor, a sentence or two per finding, and last the command that uses it."""
+    """Explain the noise floor, a sentence or two per finding."""
     lines, most, same = [], moves_most(record), deterministic(record)
     if same is True:
         lines.append("A rerun is bit-identical: this configuration is deterministic here.")
@@ -315,16 +313,13 @@ def conclusion(record: NoiseRecord) -> list[str]:
             f"{record.dtype} rounding (each row alone, against a wider dtype) is up to {_size(rounding):.3g} nats: "
             f"no configuration can be expected to be nearer to the truth. It counts {ROUNDING_MARGIN:g} times in the noise floor."
         )
-    if record.config.get("oracle") is None:
-        lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")
     return lines
 
 
 def noise_page(record: NoiseRecord) -> list[Block]:
     """Build the page of `actordbg noise`: the noise floor by variation, then by measure, and what it means."""
-    word, tone = _WORDS[deterministic(record)]
     lines = conclusion(record)
-    sentence = " ".join(line for line in lines if not line.startswith("next: "))
+    use = f"actordbg compare {record.replay_id} truth --noise {record.noise_id}" if record.config.get("oracle") is None else ""
     floor = (("log-prob noise floor", f"{number(record.floor.get('max_abs'), 3)} nats"), ("inputs", str(len(record.dumps))))
     rows = tuple(
         (variant.name, _HOW.get(variant.name, ""), *(number(getattr(variant.log_probs or Figures(0), name)) for name in _FIGURES),
@@ -337,32 +332,13 @@ def noise_page(record: NoiseRecord) -> list[Block]:
     more = len(record.reasons) - len(left)
     return [
         Heading(f"noise {record.noise_id}", 1),
-        Banner(word, sentence, tone, floor),
+        Verdict("", lines[0], floor, next=use, toy=record.config.get("model", TINY) == TINY),
         Items((f"ran as: {record.label}", f"compared: {compared}; unchanged run: {record.replay_id}")),
-        *([chart] if (chart := _moved(record)) else []),
         Grid(("variation", "what", "max", "p99", "mean", "|g| rel"), rows, {"variation", "what"}),
         Paragraph("max, p99, mean: how far it moves log-probs, nats. |g| rel: the gradient norm, relative."),
         Grid(("noise floor", "largest"), floors, {"noise floor"}),
-        Items((*lines, *left, *([f"left out: {more} more, in --json"] if more else []))),
+        Items((*lines[1:], *left, *([f"left out: {more} more, in --json"] if more else []))),
     ]  # fmt: skip
-
-
-def _moved(record: NoiseRecord) -> Chart | None:
-    rows = [
-        {"v": variant.name, "m": words, "x": float(f"{value:.4g}")}
-        for variant in record.variants if variant.log_probs is not None
-        for name, words in _FIGURES.items() if (value := getattr(variant.log_probs, name)) is not None
-    ]  # fmt: skip
-    if not rows:
-        return None
-    shown = hints(("v", "variation"), ("m", "figure"), ("x", "nats"))
-    largest = [row for row in rows if row["m"] == _FIGURES["max_abs"]]
-    bars = layer("bar", largest, {"color": ACCENT}, tooltip=shown)
-    spec = layered([], bars, height=32 * len(largest), x=quantity("x", "a log-prob moves by up to, nats"), y=names("v", None))
-    lines = tuple((str(row["v"]), str(row["m"]), number(float(str(row["x"])), 3)) for row in rows)
-    table = Grid(("variation", "figure", "nats"), lines, {"variation", "figure"})
-    says = "A variation must not change results; rounding is the dtype's own error, row by row."
-    return Chart("Noise sources", says, spec, table)
 
 
 def _variant(record: NoiseRecord, name: str) -> NoiseVariant | None:

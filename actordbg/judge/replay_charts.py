@@ -1,4 +1,4 @@
-"""Draw charts of a replay (workers over time, time and memory by length, time breakdown) and of a training run's dumps over time.
+"""Draw charts of a replay (workers over time, time and memory by length) and of a training run's dumps over time.
 
 Pure. Each function returns a Chart, or None if there is nothing to show. Warm-up is drawn separately from steady inputs, as
 `records/replay_record.py` defines them. If a chart cannot hold all inputs, failed inputs are kept and the rest are thinned.
@@ -65,7 +65,7 @@ def replay_charts(data: ReplayData) -> list[Chart]:
     made = (
         _by_length(data, took, f"Time by length: {what}", f"{what}, s", "Seconds of each input by seq_len, padding included."),
         _by_length(data, peaks, "Memory by length", "peak, MiB", "Peak memory of the worker while an input ran, by seq_len."),
-        timeline(data), spent(data),
+        timeline(data),
     )  # fmt: skip
     return [chart for chart in made if chart is not None]
 
@@ -88,7 +88,7 @@ def _by_length(data: ReplayData, values: Mapping[str, float], title: str, axis: 
     kinds = {name: color for name, color in _KINDS.items() if any(row["k"] == name for row in kept)}
     shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("v", axis), ("k", "input"))
     points = layer("point", look={"size": 42, "opacity": 0.75, "filled": True}, tooltip=shown)
-    spec = layered(kept, points, x=quantity("n", "seq_len"), y=quantity("v", axis), color=coloured("k", kinds))
+    spec = layered(kept, points, x=quantity("n", "seq_len, tokens"), y=quantity("v", axis), color=coloured("k", kinds))
     steady = [row["v"] for row in rows if row["k"] == "steady"]
     says += f" Median of {plural(len(steady), 'steady input')}: {number(median(steady))} {unit}." if steady else ""
     table = []
@@ -189,35 +189,13 @@ def _by(rows: Values, key: str) -> dict[Any, Values]:
 
 def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], marked: Values, at: str, colors: Spec, lines: int) -> Spec:
     """Draw bars from `a` to `z`, a line per value of `name`, colored by length, with a point on `marked` rows at field `at`."""
-    length, line = {"field": "n", "type": "quantitative", "title": "seq_len"}, names(name, None)
+    length, line = {"field": "n", "type": "quantitative", "title": "seq_len, tokens"}, names(name, None)
     since, end = quantity("a", axis), {"field": "z"}
     layers = [layer("bar", rows, {"opacity": 0.9}, x=since, x2=end, y=line, color=length, tooltip=shown)]
     if marked:
         place = {"field": at, "type": "quantitative"}
         layers.append(layer("point", marked, {"size": 85, "filled": True}, x=place, y=line, color=colors, tooltip=shown))
     return layered([], *layers, height=lanes_high(lines))
-
-
-def spent(data: ReplayData) -> Chart | None:
-    """Draw how the workers spent their time."""
-    first, compiling = warm_up_of(data.results)
-    steady = {result.dump_id for result in data.results} - first - compiling
-    parts = {"reading inputs": sum(result.load_s or 0.0 for result in data.results)}
-    for name, ids in (("forward of first inputs", first), ("forward that compiled", compiling), ("steady forward", steady)):
-        parts[name] = sum(result.forward_s or 0.0 for result in data.results if result.dump_id in ids)
-    parts["backward"] = sum(result.backward_s or 0.0 for result in data.results)
-    if isinstance(build := data.resolved.get("load_s"), int | float):
-        parts = {"building the Actor": float(build)} | parts
-    rows: Values = [{"p": name, "s": _rounded(value)} for name, value in parts.items() if value]
-    if not rows:
-        return None
-    total = sum(row["s"] for row in rows)
-    bars = layer("bar", look={"color": ACCENT}, tooltip=hints(("p", "part"), ("s", "seconds")))
-    spec = layered(rows, bars, height=lanes_high(len(rows)), x=quantity("s", "seconds of all workers"), y=names("p", None))
-    largest = max(rows, key=lambda row: row["s"])
-    says = f"{seconds(total)} s in all workers; {largest['s'] / total:.0%} of it: {largest['p']}."
-    table = Grid(("part", "s", "share"), [(row["p"], seconds(row["s"]), f"{row['s'] / total:.1%}") for row in rows], {"part"})
-    return Chart("Time breakdown", says, spec, table)
 
 
 def kept_marks(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Values:

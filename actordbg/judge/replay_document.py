@@ -1,30 +1,22 @@
 """Build the document of a report on replays: the verdict in one sentence, then headings, paragraphs, lists and tables. Pure.
 
-A green verdict requires that every input passed and that its results agree with the truth. An input that merely finished with
-finite numbers is "not checked". Figures of the embedded toy model are labeled as such.
+Figures of the built-in toy model are marked as such.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
-from actordbg.catalog.query import OPEN
 from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
-from actordbg.config.replay_config import SETTINGS, TINY
+from actordbg.config.replay_config import SETTINGS
 from actordbg.document.blocks import (
-    BAD_TONE,
-    GOOD_TONE,
-    NO_TONE,
-    PART_TONE,
-    Banner,
+    UNCHECKED,
     Block,
     Chart,
     Code,
@@ -32,6 +24,7 @@ from actordbg.document.blocks import (
     Heading,
     Items,
     Paragraph,
+    Verdict,
     number,
     rate,
     seconds,
@@ -40,7 +33,7 @@ from actordbg.document.renderings import shorten
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
 from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary, Timed
-from actordbg.records.comparison_record import GOOD, MISMATCH, WITHIN_NOISE
+from actordbg.judge.verdicts import together
 from actordbg.records.replay_record import PERCENTILE_DEFINITION, Spread
 from actordbg.replay.blame import in_brief
 
@@ -54,64 +47,39 @@ _FACTS = ("parameters", "device_name")
 """Facts reported by workers that are shown with the settings."""
 
 
-BRIEF_FROM = 4
-"""From this many replays on, a terminal shows only differences and failures, not each replay's tables."""
-
-
-def brief_document(summary: Summary) -> list[Block]:
-    """Build the report for a terminal: for many replays only differences and failures, with a pointer to the legend."""
-    if len(summary.replays) < BRIEF_FROM:
-        return [*document(summary, explained=False), Paragraph(_EXPLAINED)]
-    blocks = document(replace(summary, replays=()), explained=False)[:2]
-    blocks += [banner(summary), *_side_by_side(summary)]
-    for replay in summary.replays:
-        if bad := _stopped(replay) + _failures(replay):
-            blocks += [Heading(f"{replay.label}  {replay.replay_id}", 2), *bad]
-    each = "In full: `actordbg report ID`, or add --format md or -o report.html for all."
-    return [*blocks, *map(Paragraph, summary.notes), Paragraph(f"{each} {_EXPLAINED}")]
-
-
-def explanations(summary: Summary | None = None) -> list[Block]:
-    """Explain the figures of a report; given a summary, only those that it has."""
-    compared = summary is None or any(replay.comparisons for replay in summary.replays)
-    return [Heading("Legend", 3), Items((*_FIGURES, *([_COMPARED] if compared else ())))]
-
-
-_EXPLAINED = "Legend: `actordbg report --explain`."
-
-
-def document(
-    summary: Summary, pictures: Mapping[str, Sequence[Chart]] = MappingProxyType({}), *, explained: bool = True
-) -> list[Block]:
+def document(summary: Summary, pictures: Mapping[str, Sequence[Chart]] = MappingProxyType({})) -> list[Block]:
     """Build the whole report, top to bottom. pictures: charts by the replay's label."""
     blocks: list[Block] = [
         Heading("actordbg report", 1),
         Paragraph(f"{summary.selection}; {summary.generated_at}"),
-        banner(summary),
+        together(summary.replays) if summary.replays or not summary.notes else Verdict(UNCHECKED, summary.notes[0]),
     ]
-    if not summary.replays:
-        unread = any("is left out" in note for note in summary.notes)
-        nothing = "Nothing has been replayed yet. `actordbg replay --max-inputs 3` replays three dumps."
-        return [*blocks, *map(Paragraph, summary.notes), *([] if unread else [Paragraph(nothing)])]
     if summary.comparison:
         blocks += _side_by_side(summary)
     for replay in summary.replays:
-        blocks += [
-            Heading(f"{replay.label}  {replay.replay_id}", 2), Items(list(_facts(replay))), *_stopped(replay), *_failures(replay),
-            *pictures.get(replay.label, ()), *_timing(replay), *_slowest(replay), *_numbers(replay), *_comparisons(replay),
-        ]  # fmt: skip
-    return [*blocks, *map(Paragraph, summary.notes), *(explanations(summary) if explained else ())]
+        blocks += [Heading(f"{replay.label}  {replay.replay_id}", 2), *replay_details(replay, pictures.get(replay.label, ()))]
+    legend: list[Block] = [Heading("Legend", 3), Items(_LEGEND)] if summary.replays else []
+    return [*blocks, *map(Paragraph, summary.notes), *legend]
 
 
-_FIGURES = (
+def replay_details(replay: ReplaySummary, charts: Sequence[Chart] = ()) -> list[Block]:
+    """Build what a report says of one replay, with its charts."""
+    figures = [*charts, *_timing(replay), *_slowest(replay)]
+    return [*replay_results(replay), *figures, *replay_numbers(replay), *_comparisons(replay)]
+
+
+def replay_results(replay: ReplaySummary) -> list[Block]:
+    """Build what `actordbg replay` says of its replay: what ran, and what failed."""
+    return [Items(list(_facts(replay))), *_stopped(replay), *_failures(replay)]
+
+
+_LEGEND = (
     "Steady times leave out the first measured input of each worker start and inputs that compiled a graph.",
     f"p95: {PERCENTILE_DEFINITION}; with fewer than 20 inputs it is close to the largest.",
     "tok/s: non-padding tokens per second of forward in one worker, median over inputs; tok/s all: total tokens / total seconds.",
     "seq_len counts padding. peak mem: the largest of any input, in one worker.",
-)
-_COMPARED = (
     "Compared: the newest `actordbg compare` with each other side; max, mean: absolute differences of log-probs in nats,"
-    " clip: tokens whose ratio leaves 0.8 to 1.2, |g| rel: relative difference of the gradient norms."
+    " clip: tokens whose ratio leaves 0.8 to 1.2, |g| rel: relative difference of the gradient norms.",
 )
 
 
@@ -148,9 +116,6 @@ def _compared(replay: ReplaySummary, against: Against) -> tuple[str, ...]:
 def _configured(replay: ReplaySummary, against: Against) -> str:
     differs = meant(as_ran(replay.asked, replay.resolved), against.differs)
     text = f"{replay.label}  {replay.replay_id}: {_settings(differs) or 'the same configuration'}"
-    if replay.golden and replay.golden.max_abs is not None:
-        text += f"; log-probs at most {number(replay.golden.max_abs, 3)} nats from the run's own"
-        text += f" ({plural(replay.golden.nonfinite, 'input')} not finite on one side)" * bool(replay.golden.nonfinite)
     if replay.label == "A" or against.mean_moved is None:
         return text
     return f"{text}; mean log-prob of an input moved by at most {number(against.mean_moved, 3)} nats"
@@ -269,7 +234,7 @@ def _slowest(replay: ReplaySummary) -> list[Block]:
     return [Heading(title, 3), Grid(("dump", "rank", "B", "S", "fwd s", "bwd s"), rows, {"dump"})]
 
 
-def _numbers(replay: ReplaySummary) -> list[Block]:
+def replay_numbers(replay: ReplaySummary) -> list[Block]:
     lines: list[str] = []
     if replay.logprobs:
         p = replay.logprobs
@@ -283,7 +248,7 @@ def _numbers(replay: ReplaySummary) -> list[Block]:
             lines.append(f"token ids of {plural(p.folded_ids, 'input')} were wrapped (modulo) into the model's vocabulary")
     own = against_the_run(replay.golden, replay.golden_entropy, replay.generators, replay.not_compared)
     lines += [f"against the run's own {text}" for text in own]
-    lines += [f"ranks with the same input: {text}" for text in ranks_in_words(replay.ranks)]
+    lines += [f"ranks: {text}" for text in ranks_in_words(replay.ranks)]
     lines += laws_in_words(replay.laws)
     if replay.compiled:
         c = replay.compiled
@@ -303,7 +268,7 @@ def _comparisons(replay: ReplaySummary) -> list[Block]:
     columns = ("against", "verdict", "dumps", "max", "mean", "clip", "|g| rel")
     rows = [
         (
-            c.against if c.against_kind == "replay" else f"{c.against_kind} {c.against}".removesuffix(" golden"),
+            c.against if c.against_kind == "replay" else "the truth" if c.against_kind == "truth" else "recorded outputs",
             c.verdict,
             f"{c.compared}/{c.dumps}",
             number(c.max_abs, 3),
@@ -325,78 +290,3 @@ def _compared_with(c: ComparisonRun) -> str:
         text += f"; the worst is {c.worst_dump}"
     text += f"; thresholds: {c.thresholds_from}" if c.compared else f"; {c.reasons or 'nothing in common'}"
     return text + (f"; noise floor {c.noise_id}" if c.noise_id else "")
-
-
-_ORDER = (BAD_TONE, PART_TONE, GOOD_TONE, NO_TONE)
-
-
-def banner(summary: Summary) -> Banner:
-    """Build the banner over all replays of a report: the worst replay's verdict."""
-    each = [_verdict(replay) for replay in summary.replays]
-    if len(each) < 2:
-        return each[0] if each else Banner("NOTHING", "was replayed yet.", NO_TONE)
-    worst = min(each, key=lambda verdict: _ORDER.index(verdict.tone))
-    counts = ", ".join(f"{count} {word}" for word, count in Counter(verdict.word for verdict in each).items())
-    bad = [
-        f" {replay.label}: {verdict.sentence}"
-        for replay, verdict in zip(summary.replays, each, strict=True)
-        if verdict.tone == BAD_TONE
-    ]
-    left = tuple(dict.fromkeys(text for verdict in each for text in verdict.unjudged))
-    sentence = f"{plural(len(each), 'replay')}: {counts}.{''.join(bad[:1])}"
-    return Banner(worst.word, sentence, worst.tone, (("inputs passed", _passed(summary.totals)),), left[:3])
-
-
-def _verdict(replay: ReplaySummary) -> Banner:
-    of_toy, truth = " (toy model)" * (replay.asked.get("model", TINY) == TINY), replay.truth
-    figures = [("inputs passed", _passed(replay.counts))]
-    if truth is not None and truth.max_abs is not None:
-        figures.append(("max diff from truth", f"{number(truth.max_abs, 2)} nats"))
-    if replay.tokens_per_s.median is not None:
-        figures.append((f"tokens/s{of_toy}", rate(replay.tokens_per_s.median)))
-    figures.append((f"peak memory{of_toy}", human_bytes(replay.peak_memory_bytes)))
-    return Banner(*_judged(replay), figures, tuple(_unjudged(replay, bool(of_toy))))
-
-
-def _judged(replay: ReplaySummary) -> tuple[str, str, str]:
-    """Return the word, the sentence and the tone of a replay's verdict."""
-    c, laws, truth = replay.counts, replay.laws, replay.truth
-    if bad := c.failed + c.crashed + c.hung:
-        why = f": {replay.failures[0].name}" if replay.failures else ""
-        return "FAILED", f"{bad:,} of {plural(c.inputs, 'input')} did not pass{why}.", BAD_TONE
-    if not c.passed:
-        nothing = f"None of {plural(c.inputs, 'input')} has a result"
-        if replay.status in OPEN:
-            return replay.status.upper(), f"{nothing}; `actordbg replay --resume {replay.replay_id}` continues.", NO_TONE
-        return "NOTHING PASSED", f"{nothing}; the replay is {replay.status}.", BAD_TONE
-    if laws is not None and not laws.good:
-        word, what = ("WRONG", "is broken") if laws.broken else ("FAILED", "failed")
-        return word, f"A law {what}: {laws.headline}.", BAD_TONE
-    if truth is not None and truth.verdict == MISMATCH:
-        what = f"{truth.mismatches:,} of {plural(truth.compared, 'input')}"
-        return "WRONG", f"{what} differ from the truth by up to {number(truth.max_abs, 2)} nats.", BAD_TONE
-    left = f"; {c.inputs - c.passed:,} were not run" if c.passed < c.inputs else ""
-    passed = f"{c.passed:,} of {plural(c.inputs, 'input')} passed{left}"
-    if truth is not None and truth.verdict in GOOD:
-        dtype = replay.resolved.get("dtype") or "the dtype"
-        near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {dtype} rounding"
-        known = f"the log-probs of {truth.compared:,} match the truth {near}"
-        return "RIGHT", f"{passed}, and {known}.", PART_TONE if left else GOOD_TONE
-    unbroken = ", and every law checked holds" if laws is not None and laws.inputs else ""
-    return "NOT CHECKED", f"{passed} with finite numbers{unbroken}; correctness was not checked.", PART_TONE
-
-
-def _unjudged(replay: ReplaySummary, of_toy: bool) -> Iterator[str]:
-    truth, inputs = replay.truth, replay.counts.inputs
-    if of_toy:
-        yield "your model: this ran the embedded toy model `tiny` (`--model PATH` replays your own)"
-    if truth is None and replay.counts.passed:
-        yield f"the numbers: `actordbg compare {replay.replay_id} truth` compares them with the truth"
-    elif truth is not None and truth.compared < inputs:
-        yield f"{inputs - truth.compared:,} of {plural(inputs, 'input')}: not compared with the truth"
-    if replay.laws is None and replay.counts.passed:
-        yield "laws: `actordbg replay --laws` checks whether padding or neighbors change anything"
-
-
-def _passed(counts: Counts) -> str:
-    return f"{counts.passed:,} / {counts.inputs:,}"

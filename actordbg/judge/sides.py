@@ -1,4 +1,4 @@
-"""The sides of a comparison: a replay, the truth (also a replay), or `golden`, the run's recorded outputs.
+"""The sides of a comparison: a replay, the truth (also a replay), or the run's recorded outputs ("golden" in files).
 
 A side reads the values of one dump from disk, or returns the reason why it has none. It never holds more than one dump's
 tensors. They are numpy arrays, so finished replays can be compared without torch.
@@ -35,7 +35,9 @@ from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store.layout import Store, known_regular
 
-GOLDEN, TRUTH = "golden", "truth"
+GOLDEN, RECORDED, TRUTH = "golden", "recorded", "truth"
+RECORDED_NAMES = (RECORDED, GOLDEN)
+"""What names the run's recorded outputs as B; files have "golden"."""
 PLANTED = "planted/"
 """Prefix of the names of log-probs under a planted fault (`actordbg.actor.truth_model`)."""
 NON_FINITE = "non-finite-output"

@@ -1,7 +1,8 @@
 """Draw the tokens of one dump, and one side's log-probs against the other's. Pure: arrays in, Charts out.
 
-A dump is rows x positions. Each field of the heat map is prompt, padding, or response; a response is colored by the difference
-between A and B. In a long row a field covers several positions: it shows the worst, and the tooltip says where.
+A dump is rows x positions; positions count from 0 over the padded row, prompt included. Each field of the heat map is prompt,
+padding, or response; a response is colored by the difference between A and B. In a long row a field covers several positions: it
+shows the worst, and the tooltip says where.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ from actordbg.formats.encoding import Array
 FIELDS, ROWS, POINTS = 110, 24, 1200
 """The most fields per row, rows, and scatter points that a chart has."""
 _WORST = 12
-_PASTED = 30
-"""Leading characters of a dump id that every command accepts."""
 PROMPT, PADDING, RESPONSE = "prompt", "padding", "response"
 _KINDS = {PROMPT: ACCENT, PADDING: QUIET}
 Texts = Callable[[Sequence[int]], str]
@@ -143,7 +142,7 @@ def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], heig
     mark = {"a": position + 0.5, "r": f"row {row}", "t": _where(row, position, 1), "s": number(apart, 3)}
     look = {"size": 150, "filled": False, "strokeWidth": 2.5, "color": "#1e90ff"}
     ring = layer("point", [mark], look, tooltip=hints(("t", "the worst"), ("s", "|A - B|, nats")))
-    return layered([], ground, heat, ring, height=height, x=quantity("a", "position"), y=names("r", None))
+    return layered([], ground, heat, ring, height=height, x=quantity("a", "position in the row, tokens"), y=names("r", None))
 
 
 def _where(row: int, position: int, count: int) -> str:
@@ -154,10 +153,11 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
     """Draw A - B at each token over B's log-prob, with lines at the limit and the noise floor."""
     points: list[dict[str, Any]] = []
     for pair in pairs:
-        apart = pair.apart
+        apart, (_, actions) = pair.apart, pair.mask.shape
+        before = (actions + 1 if pair.ids is None else pair.ids.shape[1]) - actions
         for row, action in np.argwhere(pair.mask & np.isfinite(pair.b)).tolist():
             b, d = float(f"{pair.b[row][action]:.5g}"), float(f"{apart[row][action]:.4g}")
-            points.append({"b": b, "d": d, "i": pair.dump_id[:_PASTED], "t": f"row {row}, action {action}"})
+            points.append({"b": b, "d": d, "i": pair.dump_id, "t": _where(row, before + action, 1)})
     if not points:
         return None
     points.sort(key=lambda point: -abs(point["d"]))

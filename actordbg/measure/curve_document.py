@@ -11,21 +11,20 @@ from typing import Any
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, label, toy
 from actordbg.document.blocks import (
-    BAD_TONE,
-    GOOD_TONE,
-    NO_TONE,
-    PART_TONE,
-    Banner,
+    RIGHT,
+    UNCHECKED,
+    WRONG,
     Block,
     Chart,
     Grid,
     Heading,
     Items,
     Paragraph,
+    Verdict,
     seconds,
 )
 from actordbg.document.specifications import BAD, MOST_MARKS, hints, layer, layered, names, quantity, thinned
-from actordbg.measure.curves import EXTRAPOLATED, FURTHEST, LEAST, MEASURED, MEMORY, TIME, YES, CurveAnswer, CurvesAnswer
+from actordbg.measure.curves import EXTRAPOLATED, FURTHEST, LEAST, MEASURED, MEMORY, NO, TIME, YES, CurveAnswer, CurvesAnswer
 from actordbg.measure.measurements import BY, SEQ_LEN
 
 NOTHING = (
@@ -43,7 +42,7 @@ def document(answer: CurvesAnswer, charts: Sequence[Chart]) -> list[Block]:
     what = "peak memory" if answer.quantity == MEMORY else f"{answer.passes} time".removeprefix("both ")
     measured = sum(point.inputs for config in answer.curves for point in config.measurements.points)
     summary = f"{what} by {BY[answer.by]}; {plural(answer.replays, 'replay')}, {plural(measured, 'input')}"
-    blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1), Paragraph(summary), _banner(answer), *charts]
+    blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1), Paragraph(summary), _verdict(answer), *charts]
     if not any(config.values for config in answer.curves):
         blocks.append(Paragraph(NOTHING))
     if answer.budget is not None and any(config.longest for config in answer.curves):
@@ -192,23 +191,23 @@ def _length(value: int | None) -> str:
 _STEPS = 60
 
 
-def _banner(answer: CurvesAnswer) -> Banner:
-    """Build the verdict: whether the requested lengths fit, else the longest length that does."""
+def _verdict(answer: CurvesAnswer) -> Verdict:
+    """Return the verdict: whether the requested lengths fit; without any, the longest length that does."""
     measured = sum(bool(config.values) for config in answer.curves)
     if not measured:
-        return Banner("NOTHING", "was measured.", NO_TONE)
+        return Verdict(UNCHECKED, "nothing was measured")
     if requested := [(config, at) for config in answer.curves for at in config.at if at.fits is not None]:
         lengths = f"{plural(len(requested), 'requested length')}"
         if bad := [f"{at.n:,} under {config.label}" for config, at in requested if at.fits != YES]:
-            return Banner("NOT SURE TO FIT", f"{lengths}; not sure: {', '.join(bad[:4])}.", BAD_TONE)
-        return Banner("FITS", f"{lengths}; all fit.", GOOD_TONE)
+            word = WRONG if any(at.fits == NO for _, at in requested) else UNCHECKED
+            return Verdict(word, f"{lengths}; not sure to fit: {', '.join(bad[:4])}")
+        return Verdict(RIGHT, f"{lengths}; all fit")
     figures = []
     for config in answer.curves[:4]:
         if longest := config.longest:
             how = longest.how if longest.by_curve else "measured only"
             figures.append((f"longest that fits, {config.label} ({how})", f"{longest.by_curve or longest.measured or 0:,}"))
-    sentence = f"{plural(measured, 'configuration')}, {plural(answer.replays, 'replay')}."
-    return Banner("MEASURED", sentence, PART_TONE, figures)
+    return Verdict("", f"{plural(measured, 'configuration')}, {plural(answer.replays, 'replay')}", figures)
 
 
 def curve_charts(answer: CurvesAnswer) -> list[Chart]:

@@ -10,20 +10,21 @@ from typing import Any
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import (
-    BAD_TONE,
-    GOOD_TONE,
-    NO_TONE,
-    Banner,
+    RIGHT,
+    UNCHECKED,
+    WRONG,
     Block,
     Chart,
     Grid,
     Heading,
     Items,
     Paragraph,
+    Verdict,
     number,
 )
 from actordbg.document.specifications import BAD, hints, layer, layered, names, powers, quantity, thinned, whole
 from actordbg.measure.align_logs import (
+    DIFFERENT,
     EVERY_STEP,
     FLAT,
     NOTHING,
@@ -56,17 +57,17 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
         reasons += [f"{name}: {reason}" for reason in answer.reasons]
     largest = max((answer.max_relative for answer in answers if answer.max_relative is not None), default=None)
     figures = (
-        ("common steps", f"{min(answer.common for answer in answers):,}"),
         ("largest difference", "-" if largest is None else f"{largest:.2%}"),
+        ("common steps", f"{min(answer.common for answer in answers):,}"),
     )
-    tone = GOOD_TONE if overall.good else NO_TONE if overall.verdict == NOTHING else BAD_TONE
-    all_reasons = "; ".join(dict.fromkeys(reason for answer in answers for reason in answer.reasons))
-    sentence = f"{all_reasons or f'{overall.metric} agrees by the rule {overall.rule}'}."
-    notes = [f"note: {note}" for answer in answers for note in answer.notes]
+    word = RIGHT if overall.good else WRONG if overall.verdict == DIFFERENT else UNCHECKED
     what = "no common step differs by {:g} or more" if overall.rule == EVERY_STEP else _FIRST_MEAN_LAST
+    all_reasons = "; ".join(dict.fromkeys(reason for answer in answers for reason in answer.reasons))
+    agrees = f"{overall.metric} agrees: {what.format(overall.threshold)}"
+    notes = [f"note: {note}" for answer in answers for note in answer.notes]
     return [
         Heading(f"{overall.metric or 'nothing'} by step, threshold {overall.threshold:g}, rule {overall.rule}", 1),
-        Banner(overall.verdict.upper().replace("-", " "), sentence, tone, figures),
+        Verdict(word, all_reasons or agrees, figures),
         Items([f"{letters[path]}  {path}{_found_metrics(side)}" for path, side in sides.items()]),
         *charts,
         Grid(
@@ -79,7 +80,6 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
         *([Items(notes)] if notes else []),
         *([Paragraph(_METRIC_HINT)] if overall.verdict == NOTHING else []),
         *([] if overall.good else [Items(reasons)]),
-        Paragraph(f"{overall.verdict} ({what.format(overall.threshold)})" if overall.good else overall.verdict),
     ]
 
 

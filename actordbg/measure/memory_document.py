@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from actordbg.base.units import plural
-from actordbg.document.blocks import BAD_TONE, GOOD_TONE, NO_TONE, Banner, Block, Chart, Grid, Heading, Items, Paragraph
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Grid, Heading, Items, Paragraph, Verdict
 from actordbg.measure.log_document import values_chart
 from actordbg.measure.watching import FLOOR, QUANTITIES, SCATTERS, SECOND, STEP, Sample, by_process, figures, points, sizes_of
 from actordbg.records.comparison_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
@@ -148,13 +148,13 @@ def watch_page(record: MemoryRecord, samples: Sequence[Sample]) -> list[Block]:
     short = [process.process for process in processes if not any(size.growth for size in process.sizes.values())]
     which = "any process" if len(short) == len(processes) else ", ".join(short[:4])
     if not processes:
-        banner = Banner("NOTHING", "was sampled.", NO_TONE)
+        verdict = Verdict(UNCHECKED, "nothing was sampled")
     elif growing:
-        banner = Banner("GROWS", f"{'; '.join(growing[:4])}.", BAD_TONE)
+        verdict = Verdict(WRONG, "; ".join(growing[:4]))
     elif short:
-        banner = Banner("TOO SHORT", f"too few samples or steps to say whether {which} grows.", NO_TONE)
+        verdict = Verdict(UNCHECKED, f"too few samples or steps to say whether {which} grows")
     else:
-        banner = Banner("STEADY", "no process grows beyond sampling noise.", GOOD_TONE)
+        verdict = Verdict(RIGHT, "no process grows beyond sampling noise")
     rows = [
         (process.process, QUANTITIES[name], str(process.samples), str(process.steps or "-"),
          *map(size, (own.first, own.peak, own.last)), in_short(own.growth))
@@ -164,7 +164,7 @@ def watch_page(record: MemoryRecord, samples: Sequence[Sample]) -> list[Block]:
     count = sum(process.samples for process in processes)
     return [
         Heading("actordbg memory", 1),
-        banner,
+        verdict,
         Paragraph(f"{record.kind} {record.watched}: {plural(len(processes), 'process')}, {plural(count, 'sample')}"),
         Grid(("process", "of", "samples", "steps", "first", "peak", "last", "growth"), rows, {"process", "of", "growth"}),
         *_items(growing),
@@ -185,7 +185,7 @@ def leaks(processes: Sequence[ProcessMemory]) -> list[str]:
 
 def compare_page(answer: MemoryComparison, a: Sequence[Sample], b: Sequence[Sample]) -> list[Block]:
     """Build the document of two series: their differences, figures and a common chart."""
-    tone = {ALIKE: GOOD_TONE, NOT_COMPARED: NO_TONE, APART: BAD_TONE}[answer.verdict]
+    word = {ALIKE: RIGHT, NOT_COMPARED: UNCHECKED, APART: WRONG}[answer.verdict]
     agree = "peaks agree; growth was not checked"
     if any(pair.growth_judged for pair in answer.pairs):
         agree = "peaks and growth agree wherever both were sampled"
@@ -197,7 +197,7 @@ def compare_page(answer: MemoryComparison, a: Sequence[Sample], b: Sequence[Samp
     columns = ("process", "of", "peak A", "peak B", "growth A", "growth B", "differ by")
     return [
         Heading("actordbg memory compare", 1),
-        Banner(answer.verdict.upper().replace("-", " "), f"{[*answer.reasons, agree][0]}.", tone),
+        Verdict(word, [*answer.reasons, agree][0]),
         Paragraph(f"A  {answer.a}"),
         Paragraph(f"B  {answer.b}"),
         Grid(columns, rows, {*columns} - {"peak A", "peak B"}),

@@ -157,7 +157,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class WorstToken:
-    """A token of a row, by its place in the mask's shape: the values on both sides and their difference, in nats.
+    """A token of a row, by its position in the padded row, prompt included: both sides' values and their difference, in nats.
 
     `token_id`: the captured token that the log-prob belongs to; None if the dump is gone. `difference` is None if a side is not
     finite.

@@ -5,25 +5,28 @@ The chosen filters (facets) become a `--where`, shown with the command to type, 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_html, in_shell
-from actordbg.base.units import ago, human_bytes, plural, resolve
+from actordbg.base.units import ago, human_bytes, plural, resolve, with_handles
 from actordbg.campaign.cell_outcomes import context_of
-from actordbg.campaign.matrix_document import matrix_document
+from actordbg.campaign.matrix_document import matrix_document, matrix_verdict
 from actordbg.campaign.run_matrix import load as load_matrix
+from actordbg.campaign.run_matrix import names as matrix_names
 from actordbg.catalog import query
 from actordbg.catalog.where import all_of, quoted
-from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.page import as_html, table, toned
 from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
+from actordbg.judge.replay_list import listed, passed_of
+from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.store.layout import Store
 
@@ -40,13 +43,12 @@ def store_page(store: Store) -> str:
     """Render the start page: the store's size, runs and newest replays."""
     catalog = query.open_fresh(store)
     runs = query.frequent_values(catalog, "run")
-    own, others = _own_and_others(catalog)
     blocks: list[Block] = [
         Heading(f"store {store.root}", 1),
         Paragraph(f"{plural(query.count_dumps(catalog), 'dump')}, {human_bytes(query.dump_bytes(catalog))}"),
     ]
     links = "".join(f"<li>{_a(*_to('runs', str(name)))}: {in_html(plural(count, 'dump'))}</li>" for name, count in runs)
-    below = f"<h2>Runs</h2><ul>{links}</ul><h2>Newest replays</h2>{_replays((own or others)[:10], bool(own))}"
+    below = f"<h2>Runs</h2><ul>{links}</ul><h2>Newest replays</h2>{_replays(listed(catalog)[:10])}"
     return _page(blocks, below)
 
 
@@ -87,7 +89,7 @@ def dump_page(store: Store, dump_id: str) -> str:
     row = query.get_dump(catalog, dump_id)
     fields = {name: value for name, value in vars(row).items() if value not in (None, "", {}) and name != "dump_id"}
     facts = (f"{name.replace('_', ' ')}: {_fact(name, value)}" for name, value in fields.items())
-    command = f"command: actordbg replay --where {in_shell(f'dump_id={_quoted(row.dump_id)}')}"
+    command = f"command: actordbg replay --where {selecting([row.dump_id])}"
     blocks: list[Block] = [Heading(f"dump {row.dump_id}", 1), Items((command, *facts)), Heading("Replayed", 2)]
     cells = [
         (
@@ -124,22 +126,17 @@ def run_page(store: Store, run: str) -> str:
 
 def replays_page(store: Store) -> str:
     """Render all replays, newest first: this user's with their handles, then those of other commands and users."""
-    own, others = _own_and_others(query.open_fresh(store))
-    below = _replays(own[:SHOWN], True)
+    replays = listed(query.open_fresh(store), everything=True)
+    own, others = ([replay for replay in replays if bool(replay["handle"]) is mine] for mine in (True, False))
+    below = _replays(own[:SHOWN])
     if others:
         title = "Truths, variations, matrix cells and other users' replays"
-        below += f"<h2>{in_html(title)}</h2><p>{in_html(_counted(others))}</p>{_replays(others[:SHOWN], False)}"
+        below += f"<h2>{in_html(title)}</h2><p>{in_html(_counted(others))}</p>{_replays(others[:SHOWN])}"
     return _page([Heading("replays", 1), Paragraph(_counted(own))], below)
 
 
-def _counted(rows: Sequence[query.ReplayRow]) -> str:
-    return plural(len(rows), "replay") + (f", the newest {SHOWN} below" if len(rows) > SHOWN else "")
-
-
-def _own_and_others(catalog: query.Catalog) -> tuple[list[query.ReplayRow], list[query.ReplayRow]]:
-    own = query.list_own_replays(catalog)
-    known = {row.replay_id for row in own}
-    return own, [row for row in query.list_replays(catalog) if row.replay_id not in known]
+def _counted(replays: Sequence[Mapping[str, Any]]) -> str:
+    return plural(len(replays), "replay") + (f", the newest {SHOWN} below" if len(replays) > SHOWN else "")
 
 
 def replay_report(store: Store, replay_id: str) -> str:
@@ -149,9 +146,13 @@ def replay_report(store: Store, replay_id: str) -> str:
 
 def matrices_page(store: Store) -> str:
     """Render all matrices, newest first."""
-    rows = query.table_rows(store, "matrix", f"1 ORDER BY created_at DESC LIMIT {SHOWN}")
-    cells = [(_to("matrices", row.matrix_id), row.status, str(row.inputs), row.command or "-") for row in rows]
-    return _page([Heading("matrices", 1)], linked_table(("matrix", "status", "dumps", "command"), cells, {"dumps"}))
+    cells: list[list[str | Link]] = []
+    for name in reversed(matrix_names(store)[-SHOWN:]):
+        with contextlib.suppress(ActordbgError):  # a damaged file: `actordbg fsck` names it
+            record = load_matrix(store, name)
+            about = (record.status, str(len(record.dump_ids)), record.command or "-")
+            cells.append([matrix_verdict(record).word, _to("matrices", name), *about])
+    return _page([Heading("matrices", 1)], linked_table(("verdict", "matrix", "status", "dumps", "command"), cells, {"dumps"}))
 
 
 def matrix_page(store: Store, matrix_id: str) -> str:
@@ -192,19 +193,18 @@ def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]], f
     return table(columns, cells, set(columns) - set(figures))
 
 
-def _replays(rows: Iterable[query.ReplayRow], handles: bool) -> str:
-    """Render a table of replays. handles: number the rows as @1, @2, ...; then `rows` must be this user's, newest first."""
+def _replays(replays: Iterable[Mapping[str, Any]]) -> str:
+    """Render a table of replays."""
     cells: list[list[str | Link]] = [
-        [*([f"@{number}"] if handles else []), _to("replays", row.replay_id), ago(row.created_at), row.status,
-         f"{row.passed}/{row.inputs}", label(as_ran(row.config, row.resolved))]
-        for number, row in enumerate(rows, 1)
+        [replay["verdict"], _to("replays", replay["replay_id"], replay["handle"]), passed_of(replay),
+         number(replay["max_abs"], 2), ago(replay["created_at"]), replay["configuration"]]
+        for replay in replays
     ]  # fmt: skip
-    columns = (*(["handle"] if handles else []), "replay", "when", "status", "passed", "configuration")
-    return linked_table(columns, cells, {"passed"})
+    return linked_table(("verdict", "replay", "passed", "max diff", "when", "configuration"), cells, {"max diff"})
 
 
-def _to(part: str, name: str) -> Link:
-    return name, f"{part}/{quote(name, safe='')}"
+def _to(part: str, name: str, shown: str | None = None) -> Link:
+    return shown or name, f"{part}/{quote(name, safe='')}"
 
 
 def _form(catalog: query.Catalog, facets: Asked) -> str:
@@ -227,7 +227,7 @@ def _page(blocks: Sequence[Block], below: str = "") -> str:
 
 
 def _a(text: str, address: str) -> str:
-    return f'<a href="../{in_html(address)}">{in_html(text)}</a>'
+    return f'<a href="../{in_html(address)}">{in_html(with_handles(text))}</a>'
 
 
 def _quoted(text: str) -> str:

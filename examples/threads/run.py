@@ -26,7 +26,7 @@ THREADS = (
     "trl_4159", "prime_rl_1525", "verl_1381", "verl_6475", "areal_1442", "verl_6278", "verl_6280", "verl_2656", "openrlhf_1120",
     "verl_6176", "openrlhf_801", "skyrl_1420", "automodel_2131", "transformers_46634",
 )  # fmt: skip
-DEFAULT_COMMAND = ("check", "--golden", "--where", "step={step}", "--model", "{model}", "--no-laws")
+DEFAULT_COMMAND = ("check", "--recorded", "--where", "step={step}", "--model", "{model}", "--no-laws")
 
 
 @dataclass(frozen=True)

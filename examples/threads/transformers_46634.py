@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 FIRST, SECOND = 10, 14
-COMMAND = ("check", "--golden", "--where", "run='{run}'", "--model", "{model}", "--no-laws")
+COMMAND = ("check", "--recorded", "--where", "run='{run}'", "--model", "{model}", "--no-laws")
 
 
 def log_probs(model: Any, ids: torch.Tensor, **given: Any) -> torch.Tensor:

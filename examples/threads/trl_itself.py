@@ -114,7 +114,7 @@ def ask(folder: Path, checkpoint: Path, fault: str) -> str:
     if done.returncode:
         raise SystemExit(f"{fault}: the training failed\n{done.stdout}{done.stderr}")
     where = f"run='{fault}' and call_index=0"
-    return actordbg(folder, "check", "--golden", "--where", where, "--model", str(checkpoint), "--no-laws").stdout.strip()
+    return actordbg(folder, "check", "--recorded", "--where", where, "--model", str(checkpoint), "--no-laws").stdout.strip()
 
 
 def main(words: list[str]) -> int:

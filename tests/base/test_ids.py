@@ -22,7 +22,7 @@ def test_an_id_the_only_beginning_and_last_are_found():
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("20250619", "several ids begin"), ("2024", "no replay has the id"), ("", "no replay has the id")],
+    [("20250619", "means several ids"), ("2024", "no replay has the id"), ("", "no replay has the id")],
 )
 def test_what_none_or_several_have_is_refused_with_the_newest_ids(name: str, said: str):
     with pytest.raises(UsageError, match=said) as caught:
@@ -37,4 +37,4 @@ def test_every_command_answers_a_name_in_an_empty_store_alike(store: Store):
         with pytest.raises((UsageError, StoreProblem), match=r"^there is no [a-z ]+ yet$") as caught:
             look(store, "last")
         found.append(caught.value)
-    assert all(one.hint.endswith("makes one") for one in found)
+    assert all(one.hint.endswith("creates one") for one in found)

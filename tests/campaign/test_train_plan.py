@@ -25,7 +25,7 @@ from actordbg.campaign.train_engine import STEP, TrainEngine
 from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule
 from actordbg.campaign.training_session import TrainingSession
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE, Banner
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, Verdict, verdict_in
 from actordbg.dumps.checking import check
 from actordbg.records.journal import Journal, read_results
 from actordbg.records.matrix_record import (
@@ -152,22 +152,22 @@ def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_
     assert read_results(tmp_path)[item.dump_id].extra[STEP]["update_norm"] is None
 
 
-def banner_of(record: TrainCheckRecord) -> Banner:
-    return next(block for block in train_document(record, {}) if isinstance(block, Banner))
+def verdict_of(record: TrainCheckRecord) -> Verdict:
+    verdict = verdict_in(train_document(record, {}))
+    assert verdict is not None
+    return verdict
 
 
 @pytest.mark.parametrize(
-    ("also", "word", "tone", "agree"),
-    [(IMPOSSIBLE, "AGREES", GOOD_TONE, "1 / 2"), (OPEN, "NOT COMPLETE", PART_TONE, "1 / 2"), (BROKEN, "FAILED", BAD_TONE, "1 / "
-    "2"),
-     (TRAINED, "AGREES", GOOD_TONE, "2 / 2")],
-)  # fmt: skip
-def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, tone: str, agree: str):
+    ("also", "word", "agree"),
+    [(IMPOSSIBLE, RIGHT, "1 of 2"), (OPEN, UNCHECKED, "1 of 2"), (BROKEN, FAILED, "1 of 2"), (TRAINED, RIGHT, "2 of 2")],
+)
+def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, agree: str):
     sound = checked(checked(()).cells[0].steps)
     other = replace(sound.cells[2], index=3, name="ZeRO 2", status=also, steps=sound.cells[2].steps if also == TRAINED else ())
-    banner = banner_of(replace(sound, cells=(*sound.cells, other)))
-    assert (banner.word, banner.tone, banner.figures[0][1]) == (word, tone, agree)
-    assert banner.unjudged == ((f"ZeRO 2: {also}",) if also in (IMPOSSIBLE, OPEN) else ())
+    verdict = verdict_of(replace(sound, cells=(*sound.cells, other)))
+    assert (verdict.word, verdict.figures[0][1]) == (word, agree)
+    assert list(verdict.not_checked) == [f"ZeRO 2: {also}"] * (also in (IMPOSSIBLE, OPEN))
 
 
 def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_says_so(store: Store, tmp_path: Path):
@@ -180,9 +180,10 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
     shown = invoke(store, "--show last --format md")
     first = "1 configuration, 4 steps, 2 micro-batches in each, over 8 inputs: 1 agrees. Whether the loss falls was not checked: no round"
     assert shown.exit_code == 1 and first in shown.stdout and "use --steps 8" in shown.stdout
-    banner = banner_of(record)
-    assert (banner.word, banner.tone) == ("NOT CHECKED", PART_TONE)
-    assert banner.unjudged == ("whether the loss falls: too few steps, or too noisy (asked)",)
+    verdict = verdict_of(record)
+    assert verdict.word == UNCHECKED and list(verdict.not_checked) == [
+        "whether the loss falls: too few steps, or too noisy (asked)"
+    ]
 
 
 @pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])

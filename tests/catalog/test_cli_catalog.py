@@ -20,6 +20,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, CatalogProblem, UsageError, WhereError
+from actordbg.base.units import with_handles
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import migrate, query
 from actordbg.catalog.indexer import IndexSummary, refresh
@@ -56,11 +57,11 @@ def test_ls_lists_and_says_how_many_more_there_are(store: Store) -> None:
     records = cases.fill(store, 7)
     assert "no dump matches seq_len>4096" in run(store, "ls", "--where", "seq_len>4096", code=5).stdout
     result = run(store, "ls", "--limit", "3")
-    assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == [r.dump_id for r in records[:-4:-1]], (
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == [with_handles(r.dump_id) for r in records[:-4:-1]], (
         "the newest first"
     )
     oldest = run(store, "ls", "--limit", "3", "--order", "time").stdout.splitlines()
-    assert [line.split()[0] for line in oldest[1:4]] == [r.dump_id for r in records[:3]]
+    assert [line.split()[0] for line in oldest[1:4]] == [with_handles(r.dump_id) for r in records[:3]]
     assert "4 more; pass --limit 0 to list all" in result.stderr
     assert len(run(store, "ls", "--limit", "0").stdout.strip().splitlines()) == 8
     rows = json.loads(run(store, "ls", "--where", "rank=1", "--json").stdout)

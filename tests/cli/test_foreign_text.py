@@ -51,6 +51,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def typed(monkeypatch: pytest.MonkeyPatch, store: Store, *arguments: str) -> tuple[str, str, int]:
     """What a command sends to a terminal: standard output, standard error, exit code. Errors go the way of `main`."""
     out, err = Terminal(), Terminal()
+    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys, "argv", ["actordbg", "--store", str(store.root), *arguments])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "stdout", out)

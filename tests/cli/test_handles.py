@@ -10,8 +10,7 @@ from comparecases import given, write_replay
 from replaycases import publish
 
 from actordbg.base.errors import UsageError
-from actordbg.document.blocks import Grid
-from actordbg.document.renderings import grid
+from actordbg.base.units import resolve, with_handles
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -52,25 +51,28 @@ def test_the_list_has_the_newest_first_and_what_became_of_each(three: Store) -> 
         ["@1", "20250619T060000-000002", rows[1].split()[2]],
         ["@2", "20250619T050000-000001", "packed"],
     ]
-    assert "2/2" in rows[2] and "match" in rows[2] and "TOY MODEL (tiny) fp32 sdpa, packed, plain" in rows[2]
+    assert "2/2" in rows[2] and "RIGHT" in rows[2] and "TOY MODEL (tiny) fp32 sdpa, packed, plain" in rows[2]
     assert invoke(three, "replay", "ls").stdout.splitlines() == rows, "the same, as other lists are called"
     every = json.loads(invoke(three, "replays", "--all", "--json").stdout)
     assert [(row["handle"], row["replay_id"][-1]) for row in every] == [(None, "3"), ("@1", "2"), ("@2", "1")]
     assert invoke(Store(three.root.parent / "new").create(), "replays").exit_code == 5
 
 
-def test_an_id_that_a_table_shows_can_be_pasted() -> None:
-    """Its beginning, unless that would not tell two apart."""
-
-    def printed(*dump_ids: str) -> list[str]:
-        rows = tuple((dump_id, *["1.2345"] * 5) for dump_id in dump_ids)
-        return [line.split()[0] for line in grid(Grid(("dump", *"abcde"), rows, {"dump"}), 60).splitlines()[2:]]
-
-    ids = [one.dump_id for one in INPUTS]
-    assert (
-        all(dump_id.startswith(text) for dump_id, text in zip(ids, printed(*ids), strict=True)) and len(set(printed(*ids))) == 2
-    )
-    assert all(".." in text for text in printed(ids[0], ids[0][:-1] + "f"))
+def test_the_handle_that_a_table_shows_is_taken_wherever_an_id_is(three: Store) -> None:
+    published = publish(three, 2)
+    full, other = published[0].dump_id, published[1].dump_id
+    shown = with_handles(full)
+    assert len(shown) == 8 and full.rpartition("-")[2].startswith(shown)
+    assert shown in invoke(three, "dump", "ls").stdout and full not in invoke(three, "dump", "ls").stdout
+    assert f"dump `{full}`" in invoke(three, "dump", "show", shown).stdout
+    assert [row["dump_id"] for row in json.loads(invoke(three, "dump", "ls", "--where", f"dump='{shown}'", "--json").stdout)] == [
+        full
+    ]
+    assert resolve(shown, [full, other], "dump", made_by="dump enable") == full
+    with pytest.raises(UsageError, match=r"means several ids: .*a, .*b"):
+        resolve("0000000", [full[:-8] + "0000000a", full[:-8] + "0000000b"], "dump", made_by="dump enable")
+    with pytest.raises(UsageError, match="no dump has the id"):
+        invoke(three, "dump", "show", "ffffffff")
 
 
 def test_a_shell_is_offered_ids_names_and_handles_and_nothing_without_a_store(three: Store) -> None:

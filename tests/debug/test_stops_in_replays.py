@@ -180,7 +180,7 @@ def test_an_editor_stops_looks_and_goes_on_and_another_user_gets_nothing(store: 
         assert attached.evaluate("sequences.shape[1]", thread, "<module>") == "48"
         attached.ask("continue", threadId=thread)
         said, told = replaying.communicate(timeout=60)
-    assert "2 inputs, 2 passed" in said and told.count(f"an editor, at 127.0.0.1:{port}") == 1
+    assert "2 passed of 2" in said and told.count(f"an editor, at 127.0.0.1:{port}") == 1
     assert nobody_is_left(newest(store))
 
 

@@ -9,19 +9,20 @@ from hostilestore import HOSTILE, forbidden
 from pagecases import Read, hashed, page_of, tokens_page
 
 from actordbg.base.foreign_text import in_line
-from actordbg.document.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
+from actordbg.document.blocks import Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph, Verdict
 from actordbg.document.page import as_html
+from actordbg.document.renderings import as_text
 from actordbg.document.specifications import MOST_MARKS, layer, layered, names, quantity
 
 POINTS = layered([{"x": 1, "y": 2, "k": HOSTILE}, {"x": 3, "y": 4, "k": "b"}], layer("point", color=names("k", HOSTILE)),
                  x=quantity("x", HOSTILE), y=quantity("y", "y"))  # fmt: skip
 HOSTILE_BLOCKS: list[Block] = [
-    Heading(HOSTILE, 1), Banner(HOSTILE, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE),), (HOSTILE,)), Heading(HOSTILE, 2),
+    Heading(HOSTILE, 1), Verdict(HOSTILE, HOSTILE, ((HOSTILE, HOSTILE),), (HOSTILE,), HOSTILE), Heading(HOSTILE, 2),
     Heading(HOSTILE, 3),
     Paragraph(HOSTILE), Items((HOSTILE, f"command: {HOSTILE}", f"a: {HOSTILE}")), Code(HOSTILE),
     Grid(("a", HOSTILE), ((HOSTILE, "1"),), frozenset({"a"}), (HOSTILE,)), Chart(HOSTILE, HOSTILE, POINTS, Grid((HOSTILE,),
     ((HOSTILE,),)), HOSTILE),
-    Cells(HOSTILE, HOSTILE, (HOSTILE,), (HOSTILE,), ((Cell(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),), POINTS),
+    Cells(HOSTILE, HOSTILE, (HOSTILE,), (HOSTILE,), ((Cell(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),)),
 ]  # fmt: skip
 
 
@@ -54,9 +55,9 @@ def test_a_page_is_small_and_only_one_with_charts_has_vega():
 def test_every_chart_has_an_open_table_and_a_description_for_whoever_has_no_javascript():
     found = Read(page_of(3))
     pictures = [attributes for _, attributes in found.elements if attributes.get("role") == "img"]
-    assert sum(attributes.get("class") == "chart" for _, attributes in found.elements) == len(pictures) == 4
+    assert sum(attributes.get("class") == "chart" for _, attributes in found.elements) == len(pictures) == 3
     assert all(len(str(picture["aria-label"])) > 20 for picture in pictures)
-    assert sum(tag == "details" and "open" in attributes for tag, attributes in found.elements) == 4
+    assert sum(tag == "details" and "open" in attributes for tag, attributes in found.elements) == 3
     assert "Data as a table" in found.texts
 
 
@@ -66,10 +67,19 @@ def test_5000_inputs_are_thinned_and_the_page_says_so():
     assert f"{MOST_MARKS:,} of 5,000 shown, evenly sampled" in page
 
 
-def test_the_banner_says_what_was_not_judged_and_that_the_model_is_a_toy():
+def test_the_verdict_stands_first_with_the_toy_model_what_was_not_checked_and_the_next_command():
     told = " ".join("".join(Read(page_of(3)).texts).split())
-    assert "NOT CHECKED 3 of 3 inputs passed" in told
-    assert "actordbg compare r1 truth" in told and "tokens/s (toy model)" in told
+    assert "NOT CHECKED (TOY MODEL) 3 of 3 dumps passed" in told and "tokens/s in one worker (TOY MODEL)" in told
+    assert "next actordbg compare r1 truth copy" in told and told.count("NOT CHECKED (TOY MODEL)") == 2, "in the title, too"
+
+
+def test_a_dump_id_is_shown_as_a_handle_except_where_it_must_stay_usable():
+    dump_id = "20250619T052608.430740Z-000012-4711-9f3a2c1b7"
+    blocks: list[Block] = [Paragraph(f"worst: {dump_id}. In dumps/r/{dump_id}.safetensors.zst; dump_id = '{dump_id}'")]
+    page = as_html(blocks)
+    assert f'worst: <span title="{dump_id}">9f3a2c1b</span>. In dumps/r/{dump_id}.safetensors' in page
+    assert f"dump_id = &#x27;{dump_id}&#x27;" in page
+    assert as_text(blocks).startswith("worst: 9f3a2c1b. In")
 
 
 def test_a_dump_is_drawn_with_its_prompt_padding_response_and_worst_token():

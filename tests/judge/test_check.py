@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from actordbg.base.errors import MachineFault, Unsupported
 from actordbg.catalog.query import get_replay
 from actordbg.cli.app import app
+from actordbg.document.blocks import Verdict
 from actordbg.dumps.create import create_dumps
-from actordbg.judge.check import CheckAnswer, CheckFound, answer_of_check, run_check
+from actordbg.judge.check import CheckFound, check_data, run_check
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.replay.supervise import load_spec
@@ -28,13 +29,13 @@ INPUTS = [given(index) for index in range(3)]
 LAW = {"law": "neighbour", "verdict": "broken", "words": "row 1 depends on row 0", "row": 1, "position": 3}
 
 
-def checked(store: Store, truth: bool = True, recorded: str | None = None, **replayed: Any) -> tuple[CheckFound, CheckAnswer]:
+def checked(store: Store, truth: bool = True, recorded: str | None = None, **replayed: Any) -> tuple[CheckFound, Verdict]:
     """A check of a replay and a truth that are there, so that no worker starts."""
     write_replay(store, "r-01", INPUTS, **replayed)
     if truth:
         write_replay(store, "r-02", INPUTS, truth="fp32", **({"model": replayed["model"]} if "model" in replayed else {}))
     found = run_check(store, load_spec(store, "r-01"))
-    return found, answer_of_check(found, of=257, recorded=recorded)
+    return found, found.verdict(of=257, recorded=recorded)
 
 
 def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
@@ -49,15 +50,15 @@ LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
 @pytest.mark.parametrize(
     ("replayed", "sentence", "next_command"),
     [
-        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; not checked: your model; gradients (--backward); the laws",
+        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; not checked: your model (--model); gradients (--backward); the laws (--laws)",
          "actordbg check --model 'org/a model'"),
-        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differ from the truth by more than fp32 rounding; not checked: your model; "
-         "gradients (--backward); the laws", f'actordbg matrix --where "dump_id = \'{INPUTS[1].dump_id}\'"'),
+        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differ from the truth by more than fp32 rounding; not checked: your model (--model); "
+         "gradients (--backward); the laws (--laws)", 'actordbg matrix --where "dump = \'00000001\'"'),
         ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; "
-         "not checked: your model; gradients (--backward); the laws of 1 dump", "actordbg check --model"),
+         "not checked: your model (--model); gradients (--backward); the laws of 1 dump", "actordbg check --model"),
         # a broken law is wrong whatever the truth says
         ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 depends on row 0",
-         f'actordbg matrix --where "dump_id = \'{INPUTS[2].dump_id}\'"'),
+         'actordbg matrix --where "dump = \'00000002\'"'),
         # a failure is named before anything else
         ({"change": off, "result": lambda index: FAILED if index == 0 else {}},
          "FAILED (TOY MODEL): 1 of 3 dumps did not pass: ValueError, no such thing", "actordbg report r-01"),
@@ -68,11 +69,11 @@ LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
 def test_the_sentence_says_what_is_wrong_and_what_was_not_judged(
     store: Store, replayed: dict[str, Any], sentence: str, next_command: str
 ) -> None:
-    _, answer = checked(store, recorded="org/a model", **replayed)
+    found, answer = checked(store, recorded="org/a model", **replayed)
     assert answer.sentence.startswith(sentence) and answer.next.startswith(next_command)
     assert answer.good == (answer.word == "RIGHT")
     (record,) = (ComparisonRecord.from_file(path) for path in store.comparisons.iterdir())
-    assert answer.max_abs == (record.furthest and pytest.approx(record.furthest[0]))
+    assert check_data(found, answer, of=257)["max_abs"] == (record.furthest and pytest.approx(record.furthest[0]))
 
 
 def test_a_truth_that_cannot_be_computed_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,11 +106,12 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
     truth: Any = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
     write_replay(store, "r-01", inputs, **truth)
     write_replay(store, "r-02", inputs, truth="fp32", **truth)
-    answer = answer_of_check(run_check(store, load_spec(store, "r-01"), golden=True), of=2)
-    assert (answer.word, answer.max_abs) == (word, 0) and answer.said.startswith(said)
+    answer = run_check(store, load_spec(store, "r-01"), recorded=True).verdict(of=2)
+    assert answer.word == word and answer.said.startswith(said)
     if word == "WRONG":
-        assert answer.next == "actordbg compare r-01 golden"
-        assert answer.not_judged[0] == "whether the model has the weights of that step (run --hash-weights)"
+        assert answer.next == "actordbg compare r-01 recorded"
+        assert answer.figures[0][0].startswith("max diff from the run's"), "the failing figure is the first"
+        assert answer.not_checked[0] == "whether the model has the weights of that step (run --hash-weights)"
 
 
 def test_other_programs_get_every_failure_as_text(store: Store) -> None:
@@ -142,7 +144,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(
     full.unlink()
     assert said.hint == f"fix that, then `actordbg replay --resume {replay_id}` continues"
     done = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", replay_id, "--quiet"])
-    assert done.exit_code == 0 and "2 inputs, 2 passed" in done.stdout, done.output
+    assert done.exit_code == 0 and "2 passed of 2" in done.stdout, done.output
 
 
 @pytest.mark.slow
@@ -159,16 +161,16 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     assert "nothing to check: no dump matches" in str(actordbg("--where", "seq_len>99", code=5).exception)
     assert "/nowhere is not a folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16", "--quiet").stdout
-    assert said.startswith("RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; not checked: your model")
+    assert said.startswith("RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; not checked: your model (--model)")
     assert (
-        "  peak memory     " in said
-        and "next: actordbg check --model PATH" in said
+        "  peak memory in one worker (TOY MODEL)  " in said
+        and "\nnext: actordbg matrix --where" in said
         and "::notice title=actordbg check::RIGHT" in said
     )
     (page,) = store.reports.iterdir()
-    assert "match the truth to bf16 rounding" in page.read_text() and "Against the truth" in page.read_text()
+    assert "match the truth to bf16 rounding" in page.read_text() and "Replay against the truth" in page.read_text()
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert {case.get("classname") for case in suite.iter("testcase")} == {"actordbg.replay", "actordbg.laws", "actordbg.truth"}
-    assert (tmp_path / "summary.md").read_text().startswith("# RIGHT (TOY MODEL)")
+    assert (tmp_path / "summary.md").read_text().startswith("**RIGHT (TOY MODEL):** ")
     replayed = get_replay(store, "last")
     assert (replayed.command or "").startswith("actordbg check ") and len(list(store.comparisons.iterdir())) == 1

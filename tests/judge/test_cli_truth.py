@@ -92,7 +92,7 @@ def test_the_floor_is_the_newest_of_this_configuration_and_without_one_it_says_h
     floor = measure(pair, A, {"repad": VARIED})
     save(pair, floor)
     found = json.loads(invoke(pair, "compare", A, B, "--noise", "--json").stdout)
-    assert (found["verdict"], found["noise_id"]) == ("match", floor.noise_id)
+    assert (found["verdict"], found["noise_id"]) == ("RIGHT", floor.noise_id)
     assert json.loads(invoke(pair, "compare", B, A, "--noise", floor.noise_id, "--json").stdout)["noise_id"]
 
 
@@ -134,7 +134,7 @@ def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_d
     write_replay(store, VARIED, [given(0)], dtype=dtype, truth="fp32", versions=ran)
     done = invoke(store, "compare", A, "truth", "--json")
     told = json.loads(done.stdout)
-    assert (done.exit_code, told["verdict"], told["b"]["replay_id"]) == (0, "match", VARIED)
+    assert (done.exit_code, told["verdict"], told["b"]["replay_id"]) == (0, "RIGHT", VARIED)
     assert ("the dtype's rounding was not measured" in invoke(store, "compare", A, "truth").stderr) is (dtype == "bf16")
 
 

@@ -189,7 +189,7 @@ def words(*records: ResultRecord, config: ReplayConfig = SAME) -> list[str]:
          ["2 ranks agree on 1 input, log-probs bit for bit; not every rank reported on 1 input"]),
         ([lane(0, None)], ["not compared: not every rank of a group of 2 reported"]),
         ([lane(0, AGREED), lane(1, DIFFERS)],
-         ["DIFFER on 1 of 2 inputs", f"{dump_id(1)}: rank 1 has other log-probs than rank 0 (moved: their mean -0.25)"]),
+         ["ranks differ on 1 of 2 inputs", f"{dump_id(1)}: rank 1 has other log-probs than rank 0 (moved: their mean -0.25)"]),
     ],
 )  # fmt: skip
 def test_whether_ranks_agree_is_said_with_how_far_that_was_checked(records: list[ResultRecord], said: list[str]) -> None:
@@ -201,7 +201,7 @@ def test_the_report_shows_it_and_not_all_of_many() -> None:
     data = replay([given(0, 100), given(1, 100)], [lane(index, DIFFERS) for index in range(9)])
     data = replace(data, spec=replace(data.spec, config=SAME))
     text = " ".join(as_text(document(summarise([data], selection="r1", now=NOW))).split())
-    assert "ranks with the same input: DIFFER on 9 of 9 inputs" in text and "... and 4 more" in text
+    assert "ranks: ranks differ on 9 of 9 inputs" in text and "... and 4 more" in text
 
 
 def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked() -> None:

@@ -84,7 +84,7 @@ def command(store: Store, *words: str) -> tuple[int, dict[str, Any]]:
 
 def test_the_truth_is_near_what_is_right_and_far_from_what_is_broken(bench: Bench) -> None:
     code, found = command(bench.store, "compare", bench.right, "truth")
-    assert (code, found["verdict"], found["b"]["kind"], len(found["dumps"])) == (0, "match", "truth", 2)
+    assert (code, found["verdict"], found["b"]["kind"], len(found["dumps"])) == (0, "RIGHT", "truth", 2)
     for dump in found["dumps"]:
         assert dump["log_probs"]["max_abs"] < 1e-5 and dump["grad_norm_rel"] < 1e-4
         assert dump["gradients"]["distance"] < 1e-4 and not dump["not_compared"]

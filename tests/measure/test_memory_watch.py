@@ -19,7 +19,7 @@ from roots import SUPPORT
 from supervised import Bench, make_spec
 
 from actordbg.base.errors import UsageError
-from actordbg.document.blocks import NO_TONE, Banner, Items
+from actordbg.document.blocks import UNCHECKED, Items, Verdict
 from actordbg.dumps.checking import check
 from actordbg.measure import process_memory, watching
 from actordbg.measure.memory_document import ALIKE, APART, NOT_COMPARED, compare_page, compare_samples, watch_page
@@ -108,11 +108,11 @@ def test_what_too_few_steps_show_is_not_judged_and_not_called_steady():
     (found,) = figures(samples)
     assert found.steps == 4 and found.sizes["uss"].growth is None
     record = MemoryRecord("m", "", None, "file", "a.csv", 1.0, processes=(found,))
-    _, banner, *_, notes = watch_page(record, samples)
-    assert isinstance(banner, Banner) and (banner.word, banner.tone) == ("TOO SHORT", NO_TONE)
+    _, verdict, *_, notes = watch_page(record, samples)
+    assert isinstance(verdict, Verdict) and verdict.word == UNCHECKED and verdict.said.startswith("too few samples")
     assert isinstance(notes, Items) and notes.items[0] == "too few samples or steps to judge growth of rank 0"
-    _, banner, *_ = compare_page(compare_samples(("a", "a"), samples, samples, 0.05), samples, samples)
-    assert isinstance(banner, Banner) and (banner.word, banner.sentence) == ("ALIKE", "peaks agree; growth was not checked.")
+    _, verdict, *_ = compare_page(compare_samples(("a", "a"), samples, samples, 0.05), samples, samples)
+    assert isinstance(verdict, Verdict) and verdict.sentence == "RIGHT: peaks agree; growth was not checked"
 
 
 def test_two_series_part_at_the_step_and_dump_where_the_second_begins_to_grow():

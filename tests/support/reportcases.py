@@ -12,7 +12,7 @@ NOW = "2025-06-19T06:00:00.000000Z"
 
 
 def dump_id(index: int) -> str:
-    return f"20250619T0526{index:02d}.430740Z-{index:06d}-4711-9f3a2c1b"
+    return f"20250619T0526{index:02d}.430740Z-{index:06d}-4711-{index:08x}"
 
 
 def given(index: int, seq_len: int, rank: int = 0, batch_size: int = 2) -> ReplayInput:

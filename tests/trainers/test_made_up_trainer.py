@@ -227,16 +227,18 @@ def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written: M
     dumps_of(recording)
 
     def check(*words: str) -> dict[str, Any]:
-        done = CliRunner().invoke(app, ["--store", str(recording.root), "check", "--golden", "--json", "--model", folder, *words])
+        done = CliRunner().invoke(
+            app, ["--store", str(recording.root), "check", "--recorded", "--json", "--model", folder, *words]
+        )
         return json.loads(done.stdout) | {"code": done.exit_code}
 
     answer = check("--junit", str(tmp_path / "junit.xml"))
-    assert (answer["word"], answer["code"]) == ("RIGHT", 0)
+    assert (answer["verdict"], answer["code"]) == ("RIGHT", 0)
     left = 'the outputs of the run in 2 of 3 dumps: its weights were not this model\'s (--where "step=0" excludes them)'
     assert answer["sentence"] == f"RIGHT: 3 of 3 dumps match the truth to fp32 rounding; not checked: {left}; the laws of 1 dump"
     assert (tmp_path / "junit.xml").read_text().count('classname="actordbg.golden"') == 3
     answer = check("--where", "step=2")
-    assert (answer["word"], answer["code"]) == ("NOT CHECKED", 1)
+    assert (answer["verdict"], answer["code"]) == ("NOT CHECKED", 1)
     assert answer["sentence"].endswith("its weights were not this model's (pass that step's checkpoint as --model)")
 
 

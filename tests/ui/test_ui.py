@@ -142,7 +142,7 @@ def test_ones_own_replays_come_first_with_their_handles_and_truths_behind_them(s
     assert truth not in store_page(store) and "../replays/20250619T050000-000001" in store_page(store)
     page = replays_page(store)
     own, _, others = page.partition("<h2>Truths, variations, matrix cells and other users&#x27; replays</h2>")
-    assert "@1</td>" in own and "000001</a>" in own and truth not in own
+    assert 'replays/20250619T050000-000001">@1</a>' in own and "NOT CHECKED</span>" in own and truth not in own
     assert f"{truth}</a>" in others and "@" not in others.partition("</table>")[0]
 
 

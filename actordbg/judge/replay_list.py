@@ -1,0 +1,79 @@
+"""List replays with their verdicts: for `actordbg replays`, `report --all` and `actordbg ui`.
+
+The verdicts come from the catalog alone, so a thousand replays take no longer than ten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from actordbg.base.units import plural
+from actordbg.catalog import query
+from actordbg.catalog.query import Catalog
+from actordbg.config.as_ran import as_ran, label
+from actordbg.document.blocks import UNCHECKED, Block, Grid, Heading, Paragraph, Verdict, number
+from actordbg.judge.verdicts import word_of_row
+from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC
+
+TRUTH = "truth"
+"""What B is in a comparison with the truth, and what a truth is called here."""
+
+
+def listed(catalog: Catalog, *, everything: bool = False) -> list[dict[str, Any]]:
+    """Return this user's replays, newest first; with `everything` also truths, variations, matrix cells and other users'.
+
+    handle: "@1", ...; None for what other commands and users ran. verdict: the word. truth: the newest verdict of a comparison
+    with the truth, max_abs the largest difference from it, in nats.
+    """
+    own = query.list_own_replays(catalog)
+    handles = {row.replay_id: f"@{number}" for number, row in enumerate(own, 1)}
+    truths = {row.replay_id: row for row in reversed(query.comparisons(catalog)) if row.against_kind == TRUTH}
+    sql = "SELECT DISTINCT replay_id, verdict FROM law_answer WHERE verdict IN (?, ?)"
+    lawless = [tuple(row) for row in query.answers(catalog, sql, (BROKEN, NONDETERMINISTIC))]
+    replays = []
+    for row in query.list_replays(catalog) if everything else own:
+        truth = truths.get(row.replay_id)
+        failed = any(replay_id == row.replay_id and verdict != row.config.get("accept") for replay_id, verdict in lawless)
+        word = word_of_row(row, truth, failed)
+        replays.append(
+            {
+                "handle": handles.get(row.replay_id),
+                "name": str(row.config.get("name") or "") or None,
+                "verdict": TRUTH if word == UNCHECKED and row.config.get("oracle") else word,
+                "truth": truth.verdict if truth else None,
+                "max_abs": truth.max_abs if truth else None,
+                "configuration": label(as_ran(row.config, row.resolved)),
+                **{name: getattr(row, name) for name in ("replay_id", "created_at", "status", "inputs", "passed", "command")},
+            }
+        )
+    return replays
+
+
+def passed_of(replay: Mapping[str, Any]) -> str:
+    """Return how many inputs passed, and the status unless the replay is complete: "3/8 interrupted"."""
+    state = "" if replay["status"] == "complete" else f" {replay['status']}"
+    return f"{replay['passed']}/{replay['inputs']}{state}"
+
+
+def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:
+    """Build the index of this user's replays. commands: show commands to copy, not ids."""
+    replays, total = listed(catalog), len(query.list_replays(catalog))
+    counts = ", ".join(f"{count} {word}" for word, count in Counter(replay["verdict"] for replay in replays).items())
+    command = f"actordbg report {replays[0]['replay_id']}" if replays else "actordbg replay --max-inputs 3"
+    others = f"{plural(total - len(replays), 'other')} (truths, variations, matrix cells, other users'): `actordbg replays --all`"
+    rows = [
+        (replay["handle"] or "", replay["verdict"], number(replay["max_abs"], 2), passed_of(replay),
+         replay["created_at"][:16].replace("T", " "), replay["configuration"],
+         "actordbg report " * commands + replay["replay_id"])
+        for replay in replays
+    ]  # fmt: skip
+    columns = ("", "verdict", "max diff", "passed", "when (UTC)", "configuration", "command" if commands else "replay")
+    return [
+        Heading("actordbg report", 1),
+        Verdict("", f"{plural(len(replays), 'replay')}: {counts}" if replays else "nothing was replayed yet", next=command),
+        Grid(columns, rows, {"", "verdict", "command", "configuration"}),
+        Paragraph("max diff: largest log-prob difference from the truth, nats."),
+        *([Paragraph(others)] if total > len(replays) else []),
+    ]
