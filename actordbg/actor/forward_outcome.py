@@ -26,6 +26,8 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import logging
 import math
@@ -106,6 +108,8 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # glibc keeps what was freed, and the process stays as large
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def reset_peak(device: torch.device) -> None:

@@ -83,9 +83,9 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
 class ActorSession(Decided):
     """A built actor: `resolved` says what it is, `run` replays one dump, `close` frees it. Made by `open_actor`.
 
-    model: the transformers model itself, without any wrapper. ring_group: the process group of this rank's ring, None
-    without ring attention. records: whether this rank records the results of its lane. `gather(name)` copies a parameter's
-    full value: every rank has to call it where parameters are sharded.
+    model: the transformers model itself, without any wrapper. model_cache: the folder that `open_actor` got. ring_group: the
+    process group of this rank's ring, None without ring attention. records: whether this rank records the results of its lane.
+    `gather(name)` copies a parameter's full value: every rank has to call it where parameters are sharded.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class ActorSession(Decided):
         os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         began = time.perf_counter()
         self.decide(config, defaults)
+        self.model_cache = model_cache
         self._actors = actors_of(self.choices)
         self._actors.prepare_process()
         set_seed(self.choices.seed)
@@ -159,7 +160,7 @@ class ActorSession(Decided):
         try:
             context = self._backend.without_engine() if graph else contextlib.nullcontext()
             with torch.set_grad_enabled(backward or graph), context:
-                with self._autocast(dump.record):
+                with self.autocast(dump.record):
                     returned = read_result(self.actor(**call.arguments), call.mask)
                 return read(*returned)
         except Exception:
@@ -217,7 +218,7 @@ class ActorSession(Decided):
         graphs, breaks = compile_counts()
         held = watch.held_s if watch is not None else 0.0
         began = measure.now(device)
-        with torch.set_grad_enabled(backward), self._autocast(dump.record):
+        with torch.set_grad_enabled(backward), self.autocast(dump.record):
             if watch is None:
                 returned = self.actor(**call.arguments)
             else:
@@ -272,7 +273,7 @@ class ActorSession(Decided):
         follow_adapters(actor, record.actor)
         return training
 
-    def _autocast(self, record: DumpRecord) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self, record: DumpRecord) -> contextlib.AbstractContextManager[Any]:
         """Return the autocast that the call ran under, unless a dtype was requested."""
         dtype = getattr(torch, (record.autocast_dtype or "").removeprefix("torch."), None)
         if self.config.dtype is not None or not isinstance(dtype, torch.dtype):

@@ -177,10 +177,8 @@ _UNCOMPARED = "passed: finished with finite numbers, not compared with the truth
 
 
 _LEGEND = (
-    "max diff: largest log-prob difference from the truth, nats (one row at a time, unpadded, eager attention); "
-    "detects: smallest single log-prob error that would be WRONG, in nats; "
-    'fwd, bwd: median of steady inputs ("-": none; first and compiling inputs do not count); '
-    "load: seconds to build the Actor, or cell reused."
+    "max diff: largest log-prob difference from the truth, nats; detects: smallest single log-prob error that would be WRONG, "
+    "nats; fwd, bwd: median without first and compiling inputs; load: time to build the Actor, or the cell whose Actor it took."
 )
 
 

@@ -84,7 +84,13 @@ class TrainEngine(ActorEngine):
         return self.open()
 
     def run(
-        self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
+        self,
+        item: ReplayInput,
+        loaded: Dump,
+        *,
+        recorded: bool,
+        on_law: Callable[[str], None] | None = None,
+        on_place: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
         self.tainted = True
         loss, seconds = self._session.micro_batch(loaded)

@@ -52,7 +52,7 @@ class TrainingSession(ActorSession):
             raise Unsupported("the input was recorded in eval mode, which disables gradient checkpointing", hint=_WITHOUT)
         set_seed(self.choices.seed)
         randomness.restore(dump, self.device, self.config.seed)
-        with torch.enable_grad(), self._autocast(dump.record):
+        with torch.enable_grad(), self.autocast(dump.record):
             log_probs, _ = read_result(self.actor(**call.arguments), call.mask)
         loss = loss_of(log_probs, call.mask)
         self._backend.accumulate(loss)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actordbg.base.errors import CatalogProblem, UnwritableCatalog
-from actordbg.base.owners import user_folder
+from actordbg.base.owners import is_own, user_folder
 from actordbg.catalog import connections as engine
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.store_files import OddFile, make_folder, open_regular
@@ -194,6 +194,10 @@ def _prepare(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder)
         for other in folder.parent.iterdir():
-            if time.time() - os.lstat(other).st_mtime > UNUSED_S:
-                shutil.rmtree(other, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another process removed it
+                if time.time() - os.lstat(other).st_mtime > UNUSED_S:
+                    shutil.rmtree(other, ignore_errors=True)
+    for place in (folder.parent, folder):
+        if not is_own(os.lstat(place).st_uid):
+            raise PermissionError(1, "it belongs to another user", str(place))
     os.utime(folder)

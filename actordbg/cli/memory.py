@@ -14,6 +14,7 @@ from actordbg.cli import output
 from actordbg.cli.options import (
     Limit,
     option,
+    repeated,
     require_good,
     require_some,
     store_of,
@@ -65,6 +66,8 @@ def watch(
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 
     if tables := [path for path in output.wanted.files if output.form_of(path) == "csv"]:
+        if len(tables) > 1 or out is not None:
+            raise repeated("-o FILE.csv")
         out, output.wanted = tables[0], replace(output.wanted, files=tuple({*output.wanted.files} - {*tables}))
     most = None if lasting is None else parse_seconds("--for", lasting)
     interval_s = parse_seconds("--interval", interval)

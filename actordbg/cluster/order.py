@@ -11,6 +11,7 @@ complete Ray runtime environment. It also ships actordbg and the trainer if they
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sysconfig
 from collections.abc import Iterable
@@ -78,9 +79,12 @@ def _read(path: Path) -> dict[str, Any]:
     hint = "pass KEY=VALUE, or a YAML or JSON file with one mapping, such as `env_vars: {A: b}`"
     try:
         text = path.read_text()
-        import yaml  # which also reads JSON
+        if path.suffix == ".json":
+            data = json.loads(text)
+        else:
+            import yaml
 
-        data = yaml.safe_load(text)
+            data = yaml.safe_load(text)
     except Exception as error:  # noqa: BLE001 - two parsers with different errors; all mean that the file is invalid
         reason = getattr(error, "strerror", None) or str(error)[:300]
         raise UsageError(f"--runtime-env {path}: cannot be read: {reason}", hint=hint) from None

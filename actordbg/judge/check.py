@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,7 @@ from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.sides import OTHER_WEIGHTS, RECORDED
 from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
+from actordbg.locate.verdict import LocalVerdict, verdict_of
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.replay.group_engine import WarmGroups
@@ -71,7 +72,14 @@ class CheckFound:
     def verdict(self, *, of: int, recorded: str | None = None) -> Verdict:
         """Return the verdict. of: the number of dumps the sample was drawn from. recorded: the model that the dumps name."""
         left = tuple(self._left())
-        return replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, recorded=recorded)
+        return replay_verdict(
+            self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, recorded=recorded, local=self.local
+        )
+
+    @cached_property
+    def local(self) -> LocalVerdict | None:
+        """The verdict on the model, module by module; None without the laws."""
+        return verdict_of(self.data.results)
 
     def _left(self) -> Iterator[str]:
         """Yield what was not compared: recorded outputs by reason (for other weights, with the condition that excludes them),
@@ -88,6 +96,9 @@ class CheckFound:
             yield "whether the model has the weights of that step (run --hash-weights)"
         if self.comparison is not None:
             yield from self.comparison.unjudged
+        if self.local is not None and (unchecked := self.local.unchecked):
+            more = f" and {len(unchecked) - 1} more (`actordbg locate {self.data.spec.replay_id}`)" * (len(unchecked) > 1)
+            yield f"module by module: {unchecked[0]}{more}"
 
 
 def run_check(
@@ -100,9 +111,11 @@ def run_check(
 ) -> CheckFound:
     """Run the replay `spec` and compare it with the truth; with `recorded` also with the run's recorded outputs.
 
+    If laws are checked, the model is also compared with transformers' own, and one input is judged module by module.
     on_stage: called with the name of each stage as it begins. callbacks: `on_event` of `run_replay`. Raises what
     `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
+    spec = replace(spec, locate=min(1, spec.config.laws))
     with WarmGroups(reopen=True) as warm:
         callbacks["warm"] = warm
         warm.share(spec.replay_id)

@@ -3,9 +3,9 @@
 In the CSV, an input that was not run has no row. Times are in seconds, memory in bytes, log-probs in nats; a figure that was not
 measured is an empty cell. `warm_up` says why a row is not part of steady timing: "first", "compiled", or empty.
 
-In a check, each dump is up to four test cases: `replay` (it ran), `laws`, `truth` (it matches the truth to its dtype's rounding)
-and `golden` (it matches the run's recorded outputs). Unchecked cases are skipped, with the reason. Each format does its own
-quoting; invisible characters are escaped first.
+In a check, each dump is up to five test cases: `replay` (it ran), `laws`, `modules` (in the dump whose model was judged module by
+module), `truth` (it matches the truth to its dtype's rounding) and `golden` (it matches the run's recorded outputs). Unchecked
+cases are skipped, with the reason. Each format does its own quoting; invisible characters are escaped first.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.document.blocks import Block, Verdict, as_data
 from actordbg.document.renderings import as_csv
 from actordbg.judge.report_model import Summary
+from actordbg.locate.verdict import NOT_CHECKED as UNJUDGED
+from actordbg.locate.verdict import WRONG
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
 from actordbg.records.replay_record import NOT_CHECKED, PASSED, ResultRecord, answers_of, in_words, violations, warm_up_of
 from actordbg.replay.replay_data import ReplayData
@@ -100,6 +102,9 @@ def cases(check: CheckFound) -> Iterator[JunitCase]:
         if answers := answers_of(result.extra):
             broken = violations(answers, check.data.spec.config.accept)
             yield JunitCase("laws", dump_id, failure="; ".join(map(in_words, broken)))
+        if (local := check.local) is not None and local.dump_id == dump_id:
+            wrong, left = local.word == WRONG, local.word == UNJUDGED
+            yield JunitCase("modules", dump_id, failure=local.said if wrong else "", skipped=local.said if left else "")
         if passed:
             why = check.no_truth or next(iter(dump.not_compared.values() if dump else ()), "") or "not compared"
             left = dump is None or dump.verdict == NOT_COMPARED

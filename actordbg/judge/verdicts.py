@@ -25,6 +25,7 @@ from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NO
 if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun
     from actordbg.catalog.query import ReplayRow
+    from actordbg.locate.verdict import LocalVerdict
 
 FLAT_IS_WIDE = ("bf16", "fp16")
 """Dtypes whose flat limits are too wide to call a configuration right."""
@@ -50,20 +51,27 @@ def replay_verdict(
     no_truth: str = "",
     recorded: str | None = None,
     reported: bool = False,
+    local: LocalVerdict | None = None,
 ) -> Verdict:
     """Return the verdict of a replay.
 
     of: the number of dumps that its inputs were drawn from. own: the comparison with the run's recorded outputs, if it counts.
     left: what else was not checked. no_truth: why there is no truth. recorded: the model that the dumps name. reported: whether
-    this is the replay's own report, so that the next command is another.
+    this is the replay's own report, so that the next command is another. local: the verdict on the model, module by module.
     """
     values = as_ran(replay.asked, replay.resolved)
     word, said, deciding = _judged(replay, of or replay.counts.inputs, own, left, no_truth)
+    following = _next(replay, word, own, recorded, reported, bool(no_truth) or replay.truth is not None)
+    lawless = replay.laws is not None and not replay.laws.good
+    if local is not None and word in (RIGHT, WRONG, UNCHECKED) and not lawless and local.word == WRONG:
+        said = f"{said}: {local.said}" if word == WRONG else local.said
+        word, following = WRONG, f"actordbg locate {replay.replay_id}"
+    elif local is not None and word == local.word == RIGHT:
+        said += f"; {local.said}"
     toy = values["model"] == TINY
     not_checked = (*["your model (--model)"] * toy, *left, *_left(replay, left)) if word in (RIGHT, WRONG) else ()
     figures = (*deciding, *_figures(replay, f" ({TOY_MODEL})" * toy))
-    tried = bool(no_truth) or replay.truth is not None
-    return Verdict(word, said, figures, not_checked, _next(replay, word, own, recorded, reported, tried), toy)
+    return Verdict(word, said, figures, not_checked, following, toy)
 
 
 Judged = tuple[str, str, Sequence[tuple[str, str]]]

@@ -51,6 +51,14 @@ def plain_call(dump: Dump, vocab_size: int) -> Dump:
     return Dump(replace(call.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), call.tensors)
 
 
+def unsupported(dump: Dump) -> str:
+    """Return why the rows of this call cannot be told apart, so that neither laws nor places can be judged, or ""."""
+    if others := sorted(set(dump.inputs) - {*_BY_TOKEN}):
+        return f"only text is supported, not {', '.join(others)}"
+    packed = dump.record.arguments.get("packed_seq_lens") is not None
+    return "the rows were packed before the Actor got them" if packed else ""
+
+
 def attended(dump: Dump) -> Tensor:
     """Mark the real (non-padding) tokens, bool [B, S]."""
     return dump.inputs["attention_mask"] != 0
@@ -139,14 +147,23 @@ def rounded_anew(model: Any) -> Iterator[None]:
         wide = output.double() if output.dtype == torch.float32 else output.float()
         return (wide * (1 + sign * _UNITS[output.dtype])).to(output.dtype)
 
-    compiled = getattr(model, "_compiled_call_impl", None)
     with contextlib.ExitStack() as undone:
         for module in model.modules():
             if next(module.children(), None) is None:
                 undone.callback(module.register_forward_hook(perturb).remove)
-        undone.callback(setattr, model, "_compiled_call_impl", compiled)
-        model._compiled_call_impl = None
+        undone.enter_context(eagerly(model))
         yield
+
+
+@contextlib.contextmanager
+def eagerly(model: Any) -> Iterator[None]:
+    """Run a model that was compiled in place without its graphs, which stay."""
+    compiled = getattr(model, "_compiled_call_impl", None)
+    model._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        model._compiled_call_impl = compiled
 
 
 LEFT, RIGHT = 5, 11

@@ -38,7 +38,6 @@ from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC, LawAnswer
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, has_experts, text_config
 
-_TEXT = {"sequences", "attention_mask", "action_mask"}
 _CULPRITS = 4
 """After a broken law, how many rows are changed individually to find the row that leaks."""
 _CAPACITY = ("expert_capacity", "expert_capacity_factor", "capacity_factor", "moe_capacity_factor")
@@ -72,7 +71,7 @@ class LawRun:
 
     def run(self) -> list[LawAnswer]:
         """Check every law, and return the answers in the order of `LAWS`."""
-        step, why = "rerun", self._unknown()
+        step, why = "rerun", changes.unsupported(self.dump)
         missing = {"jacobian": "a compiled graph cannot have a hook", "additivity": "no backward ran"}
         missing = dict.fromkeys(LAWS, why) if why else dict.fromkeys(LAWS, "not requested") | missing
         try:
@@ -206,13 +205,6 @@ class LawRun:
         self._take(answer if int(terms.sum()) > 1 else not_checked("additivity", "the loss has fewer than two terms"))
 
     # What the steps share
-
-    def _unknown(self) -> str:
-        """Return why no law can be checked on this input, or ""."""
-        if others := sorted(set(self.dump.inputs) - _TEXT):
-            return f"the laws support text only, not {', '.join(others)}"
-        packed = self.dump.record.arguments.get("packed_seq_lens") is not None
-        return "the rows were packed before the Actor got them" if packed else ""
 
     def _of_row(self, where: Tensor, row: int) -> Tensor:
         return where & (self._rows == row)[:, None]

@@ -51,25 +51,15 @@ def document(answer: CurvesAnswer, charts: Sequence[Chart]) -> list[Block]:
         blocks += _at(answer)
     for config in answer.curves:
         blocks += _curve(config, answer)
-    return [*blocks, *map(Paragraph, answer.notes), Heading("Legend", 3), Items(_legend(answer.quantity))]
+    legend = f"{_LEGEND[answer.quantity]} docs/how-to/memory-and-time.md explains the curve, its error and the other words."
+    return [*blocks, *map(Paragraph, (*answer.notes, legend))]
 
 
-def _legend(quantity: str) -> tuple[str, ...]:
-    """Explain the figures of memory or time curves."""
-    of_memory = (
-        "peak: the largest over the inputs of a length, in one worker: on a CPU, the process's resident memory, including "
-        "Python, libraries and the model; on a GPU, the memory allocated by torch, including the model. Compiling inputs are "
-        "excluded.",
-        "sizes are in powers of 1024; --budget 80GB is 80 * 1000^3 bytes, 80GiB 80 * 1024^3",
-    )
-    of_time = ("forward, backward, both: median seconds over the inputs of a length, in one worker, without warm-up",)
-    of_both = (
-        "curve: least squares on relative errors, outliers weighted down; the form among a, a + b n, a + c n^2 and "
-        "a + b n + c n^2 that predicts held-out points best, the simpler on a tie; error: its error on those points",
-        "packed inputs are computed without padding, so use --by tokens for them",
-        "measured: a longer length is known not to fit; extrapolated: by the curve, beyond measured lengths",
-    )
-    return (*(of_memory if quantity == MEMORY else of_time), *of_both)
+_LEGEND = {
+    MEMORY: "peak: the largest over the inputs of a length, in one worker: on a CPU the process's resident memory, on a GPU what "
+    "torch allocated.",
+    TIME: "forward, backward, both: median seconds over the inputs of a length, in one worker, without warm-up.",
+}
 
 
 def title(config: CurveAnswer) -> str:

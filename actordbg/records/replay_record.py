@@ -68,7 +68,10 @@ class ReplayInput:
 
 @dataclass(frozen=True)
 class ReplaySpec(StoredRecord):
-    """Specification of a replay: what selected the inputs, their order, and the configuration under which they run."""
+    """Specification of a replay: what selected the inputs, their order, and the configuration under which they run.
+
+    locate: the model is compared with transformers' own, and judged place by place on this many inputs (`actordbg.locate`).
+    """
 
     replay_id: str
     created_at: str
@@ -78,6 +81,7 @@ class ReplaySpec(StoredRecord):
     order: str = "time"
     command: str = ""
     versions: dict[str, str] = field(default_factory=dict)
+    locate: int = 0
     format: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
@@ -123,7 +127,8 @@ class ResultRecord:
     `graphs` and `graph_breaks` count what torch.compile did for this input. `extra` holds values without a column.
     `not_compared`: by recorded quantity, why it was not compared. `lane`: for an input that several ranks ran together, the
     ranks, and the results of those that differ from `worker` (`actordbg.replay.work_order`). `laws`: for an input whose laws
-    were checked, the verdicts (`answers_of`).
+    were checked, the verdicts (`answers_of`). `identity`, `located`: what the model is and where it goes wrong
+    (`actordbg.records.locate_record`).
     """
 
     replay_id: str

@@ -11,7 +11,7 @@ import gc
 import json
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +26,7 @@ from actordbg.debug.prompt import StoppedByUser
 from actordbg.debug.replay_stops import ReplayStops
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.records.journal import TENSORS
+from actordbg.records.locate_record import IDENTITY, LOCATED
 from actordbg.records.replay_record import FAILED, KEPT_BYTES, LAWS, STOPPED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.selection import defaults_of
@@ -66,12 +67,19 @@ class Engine(Protocol):
         """Say why this process must be restarted after a finished input; "" if it can continue."""
 
     def run(
-        self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Callable[[str], None] | None = None
+        self,
+        item: ReplayInput,
+        loaded: Any,
+        *,
+        recorded: bool,
+        on_law: Callable[[str], None] | None = None,
+        on_place: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
         """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
 
         `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
-        collective. on_law: also check the input's laws, and call this before each step of that check.
+        collective. on_law: also check the input's laws, and call this before each step of that check; on_place: the same for
+        the forced forward, which judges the model place by place.
         """
 
     def close(self) -> None:
@@ -120,6 +128,7 @@ class ActorEngine:
         self._resources = contextlib.ExitStack()
         self._session: Session
         self._history: MemoryHistory | None = None
+        self._identities: list[dict[str, Any]] = []
 
     @property
     def collective(self) -> bool:
@@ -150,7 +159,10 @@ class ActorEngine:
         return self._begun()
 
     def _begun(self) -> dict[str, Any]:
-        """Start torch's allocation recording if the configuration wants it, and compare the weights with recorded hashes."""
+        """Start torch's allocation recording if the configuration wants it, and compare the weights with recorded hashes.
+
+        If places will be judged, also compare the model with transformers' own; the worker's first result has the outcome.
+        """
         from actordbg.actor.forward_outcome import MemoryHistory
 
         if self._history is not None:
@@ -160,6 +172,12 @@ class ActorEngine:
             from actordbg.replay.recorded_weights import statement
 
             self._session.resolved |= statement(self.root, self.spec.inputs, self._session)
+        if self.spec.locate:
+            from actordbg.actor.session import ActorSession
+            from actordbg.locate.identity import identities_of
+
+            assert isinstance(self._session, ActorSession)
+            self._identities = identities_of(self._session)
         return self._session.resolved
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
@@ -179,7 +197,13 @@ class ActorEngine:
         return payload.load(self.root / item.path)
 
     def run(
-        self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
+        self,
+        item: ReplayInput,
+        loaded: Dump,
+        *,
+        recorded: bool,
+        on_law: Callable[[str], None] | None = None,
+        on_place: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
         from actordbg.laws.changes import vary
 
@@ -190,8 +214,10 @@ class ActorEngine:
             outcome = self._session.run(varied, backward=backward, keep=self.spec.config.keep_tensors)
             outcome.apply(undo)
             fields = self._fields(loaded, outcome)
-            if on_law is not None and self.spec.config.vary is None:
-                fields["extra"][LAWS] = self._ask(loaded, outcome, on_law)
+            if (on_law is not None or on_place is not None) and self.spec.config.vary is None:
+                fields["extra"] |= self._ask(loaded, outcome, on_law, on_place)
+            if self._identities:
+                fields["extra"][IDENTITY], self._identities = self._identities, []
             if outcome.tensors and recorded:
                 kept = fields[UNFLUSHED] = self._keep(item, outcome)
                 fields["extra"][KEPT_BYTES] = kept.size
@@ -201,17 +227,30 @@ class ActorEngine:
                 self._history.keep(failed=failed)
         return fields
 
-    def _ask(self, dump: Dump, outcome: ForwardOutcome, on_law: Callable[[str], None]) -> list[dict[str, Any]]:
-        """Check the laws of an input that was run; return plain data. A broken law never fails the input."""
+    def _ask(
+        self,
+        dump: Dump,
+        outcome: ForwardOutcome,
+        on_law: Callable[[str], None] | None,
+        on_place: Callable[[str], None] | None,
+    ) -> dict[str, Any]:
+        """Check the laws of an input that was run, then judge it place by place; return plain data. Neither fails the input."""
         from actordbg.actor.session import ActorSession
         from actordbg.laws.law_run import LawRun
+        from actordbg.locate.locate_run import LocateRun
 
-        assert isinstance(self._session, ActorSession)  # a truth's laws are not checked
-        backward = self._session.backward_for(dump.record)
-        asking = LawRun(self._session, dump, outcome, backward, self.collective, on_law)
-        answers = [answer.to_dict() for answer in asking.run()]
-        self.out_of_step = asking.out_of_step
-        return answers
+        session = self._session
+        assert isinstance(session, ActorSession)  # a truth is not checked
+        backward, found = session.backward_for(dump.record), dict[str, Any]()
+        if on_law is not None:
+            asking = LawRun(session, dump, outcome, backward, self.collective, on_law)
+            found[LAWS] = [answer.to_dict() for answer in asking.run()]
+            self.out_of_step = asking.out_of_step
+        if on_place is not None and not self.out_of_step:
+            locating = LocateRun(session, dump, outcome, backward, self.collective, on_place)
+            found[LOCATED] = asdict(locating.run())
+            self.out_of_step = locating.out_of_step
+        return found
 
     def close(self) -> None:
         self._resources.close()

@@ -85,7 +85,8 @@ class Worker:
         """Whether this process ran inputs of this replay under an earlier work order: its first input is then not a warm-up."""
         self.has_run = False
         """Whether an input ran to its end."""
-        self._law_inputs = frozenset(law_order(spec.inputs)[: spec.config.laws])
+        asked = law_order(spec.inputs)
+        self._law_inputs, self._place_inputs = frozenset(asked[: spec.config.laws]), frozenset(asked[: spec.locate])
         self._stop_order = order.stops
         self.stops = ReplayStops(folder, rank, self._stop_order, self._write)
         stops.in_replay = self.stops
@@ -200,9 +201,9 @@ class Worker:
 
     def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
         began, held_before_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
-        on_law = self._on_law(task)
+        on_law, on_place = self._on_step(task, self._law_inputs), self._on_step(task, self._place_inputs)
         self._announce_to_breakpoints(task, item.dump_id)
-        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, on_law=on_law))
+        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, on_law=on_law, on_place=on_place))
         self.stops.end()
         self._longest_input_s = max(self._longest_input_s, time.monotonic() - began - (self.stops.held_s - held_before_s))
         return fields
@@ -224,16 +225,16 @@ class Worker:
             leader = self.rank
         return self.stops.begin(dump_id, [self.rank], leader, stop.dump in (None, dump_id) and leader == self.rank)
 
-    def _on_law(self, task: Task) -> Callable[[str], None] | None:
-        """Return the callback for law steps; None if this task's laws are not checked.
+    def _on_step(self, task: Task, inputs: frozenset[int]) -> Callable[[str], None] | None:
+        """Return the callback for the steps that check this task's input further; None if it is not among `inputs`.
 
-        Ranks that compute together check the laws of all inputs of a slot, or of none. Each step is written to the journal, so
-        that the time of a law does not count as a hang of the input.
+        Ranks that compute together check all inputs of a slot, or none. Each step (of a law, of the forced forward) is written to
+        the journal, so that its time does not count as a hang of the input.
         """
         collective = self.engine.collective
         if collective and self.spec.config.align == "shuffle":  # ranks are not in step there
             return None
-        checked = self._law_inputs.intersection(self.order.mates(task.slot) if collective else [task.index])
+        checked = inputs.intersection(self.order.mates(task.slot) if collective else [task.index])
         return (lambda law: self._write("law", law=law, slot=task.slot)) if checked else None
 
     def _fill(self, task: Task, load: Future[tuple[Any, float]] | None) -> None:

@@ -137,7 +137,7 @@ class Mirror(Fetched):
         self._equal: dict[str, tuple[FileState, FileState]] = {}
         """The manifest: the local and the remote state of each file when both sides were last equal, by path."""
         self.is_there = self.was_there = False
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time, self._making_folders = threading.Lock(), threading.Lock()
 
     def pull(self) -> Moved:
         """Download new and changed files."""
@@ -158,7 +158,8 @@ class Mirror(Fetched):
             }
             downloads = sorted(changed - conflicts)
             skipped |= _move_each(lambda path: self._download(path, remote[path]), downloads, _ONE_FILE_ERRORS)
-            skipped |= _move_each(lambda path: self._settle(path, remote[path]), sorted(conflicts), _ONE_FILE_ERRORS)
+            for conflict in sorted(conflicts):  # one at a time: both versions are read whole
+                skipped |= _move_each(lambda path: self._settle(path, remote[path]), [conflict], _ONE_FILE_ERRORS)
             if self._equal:
                 self._write_manifest()
             return _moved(downloads, remote, skipped)
@@ -188,7 +189,8 @@ class Mirror(Fetched):
         try:
             self._files.put_file(here, there)
         except FileNotFoundError:
-            self._files.makedirs(there.rpartition("/")[0], exist_ok=True)
+            with self._making_folders:  # `sftp` looks first, then makes
+                self._files.makedirs(there.rpartition("/")[0], exist_ok=True)
             self._files.put_file(here, there)
         self._equal[path] = state, _state_of(self._files.info(there))
 
@@ -309,7 +311,7 @@ def _move_each(move: Callable[[str], None], paths: Sequence[str], of_one_file: t
         try:
             move(path)
         except of_one_file as error:
-            return error.strerror or str(error)
+            return error.strerror or str(error) or type(error).__name__
         return ""
 
     pool = ThreadPoolExecutor(_AT_ONCE)

@@ -232,6 +232,14 @@ def test_without_a_cache_folder_it_is_an_error(
     assert "XDG_CACHE_HOME" in caught.value.hint
 
 
+def test_no_catalog_is_kept_in_a_folder_of_another_user(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _unwritable(monkeypatch, store)
+    monkeypatch.setattr(migrate, "is_own", lambda owner: False)
+    with pytest.raises(CatalogProblem, match="it belongs to another user"):
+        refresh(Store(store.root))
+    assert not list(cache.rglob("catalog.db"))
+
+
 def test_a_new_private_catalog_removes_those_that_were_not_used_for_a_month(
     store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

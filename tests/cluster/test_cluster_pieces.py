@@ -105,6 +105,9 @@ def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path)
     for twice, said in ((("A=1", "A=2"), "gives A more than once"), ((str(file), str(file)), "gives a second file")):
         with pytest.raises(UsageError, match=said):
             runtime_env_of(ClusterOrder(runtime_env=twice))
+    written = tmp_path / "env.json"
+    written.write_text('{\n\t"env_vars": {"A": "\\ud83d\\ude00"}}')
+    assert runtime_env_of(ClusterOrder(runtime_env=(str(written),)))["env_vars"] == {"A": "\U0001f600"}
     file.write_text("[1, 2]")
     with pytest.raises(UsageError, match="is not a runtime environment"):
         runtime_env_of(ClusterOrder(runtime_env=(str(file),)))

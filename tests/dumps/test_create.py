@@ -72,8 +72,8 @@ def test_the_command_makes_dumps_names_them_and_says_how_to_see_them(tmp_path):
     answer = json.loads(done.stdout)
     assert (done.exit_code, answer["created"], answer["run"]) == (0, 4, "created")
     assert sorted(answer["dump_ids"]) == sorted(map(dump_id_of, store.iter_dumps()))
-    done = invoke(store, "dump", "create", "--quiet")
-    assert done.exit_code == 0 and "made 1 dump in run created (" in done.stdout and "run='created'" in done.stdout
+    done = invoke(store, "dump", "create")
+    assert done.exit_code == 0 and "made 1 dump in run created (" in done.stdout and "run='created'" in done.stderr
 
 
 def test_the_same_seed_draws_what_torch_draws():

@@ -26,6 +26,7 @@ from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(3)]
+KINDS = {f"actordbg.{kind}" for kind in ("replay", "laws", "modules", "truth")}
 LAW = {"law": "neighbour", "verdict": "broken", "words": "row 1 depends on row 0", "row": 1, "position": 3}
 
 
@@ -47,6 +48,15 @@ ASKED = {"extra": {"temperature": 1.0, "laws": [{"law": "neighbour", "verdict": 
 LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
 
 
+PLACE = {"module": "lm_head", "kind": "out", "what": "lm_head", "ratio": 4.34, "limit": 1.1, "rows": [0, 1], "of_rows": 2}
+IDENTITY = {"looked_at": 116, "count": 0, "differences": [], "unchecked": [], "rank": 0}
+LOCATED = {"places": 49, "wrong": [], "count": 0, "unchecked": [], "dtype": "bfloat16"}
+
+
+def judged(**located: Any) -> dict[str, Any]:
+    return {"extra": {"temperature": 1.0, "identity": [IDENTITY], "located": LOCATED | located}}
+
+
 @pytest.mark.parametrize(
     ("replayed", "sentence", "next_command"),
     [
@@ -59,6 +69,14 @@ LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
         # a broken law is wrong whatever the truth says
         ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 depends on row 0",
          'actordbg matrix --where "dump = \'00000002\'"'),
+        # module by module: what a green was held against, and a place that is wrong though all outputs are within limits
+        ({"result": lambda index: judged()}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; held against the clean "
+         "model module by module (49 places in one dump, 116 tensors and attributes); not checked: your model", "actordbg check"),
+        ({"result": lambda index: judged(unchecked=["model.act: its tokens cannot be told apart"])}, "RIGHT (TOY MODEL): 3 of 257 dumps "
+         "match the truth to fp32 rounding; held against the clean model module by module (49 places in one dump, 116 tensors and "
+         "attributes); not checked: your model (--model); module by module: model.act: its tokens cannot be told apart; gradients", "actordbg check"),
+        ({"result": lambda index: judged(wrong=[PLACE], count=1)}, "WRONG (TOY MODEL): lm_head is 4.34 times as far from the truth as a "
+         "healthy bf16 model's: its parameters and attributes are the checkpoint's, so its code or its kernel differs", "actordbg locate r-01"),
         # a failure is named before anything else
         ({"change": off, "result": lambda index: FAILED if index == 0 else {}},
          "FAILED (TOY MODEL): 1 of 3 dumps did not pass: ValueError, no such thing", "actordbg report r-01"),
@@ -161,7 +179,9 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     assert "nothing to check: no dump matches" in str(actordbg("--where", "seq_len>99", code=5).exception)
     assert "/nowhere is not a folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16", "--quiet").stdout
-    assert said.startswith("RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; not checked: your model (--model)")
+    assert said.startswith(
+        "RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; held against the clean model module by module (49 "
+    )
     assert (
         "  peak memory in one worker (TOY MODEL)  " in said
         and "\nnext: actordbg matrix --where" in said
@@ -170,7 +190,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     (page,) = store.reports.iterdir()
     assert "match the truth to bf16 rounding" in page.read_text() and "Replay against the truth" in page.read_text()
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
-    assert {case.get("classname") for case in suite.iter("testcase")} == {"actordbg.replay", "actordbg.laws", "actordbg.truth"}
+    assert {case.get("classname") for case in suite.iter("testcase")} == KINDS
     assert (tmp_path / "summary.md").read_text().startswith("**RIGHT (TOY MODEL):** ")
     replayed = get_replay(store, "last")
     assert (replayed.command or "").startswith("actordbg check ") and len(list(store.comparisons.iterdir())) == 1

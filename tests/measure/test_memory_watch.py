@@ -166,6 +166,12 @@ def test_a_process_by_pid_is_watched_until_it_ends_with_steps_from_a_file(store:
     assert invoke(store, "show", str(out)).exit_code == 0
 
 
+def test_one_file_takes_the_samples(store: Store):
+    for typed in ("-o a.csv -o b.csv", "-o a.csv --out b.csv"):
+        with pytest.raises(UsageError, match="more than once"):
+            invoke(store, f"watch --pid {os.getpid()} {typed}", "--for", "1s")
+
+
 def test_journals_with_odd_events_are_followed_and_workers_without_a_beginning_are_not_named(tmp_path: Path):
     events = [{"event": "start", "rank": 0, "dump_id": "a"}, {"event": "filled", "rank": 0, "extra": ["no", "object"]}]
     (tmp_path / "rank0.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -33,7 +33,7 @@ class Keeping:
     def load(self, item: ReplayInput) -> None:
         return None
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None, on_place: Any = None) -> dict[str, Any]:
         kept = Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", b"1" * 100)
         return {"status": PASSED, UNFLUSHED: kept, "extra": {KEPT_BYTES: kept.size}}
 

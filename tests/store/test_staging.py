@@ -8,13 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import norename
 import pytest
 import storecases
+from fsspec.implementations.local import LocalFileSystem
 from roots import ROOT, SUPPORT
 from supervised import Bench, make_spec, statuses
 from typer.testing import CliRunner
@@ -118,6 +121,23 @@ def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_agai
     theirs.pull()
     assert theirs.was_there and not theirs.is_there
     assert theirs.push().files == whole and files_of(there) == files_of(tmp_path / "b")
+
+
+def test_files_that_both_sides_have_are_read_one_at_a_time(monkeypatch, built, ours, url):
+    ours.push()
+    compared, settle, reading = [], Mirror._settle, threading.Lock()
+
+    def alone(self: Mirror, path: str, remote: tuple[int, str]) -> None:
+        assert reading.acquire(blocking=False), "each is read whole, on both sides"
+        time.sleep(0.001)
+        settle(self, path, remote)
+        compared.append(path)
+        reading.release()
+
+    monkeypatch.setattr(Mirror, "_settle", alone)
+    built.root.with_name("a.staged.json").unlink()
+    Mirror(url, built.root).pull()
+    assert len(compared) > 10
 
 
 def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path, ours, theirs, there):
@@ -233,7 +253,16 @@ def test_a_push_names_all_that_it_leaves_out(tmp_path, built, there, url):
     assert set(files_of(there)) == {one for one in whole if not one.startswith(("replays", "backups", "control"))}
 
 
-def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path, built):
+def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path, monkeypatch, built):
+    make, making = LocalFileSystem.makedirs, threading.Lock()
+
+    def alone(self: LocalFileSystem, path: str, **options: Any) -> None:
+        assert making.acquire(blocking=False), "another thread makes folders"
+        time.sleep(0.001)
+        make(self, path, **options)
+        making.release()
+
+    monkeypatch.setattr(LocalFileSystem, "makedirs", alone)
     mirror = Mirror(f"file://{tmp_path}/disk", tmp_path / "a")
     mirror.pull()
     assert mirror.push().files == len(files_of(tmp_path / "disk")) > 10

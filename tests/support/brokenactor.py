@@ -55,6 +55,19 @@ MODULE = "actordbg.actor.sharing"
 """
 """Under fsdp2 twice the gradient, in plain PyTorch one parameter's gradient with its sign flipped, which no norm shows."""
 
+EPSILON_OF_A_NORM = """
+def change(module):
+    right = module.RowsActors.build_actor
+    def build_actor(self, *args, **kwargs):
+        actor = right(self, *args, **kwargs)
+        actor.model.model.layers[1].input_layernorm.variance_epsilon = 1e-3
+        return actor
+    module.RowsActors.build_actor = build_actor
+
+MODULE = "actordbg.trainers.rows_actor"
+"""
+"""An epsilon in one norm that is not the checkpoint's: in bf16 no limit on outputs shows it."""
+
 ONE_FAULT_EACH = """
 def change(module):
     import functools

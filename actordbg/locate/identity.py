@@ -1,0 +1,163 @@
+"""What a loaded model is, bit for bit, against transformers' own model of the same checkpoint.
+
+    identities_of(session)[0]["differences"]   # ("model.norm.variance_epsilon is 0.001; transformers' model ... has 1e-06",)
+
+Compared without any tolerance, since nothing is computed:
+
+* **Parameters**, each gathered whole through the backend (`session.gather`), one at a time. The reference is loaded in the dtype
+  that the configuration asks for; a value that is the reference's, rounded to a narrower dtype, is named as rounded.
+* **Buffers**, above all a rotary embedding's `inv_freq`, which no checkpoint holds: a `model.bfloat16()` rounds it.
+* **Ties**: parameters that are one tensor in the reference have to be one here.
+* **Scalar attributes** of every module that both have (epsilon, scaling, window, soft cap, dropout) and of the configuration; and
+  that all modules are in training mode, or none.
+
+A module of another class has other attributes; it is named as unchecked. The reference lies in host memory and is gone when
+`identities_of` returns, so it raises no peak that a replay measures.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actordbg.actor.forward_outcome import plain_name
+from actordbg.actor.session import ActorSession
+from actordbg.base.errors import machine_errno
+from actordbg.base.units import plural
+from actordbg.locate.clean_models import clean_model, one_line
+from actordbg.records.locate_record import EVERYTHING, MOST, ModelIdentity
+from actordbg.trainers.rows_actor import text_config
+
+_SCALARS = (bool, int, float, str, type(None))
+_OF_A_CALL = ("use_cache", "output_", "return_", "gradient_checkpointing", "_token_id", "dtype", "transformers_version")
+"""Parts of names of settings that say how a model is called or was saved, not what it computes."""
+_NARROWER = (torch.bfloat16, torch.float16)
+
+
+def identities_of(session: ActorSession) -> list[dict[str, Any]]:
+    """Compare a loaded model with transformers' own; return the `ModelIdentity` of each rank that computes with this rank.
+
+    Collective where ranks form a process group: every rank has to call it. What cannot be compared is named in `unchecked`.
+    """
+    rank = int(session.resolved["rank"])
+    try:
+        identity = _identity(session, rank)
+    except Exception as error:
+        if machine_errno(error):
+            raise
+        identity = ModelIdentity(unchecked=(f"{EVERYTHING}: {one_line(error)}",), rank=rank)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [asdict(identity)]
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, asdict(identity))
+    return of_ranks
+
+
+def _identity(session: ActorSession, rank: int) -> ModelIdentity:
+    with clean_model(session, torch.device("cpu")) as reference:
+        found = Comparison(session.model, reference, session.gather)
+    return ModelIdentity(
+        looked_at=found.looked_at,
+        count=len(found.differences),
+        differences=tuple(found.differences[:MOST]),
+        unchecked=tuple(found.unchecked[:MOST]),
+        rank=rank,
+    )
+
+
+class Comparison:
+    """A model compared with a reference. gather: returns a parameter's whole value by its name in the model.
+
+    differences: in the order parameters, buffers, ties, attributes. looked_at: how many of these were compared.
+    """
+
+    def __init__(self, model: Any, reference: Any, gather: Callable[[str], Tensor]) -> None:
+        self.looked_at = 0
+        self.unchecked: list[str] = []
+        self.differences: list[str] = [
+            *self._tensors(dict(reference.named_parameters()), _by_plain_name(model.named_parameters()), gather),
+            *self._tensors(dict(reference.named_buffers()), _by_plain_name(model.named_buffers()), model.get_buffer),
+            *self._ties(model, reference),
+            *self._attributes(model, reference),
+        ]
+
+    def _tensors(self, wanted: Mapping[str, Tensor], ours: Mapping[str, str], read: Callable[[str], Tensor]) -> Iterator[str]:
+        for name, want in wanted.items():
+            if name not in ours:
+                self.unchecked.append(f"{name}: this model has no such tensor")
+                continue
+            self.looked_at += 1
+            if words := _in_words(read(ours[name]).detach().cpu(), want.detach()):
+                yield f"{name} {words}"
+
+    def _ties(self, model: Any, reference: Any) -> Iterator[str]:
+        held: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in reference.named_parameters(remove_duplicate=False):
+            held[id(parameter)].append(name)
+        ours = {plain_name(name): id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+        for first, *others in held.values():
+            for other in others:
+                self.looked_at += 1
+                if first in ours and other in ours and ours[first] != ours[other]:
+                    yield f"{other} is not tied to {first}, as it is in transformers' model"
+
+    def _attributes(self, model: Any, reference: Any) -> Iterator[str]:
+        ours = {plain_name(name): module for name, module in model.named_modules()}
+        training = bool(model.training)
+        for name, want in reference.named_modules():
+            module = ours.get(name)
+            if module is None:
+                self.unchecked.append(f"{name}: this model has no such module")
+                continue
+            if (kind := type(module).__name__.removeprefix("FSDP")) != type(want).__name__:
+                self.unchecked.append(f"the attributes of {name}: it is a {kind}, in transformers a {type(want).__name__}")
+                continue
+            yield from self._scalars(name, vars(module), vars(want))
+            if module.training is not training:
+                mode = ("evaluation", "training")
+                yield f"{name} is in {mode[not training]} mode, the model in {mode[training]} mode"
+        config, wanted = (text_config(each).to_dict() for each in (model, reference))
+        yield from self._scalars("config", config, wanted)
+
+    def _scalars(self, name: str, ours: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+        for key, want in wanted.items():
+            if key.startswith("_") or key == "training" or any(part in key for part in _OF_A_CALL) or key not in ours:
+                continue
+            have = ours[key]
+            if isinstance(want, _SCALARS) and isinstance(have, _SCALARS):
+                self.looked_at += 1
+                if have != want:
+                    yield f"{name}.{key} is {have!r}; transformers' model from this checkpoint has {want!r}".lstrip(".")
+
+
+def _by_plain_name(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    return {plain_name(name): name for name, _ in named}
+
+
+def _in_words(have: Tensor, want: Tensor) -> str:
+    """Say how a tensor differs from the reference's; "" if it has the same values."""
+    if have.shape != want.shape:
+        return f"is {list(have.shape)}; transformers' model from this checkpoint has {list(want.shape)}"
+    wide = torch.promote_types(have.dtype, want.dtype)
+    left, right = have.to(wide), want.to(wide)
+    differs = (left != right) & ~(left.isnan() & right.isnan()) if wide.is_floating_point else left != right
+    count = int(differs.sum())
+    if not count:
+        return ""
+    for dtype in _NARROWER:
+        if wide.is_floating_point and torch.equal(left, right.to(dtype).to(wide)):
+            return f"was rounded to {str(dtype).removeprefix('torch.').replace('bfloat16', 'bf16')}"
+    many = f"{count:,} of {plural(have.numel(), 'element')}"
+    if not bool(left[differs].any()):
+        return f"is 0 in {many} where the checkpoint is not"
+    if count > have.numel() // 2 and wide.is_floating_point:
+        factor = float((left.double() * right.double()).sum() / right.double().square().sum())
+        if float((left.double() / factor - right.double()).norm() / right.double().norm()) < 0.01:
+            return f"is {factor:.6g} times the checkpoint's"
+    return f"differs from the checkpoint's in {many}"

@@ -1,0 +1,151 @@
+"""Put into words where a configuration goes wrong, from what its results say (`actordbg.records.locate_record`). No torch.
+
+    local = verdict_of(results)
+    local.word        # "WRONG"
+    local.said        # "model.layers.1.mlp.down_proj.weight is 1.01 times the checkpoint's; model.layers.1.mlp.down_proj is ..."
+
+A difference in what the model *is* is the cause, and is named first; a place says where it acts. Where a place has no such
+difference, no parameter and no attribute shows its cause: code, a kernel, a mask.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actordbg.base.units import plural
+from actordbg.records.locate_record import IDENTITY, INTO, LOCATED, Located, ModelIdentity, PlaceResult
+from actordbg.records.replay_record import ResultRecord
+
+RIGHT, WRONG, NOT_CHECKED = "RIGHT", "WRONG", "NOT CHECKED"
+_GAIN_SHOWS = 2e-4
+"""A gain this far from 1 is worth a figure: rounding to bf16 alone does not reach it."""
+
+
+@dataclass(frozen=True)
+class LocalVerdict:
+    """Where a replay goes wrong. differences: what the model is, in sentences, with the ranks where not all share it.
+
+    identities: of all ranks. located: the forced forward of one input, None without one. dump_id: that input.
+    """
+
+    identities: tuple[ModelIdentity, ...]
+    differences: tuple[str, ...]
+    located: Located | None
+    dump_id: str
+
+    @property
+    def word(self) -> str:
+        """RIGHT, WRONG, or NOT CHECKED if no place or no tensor was judged."""
+        if self.differences or (self.located and self.located.wrong):
+            return WRONG
+        judged = self.located is not None and self.located.places > 0
+        return RIGHT if judged and self.looked_at else NOT_CHECKED
+
+    @property
+    def looked_at(self) -> int:
+        """Number of parameters, buffers, attributes and ties that every rank compared."""
+        return min((identity.looked_at for identity in self.identities), default=0)
+
+    @property
+    def said(self) -> str:
+        """The cause, and the place with the largest excess; or how many places and tensors were judged."""
+        located = self.located
+        if self.word == WRONG:
+            parts = list(self.differences[:1])
+            if (more := max(identity.count for identity in self.identities) - 1 if self.differences else 0) > 0:
+                parts[0] += f" (and {plural(more, 'more difference')})"
+            if located and located.wrong:
+                parts.append(place_in_words(located.wrong[0], located.dtype, cause_known=bool(self.differences)))
+                parts += [f"{plural(located.count - 1, 'other place')} above its limit"] * (located.count > 1)
+            return "; ".join(parts)
+        if self.word == NOT_CHECKED:
+            return next(iter(self.unchecked), "no input was judged place by place")
+        assert located is not None
+        counts = f"{located.places:,} places in one dump, {self.looked_at:,} tensors and attributes"
+        return f"held against the clean model module by module ({counts})"
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """Everything that was not judged, by name, each with its reason."""
+        of_model = [why for identity in self.identities for why in identity.unchecked]
+        return tuple(dict.fromkeys([*of_model, *(self.located.unchecked if self.located else ())]))
+
+
+def verdict_of(results: Sequence[ResultRecord]) -> LocalVerdict | None:
+    """Read what a replay's results say about their model; None if none of them was compared."""
+    identities: dict[int, ModelIdentity] = {}
+    located, dump_id = None, ""
+    for result in results:
+        for identity in _read(result.extra.get(IDENTITY), list[ModelIdentity]) or ():
+            identities[identity.rank] = identity
+        if (found := _read(result.extra.get(LOCATED), Located)) is not None and _is_worse(found, located):
+            located, dump_id = found, result.dump_id
+    if not identities and located is None:
+        return None
+    ranks = defaultdict(list)
+    for rank, identity in sorted(identities.items()):
+        for difference in identity.differences:
+            ranks[difference].append(rank)
+    named = tuple(
+        difference if len(of) == len(identities) else f"{difference} (on {_ranks(of)} of {len(identities)})"
+        for difference, of in sorted(ranks.items(), key=lambda item: -len(item[1]))
+    )
+    return LocalVerdict(tuple(identities.values()), named, located, dump_id)
+
+
+def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False) -> str:
+    """Say how far a place is from the truth, where, and, unless the cause is known, what its kind of place rules out."""
+    unit = "fp32" if dtype == "float32" else "bf16" if dtype == "bfloat16" else dtype
+    if place.ratio is None:
+        far = "are not the input's" if place.limit == 1.0 else "is not finite"
+    else:
+        far = f"is {place.ratio:,.3g} times as far from the truth as a healthy {unit} model's"
+    words = f"{place.what} {far}"
+    shows = place.gain is not None and abs(place.gain - 1) > _GAIN_SHOWS and place.kind != INTO and place.ratio is not None
+    details = [*_where(place), *([f"{place.gain:.4g} times the truth's"] if shows else [])]
+    words += f" ({'; '.join(details)})" if details else ""
+    if cause_known or place.ratio is None:
+        return words
+    if 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
+        return f"{words}: rows behind the first see others, or their positions do not restart"
+    if place.kind == INTO:
+        return f"{words}: a mask, a scale, an angle or a kernel between the modules"
+    return f"{words}: its parameters and attributes are the checkpoint's, so its code or its kernel differs"
+
+
+def lines_of(local: LocalVerdict) -> Iterator[str]:
+    """Yield every difference, every wrong place and everything unchecked, a line each."""
+    yield from local.differences
+    located = local.located
+    if located is not None:
+        yield from (place_in_words(place, located.dtype, cause_known=True) for place in located.wrong)
+        yield from located.notes
+    yield from (f"{NOT_CHECKED}: {why}" for why in local.unchecked)
+
+
+def _where(place: PlaceResult) -> Iterator[str]:
+    if place.rows and len(place.rows) < place.of_rows:
+        yield f"rows {', '.join(map(str, place.rows))} of {place.of_rows}"
+    if place.position is not None and place.tokens < place.of_tokens:
+        yield f"{place.tokens:,} of {plural(place.of_tokens, 'token')}, the first at position {place.position}"
+
+
+def _is_worse(found: Located, before: Located | None) -> bool:
+    return before is None or (found.count, found.places) > (before.count, before.places)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _read(data: Any, kind: Any) -> Any:
+    """Build a record from plain data; None for anything else, such as a newer version's."""
+    from msgspec import ValidationError, convert
+
+    try:
+        return None if data is None else convert(data, kind)
+    except ValidationError:
+        return None

@@ -1,0 +1,77 @@
+"""What a result says about where its configuration goes wrong: in its `extra`, as plain data (`actordbg.locate` computes it).
+
+    identity    a list, a ModelIdentity for each rank that computes with this worker: what its model is, against transformers' own
+                model of the same checkpoint; in a worker's first result
+    located     a Located: the forced forward of one input, place by place
+
+A *place* is a module's output, or what comes into it: the result of the operations between modules, such as attention, a gated
+product or a residual. Its `ratio` is the error that the configuration adds there to the truth's values, in units of what its
+dtype costs a healthy model there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+IDENTITY, LOCATED = "identity", "located"
+"""Keys in a result's `extra`."""
+OUT, INTO = "out", "into"
+"""Kinds of places: a module's output, and what came into it."""
+MOST = 20
+"""Most differences and most wrong places that a record keeps; it has the count of all."""
+EVERYTHING = "everything"
+"""What `unchecked` names if nothing could be judged."""
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What a rank's model is. looked_at: how many parameters, buffers, attributes and ties were compared, bit for bit.
+
+    differences: a sentence for each difference, MOST at most; count: of all. unchecked: what could not be compared, and why.
+    """
+
+    looked_at: int = 0
+    count: int = 0
+    differences: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class PlaceResult:
+    """A place that exceeds its limit. module: its name; kind: OUT or INTO; what: in words.
+
+    ratio: the root mean square error over all tokens, in units of the healthy model's; None if infinite. gain: the values,
+    regressed on the truth's: 1.01 for a matrix times 1.01. rows: those that exceed the limit by themselves; of_rows: of how many.
+    tokens: how many tokens exceed it; of_tokens: of how many. position: where in its row the first of them is.
+    """
+
+    module: str
+    kind: str
+    what: str
+    ratio: float | None
+    limit: float
+    gain: float | None = None
+    rows: tuple[int, ...] = ()
+    of_rows: int = 0
+    tokens: int = 0
+    of_tokens: int = 0
+    position: int | None = None
+
+
+@dataclass(frozen=True)
+class Located:
+    """The forced forward of one input. places: how many were judged. wrong: those above their limits, the largest first, MOST at
+    most; count: of all. largest: the largest ratio. unchecked: places, or "everything", without a judgement, with the reason.
+
+    dtype: of the weights. tokens: how many were judged. notes: such as "run eagerly: compiled graphs have no places".
+    """
+
+    places: int = 0
+    wrong: tuple[PlaceResult, ...] = ()
+    count: int = 0
+    largest: float | None = None
+    unchecked: tuple[str, ...] = ()
+    dtype: str = ""
+    tokens: int = 0
+    notes: tuple[str, ...] = ()

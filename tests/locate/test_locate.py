@@ -1,0 +1,49 @@
+"""Where a configuration goes wrong, asked of real models: planted faults are named in fp32 and in bf16, healthy models are right.
+
+The asserts are in the scenarios (`locatecases`), which run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import brokenactor
+import locatecases
+import pytest
+from actorcases import run_scenario
+from replaycases import publish
+from typer.testing import CliRunner
+
+from actordbg.cli.app import app
+from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("scenario", ["faults", "others", "healthy"])
+def test_a_fault_is_named_by_its_module_and_a_healthy_model_is_right(tmp_path: Path, scenario: str) -> None:
+    run_scenario(scenario, tmp_path, program=locatecases.__file__)
+
+
+def test_ranks_that_compute_together_are_judged_alike_and_the_one_that_differs_is_named(tmp_path: Path) -> None:
+    run_scenario("together", tmp_path, world=2, program=locatecases.__file__)
+
+
+def test_the_command_names_what_no_limit_on_outputs_shows(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for one input of several, in a healthy process and in one whose model has another epsilon."""
+    publish(store, 2, batch=3, length=48)
+    options = ["--store", str(store.root), "locate", "--json"]
+    asked = [*options, "--dtype", "bf16", "--packing", "--through", "rows"]
+    healthy = CliRunner().invoke(app, asked)
+    answer = json.loads(healthy.stdout)
+    assert healthy.exit_code == 0 and answer["word"] == "RIGHT", healthy.output
+    assert answer["located"]["places"] == 49 and answer["looked_at"] == 116 and answer["located"]["largest"] < 1.05
+    for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.EPSILON_OF_A_NORM).items():
+        monkeypatch.setenv(name, value)
+    faulty = CliRunner().invoke(app, [*options[:-1], answer["replay_id"]])
+    assert faulty.exit_code == 1, faulty.output
+    cause = "model.layers.1.input_layernorm.variance_epsilon is 0.001; transformers' model from this checkpoint has 1e-06"
+    assert f"WRONG: {cause}" in " ".join(faulty.stdout.split()), faulty.output
+    refused = CliRunner().invoke(app, [*options, answer["replay_id"], "--packing"])
+    assert "a replay has its own configuration and inputs, so --packing cannot be given" in str(refused.exception)

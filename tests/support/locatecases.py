@@ -1,0 +1,208 @@
+"""Faults planted in small random models, and what the identity and the forced forward say of them. Run in a process of its own.
+
+python locatecases.py SCENARIO MODEL_CACHE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from actorcases import main
+from lawcases import FAMILIES, dump_of, model_of, positions_run_on
+
+from actordbg.actor.models import once
+from actordbg.actor.session import open_actor
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.locate.identity import identities_of
+from actordbg.locate.locate_run import LocateRun
+from actordbg.locate.verdict import RIGHT, WRONG, LocalVerdict, verdict_of
+from actordbg.records.locate_record import IDENTITY, LOCATED
+from actordbg.records.replay_record import PASSED, ResultRecord
+
+
+def four_layers(cache: Path, family: str, **more: Any) -> str:
+    """A folder with a random model of four layers."""
+    from actordbg.actor import family_models
+
+    config = dict(FAMILIES[family]) | {"num_hidden_layers": 4} | more
+    return str(once(cache / f"{family}4{''.join(more)}", lambda folder: family_models._build(folder, config)))
+
+
+def local(session: Any, dump: Any, backward: bool = False, together: bool = False) -> LocalVerdict:
+    """The verdict that a result with this session's model gives, through JSON's types."""
+    outcome = session.run(dump, backward=backward)
+    located = asdict(LocateRun(session, dump, outcome, backward, together).run())
+    extra = ResultRecord("r", "d", PASSED, extra={IDENTITY: identities_of(session), LOCATED: located}).to_dict()["extra"]
+    verdict = verdict_of([ResultRecord("r", "d", PASSED, extra=extra)])
+    assert verdict is not None and verdict.located is not None
+    return verdict
+
+
+def times(name: str, factor: float) -> Callable[[Any], Any]:
+    """A parameter times a factor."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        parameter = model.get_parameter(name)
+        kept = parameter.data
+        parameter.data = kept * factor
+        yield
+        parameter.data = kept
+
+    return plant
+
+
+def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def plant(model: Any) -> Any:
+        holder = model.get_submodule(module)
+        return patch.object(holder, name, change(getattr(holder, name)))
+
+    return plant
+
+
+@contextlib.contextmanager
+def head_zeroed(model: Any) -> Iterator[None]:
+    weight = model.get_parameter("model.layers.2.self_attn.o_proj.weight")
+    kept = weight.data.clone()
+    weight.data[:, :8] = 0
+    yield
+    weight.data.copy_(kept)
+
+
+@contextlib.contextmanager
+def code_changed(model: Any) -> Iterator[None]:
+    """A norm's code multiplies by 1.01, which no parameter and no attribute shows."""
+    hook = model.model.layers[1].input_layernorm.register_forward_hook(lambda _module, _inputs, output: output * 1.01)
+    yield
+    hook.remove()
+
+
+def rounded(values: Any) -> Any:
+    return values.bfloat16().float()
+
+
+def rows_see_each_other(_model: Any) -> Any:
+    """transformers does not find where packed rows begin."""
+    return patch("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
+
+
+L1, L2, L3 = (f"model.layers.{layer}" for layer in (1, 2, 3))
+NORM, SCALE = f"{L2}.post_attention_layernorm", f"{L1}.self_attn"
+FAULTS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "down_proj x1.01": (times(f"{L1}.mlp.down_proj.weight", 1.01), f"{L1}.mlp.down_proj", "times the checkpoint's"),
+    "q_proj x1.01": (times("model.layers.0.self_attn.q_proj.weight", 1.01), "model.layers.0.self_attn.q_proj", "times"),
+    "o_proj x1.005": (times(f"{L3}.self_attn.o_proj.weight", 1.005), f"{L3}.self_attn.o_proj", "times the checkpoint's"),
+    "v_proj x1.005": (times(f"{L2}.self_attn.v_proj.weight", 1.005), f"{L2}.self_attn.v_proj", "times the checkpoint's"),
+    "head zeroed": (head_zeroed, f"{L2}.self_attn.o_proj", "is 0 in 256 of 1,024 elements"),
+    "epsilon": (attribute(NORM, "variance_epsilon", lambda _: 1e-3), NORM, "variance_epsilon is 0.001; transformers'"),
+    "scale x1.01": (attribute(SCALE, "scaling", lambda scale: scale * 1.01), f"the attention of {SCALE}", f"{SCALE}.scaling is"),
+    "inv_freq": (attribute("model.rotary_emb", "inv_freq", rounded), "model.rotary_emb", "inv_freq was rounded to bf16"),
+    "code": (code_changed, f"{L1}.input_layernorm", ""),
+    "rows": (rows_see_each_other, "the attention of model.layers.", ""),
+}
+"""Each fault: how it is planted, the place with the largest excess, and a part of the difference in what the model is."""
+
+
+def faults(cache: Path) -> None:
+    """Every fault is named: its module, its rows, its cause; and nothing else is above its limit."""
+    for family, dtype in (("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16")):
+        config = ReplayConfig(model=four_layers(cache, family), dtype=dtype, packing=True, through="rows")
+        with open_actor(config, model_cache=cache) as session:
+            for name, (plant, where, cause) in FAULTS.items():
+                with plant(session.model):
+                    found = local(session, dump_of("both", rows=3, length=64))
+                case, wrong = (family, dtype, name, found.said), found.located.wrong
+                assert found.word == WRONG and found.located.places > 90, case
+                assert [cause in each for each in found.differences] == [True] * bool(cause), case
+                assert wrong or (name, dtype) == ("epsilon", "bf16"), case  # 1.004 times there: the attribute shows it
+                assert all(place.what.startswith(where) for place in wrong), case
+                assert len(wrong) == 4 if name == "rows" else len(wrong) <= 1, case
+                if name == "rows":
+                    assert wrong[0].rows == (1, 2) and "rows behind the first see others" in found.said, case
+                if name == "code":
+                    assert "its code or its kernel differs" in found.said, case
+
+
+def others(cache: Path) -> None:
+    """An untied head, positions that run on, another dump's tokens; and what has no clean counterpart is named, never right."""
+    tied = four_layers(cache, "llama", tie_word_embeddings=True)
+    with open_actor(ReplayConfig(model=tied, dtype="bf16", through="rows"), model_cache=cache) as session:
+        assert local(session, dump_of()).word == RIGHT
+        session.model.lm_head.weight = torch.nn.Parameter(session.model.lm_head.weight.clone())
+        assert local(session, dump_of()).differences == (
+            "lm_head.weight is not tied to model.embed_tokens.weight, as it is in transformers' model",
+        )
+        session.model.model.layers[1].train()
+        of_a_layer = "model.layers.1 is in training mode, the model in evaluation mode"
+        assert of_a_layer in identities_of(session)[0]["differences"]
+    with open_actor(ReplayConfig(model=four_layers(cache, "llama"), dtype="bf16", packing=True), model_cache=cache) as session:
+        with positions_run_on():
+            found = local(session, dump_of())
+        assert "rows behind the first see others, or their positions do not restart" in found.said, found.said
+        assert any("each row's positions are shifted by a constant" in why for why in found.unchecked), found
+        own = dump_of(arguments={"packed_seq_lens": [1]})
+        outcome = session.run(dump_of(), backward=False)
+        (why,) = LocateRun(session, own, outcome, False, False).run().unchecked
+        assert why == "everything: the rows were packed before the Actor got them"
+        session.model.model.layers[1].mlp = Fused(session.model.model.layers[1].mlp)
+        found = local(session, dump_of())
+        assert any("layers.1.mlp.down_proj" in each for each in found.unchecked) and found.word == RIGHT, found
+
+
+class Fused(torch.nn.Module):
+    """An MLP in one module: transformers' has no such place."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.__dict__["whole"] = mlp
+
+    def forward(self, values: Any) -> Any:
+        return self.whole(values)
+
+
+def healthy(cache: Path) -> None:
+    """Nothing is above its limit in healthy models of four families, packed or not, sdpa and eager, bf16 and fp32."""
+    for family in ("llama", "qwen3", "gemma2", "mixtral"):
+        for number, (dtype, packing) in enumerate((dtype, packing) for dtype in ("bf16", "fp32") for packing in (False, True)):
+            attn = ("sdpa", "eager")[(number + len(family)) % 2]  # every combination, in some family
+            config = ReplayConfig(model=str(model_of(cache, family)), dtype=dtype, packing=packing, attn=attn, through="rows")
+            with open_actor(config, model_cache=cache) as session:
+                found = local(session, dump_of("both", rows=3, length=30 + 7 * number))
+            assert found.word == RIGHT and not found.unchecked, (family, dtype, packing, attn, found)
+            assert found.looked_at > 100 and found.located.places > 35, found
+
+
+TOGETHER: dict[str, dict[str, Any]] = {
+    "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
+    "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3, "dtype": "fp32"},
+    "fsdp2": {"backend": "fsdp2"},
+    "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
+}
+
+
+def together(cache: Path) -> None:
+    """Two ranks that compute together: healthy, then with another scale on rank 1, whose rank is named."""
+    rank, model = int(os.environ["RANK"]), str(model_of(cache, "llama"))
+    for name, settings in TOGETHER.items():
+        config = ReplayConfig(**({"model": model, "dtype": "bf16", "nproc": 2, "packing": True, "backward": True} | settings))
+        own = dump_of("both") if config.lanes == 1 else (dump_of("left", rows=3), dump_of("right", rows=1))[rank]
+        with open_actor(config, defaults=own.record, model_cache=cache) as session:
+            found = local(session, own, backward=True, together=session.is_collective)
+            assert found.word == RIGHT and found.looked_at > 100 and len(found.identities) == 2, (name, found)
+            session.model.model.layers[1].self_attn.scaling *= 1 + 0.05 * rank
+            found = local(session, own, backward=True, together=session.is_collective)
+            assert found.differences[0].endswith("(on rank 1 of 2)"), (name, found)
+            assert not session.tainted
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:], globals())
