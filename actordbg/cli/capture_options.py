@@ -34,7 +34,6 @@ class CaptureOptions:
     keep: str | None = option_field(None, "Cap the run's dumps, deleting the oldest unprotected ones, e.g. 10GB.", metavar="SIZE")
     ranks: str | None = option_field(None, "Only these ranks, e.g. 0,1,4-7.", metavar="RANKS")
     min_seq_len: int | None = option_field(None, "Only calls with S >= N.", min=0)
-    max_seq_len: int | None = option_field(None, "Only calls with S <= N.", min=0)
     free_floor: str = option_field("5GiB", "Drop calls while free disk is below this.", metavar="SIZE", rank=30)
     with_outputs: bool = option_field(False, "Also store the returned log-probs (and entropy).")
     with_rng: bool = option_field(False, "Also store the RNG state before the call.", rank=30)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, UsageError
@@ -57,13 +58,16 @@ def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
 def expected_seconds(catalog: Catalog, spec: ReplaySpec) -> float | None:
     """Estimate a replay's duration by the newest finished one with the same settings; None without one."""
     settings, tokens = costs(as_ran(spec.config)), sum(item.tokens for item in spec.inputs)
-    sql = "SELECT sum(forward_s + coalesce(backward_s, 0)), sum(tokens) FROM result WHERE replay_id = ? AND status = 'passed'"
+    sql = (
+        "SELECT (forward_s + coalesce(backward_s, 0)) / tokens, started_at FROM result "
+        "WHERE replay_id = ? AND status = 'passed' AND forward_s IS NOT NULL AND tokens > 0 ORDER BY started_at"
+    )
     for row in list_replays(catalog, limit=100):
-        ((spent, done),) = answers(catalog, sql, (row.replay_id,))
-        if row.finished_at and done and costs(as_ran(row.config)) == settings:
-            began, ended = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (row.created_at, row.finished_at))
-            start = max((ended - began).total_seconds() - spent / spec.config.lanes, 0.0)
-            return float(start + spent / done * tokens / spec.config.lanes)
+        results = answers(catalog, sql, (row.replay_id,))
+        if row.finished_at and results and costs(as_ran(row.config)) == settings:
+            began, first = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (row.created_at, results[0][1]))
+            pace = median(pace for pace, _ in results)  # the first of a compiled model includes its compilation
+            return float(max((first - began).total_seconds(), 0.0) + pace * tokens / spec.config.lanes)
     return None
 
 

@@ -35,7 +35,7 @@ from typing import Any
 from actordbg.base.errors import Refused, UsageError, require_package
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of, read_owned, user_folder
-from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
+from actordbg.config.replay_config import GONE, SETTINGS, ReplayConfig, validate
 from actordbg.config.setting import ENVIRONMENT, Setting
 
 FILE_NAME = "actordbg.toml"
@@ -146,6 +146,8 @@ def near(word: str, known: Iterable[str]) -> str:
     """Return a hint that names the known word nearest to a misspelled one, else all of them."""
     import difflib
 
+    if word in GONE:
+        return f"this version has no {word}: remove it"
     if nearest := difflib.get_close_matches(word, list(known), 1):
         return f"did you mean {nearest[0]}?"
     return f"known: {', '.join(sorted(known))}"
@@ -155,10 +157,10 @@ def from_environment() -> dict[str, tuple[Any, str]]:
     """Read the settings in environment variables: by name, (value, variable). UsageError for an unknown or invalid variable."""
     values: dict[str, tuple[Any, str]] = {}
     for variable in sorted(name for name in os.environ if name.startswith(ENVIRONMENT)):
-        setting = _BY_OPTION.get(variable.removeprefix(ENVIRONMENT).replace("_", "-").lower())
+        name = variable.removeprefix(ENVIRONMENT).replace("_", "-").lower()
+        setting = _BY_OPTION.get(name)
         if setting is None:
-            hint = f"unset it; {near(variable, [other.variable for other in _BY_OPTION.values()])}"
-            raise UsageError(f"{variable} is not a setting of a replay", hint=hint)
+            raise UsageError(f"{variable} is not a setting of a replay", hint=f"unset it; {near(name, _BY_OPTION)}")
         if setting.name in values:
             raise UsageError(f"{variable} and {values[setting.name][1]} set the same setting", hint="unset either")
         try:

@@ -310,6 +310,9 @@ def _floor(store: Store) -> int:
 
 def _patch(store: Store) -> Check:
     status = inspect_target(find_target(), store)
+    if status.state is State.CLEAN and status.enabled:
+        detail = f"recording is on, but this file has no hook (an upgrade removes it): {status.file}"
+        return warn("patch", detail, "run `actordbg patch`, or start jobs with `actordbg run`")
     if status.state is State.CLEAN:
         return ok("patch", f"clean, not patched: {status.file}")
     if status.state is State.UNSUPPORTED:

@@ -178,6 +178,8 @@ def inspect_target(target: Target, store: Store) -> Status:
     there, disabled = inspection.trailer, os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0")
     if there and hooked is False:
         notes.append("the interpreter does not see the hook: run `actordbg patch` for the reason")
+    if not there and enabled and not hooked:
+        notes.append("recording is on, but this file has no hook (an upgrade removes it): only `actordbg run` records jobs here")
     if not there and hooked:
         notes.append("the interpreter still sees the hook, through a .pyc: run `actordbg unpatch`")
     if there and disabled:

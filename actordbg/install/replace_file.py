@@ -6,7 +6,8 @@ bytes or the new ones, nothing between.
 
 Invariants:
 - One actordbg at a time works on a folder: `locked` takes `flock` on the folder itself, which needs no extra file,
-  works in a read-only folder, and ends with its process. Some file systems cannot do that (NFS): there the next rule holds alone.
+  works in a read-only folder, and ends with its process. File systems that cannot do that (NFS) get a lock file in the
+  temporary folder, for the processes of one host; there the next rule holds alone between hosts.
 - Only the file that was read is replaced: a file that someone else changed in between is a Conflict, and stays unchanged.
 - A failure leaves the file unchanged: the original keeps a second name until the change is finished, and one rename restores
   it, which needs no space. If that fails as well, StaysChanged says so.
@@ -23,6 +24,7 @@ import glob
 import hashlib
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ _NOT_OURS_TO_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 """Errors without a warning: the file system cannot flush a folder, or we may not open the folder."""
 _UNDO_ATTEMPTS = 3
+_LOCAL = "set TMPDIR to a folder on a local disk"
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,11 @@ def locked(path: Path) -> Iterator[None]:
                         hint="find out what it is waiting for, then run this again",
                     ) from None
                 time.sleep(0.01)
-            except OSError:  # no locks here: `replaced` refuses a file that changed meanwhile
-                break
+            except OSError as error:
+                if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                    raise EnvironmentProblem(f"cannot lock {path.parent}: {error.strerror}", hint=_LOCAL) from None
+                os.close(descriptor)
+                descriptor = _lock_file(path.parent)
         for name in path.parent.glob(f"{_TEMPORARY}{glob.escape(path.name)}-*.tmp"):  # no other process can be writing one now
             with contextlib.suppress(OSError):
                 name.unlink()
@@ -93,6 +99,16 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):  # the lock is gone whatever close says
             os.close(descriptor)
+
+
+def _lock_file(folder: Path) -> int:
+    """Open the file that is locked instead of a folder whose file system has no locks."""
+    key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
+    path = Path(tempfile.gettempdir()) / f"actordbg-{os.getuid()}-{key}.lock"
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot create the lock file {path}: {error.strerror}", hint=_LOCAL) from None
 
 
 @contextlib.contextmanager

@@ -39,9 +39,11 @@ def test_a_wrong_line_in_the_file_is_named():
         ({"modell": "x"}, "unknown key 'modell'"),
         ({"zero-stage": "2"}, "type int"),
         ({"packing": 1}, "type bool"),
+        ({"launcher": "direct"}, "unknown key 'launcher'"),
     ):
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=says) as refused:
             built(line, {})
+    assert refused.value.hint == "this version has no launcher: remove it"
 
 
 def test_the_truth_silences_what_the_file_says_against_it():

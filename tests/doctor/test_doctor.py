@@ -133,6 +133,7 @@ FINDINGS: list[tuple[Callable[[Here], object], str, str, str]] = [
     (lambda here: here.store.control_path.write_text("{"), "recording", "bad", ""),
     (lambda here: here.monkeypatch.setenv("ACTORDBG_DISABLE", "1"), "recording", "warn", "ACTORDBG_DISABLE"),
     (lambda here: None, "patch", "ok", "clean"),
+    (lambda here: write_control(here.store, ON), "patch", "warn", "has no hook"),
     (patched(""), "patch", "ok", "patched"),
     (patched("/another/store"), "patch", "warn", "into another store"),
     (lambda here: here.actor.write_text("class Critic: pass\n"), "patch", "bad", "an Actor that can be patched"),

@@ -152,7 +152,9 @@ def test_an_edit_in_or_behind_the_trailer_is_refused_with_a_remedy(actor: Path, 
 def test_an_upgrade_over_the_patch_is_clean_and_can_be_patched_again(actor: Path, store):
     patch(actor, store)
     written(actor, ACTOR + b"# next version\n")
-    assert status(actor, store).state is State.CLEAN
+    assert status(actor, store).state is State.CLEAN and not said(status(actor, store).notes, "has no hook")
+    write_control(store, Control(enabled=True, run="run", since=now_timestamp()))
+    assert said(status(actor, store).notes, "has no hook")
     assert patch(actor, store).action == "patched" and status(actor, store).state is State.PATCHED
 
 
@@ -269,10 +271,28 @@ def test_an_owner_that_cannot_be_kept_and_a_file_that_changed_meanwhile_are_refu
     assert actor.read_bytes() == b"someone else's"
 
 
-def test_a_folder_that_another_actordbg_works_on_is_waited_for_and_then_named(actor: Path, monkeypatch):
+@pytest.mark.parametrize("locks", ["every file", "files alone", "nothing"])
+def test_a_folder_that_another_actordbg_works_on_is_waited_for_and_then_named(
+    actor: Path, store, tmp_path, monkeypatch, locks: str
+):
+    real = replace.fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if locks == "nothing" or (locks == "files alone" and stat.S_ISDIR(os.fstat(descriptor).st_mode)):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        real(descriptor, operation)
+
     monkeypatch.setattr(replace, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(replace.fcntl, "flock", flock)
+    monkeypatch.setattr(replace.tempfile, "tempdir", str(tmp_path))
+    if locks == "nothing":
+        with pytest.raises(EnvironmentProblem, match="cannot lock"):
+            patch(actor, store)
+        assert actor.read_bytes() == ACTOR
+        return
     with replace.locked(actor), pytest.raises(ActordbgError, match="another actordbg"), replace.locked(actor):
         pass
+    assert patch(actor, store).action == "patched"
 
 
 def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path, store, monkeypatch):

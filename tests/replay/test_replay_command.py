@@ -34,9 +34,11 @@ from actordbg.base.errors import (
 )
 from actordbg.base.processes import session_members
 from actordbg.base.units import new_replay_id
-from actordbg.cli import output
+from actordbg.catalog.query import open_fresh
+from actordbg.cli import output, replay_work
 from actordbg.cli.app import app
 from actordbg.cli.replay_work import answer_of, result_blocks
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_text
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS, read_results
@@ -151,6 +153,18 @@ def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
     assert "aligns nothing" in alone.stderr
 
 
+def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store: Store) -> None:
+    inputs = publish(store, 3)
+    spec = ReplaySpec("20250619T053200-000032", "2025-06-19T05:32:00.000000Z", ReplayConfig(), tuple(inputs))
+    assert replay_work.expected_seconds(open_fresh(store), spec) is None
+    took = {"forward_s": 10.0, "tokens": inputs[0].tokens}
+    compiled = {"forward_s": 900.0, "tokens": inputs[0].tokens}
+    write_replay(
+        store, "20250619T053100-000031", inputs, result=lambda index: took if index else compiled, **vars(ReplayConfig())
+    )
+    assert replay_work.expected_seconds(open_fresh(store), spec) == pytest.approx(30.0)
+
+
 def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, 51, model_name="org/model")
     for mode in ([], ["--dry-run"], ["--dry-run", "--json"]):
@@ -251,6 +265,7 @@ def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(
     [
         ("relaybackend", "['--dist-plugin', 'relaybackend'] relay"),
         (None, "torch does not know --dist-backend relay"),
+        ("", "torch does not know --dist-backend mpi"),
         ("no_such_plugin", "--dist-plugin no_such_plugin cannot be imported: ModuleNotFoundError"),
     ],
 )
@@ -260,8 +275,8 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings(plugin: st
         "from actordbg.actor.backends.backend import Place, initialize\n"
         "from actordbg.config import consent\n"
         "from actordbg.config.replay_config import ReplayConfig\n"
-        f"consent.use_plugin({plugin!r})\n"
-        "config = ReplayConfig(backend='fsdp2', dist_backend='relay')\n"
+        f"consent.use_plugin({plugin or None!r})\n"
+        f"config = ReplayConfig(backend='fsdp2', dist_backend={'mpi' if plugin == '' else 'relay'!r})\n"
         "try: initialize(Place.from_environment(), torch.device('cpu'), config)\n"
         "except Exception as error: raise SystemExit(str(error))\n"
         "dist.all_reduce(torch.ones(1))\n"

@@ -229,8 +229,9 @@ def initialize(place: Place, device: torch.device, config: ReplayConfig) -> None
     if not dist.is_initialized():
         consent.load_plugin()
         chosen = config.dist_backend or ("nccl" if device.type == "cuda" else "gloo")
-        if chosen not in dist.Backend.backend_list:
-            known = ", ".join(name for name in dist.Backend.backend_list if name not in ("undefined", "fake"))
+        if not dist.is_backend_available(chosen):
+            every = (name for name in dist.Backend.backend_list if name not in ("undefined", "fake"))
+            known = ", ".join(filter(dist.is_backend_available, every))
             hint = f"use one of {known}; or pass {consent.PLUGIN} MODULE with the module that registers it"
             raise UsageError(f"torch does not know --dist-backend {chosen:.60}", hint=hint)
         dist.init_process_group(chosen, timeout=timeout_of(config))
