@@ -66,7 +66,7 @@ def check(
     verdict = checked.verdict(of=of, recorded=recorded)
     page, blocks = work.write_check_page(store, checked, verdict)
     data = check_data(checked, verdict, of=of) | {"page": str(page)}
-    facts = Items((f"configuration: {data['configuration']}", f"page: {page}"))
+    facts = Items((f"configuration: {data['configuration']}",))
     work.print_check([verdict, facts], blocks, data)
     if junit is not None:
         write_file(junit, junit_xml(checked, verdict).decode())

@@ -131,7 +131,10 @@ def print_check(brief: Sequence[Block], blocks: Sequence[Block], data: Mapping[s
     write_files(answer, blocks)
     if output.wanted.json:
         return emit_json(answer)
-    return say_lines((as_markdown if output.wanted.format == "md" else as_text)(brief))
+    if output.wanted.format == "md":
+        return say_lines(as_markdown(brief))
+    say_lines(as_text(brief))
+    return say(f"page: {data['page']}")
 
 
 def annotate(checked: CheckFound, document: Sequence[Block]) -> None:
