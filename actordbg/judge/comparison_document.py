@@ -77,14 +77,16 @@ def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) 
 
 
 def comparison_verdict(record: ComparisonRecord) -> Verdict:
-    """Return the verdict on A. Another replay as B may be wrong too, so agreement with it leaves the truth unchecked."""
+    """Return the verdict on A. B may be wrong as well unless it is the truth, so only agreement with the truth is RIGHT."""
     word = FAILED if _nothing_differs(record) else _WORDS[record.verdict]
+    unknown = record.good and record.b.kind != "truth"
+    word = UNCHECKED if unknown else word
     figures = [("dumps compared", f"{len(record.compared):,} of {len(record.dumps):,}")]
     if record.furthest:
         figures.insert(0, ("max diff", f"{number(record.furthest[0], 3)} nats"))
     left = [*record.unjudged] if record.good else []
     left += ["rounding on these inputs (fixed limits were used)"] if flat_where_it_matters(record) else []
-    left += ["either side against the truth"] if record.good and record.b.kind == "replay" else []
+    left += ["either side against the truth"] if unknown else []
     ours = record.a.replay_id
     next_command = f"actordbg compare {ours} truth"
     if record.b.kind == "truth" or not record.compared:

@@ -70,7 +70,7 @@ def test_a_mismatch_in_words_first_and_within_80_columns(replayed: Store) -> Non
 
 def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed(replayed: Store) -> None:
     match = compared(replayed, "last", "r-01")
-    assert match.exit_code == 0 and match.stdout.startswith("RIGHT (TOY MODEL): ")
+    assert match.exit_code == 0 and match.stdout.startswith("NOT CHECKED (TOY MODEL): ")
     assert "Worst" not in match.stdout and "Not compared" not in match.stdout
     assert compared(replayed, "r-02", "r-01").exit_code == 1
     nothing = compared(replayed, "r-01", "recorded")
