@@ -11,6 +11,7 @@ from typing import Any
 from actordbg.catalog.dump_rows import DUMP_COLUMNS, Columns
 from actordbg.catalog.record_rows import Marks, News, setting_columns
 from actordbg.catalog.tables import COLUMNS, OF_A_RANK, Damaged, shared, to_micros
+from actordbg.records.locate_record import local_answers
 from actordbg.records.replay_record import answers_of
 
 _OF_CALLER = tuple(name for name in DUMP_COLUMNS if name in COLUMNS["caller"])
@@ -146,7 +147,8 @@ class CatalogWriter:
         self.put("result", (shared(result, "result") | {"replay_id": replay_id} for result in results.values()))
         for dump_id, result in results.items():
             keys = {"replay_id": replay_id, "dump_id": dump_id}
-            self.put("law_answer", (shared(answer, "law_answer") | keys for answer in answers_of(result.extra)))
+            answers = [*answers_of(result.extra), *local_answers(result.extra)]
+            self.put("law_answer", (shared(answer, "law_answer") | keys for answer in answers))
         self._point_to_last_result(sorted({*gone, *results}))
         marks = ((path, replay_id, *mark) for path, mark in news.files.items())
         names = ("path", "replay_id", "size", "mtime_ns", "offset")

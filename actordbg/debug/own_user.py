@@ -48,7 +48,7 @@ def listens(host: str, port: int) -> bool:
 def _in_table(ends: list[str], state: str) -> bool:
     """Check whether the kernel's table has a row with these ends and this state that belongs to this user or root.
 
-    Reading skips rows while other connections open and close, so a missing row is searched again.
+    Reading skips rows while other connections open and close, so a missing row is looked up again.
     """
     for _ in range(_LOOKS):
         with open("/proc/net/tcp", encoding="ascii") as table:

@@ -11,7 +11,11 @@ dtype costs a healthy model there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from actordbg.records.replay_record import BROKEN, KEPT, LawAnswer
 
 IDENTITY, LOCATED = "identity", "located"
 """Keys in a result's `extra`."""
@@ -75,3 +79,10 @@ class Located:
     dtype: str = ""
     tokens: int = 0
     notes: tuple[str, ...] = ()
+
+
+def local_answers(extra: Mapping[str, Any]) -> list[LawAnswer]:
+    """Return what a result's `extra` says as the answer of a law, `local`, for the catalog; [] if nothing was located."""
+    each = extra.get(IDENTITY)
+    looks = [look for look in (*(each if isinstance(each, list) else ()), extra.get(LOCATED)) if isinstance(look, Mapping)]
+    return [LawAnswer("local", BROKEN if any(look.get("count") for look in looks) else KEPT)] if looks else []

@@ -114,6 +114,13 @@ def test_all_is_an_index_of_ones_own_replays_with_verdicts_and_a_command_for_eac
     assert all(f'data-copy="actordbg report r{number}"' in page for number in range(1, 8)) and len(page) < 40_000
 
 
+def test_the_index_says_wrong_where_a_module_is_wrong(replayed: Store):
+    for number, wrong in ((3, 0), (4, 1)):
+        located = replace(result(0, f"r{number}"), extra={"located": {"places": 49, "count": wrong}})
+        keep(replayed, replay([given(0, 300)], [located], f"r{number}"), f"2025-06-19T0{number}:30:00.000000Z")
+    assert reported(replayed, "--all").stdout.startswith("4 replays: 1 FAILED, 2 NOT CHECKED, 1 WRONG\n")
+
+
 def test_nothing_replayed_yet_says_so_and_ends_well(store: Store):
     assert reported(store, "--all").stdout.startswith("nothing was replayed yet\n")
     assert json.loads(reported(store, "--json").stdout)["replays"] == []
