@@ -26,6 +26,7 @@ Example:
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -93,18 +94,18 @@ def places_of(model: Any) -> dict[str, tuple[Any, bool]]:
     return found
 
 
-class Hooks:
+class Hooks(ABC):
     """Hooks on the places of a model for one forward of `count` positions. Subclasses record, or compare and replace."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._calls: Counter[str] = Counter()
 
+    @abstractmethod
     def take(self, key: Key, flat: Tensor, module: Any) -> Tensor | None:
         """Handle the values [count, features...] at a place; return what replaces them, None to leave them."""
-        raise NotImplementedError
 
-    def odd(self, key: Key) -> None:
+    def odd(self, key: Key) -> None:  # noqa: B027 - a hook that only records has nothing to do here
         """Handle a tensor whose tokens cannot be told."""
 
     @contextlib.contextmanager
