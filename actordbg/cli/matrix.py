@@ -49,6 +49,7 @@ def matrix(
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
+    from actordbg.api.planning import to_judge
     from actordbg.base.units import new_replay_id
     from actordbg.campaign import run_matrix as matrices
     from actordbg.cli import matrix_work as work
@@ -71,7 +72,7 @@ def matrix(
     if resume is not None:
         record, chosen, held = work.resumed(store, resume, yes)
     else:
-        base = replaying.kept(replaying.asked_for(ctx, flags), flags)
+        base = to_judge(replaying.asked_for(ctx, flags), flags)
         chosen = work.selected(store, base, inputs)
         held = work.baseline_of(store, baseline, slower)
         options: dict[str, Any] = {
