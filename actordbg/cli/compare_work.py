@@ -83,8 +83,8 @@ def truth_and_rounding(
         if model != TINY:
             approve_once()
         with replaying(store, label, len(request.inputs)) as advance:
-            callbacks = {"on_event": counting(advance), "warm": warm}
-            return ensure_lone_rows(store, request, command=f"{command} replay {replay_id}", **callbacks)
+            reason = f"{command} replay {replay_id}"
+            return ensure_lone_rows(store, request, command=reason, on_event=counting(advance), warm=warm)
 
     with WarmGroups() as warm:
         truth = computed(wanted_truth(store, spec, dtype), "computing the truth", "the truth of")
