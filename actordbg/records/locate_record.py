@@ -3,6 +3,7 @@
     identity    a list, a ModelIdentity for each rank that computes with this worker: what its model is, against transformers' own
                 model of the same checkpoint; in a worker's first result
     located     a Located: the forced forward of one input, place by place
+    formulas    a FormulaCheck: in a truth's first result, its modules against the formulas of their papers
 
 A *place* is a module's output, or what comes into it: the result of the operations between modules, such as attention, a gated
 product or a residual. Its `ratio` is the error that the configuration adds there to the truth's values, in units of what its
@@ -11,13 +12,13 @@ dtype costs a healthy model there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actordbg.records.replay_record import BROKEN, KEPT, LawAnswer
+from actordbg.records.replay_record import BROKEN, KEPT, LawAnswer, ResultRecord
 
-IDENTITY, LOCATED = "identity", "located"
+IDENTITY, LOCATED, FORMULAS = "identity", "located", "formulas"
 """Keys in a result's `extra`."""
 OUT, INTO = "out", "into"
 """Kinds of places: a module's output, and what came into it."""
@@ -79,6 +80,25 @@ class Located:
     dtype: str = ""
     tokens: int = 0
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FormulaCheck:
+    """The modules of a truth's model against the formulas of their papers, on `tokens` tokens of a row.
+
+    modules: how many were compared. differs: the worst of those that differ, in words, "" if none does; count: of all.
+    """
+
+    modules: int
+    tokens: int
+    differs: str = ""
+    count: int = 0
+
+
+def formula_checks(results: Iterable[ResultRecord]) -> list[FormulaCheck]:
+    """Read how a truth's modules agree with their formulas; [] if its model has none."""
+    each = (result.extra.get(FORMULAS) for result in results)
+    return [FormulaCheck(**values) for values in each if isinstance(values, dict)]
 
 
 def local_answers(extra: Mapping[str, Any]) -> list[LawAnswer]:
