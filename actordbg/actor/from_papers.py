@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from actordbg.actor.truth_model import in_double
+from actordbg.base.errors import machine_errno
 from actordbg.base.units import plural
 from actordbg.records.locate_record import FormulaCheck
 
@@ -92,10 +93,18 @@ def recognized(model: Any) -> bool:
 
 
 def against_formulas(model: Any, ids: Tensor) -> FormulaCheck | None:
-    """Compare the modules of the truth's model, in fp32 or fp64, on a row `ids` [n]; None for a model without formulas."""
+    """Compare the modules of the truth's model, in fp32 or fp64, on a row `ids` [n].
+
+    None for a model without formulas, or if they cannot be computed here, such as for want of memory.
+    """
     if len(ids) == 0 or not recognized(model) or next(model.parameters()).dtype not in (torch.float32, torch.float64):
         return None
-    return _Formulas(model, ids[:MOST_TOKENS]).run()
+    try:
+        return _Formulas(model, ids[:MOST_TOKENS]).run()
+    except Exception as error:
+        if machine_errno(error):
+            raise
+        return None
 
 
 class _Formulas:

@@ -65,24 +65,6 @@ class PlaceResult:
 
 
 @dataclass(frozen=True)
-class Located:
-    """The forced forward of one input. places: how many were judged. wrong: those above their limits, the largest first, MOST at
-    most; count: of all. largest: the largest ratio. unchecked: places, or "everything", without a judgement, with the reason.
-
-    dtype: of the weights. tokens: how many were judged. notes: such as "run eagerly: compiled graphs have no places".
-    """
-
-    places: int = 0
-    wrong: tuple[PlaceResult, ...] = ()
-    count: int = 0
-    largest: float | None = None
-    unchecked: tuple[str, ...] = ()
-    dtype: str = ""
-    tokens: int = 0
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class FormulaCheck:
     """The modules of a truth's model against the formulas of their papers, on `tokens` tokens of a row.
 
@@ -95,6 +77,26 @@ class FormulaCheck:
     count: int = 0
 
 
+@dataclass(frozen=True)
+class Located:
+    """The forced forward of one input. places: how many were judged. wrong: those above their limits, the largest first, MOST at
+    most; count: of all. largest: the largest ratio. unchecked: places, or "everything", without a judgement, with the reason.
+
+    dtype: of the weights. tokens: how many were judged. notes: such as "run eagerly: compiled graphs have no places".
+    formulas: the truth's own modules against the formulas of their papers; None for a model without formulas.
+    """
+
+    places: int = 0
+    wrong: tuple[PlaceResult, ...] = ()
+    count: int = 0
+    largest: float | None = None
+    unchecked: tuple[str, ...] = ()
+    dtype: str = ""
+    tokens: int = 0
+    notes: tuple[str, ...] = ()
+    formulas: FormulaCheck | None = None
+
+
 def formula_checks(results: Iterable[ResultRecord]) -> list[FormulaCheck]:
     """Read how a truth's modules agree with their formulas; [] if its model has none."""
     each = (result.extra.get(FORMULAS) for result in results)
@@ -105,4 +107,12 @@ def local_answers(extra: Mapping[str, Any]) -> list[LawAnswer]:
     """Return what a result's `extra` says as the answer of a law, `local`, for the catalog; [] if nothing was located."""
     each = extra.get(IDENTITY)
     looks = [look for look in (*(each if isinstance(each, list) else ()), extra.get(LOCATED)) if isinstance(look, Mapping)]
-    return [LawAnswer("local", BROKEN if any(look.get("count") for look in looks) else KEPT)] if looks else []
+    return (
+        [
+            LawAnswer(
+                "local", BROKEN if any(look.get("count") or (look.get(FORMULAS) or {}).get("count") for look in looks) else KEPT
+            )
+        ]
+        if looks
+        else []
+    )
