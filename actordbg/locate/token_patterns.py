@@ -65,12 +65,12 @@ class Pattern:
 
     @property
     def sentence(self) -> str:
-        """ "rows >= 2 (229 of 233 wrong tokens; 3 right tokens fit as well)"."""
+        """ "rows >= 2: 229 of 233 wrong tokens, and 3 right ones; fits as well: rank 1"; "229 of 233 tokens" if all are wrong."""
         if self.words == EVERY_TOKEN:
-            return f"{EVERY_TOKEN} ({self.hits:,} of {self.hits + self.extra:,})"
-        others = f"; {plural(self.extra, 'right token')} fit{'s' * (self.extra == 1)} as well" if self.extra else ""
-        others += f"; fits as well: {', '.join(self.alike[:2])}" if self.alike else ""
-        return f"{self.words} ({self.hits:,} of {plural(self.wrong, 'wrong token')}{others})"
+            return f"{self.hits:,} of {plural(self.wrong + self.extra, 'token')}" if self.extra else EVERY_TOKEN
+        right = f", and {self.extra:,} right {'one' if self.extra == 1 else 'ones'}" if self.extra else ""
+        alike = f"; fits as well: {', '.join(self.alike[:2])}" if self.alike else ""
+        return f"{self.words}: {self.hits:,} of {plural(self.wrong, 'wrong token')}{right}{alike}"
 
     @property
     def errors(self) -> int:

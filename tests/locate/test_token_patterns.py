@@ -59,13 +59,13 @@ def test_the_smallest_rule_is_named_or_none(case: str) -> None:
 def test_rules_that_fit_as_well_and_exceptions_are_counted() -> None:
     one_rank = pattern_of(DUMP == 1, FEATURES)
     assert one_rank is not None
-    assert one_rank.sentence == "S = 512 (2,048 of 2,048 wrong tokens; fits as well: rank 1, dump b)"
+    assert one_rank.sentence == "S = 512: 2,048 of 2,048 wrong tokens; fits as well: rank 1, dump b"
     wrong = ROW >= 2
     wrong[[2000, 1100]] = [False, True]
     wrong[[0, 1, 2]] = True
     pattern = pattern_of(wrong, FEATURES)
     assert pattern is not None and pattern.hits == wrong.sum() - 3 and pattern.extra == 1
-    assert pattern.sentence.endswith("(3,071 of 3,074 wrong tokens; 1 right token fits as well)")
+    assert pattern.sentence == "rows >= 2: 3,071 of 3,074 wrong tokens, and 1 right one"
 
 
 @settings(deadline=None, max_examples=60)
