@@ -124,7 +124,7 @@ def each_dump(
     losses: bool = False,
 ) -> Iterator[DumpRow]:
     """Yield the dumps that a condition selects, by time or by length (shortest first). They are read on demand: any number of
-    them takes little memory, and a slow consumer locks nothing. losses: also yield losses, as a condition on `call` does.
+    them takes little memory, and a slow consumer locks nothing. losses: also yield losses, as a condition on `point` does.
 
     Raises WhereError for a condition that is not allowed, UsageError for an unknown order.
     """
@@ -144,13 +144,13 @@ def each_dump(
 
 
 def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Condition | None:
-    """Return the condition that selects dumps: without `losses`, only forwards, unless it compares `call` itself."""
+    """Return the condition that selects dumps: without `losses`, only forwards, unless it compares `point` itself."""
     condition = compile_where(where) if where is not None else None
-    if losses or (condition is not None and "call" in condition.columns):
+    if losses or (condition is not None and "point" in condition.columns):
         return condition
-    if not answers(catalog, "SELECT 1 FROM caller WHERE call != ? LIMIT 1", (FORWARD,)):
+    if not answers(catalog, "SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,)):
         return condition  # no store without losses pays for them
-    return compile_where(f"call = '{FORWARD}'" if where is None else f"({where}) and call = '{FORWARD}'")
+    return compile_where(f"point = '{FORWARD}'" if where is None else f"({where}) and point = '{FORWARD}'")
 
 
 def _source(box: Sandbox, condition: Condition | None, order: str) -> tuple[str, tuple[Any, ...]]:

@@ -78,7 +78,7 @@ class RecordedCall:
     @property
     def is_loss(self) -> bool:
         """Check whether the call is a loss."""
-        return self.record.call == LOSS
+        return self.record.point == LOSS
 
     @property
     def fp32(self) -> bool:

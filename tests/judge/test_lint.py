@@ -84,7 +84,7 @@ class Step:
             }  # fmt: skip
             actor = {"zero_stage": 2, "eos_token_id": END}
             arguments = {k if k == "dp_size" else f"context.{k}": v for k, v in facts.items()}
-            loss = replace(record(at), **(common | {"arguments": arguments, "call": LOSS, "actor": actor}))
+            loss = replace(record(at), **(common | {"arguments": arguments, "point": LOSS, "actor": actor}))
             inputs = {name: tensors[name] for name in ("sequences", "attention_mask", "action_mask")}
             forward = replace(record(50 + at), **(common | {"grad_enabled": False, "step": 3}))
             for described, held in ((forward, inputs), (loss, tensors)):
@@ -190,8 +190,8 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
     step.finish()
     step.publish(store)
     assert len(json.loads(invoke(store, "dump", "ls", "--json").stdout)) == len(step.tensors)
-    assert len(json.loads(invoke(store, "dump", "ls", "--json", "--where", "call='loss'").stdout)) == len(step.tensors)
-    answer = json.loads(invoke(store, "lint", "--json", "--where", "call='forward'").stdout)
+    assert len(json.loads(invoke(store, "dump", "ls", "--json", "--where", "point='loss'").stdout)) == len(step.tensors)
+    answer = json.loads(invoke(store, "lint", "--json", "--where", "point='forward'").stdout)
     assert answer["good"] and "placeholder" in answer["not_checked"][0] + answer["not_checked"][1]
     with pytest.raises(NothingToDo, match="nothing to lint: no dump matches"):
         invoke(store, "lint", "--where", "seq_len>99")
