@@ -181,7 +181,7 @@ def find_truth(store: Store, wanted: Wanted) -> str | None:
 def _covers(store: Store, spec: ReplaySpec, wanted: Wanted) -> bool:
     """Return whether every input has a result. A refused input counts: running it again would refuse it again.
 
-    A truth whose modules differed from their formulas covers nothing: its installation may have been mended since.
+    A truth whose modules differed from their formulas covers nothing: its installation may be another one now.
     """
     results = read_results(store.replays / spec.replay_id)
     if any(check.differs for check in formula_checks(results.values())):

@@ -46,7 +46,7 @@ class LocalVerdict:
 
     @property
     def wrong_formula(self) -> str:
-        """Which of transformers' own modules differs from the formula of its paper; "" if none does."""
+        """Name the module of transformers that differs from the formula of its paper; "" if none does."""
         formulas = self.located.formulas if self.located else None
         return formulas.differs if formulas else ""
 
