@@ -276,7 +276,7 @@ def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
         stage, most = first.record.actor.get("zero_stage"), max(by_rank.values())
         if first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
             said = f"{words}: a dynamic batch of {most} micro-batches under ZeRO {stage}"
-            answer.violations.append(Violation(first.record.dump_id, f"{said}: only the last one's gradient is applied"))
+            answer.violations.append(Violation(first.record.dump_id, f"{said}: only the gradient of the last micro-batch is applied"))
 
 
 def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
