@@ -174,7 +174,7 @@ class RecordedCall:
 
     @cached_property
     def surprisal(self) -> Numbers | None:
-        """How unlikely each row's actions were, in nats: the negated sum of their log-probs, [B]."""
+        """Return how unlikely each row's actions were, in nats: the negated sum of their log-probs, [B]."""
         known = self.log_probs()
         values = next((known[name] for name in ("old_log_probs", "action_log_probs", "log_probs") if name in known), None)
         return None if values is None or self.active is None else -np.where(self.active, values, 0.0).sum(1)
