@@ -6,21 +6,21 @@ Each name is imported when it is first used, so that `import actordbg` costs not
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["ActordbgError", "Answer", "BadResult", "Dump", "OpenStore", "check_model", "open", "record", "truth"]
+__all__ = ["ActordbgError", "BadResult", "CommandResult", "OpenStore", "StoredDump", "check_model", "open", "record", "truth"]
 
 if TYPE_CHECKING:
-    from actordbg.api.dump_list import Dump
+    from actordbg.api.dump_list import StoredDump
     from actordbg.api.opened_store import OpenStore, open, record
     from actordbg.api.own_model import check_model, truth
     from actordbg.base.errors import ActordbgError, BadResult
-    from actordbg.document.answer import Answer
+    from actordbg.document.command_result import CommandResult
 else:
     _HOMES = {
-        "actordbg.api.dump_list": ("Dump",),
+        "actordbg.api.dump_list": ("StoredDump",),
         "actordbg.api.opened_store": ("OpenStore", "open", "record"),
         "actordbg.api.own_model": ("check_model", "truth"),
         "actordbg.base.errors": ("ActordbgError", "BadResult"),
-        "actordbg.document.answer": ("Answer",),
+        "actordbg.document.command_result": ("CommandResult",),
     }
 
     def __getattr__(name: str) -> object:

@@ -15,7 +15,7 @@ BEGINNING = """\
 `hint` and `code`. Nothing here prints or exits. Settings are [those of the command line](replay-settings.md), with underscores:
 `store.check(model="/models/llama", packing=True)`. What an answer's `record` holds has [schemas](json/answer.schema.json).
 """
-MORE = {"OpenStore.dumps": ("api/dump_list.py", "Dumps"), "OpenStore.record": ("api/recording.py", "Recording"),
+MORE = {"OpenStore.dumps": ("api/dump_list.py", "DumpList"), "OpenStore.record": ("api/recording.py", "CallRecording"),
         "truth": ("api/own_model.py", "Truth")}  # fmt: skip
 """Classes whose instances a name returns, shown after it."""
 
@@ -26,7 +26,7 @@ def api_markdown() -> str:
     for path in EXAMPLES:
         lines += ["```python", (ROOT / path).read_text().strip(), "```", ""]
     homes = _homes()
-    for name in ("open", "OpenStore", "Answer", "check_model", "truth", "record", "Dump"):
+    for name in ("open", "OpenStore", "CommandResult", "check_model", "truth", "record", "StoredDump"):
         lines += _of(homes[name], name)
         lines += [line for after, (path, kind) in MORE.items() if after.partition(".")[0] == name for line in _of(path, kind)]
     return "\n".join(lines).rstrip() + "\n"

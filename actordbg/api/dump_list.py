@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """What `Dump.text` needs of a tokenizer: those of transformers and of tokenizers have it."""
+    """What `StoredDump.text` needs of a tokenizer: those of transformers and of tokenizers have it."""
 
     def decode(self, token_ids: Any) -> Any:
         """Return the text of a row's token ids."""
 
 
-class Dump(DumpRow):
+class StoredDump(DumpRow):
     """A dump: the columns of `--where` as attributes, with those of its last result, and what its file holds."""
 
     _store: Path = PrivateAttr()
@@ -63,7 +63,7 @@ class Dump(DumpRow):
         return [str(tokenizer.decode((row if real is None else row[real[at] != 0]).tolist())) for at, row in enumerate(ids)]
 
 
-class Dumps(Sequence[Dump]):
+class DumpList(Sequence[StoredDump]):
     """The dumps of a condition, in an order of `query.ORDERS`. A slice is another such sequence; rows are read on demand."""
 
     def __init__(self, store: Store, where: str | None = None, order: str = "time", part: range | None = None) -> None:
@@ -82,21 +82,21 @@ class Dumps(Sequence[Dump]):
     def __len__(self) -> int:
         return len(self._part)
 
-    def __iter__(self) -> Iterator[Dump]:
+    def __iter__(self) -> Iterator[StoredDump]:
         part = self._part
         if part.step != 1:
             return (self[at] for at in range(len(part)))
         return map(self._typed, self._rows(part.start, len(part)))
 
     @overload
-    def __getitem__(self, at: int) -> Dump: ...
+    def __getitem__(self, at: int) -> StoredDump: ...
     @overload
-    def __getitem__(self, at: slice) -> Dumps: ...
-    def __getitem__(self, at: int | slice) -> Dump | Dumps:
+    def __getitem__(self, at: slice) -> DumpList: ...
+    def __getitem__(self, at: int | slice) -> StoredDump | DumpList:
         """Return a dump, or the sequence of a slice."""
         part = self._part[at]
         if isinstance(part, range):
-            return Dumps(self._store, self.where, self._order, part)
+            return DumpList(self._store, self.where, self._order, part)
         return self._typed(next(self._rows(part, 1)))
 
     def to_pandas(self) -> Any:
@@ -115,15 +115,15 @@ class Dumps(Sequence[Dump]):
     def _rows(self, first: int, count: int) -> Iterator[Any]:
         return query.each_dump(self._catalog, self.where, order=self._order, limit=count, offset=first)
 
-    def _typed(self, row: Any) -> Dump:
+    def _typed(self, row: Any) -> StoredDump:
         return typed(self._store, row)
 
     def __repr__(self) -> str:
         return f"<{plural(len(self), 'dump')} of {self._store.root}{f' where {self.where}' * bool(self.where)}>"
 
 
-def typed(store: Store, row: Any) -> Dump:
+def typed(store: Store, row: Any) -> StoredDump:
     """Build a dump from a row of the catalog."""
-    dump = Dump(**vars(row))
+    dump = StoredDump(**vars(row))
     dump._store = store.root
     return dump

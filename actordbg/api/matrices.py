@@ -1,4 +1,4 @@
-"""The record of a new matrix, and the answer of one that ran."""
+"""Create the record of a matrix, and build the answer of a matrix that ran."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actordbg.campaign.matrix_document import matrix_document
 from actordbg.campaign.run_matrix import Selection, new_matrix
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.document.answer import Answer
+from actordbg.document.command_result import CommandResult
 from actordbg.records.matrix_record import MatrixRecord
 from actordbg.replay.selection import require_one_trainer
 from actordbg.store.layout import Store
@@ -29,7 +29,9 @@ def new_record(
     return replace(new_matrix(cells, axes, chosen.rows, options), **about)
 
 
-def matrix_answer(store: Store, record: MatrixRecord) -> Answer:
+def matrix_answer(store: Store, record: MatrixRecord) -> CommandResult:
     """Build the answer of a complete or unfinished matrix."""
     context = context_of(store, record)
-    return Answer(record.good, {"matrix": record, "good": record.good, "context": context}, matrix_document(record, context))
+    return CommandResult(
+        record.good, {"matrix": record, "good": record.good, "context": context}, matrix_document(record, context)
+    )

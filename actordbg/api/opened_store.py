@@ -1,4 +1,4 @@
-"""A store as an object: its dumps, adding to it, and the commands that replay, each of which returns an `Answer`.
+"""A store as an object: its dumps, adding to it, and the commands that replay, each of which returns a `CommandResult`.
 
     store = actordbg.open("store")
     store.check(where="seq_len>4096", model="/models/llama-3.1-8b", packing=True).raise_if_wrong()
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.model_code import require_consent
 from actordbg.api import planning
-from actordbg.api.dump_list import Dump, Dumps, typed
-from actordbg.api.planning import Advance, Selection
+from actordbg.api.dump_list import DumpList, StoredDump, typed
+from actordbg.api.planning import Advance, DumpSelection
 from actordbg.base.errors import NothingToDo, Unsupported
 from actordbg.base.foreign_text import in_shell
 from actordbg.catalog.query import count_dumps, get_dump, open_fresh
 from actordbg.config import consent
 from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, SETTINGS, ReplayConfig
 from actordbg.config.sources import Asked, build_config, load_settings, settings_in
-from actordbg.document.answer import Answer
+from actordbg.document.command_result import CommandResult
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Plan
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
@@ -33,7 +33,7 @@ from actordbg.store.layout import Store
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from actordbg.api.recording import Recording
+    from actordbg.api.recording import CallRecording
 
 SAMPLE = 8
 """Number of dumps to check by default."""
@@ -61,11 +61,11 @@ class OpenStore:
     def __repr__(self) -> str:
         return f"<the store {self.folder}>"
 
-    def dumps(self, where: str | None = None, *, order: str = "time") -> Dumps:
+    def dumps(self, where: str | None = None, *, order: str = "time") -> DumpList:
         """Return the dumps that a condition selects, by time, newest, length or longest. Raises WhereError."""
-        return Dumps(self._store, where, order)
+        return DumpList(self._store, where, order)
 
-    def dump(self, name: str = "last") -> Dump:
+    def dump(self, name: str = "last") -> StoredDump:
         """Return a dump by its id, the beginning of an id, or its handle; by default the newest."""
         return typed(self._store, get_dump(self._store.require(), name))
 
@@ -80,7 +80,7 @@ class OpenStore:
         temperature: float = 1.0,
         model: Any = None,
         run: str = "added",
-    ) -> Dump:
+    ) -> StoredDump:
         """Add a batch as a dump. sequences: token ids, int [B, S]. attention_mask: [B, S]; None: all tokens are real.
 
         action_mask: [B, A], which of the last A next tokens count. log_probs, entropy: what the run computed, [B, A], or [B, S-1]
@@ -88,28 +88,28 @@ class OpenStore:
         """
         import torch
 
-        from actordbg.api.recording import Recording
+        from actordbg.api.recording import CallRecording
         from actordbg.trainers.plain_adapter import Plain
         from actordbg.trainers.seam import Rows, Scores
 
         rows = Rows(torch.nn.Module() if model is None else model, sequences, attention_mask, action_mask, temperature)
-        recording = Recording("plain", self._store, run)
+        recording = CallRecording("plain", self._store, run)
         recording.write(rows, Scores(log_probs, entropy), Plain.seams[0])
         return recording.dumps()[0]
 
-    def record(self, target: Any, *, run: str = "recorded") -> Recording:
+    def record(self, target: Any, *, run: str = "recorded") -> CallRecording:
         """Record each call of a model, of an adapter's functions, or of a function of rows (`tapping.Tap`), with its log-probs.
 
         Use it as a context manager, or call what it returns instead of the target: `score = store.record(score)`.
         """
-        from actordbg.api.recording import Recording
+        from actordbg.api.recording import CallRecording
 
-        return Recording(target, self._store, run)
+        return CallRecording(target, self._store, run)
 
     def replay(
         self, where: str | None = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
         failed: bool = False, trust_remote_code: bool = False, **settings: Any,
-    ) -> Answer:  # fmt: skip
+    ) -> CommandResult:  # fmt: skip
         """Replay recorded inputs, as `actordbg replay` does. Raises NothingToDo if none was selected."""
         from actordbg.api.replays import replay_answer
 
@@ -121,14 +121,14 @@ class OpenStore:
             run_replay(self._store, plan.spec, planning.counting(self._steps(len(plan.spec.inputs))))
             return replay_answer(self._store, plan.spec, selected=len(plan.spec.inputs), skipped=plan.skipped, findings=findings)
 
-    def laws(self, where: str | None = None, *, sample: int = SAMPLE, **settings: Any) -> Answer:
+    def laws(self, where: str | None = None, *, sample: int = SAMPLE, **settings: Any) -> CommandResult:
         """Replay a diverse sample of dumps and check the laws (invariance checks) of each."""
         return self.replay(self._sampled(where, sample), **{"laws": ALL_LAWS, **settings})
 
     def check(
         self, where: str | None = None, *, files: Sequence[str | Path] = (), sample: int = SAMPLE, recorded: bool = False,
         trust_remote_code: bool = False, **settings: Any,
-    ) -> Answer:  # fmt: skip
+    ) -> CommandResult:  # fmt: skip
         """Replay a diverse sample of dumps, and judge it by the laws and the truth, as `actordbg check` does.
 
         recorded: also judge the run's own outputs; then `model` must hold that step's weights.
@@ -158,7 +158,7 @@ class OpenStore:
     def matrix(
         self, where: str | None = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
         trust_remote_code: bool = False, **settings: Any,
-    ) -> Answer:  # fmt: skip
+    ) -> CommandResult:  # fmt: skip
         """Replay the same inputs under each combination of settings: `matrix(attn=["sdpa", "eager"], packing=[False, True])`."""
         from actordbg.api.matrices import matrix_answer, new_record
         from actordbg.campaign import run_matrix as matrices
@@ -196,17 +196,17 @@ class OpenStore:
         most: int | None = None,
         *,
         failed: bool = False,
-    ) -> Selection:
+    ) -> DumpSelection:
         chosen, _ = (
-            Selection(where, tuple(map(Path, files)), order, most).narrowed(self._store, failed=failed).imported(self._store)
+            DumpSelection(where, tuple(map(Path, files)), order, most).narrowed(self._store, failed=failed).imported(self._store)
         )
         self._store.require_writable()
         return chosen
 
     def _sampled(self, where: str | None, count: int) -> str | None:
-        return Selection(where).narrowed(self._store, diverse=count).where
+        return DumpSelection(where).narrowed(self._store, diverse=count).where
 
-    def _planned(self, name: str, config: ReplayConfig, chosen: Selection) -> Plan:
+    def _planned(self, name: str, config: ReplayConfig, chosen: DumpSelection) -> Plan:
         plan = planning.planned(self._store, config, chosen, _command(name, chosen.where, config))
         if not plan.spec.inputs:
             raise self._nothing(name, chosen.where)
@@ -251,6 +251,6 @@ def open(folder: str | os.PathLike[str] | None = None, *, on_progress: Advance =
     return OpenStore(folder, on_progress=on_progress)
 
 
-def record(target: Any, store: OpenStore | str | os.PathLike[str], *, run: str = "recorded") -> Recording:
+def record(target: Any, store: OpenStore | str | os.PathLike[str], *, run: str = "recorded") -> CallRecording:
     """Record each call of a model, of an adapter's functions, or of a function of rows into a store: see `OpenStore.record`."""
     return (store if isinstance(store, OpenStore) else OpenStore(store)).record(target, run=run)

@@ -25,14 +25,14 @@ from actordbg.actor.forward_outcome import GradientKeeper, plain_name
 from actordbg.actor.truth_session import TruthSession
 from actordbg.api.checks import check_answer
 from actordbg.api.in_process import run_here, undisturbed
-from actordbg.api.planning import Selection, planned
+from actordbg.api.planning import DumpSelection, planned
 from actordbg.api.recording import Caller, batch_rows, encoded, in_memory
 from actordbg.base.errors import Unsupported
 from actordbg.capture.facts import unwrap
 from actordbg.config import consent
 from actordbg.config.replay_config import DTYPES, WIDER, ReplayConfig
-from actordbg.document.answer import Answer
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Heading, Verdict, verdict_in
+from actordbg.document.command_result import CommandResult
 from actordbg.formats.encoding import pack
 from actordbg.judge.check import run_check
 from actordbg.locate.clean_models import flags_restored
@@ -55,7 +55,7 @@ def check_model(
     entropy: Tensor | None = None,
     temperature: float = 1.0,
     backward: bool = True,
-) -> Answer:
+) -> CommandResult:
     """Judge a causal language model of transformers on a batch by the laws, the clean model and the truth.
 
     batch: `input_ids` int [B, S]; `attention_mask` [B, S]; `labels` [B, S], whose tokens count where they are not -100; or packed
@@ -70,24 +70,24 @@ def check_model(
 
 def judged(
     rows: Rows, scores: Scores, *, packing: bool | None = None, backward: bool = True, caller: Caller | None = None
-) -> Answer:
+) -> CommandResult:
     """Judge the model of a call in its current state. scores: what the call returned. caller: who made it."""
     model = _plain(rows.model)
     layouts = (False, True) if packing is None and not rows.packed else (bool(packing) or rows.packed,)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, CommandResult] = {}
     with _saved(model) as (store, config):
         record, data = encoded(replace(rows, entropy=True), scores, caller or _caller(rows), "memory")
         store.put_dump(record, pack(record, data), hint="make room in the folder of temporary files")
         trains = backward and any(parameter.requires_grad for parameter in model.parameters())
         for packed in layouts:
             asked = replace(config, packing=packed, backward=trains, keep_tensors=True, keep_gradients=trains, laws=1)
-            spec = planned(store, asked, Selection(), "actordbg.check_model(model, batch)").spec
+            spec = planned(store, asked, DumpSelection(), "actordbg.check_model(model, batch)").spec
             checked = run_check(store, spec, recorded=scores.log_probs is not None, run=partial(run_here, model=model))
             answers[NAMES[packed]] = check_answer(store, checked, of=1)
     return _together(answers)
 
 
-def _together(answers: Mapping[str, Answer]) -> Answer:
+def _together(answers: Mapping[str, CommandResult]) -> CommandResult:
     """Join the answers of both layouts: the worst decides, and the others are named."""
     verdicts = {name: verdict for name, answer in answers.items() if (verdict := verdict_in(answer.blocks)) is not None}
     worst = min(verdicts, key=lambda name: WORST_FIRST.index(verdicts[name].word))
@@ -104,7 +104,7 @@ def _together(answers: Mapping[str, Answer]) -> Answer:
     for name, answer in answers.items():
         page += [Heading(name, 2), *(block for block in answer.page if not isinstance(block, Verdict))]
     data = {"good": whole.good, **{name: answer.record for name, answer in answers.items()}}
-    return Answer(whole.good, data, (whole,), page)
+    return CommandResult(whole.good, data, (whole,), page)
 
 
 @dataclass(frozen=True, eq=False)

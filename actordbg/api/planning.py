@@ -26,7 +26,7 @@ Advance = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Selection:
+class DumpSelection:
     """Which dumps to replay: a condition or files, at most `max_inputs` of them in this order (time, length or shuffle)."""
 
     where: str | None = None
@@ -35,7 +35,7 @@ class Selection:
     max_inputs: int | None = None
     seed: int = DEFAULT_SHUFFLE_SEED
 
-    def narrowed(self, store: Store, *, failed: bool = False, **presets: int | None) -> Selection:
+    def narrowed(self, store: Store, *, failed: bool = False, **presets: int | None) -> DumpSelection:
         """Select only dumps that did not pass last time, or the `longest`, `slowest` or most `diverse` N of them.
 
         The result is part of `where`, so that a record's selection can be repeated. Raises UsageError for two of these.
@@ -49,8 +49,8 @@ class Selection:
             where = getattr(selections, name)(open_fresh(store.require(), where), where, count)
         return replace(self, where=where)
 
-    def imported(self, store: Store) -> tuple[Selection, dict[Path, Path]]:
-        """Import each pickle among the files as a dump, without unpickling it; return its dump by pickle, too.
+    def imported(self, store: Store) -> tuple[DumpSelection, dict[Path, Path]]:
+        """Import each pickle among the files as a dump, without unpickling it. Also return each pickle's dump.
 
         Creates a missing store. Raises UsageError for a pickle that does not exist.
         """
@@ -68,7 +68,7 @@ class Selection:
         return replace(self, files=tuple(dumps.get(path, path) for path in self.files)), dumps
 
 
-def planned(store: Store, config: ReplayConfig, chosen: Selection, command: str) -> Plan:
+def planned(store: Store, config: ReplayConfig, chosen: DumpSelection, command: str) -> Plan:
     """Plan the replay of the selected dumps. command: recorded with it."""
     enough = None if config.align == "rank" else chosen.max_inputs  # the number of rows in whole calls is not known in advance
     rows = rows_of(store, chosen.where, chosen.files, chosen.order, enough)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from actordbg.api.dump_list import Dump, typed
+from actordbg.api.dump_list import StoredDump, typed
 from actordbg.api.tapping import Caller as Caller
 from actordbg.api.tapping import Tap
 from actordbg.capture.facts import facts_of_actor, facts_of_call, plain_facts, rank_of_process, versions
@@ -59,7 +59,7 @@ def in_memory(rows: Rows, scores: Scores, caller: Caller) -> LoadedDump:
     return LoadedDump(record, {name: as_torch(plain) for name, plain in widen_plain(record, data).items()})
 
 
-class Recording(Tap):
+class CallRecording(Tap):
     """A `Tap` that writes each call as a dump of `run` into a store, with its log-probs. dump_ids: those of the dumps so far."""
 
     def __init__(self, target: Any, store: Store, run: str, on_dump: Callable[[str], object] = lambda dump_id: None) -> None:
@@ -82,7 +82,7 @@ class Recording(Tap):
         self.dump_ids.append(record.dump_id)
         self._on_dump(record.dump_id)
 
-    def dumps(self) -> list[Dump]:
+    def dumps(self) -> list[StoredDump]:
         """Return the recorded dumps."""
         return [typed(self._store, get_dump(self._store, dump_id)) for dump_id in self.dump_ids]
 

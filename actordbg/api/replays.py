@@ -10,8 +10,8 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes
 from actordbg.config.as_ran import on_machine
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.document.answer import Answer
 from actordbg.document.blocks import Block, Heading, Items
+from actordbg.document.command_result import CommandResult
 from actordbg.judge.replay_document import replay_numbers, replay_results
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.summary import summary_of
@@ -29,7 +29,7 @@ _RECORDED = ("golden", "golden_entropy", "generators", "not_compared")
 def replay_answer(
     store: Store, spec: ReplaySpec, *, restarts: int = 0, interrupted: bool = False, recorded_model: str | None = None,
     **about: Any,
-) -> Answer:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Read a replay's answer. recorded_model: the model that the dumps name, where another was replayed. about: more of its data.
 
     Times in seconds over steady inputs. `folded_ids` counts inputs with token ids outside the model's vocabulary, which were
@@ -64,7 +64,7 @@ def replay_answer(
         "folder": str(folder),
         "kept_bytes": _size_of(folder / TENSORS),
     }
-    return Answer(answer["good"], answer, _blocks(summary, answer))
+    return CommandResult(answer["good"], answer, _blocks(summary, answer))
 
 
 def is_good(summary: ReplaySummary, config: ReplayConfig) -> bool:

@@ -34,8 +34,8 @@ from actordbg.base.units import plural as plural
 from actordbg.base.units import with_handles
 
 if TYPE_CHECKING:
-    from actordbg.document.answer import Answer
     from actordbg.document.blocks import Block
+    from actordbg.document.command_result import CommandResult
     from actordbg.judge.token_charts import Texts
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def as_json(answer: Any) -> bool:
 
 def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None:
     """Print `answer` as JSON; with `indent` None, on a single line."""
-    from actordbg.document.answer import as_json_text
+    from actordbg.document.command_result import as_json_text
 
     global _answered
     _answered = not err
@@ -127,7 +127,7 @@ def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None
 
 def emit_each(rows: Iterable[Any]) -> int:
     """Stream rows as a JSON list, as `emit` prints a list; write a list for `-o`. Returns the number of rows."""
-    from actordbg.document.answer import as_json_text
+    from actordbg.document.command_result import as_json_text
 
     global _answered
     count = 0
@@ -360,12 +360,12 @@ def texts_of(path: Path | None) -> Texts | None:
 
 def say_document(blocks: Sequence[Block], *, data: Mapping[str, Any]) -> None:
     """Print a result in the requested format, and write the requested files. data: its JSON, beside that of the blocks."""
-    from actordbg.document.answer import Answer
+    from actordbg.document.command_result import CommandResult
 
-    say_answer(Answer(True, data, blocks))
+    say_answer(CommandResult(True, data, blocks))
 
 
-def say_answer(answer: Answer) -> None:
+def say_answer(answer: CommandResult) -> None:
     """Print a result in the requested format, and write the requested files. Its page opens if --open is given."""
     from actordbg.document.renderings import as_markdown
 
@@ -386,8 +386,8 @@ def say_answer(answer: Answer) -> None:
 def write_files(answer: Any, blocks: Sequence[Block] = ()) -> None:
     """Write the result to the files of -o, and print a note for each: rows as CSV, a document's charts as a picture."""
     from actordbg.document import page, renderings
-    from actordbg.document.answer import as_json_text
     from actordbg.document.blocks import Chart
+    from actordbg.document.command_result import as_json_text
 
     for path in wanted.files:
         form, text = form_of(path), ""

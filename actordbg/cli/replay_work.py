@@ -21,7 +21,7 @@ from actordbg.cli.replaying import replaying, require_runnable, say_skipped
 from actordbg.config.as_ran import as_ran, costs
 from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
-from actordbg.document.answer import Answer
+from actordbg.document.command_result import CommandResult
 from actordbg.records.journal import read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
@@ -68,19 +68,19 @@ def expected_seconds(catalog: Catalog, spec: ReplaySpec) -> float | None:
 
 def run_planned(
     store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, **about: Any
-) -> tuple[Answer, Exception | None]:
+) -> tuple[CommandResult, Exception | None]:
     """Run a planned replay; return its result, and the error that ended it early, if any. about: more of its JSON."""
     spec = plan.spec
     say_skipped(plan.skipped)
     about |= {"selected": len(spec.inputs), "skipped": plan.skipped, "findings": []}
     if not spec.inputs:
         unplanned = {"status": "nothing to replay", "note": why_nothing(store, spec.where), "shares": []}
-        return Answer(True, about | {"replay_id": None, "good": True} | unplanned, ()), None
+        return CommandResult(True, about | {"replay_id": None, "good": True} | unplanned, ()), None
     about["findings"] = require_runnable(store, spec)
     for text in plan.notes:
         note(text)
     if dry_run:
-        return Answer(True, about | {"replay_id": None, "good": True} | _planned(store, spec), ()), None
+        return CommandResult(True, about | {"replay_id": None, "good": True} | _planned(store, spec), ()), None
     return _supervised(store, spec, stopping.order(spec), about)
 
 
@@ -113,7 +113,9 @@ def _planned(store: Store, spec: ReplaySpec) -> dict[str, Any]:
     return {"status": "planned", "note": text, "shares": shares}
 
 
-def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, about: dict[str, Any]) -> tuple[Answer, Exception | None]:
+def _supervised(
+    store: Store, spec: ReplaySpec, stops: StopOrder, about: dict[str, Any]
+) -> tuple[CommandResult, Exception | None]:
     """Run it with a progress bar, and read the result from the store, even after Ctrl-C or a failed launch.
 
     Raises errors from before the start (its folder cannot be written, another process runs it).

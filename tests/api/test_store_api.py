@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import actordbg
 from actordbg.base.errors import BadResult, NothingToDo, UsageError, WhereError
 from actordbg.cli.app import app
-from actordbg.document.answer import Answer
 from actordbg.document.blocks import Heading, Paragraph, Verdict
+from actordbg.document.command_result import CommandResult
 from actordbg.store.layout import Store
 
 VERDICT = Verdict("WRONG", "row 1 depends on row 0", [("max diff", "0.1 nats")], ["your model"], "actordbg locate last")
@@ -87,13 +87,13 @@ def test_what_is_added_and_recorded_can_be_selected_and_has_its_outputs(tmp_path
 
 
 def test_an_answer_is_what_json_prints_and_raises_where_it_is_asked_to():
-    wrong = Answer(False, {"good": False, "replay_id": "r1"}, (Heading("replay r1", 1), VERDICT), ())
+    wrong = CommandResult(False, {"good": False, "replay_id": "r1"}, (Heading("replay r1", 1), VERDICT), ())
     assert (wrong.ok, wrong.verdict, wrong["replay_id"], wrong.figures) == (False, "WRONG", "r1", {"max diff": "0.1 nats"})
     assert wrong.not_checked == ("your model",) and json.loads(wrong.to_json()) == wrong.record == {**wrong}
     with pytest.raises(BadResult, match="WRONG: row 1 depends on row 0; not checked: your model") as raised:
         wrong.raise_if_wrong()
     assert (raised.value.hint, raised.value.exit_code) == (wrong.next, 1) and wrong.next == VERDICT.next
-    page = Answer(True, {}, (VERDICT,), (Heading("t", 1), VERDICT, Heading("Replay", 2), Paragraph("below")))
+    page = CommandResult(True, {}, (VERDICT,), (Heading("t", 1), VERDICT, Heading("Replay", 2), Paragraph("below")))
     assert "below" in page.to_html() and "row 1 depends" in page._repr_html_() and "below" not in page._repr_html_()
     assert "<script" not in page._repr_html_()
     page.raise_if_wrong()

@@ -28,7 +28,7 @@ from actordbg.document.blocks import Block, Heading, as_data
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Answer(Mapping[str, Any]):
+class CommandResult(Mapping[str, Any]):
     """The result of a command. ok: its exit code would be 0. data: what its JSON has beside the verdict. page: all blocks of its
     page, if that has more than the text; `blocks` are those of the text.
     """
@@ -65,7 +65,7 @@ class Answer(Mapping[str, Any]):
 
     @property
     def not_checked(self) -> tuple[str, ...]:
-        """What the verdict does not cover."""
+        """Everything that the verdict does not cover."""
         return tuple(self.get("not_checked", ()))
 
     @property
