@@ -140,7 +140,8 @@ class Hooks(ABC):
         again = self.is_known(key)
         new = self._handled(values, key, module)
         back = key[0], BACK[key[1]], key[2], key[3]
-        if values.is_floating_point() and torch.is_grad_enabled() and self.wants(back, values):
+        tracked = new is not None and values.requires_grad  # such as embeddings of a frozen model, for gradient checkpointing
+        if values.is_floating_point() and torch.is_grad_enabled() and (tracked or self.wants(back, values)):
             own = values if values.requires_grad else values.detach().requires_grad_()
             before = None if again else self._tapped_before
             give = partial(self._handled, key=back, module=module)

@@ -14,7 +14,7 @@ and gathered as in any replay, and so are the truth's and the clean model's befo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,8 @@ class LocateRun:
             notes += ("run eagerly: a compiled graph has no places inside",)
         if sum(tape.lengths) < int(self.call.inputs["attention_mask"].sum()):
             notes += (f"judged {sum(tape.lengths):,} tokens: at most {MOST_TOKENS:,} of a row",)
+        if not self.backward:
+            notes += ("judged without a backward (--backward judges gradients too)",)
         found.unchecked = self._unchecked | found.unchecked
         ranks = dist.get_world_size() if self.together else 1
         return judge(tape, found, self._floor, dtype_of(self.session), notes, ranks)
@@ -194,12 +196,14 @@ class LocateRun:
             if not self._follows:
                 self.session.probe(self.call, lambda *_: None, backward=self.backward)
                 return
-            self.session.gradient(self.call, self._weights, keeper=keeper)
+            with _arrivals(model, self._truths) as arrived:
+                self.session.gradient(self.call, self._weights, keeper=keeper)
         forcing.count_lost_gradients()
         for name in sorted(self._truths):
             want, healthy = (self._averaged(samples[name]) for samples in (self._truths, self._healthy))
             key = (name, GRADIENT, 0, 0)
-            own = keeper.tensors.get(PREFIX + name, torch.zeros(()))
+            came = name in arrived or not arrived  # ZeRO 3 keeps the gradient of the backward before; FSDP2 calls no hooks
+            own = keeper.tensors.get(PREFIX + name, torch.zeros(())) if came else torch.zeros(())
             forcing.sums[key] = Sums.of(own.expand_as(want), want)
             self._floor[key] = Sums.of(healthy.to(dtype_of(self.session)), want)
 
@@ -210,6 +214,18 @@ class LocateRun:
         values = values.to(self.session.device)
         dist.all_reduce(values)
         return (values / dist.get_world_size()).cpu()
+
+
+@contextlib.contextmanager
+def _arrivals(model: Any, names: Container[str]) -> Iterator[set[str]]:
+    """Give the set of parameters, by plain name, that a gradient has reached inside the block."""
+    arrived: set[str] = set()
+    with contextlib.ExitStack() as undone:
+        for name, parameter in model.named_parameters():
+            if plain_name(name) in names:
+                hook = parameter.register_hook(lambda _, plain=plain_name(name): arrived.add(plain))
+                undone.callback(hook.remove)
+        yield arrived
 
 
 def samples_of(model: Any, trained: set[str]) -> dict[str, Tensor]:

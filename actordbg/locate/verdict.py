@@ -79,7 +79,7 @@ class LocalVerdict:
         assert located is not None
         backward = f" and {located.gradients:,} gradients" if located.gradients else ""
         counts = f"{located.places:,} places{backward} in one dump, {self.looked_at:,} tensors and attributes"
-        return f"held against the clean model module by module{', without a backward' * (not backward)} ({counts})"
+        return f"held against the clean model module by module ({counts})"
 
     @property
     def unchecked(self) -> tuple[str, ...]:
