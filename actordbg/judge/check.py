@@ -24,6 +24,7 @@ from actordbg.formats.weight_hashes import met_weights
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
 from actordbg.judge.find_truth import ensure_rounding, ensure_truth
+from actordbg.judge.lint import Findings, with_lint
 from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import replay_details
@@ -48,6 +49,7 @@ class CheckFound:
     """The result of a check. comparison: with the truth; None without a truth, and `no_truth` says why.
 
     own: the comparison with the run's recorded outputs, if requested. shared: packages whose code the truth runs too.
+    lint: the laws of the recorded data, if they were checked.
     """
 
     data: ReplayData
@@ -55,6 +57,7 @@ class CheckFound:
     no_truth: str = ""
     own: ComparisonRecord | None = None
     shared: Sequence[str] = ()
+    lint: Findings | None = None
 
     @cached_property
     def summary(self) -> ReplaySummary:
@@ -74,9 +77,10 @@ class CheckFound:
     def verdict(self, *, of: int, recorded: str | None = None) -> Verdict:
         """Return the verdict. of: the number of dumps the sample was drawn from. recorded: the model that the dumps name."""
         left = tuple(self._left())
-        return replay_verdict(
+        verdict = replay_verdict(
             self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, recorded=recorded, local=self.local
         )
+        return verdict if self.lint is None else with_lint(verdict, self.lint)
 
     @cached_property
     def local(self) -> LocalVerdict | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper, plain_name, release, sample
+from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
@@ -34,7 +35,7 @@ from actordbg.locate.clean_models import clean_model, dtype_of, one_line, truth
 from actordbg.locate.forced_forward import Forcing, Recording
 from actordbg.locate.judgement import judge
 from actordbg.locate.places import Key, Sums, Tape, places_of
-from actordbg.records.locate_record import EVERYTHING, GRADIENT, Located
+from actordbg.records.locate_record import EVERYTHING, GRADIENT, FormulaCheck, Located
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 
@@ -59,6 +60,7 @@ class LocateRun:
     out_of_step: str = ""
     _floor: dict[Key, Sums] = field(default_factory=dict)
     _unchecked: dict[str, str] = field(default_factory=dict)
+    _formulas: FormulaCheck | None = None
 
     def run(self) -> Located:
         """Judge every place. What cannot be judged is named in `unchecked`; no error of it fails the input."""
@@ -87,7 +89,8 @@ class LocateRun:
             notes += ("judged without a backward (--backward judges gradients too)",)
         found.unchecked = self._unchecked | found.unchecked
         ranks = dist.get_world_size() if self.together else 1
-        return judge(tape, found, self._floor, dtype_of(self.session), notes, ranks)
+        located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks)
+        return replace(located, formulas=self._formulas)
 
     def _unsupported(self) -> str:
         """Return why this configuration or this input has no clean counterpart, or ""."""
@@ -149,6 +152,9 @@ class LocateRun:
                 else:
                     tape.lengths.append(0)
                     self._weights[number] = 0
+            with torch.no_grad():
+                self._formulas = against_formulas(model, max(rows, key=len))
+        self._features = self._known_of([own[:length] for own, length in zip(self._columns, tape.lengths, strict=True)])
         for name in trained.difference(self._truths):
             self._unchecked[f"the gradient of {name}"] = "transformers' model has no such gradient"
         run = [number for number, length in enumerate(tape.lengths) if length]
@@ -177,6 +183,14 @@ class LocateRun:
             wide = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32)) / self.outcome.temperature
             log_probs = torch.log_softmax(wide, -1).gather(-1, ids[:, 1:, None])[..., 0]
             (-(log_probs * weights.to(log_probs)).sum()).backward()  # type: ignore[no-untyped-call]
+
+    def _known_of(self, columns: list[Tensor]) -> dict[str, Any]:
+        """Return what is known of each of the truth's tokens, numpy [T] by feature. columns: those of each row."""
+        row = torch.repeat_interleave(torch.arange(len(columns)), torch.tensor([len(own) for own in columns], dtype=torch.int64))
+        padded = ~changes.attended(self.call).all(1)
+        known = {"packed": row > 0} if self.outcome.packing else {}
+        known |= {"row": row, "position": torch.cat(columns), "padded": padded[row]}
+        return {name: values.numpy() for name, values in known.items()}
 
     def _forcing(self, tape: Tape) -> Forcing:
         """Build the hooks for the suspect: which of the truth's tokens lies at each position that it computes."""

@@ -147,6 +147,8 @@ def lines_of(local: LocalVerdict) -> Iterator[str]:
 
 
 def _where(place: PlaceResult) -> Iterator[str]:
+    if place.pattern and place.tokens < place.of_tokens:
+        return (yield place.pattern)
     if place.rows and len(place.rows) < place.of_rows:
         yield f"rows {', '.join(map(str, place.rows))} of {place.of_rows}"
     if place.position is not None and place.tokens < place.of_tokens:

@@ -12,7 +12,7 @@ dtype costs a healthy model there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.records.replay_record import BROKEN, KEPT, LawAnswer
@@ -58,7 +58,8 @@ class PlaceResult:
 
     ratio: the root mean square error over all tokens, in units of the healthy model's; None if infinite. gain: the values,
     regressed on the truth's: 1.01 for a matrix times 1.01. rows: those that exceed the limit by themselves; of_rows: of how many.
-    tokens: how many tokens exceed it; of_tokens: of how many. position: where in its row the first of them is.
+    tokens: how many tokens exceed it; of_tokens: of how many. position: where in its padded row the first of them is.
+    pattern: the rule that covers these tokens (`actordbg.locate.token_patterns`), "" for none.
     """
 
     module: str
@@ -72,6 +73,7 @@ class PlaceResult:
     tokens: int = 0
     of_tokens: int = 0
     position: int | None = None
+    pattern: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Located:
     places, gradients: how many were judged forward and backward. wrong: those above their limits, forward first, then the
     largest, MOST at most; count: of all. largest: the largest ratio. unchecked: places, or "everything", without a judgement,
     with the reason. dtype: of the weights. tokens: how many were judged. notes: such as "run eagerly: ...".
+    heat: if a place is wrong, the largest ratio of a token, by layer and field; fields: the row of each field, and its first and
+    last position in the padded row.
     """
 
     places: int = 0
@@ -92,6 +96,8 @@ class Located:
     tokens: int = 0
     notes: tuple[str, ...] = ()
     gradients: int = 0
+    heat: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    fields: tuple[tuple[int, int, int], ...] = ()
 
 
 def local_answers(extra: Mapping[str, Any]) -> list[LawAnswer]:
