@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, MachineFault
@@ -34,7 +35,8 @@ from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
 from actordbg.locate.verdict import LocalVerdict, verdict_of
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
-from actordbg.records.journal import read_standing
+from actordbg.records.journal import read_results, read_standing
+from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import ReplayData, data_of
@@ -149,7 +151,13 @@ def run_check(
         except ActordbgError as problem:
             return CheckFound(data, no_truth=problem.message, own=own)
         (data,) = load(store, [spec.replay_id]).replays  # with its comparisons
-        return CheckFound(data, record, own=own, shared=read_standing(store.replays / truth)[0].get("shared_code", ()))
+        return CheckFound(data, record, own=own, shared=_shared_code(store.replays / truth))
+
+
+def _shared_code(truth: Path) -> list[str]:
+    """Name the packages whose modules the truth runs too, but for transformers' where they were held against their formulas."""
+    packages, held = read_standing(truth)[0].get("shared_code", ()), formula_checks(read_results(truth).values())
+    return [package for package in packages if package != "transformers" or not held]
 
 
 _WORST = 10

@@ -275,8 +275,8 @@ def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
         answer.looked_at += 1
         stage, most = first.record.actor.get("zero_stage"), max(by_rank.values())
         if first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
-            said = f"{words}: a dynamic batch of {most} micro-batches under ZeRO {stage}"
-            answer.violations.append(Violation(first.record.dump_id, f"{said}: only the gradient of the last micro-batch is applied"))
+            said = f"{words}: of {most} micro-batches under ZeRO {stage}, only the gradient of the last is applied"
+            answer.violations.append(Violation(first.record.dump_id, said))
 
 
 def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
