@@ -118,8 +118,8 @@ def _least(clean: Sums, dtype: torch.dtype) -> float:
 
 
 def _token_ratios(own: Sums, clean: Sums, lengths: list[int], dtype: torch.dtype) -> Tensor:
-    """Return the error of each token, in units of its row's healthy error: float64 [T]."""
-    healthy = torch.cat([part.mean().expand(len(part)) for part in torch.split(clean.errors / clean.width, lengths)])
+    """Return the error of each token, in units of its healthy error or its row's, whichever is larger: float64 [T]."""
+    healthy = torch.cat([part.clamp_min(float(part.mean())) for part in torch.split(clean.errors / clean.width, lengths)])
     return (own.errors / own.width / healthy.clamp_min(_least(clean, dtype))).sqrt()
 
 
@@ -133,7 +133,7 @@ def _place(
     ratios: Tensor,
     features: Mapping[str, Any],
 ) -> PlaceResult:
-    """Judge a place over all tokens, and over each row; tokens count where twice the row's healthy error is exceeded.
+    """Judge a place over all tokens, and over each row; tokens count where twice the healthy error is exceeded.
 
     wider: a factor of the limits. ratios: those of each token.
     """
