@@ -48,7 +48,7 @@ from actordbg.records.locate_record import BACK, INTO, OUT
 class Tap(torch.autograd.Function):
     """Gives a tensor another value in the forward, and its gradient to `give` in the backward, which may replace it.
 
-    own: the tensor that the gradient goes back to. before: the tap before this one, whose backward then runs in any case, with
+    own: the tensor that the gradient goes back to. before: the previous tap, whose backward then runs in any case, with
     zeros where no gradient reaches it. new: a tuple of the other value, or of None to leave it.
     """
 
