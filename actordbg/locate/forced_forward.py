@@ -8,7 +8,7 @@ the truth before they are replaced:
     into   what came into a module:  error(into) = |what operations made of the truth's values - the truth's input|
 
 `into` judges what lies *between* modules: attention, a gated product, a residual. The backward of that forward meets the same
-places (`Tap`), and there the gradient is compared, and replaced by the truth's:
+places (`GradientTap`), and there the gradient is compared, and replaced by the truth's:
 
     back into   what a module gives back to its input, given the truth's output gradient
     back out    what comes back to a module's output: what the operations behind it made of the truth's gradients
@@ -45,7 +45,7 @@ from actordbg.locate.places import Key, Places, Sums, Tape, in_tokens
 from actordbg.records.locate_record import BACK, INTO, OUT
 
 
-class Tap(torch.autograd.Function):
+class GradientTap(torch.autograd.Function):
     """Gives a tensor another value in the forward, and its gradient to `give` in the backward, which may replace it.
 
     own: the tensor that the gradient goes back to. before: the previous tap, whose backward then runs in any case, with
@@ -145,7 +145,7 @@ class Hooks(ABC):
             own = values if values.requires_grad else values.detach().requires_grad_()
             before = None if again else self._tapped_before
             give = partial(self._handled, key=back, module=module)
-            self._tapped_before = Tap.apply(own, before, (new,), give)  # type: ignore[no-untyped-call]
+            self._tapped_before = GradientTap.apply(own, before, (new,), give)  # type: ignore[no-untyped-call]
             return self._tapped_before
         return values if new is None else new
 
