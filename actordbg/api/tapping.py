@@ -87,7 +87,8 @@ class Tap:
         self._undo.close()
         if not self.calls and raised[0] is None:
             reasons = "; ".join(f"{why} ({count})" for why, count in self.skipped.items()) or "there was none"
-            message = f"no call of {self.target!r:.60} was seen: {reasons}"
+            name = self.target if isinstance(self.target, str) else type(self.target).__name__
+            message = f"no call of {name} was seen: {reasons}"
             if self.required:
                 raise NothingToDo(message, hint="call it inside the block")
             warnings.warn(f"actordbg: {message}", stacklevel=2)
