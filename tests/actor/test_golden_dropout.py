@@ -20,7 +20,7 @@ from actordbg.records.comparison_record import MATCH, MISMATCH
 from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 WITHOUT_DYNAMO = {"TORCHDYNAMO_DISABLE": "1"}
 """OpenRLHF compiles its entropy; without dynamo it is the same function, without half a minute of C++."""
