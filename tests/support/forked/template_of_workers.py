@@ -86,7 +86,8 @@ def attend(connection: socket.socket, own: dict[str, str]) -> list[str]:
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
-    importlib.import_module("sitecustomize")  # of a fault (`brokenactor`), if it comes before this one
+    sys.modules.pop("sitecustomize", None)
+    importlib.import_module("sitecustomize")  # a fault's (`brokenactor`), where that comes first
     return words
 
 
