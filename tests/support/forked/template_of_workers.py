@@ -1,7 +1,7 @@
 """Workers of replays that begin with torch and transformers imported, which takes each of them three seconds of a core.
 
 As a program this is the template, which imports them and forks whenever a worker is started with this folder on PYTHONPATH
-(`conftest.forked_workers`). The process that was started hands over its words, environment and descriptors, and ends as the
+(`conftest.forked_workers`). The process that was started hands over its words, environment, folder and descriptors, and ends as the
 fork ends; if it is killed, so is the fork. It goes on by itself where there is no template, or where a variable differs that
 those packages read when they are imported.
 """
@@ -36,7 +36,8 @@ def hand_over(template: str, words: list[str]) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(template)
-            socket.send_fds(connection, [json.dumps([words, dict(os.environ), read_at_import()]).encode() + b"\n"], [0, 1, 2])
+            request = [words, dict(os.environ), read_at_import(), os.getcwd()]
+            socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
             code = int(connection.recv(8))
         except (OSError, ValueError):
             return
@@ -68,7 +69,7 @@ def attend(connection: socket.socket, own: dict[str, str]) -> list[str]:
     request, descriptors, *_ = socket.recv_fds(connection, 1 << 16, 3)
     while not request.endswith(b"\n"):
         request += connection.recv(1 << 16)
-    words, environment, read = json.loads(request)
+    words, environment, read, folder = json.loads(request)
     if read != own:
         os._exit(0)
     if pid := os.fork():
@@ -83,6 +84,7 @@ def attend(connection: socket.socket, own: dict[str, str]) -> list[str]:
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
