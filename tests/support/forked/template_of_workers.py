@@ -21,7 +21,15 @@ from pathlib import Path
 MODULES = ("actordbg.replay.worker", "actordbg.actor.family_models", "planted_training")
 TESTS = str(Path(__file__).parents[2])
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
-NOT_THEN = ("HF_HUB_", "TORCHDYNAMO_DISABLE", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_FORCE_", "TORCH_NCCL_")
+NOT_THEN = (
+    "HF_HUB_",
+    "PYTORCH_NVML_",
+    "TORCHDYNAMO_DISABLE",
+    "TORCHELASTIC_",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_FORCE_",
+    "TORCH_NCCL_",
+)
 """Read later, or set again in each fork."""
 
 
