@@ -50,6 +50,7 @@ def check(
     from actordbg.document.blocks import Items
     from actordbg.document.page import check_place
     from actordbg.judge.check import check_data
+    from actordbg.judge.explanation import explain
     from actordbg.judge.exports import junit_xml
 
     flags = replaying.flags_of(settings)
@@ -64,8 +65,9 @@ def check(
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
     checked = work.run_with_bar(store, plan.spec, of_run)
     verdict = checked.verdict(of=of, recorded=recorded)
-    page, blocks = work.write_check_page(store, checked, verdict)
-    data = check_data(checked, verdict, of=of) | {"page": str(page)}
+    explained = explain(store, checked, verdict)
+    page, blocks = work.write_check_page(store, checked, verdict, explained)
+    data = check_data(checked, verdict, of=of) | {"page": str(page), "explanation": explained.data}
     facts = Items((f"configuration: {data['configuration']}",))
     work.print_check([verdict, facts], blocks, data)
     if junit is not None:
