@@ -61,6 +61,7 @@ def _known(store: Store, spec: ReplaySpec, yes: bool) -> CheckFound:
     """Read what the store knows of a replay, and compute what it lacks: a comparison with the truth, the modules of one input."""
     from actordbg.base.errors import ActordbgError
     from actordbg.judge.check import CheckFound
+    from actordbg.judge.lint import lint
     from actordbg.judge.load_replays import load
     from actordbg.judge.sides import GOLDEN, TRUTH
     from actordbg.locate.verdict import verdict_of
@@ -82,7 +83,8 @@ def _known(store: Store, spec: ReplaySpec, yes: bool) -> CheckFound:
             located = _located(store, spec)
         except ActordbgError as problem:
             note(f"not judged module by module: {problem.message}")
-    return CheckFound(data, record, why or ("" if passed else "no input passed"), own, located=located)
+    why = why or ("" if passed else "no input passed")
+    return CheckFound(data, record, why, own, lint=lint(store.root, [given.path for given in spec.inputs]), located=located)
 
 
 def _saved(store: Store, rows: Sequence[ComparisonRun], kind: str) -> ComparisonRecord | None:

@@ -109,6 +109,12 @@ def _model(_store: Store, check: CheckFound) -> Iterator[Finding]:
         rank = " on that rank" if " of " in difference.rpartition("(on ")[2] and "(on " in difference else ""
         yield Finding(WHAT, difference, f"find what sets it{rank} after the checkpoint is loaded, or load the weights again")
     located = local.located
+    if local.wrong_formula:
+        yield Finding(WHAT, local.wrong_formula, "update transformers, or patch that module: the truth runs it as well")
+    elif located is not None and located.formulas:
+        yield Finding(
+            RULED_OUT, f"{plural(located.formulas.modules, 'module')} of transformers: as in the formulas of their papers"
+        )
     if located is not None and located.wrong:
         known = bool(local.differences)
         first, others = located.wrong[0], located.places - located.count
@@ -152,6 +158,17 @@ _OF_LAW = {
     "additivity": "check how the loss is normalized, and that gradients are zeroed between inputs",
 }
 """By law: what to try if it is broken."""
+
+
+def _recorded_data(_store: Store, check: CheckFound) -> Iterator[Finding]:
+    """Say which laws of the recorded data fail: the inputs may be wrong, not what is computed from them."""
+    if check.lint is None:
+        return (yield Finding(NOT_CHECKED, "the laws of the recorded data"))
+    for law in check.lint.broken[:MOST]:
+        violation = check.lint.answers[law.name].violations[0]
+        yield Finding(WHAT, f"recorded data: {violation.words}, in {violation.dump_id} ({law.thread})", law.remedy, RUN)
+    if held := check.lint.held:
+        yield Finding(RULED_OUT, f"{plural(len(held), 'law')} of recorded data: {', '.join(law.name for law in held)}", side=RUN)
 
 
 def _laws(_store: Store, check: CheckFound) -> Iterator[Finding]:
@@ -214,7 +231,7 @@ def _run(_store: Store, check: CheckFound) -> Iterator[Finding]:
     yield Finding(RULED_OUT if good else WHAT, conclusion(own), side=RUN)
 
 
-_EXAMINATIONS = (_failures, _model, _laws, _ranks, _truth, _run)
+_EXAMINATIONS = (_failures, _model, _laws, _ranks, _recorded_data, _truth, _run)
 
 
 def headline(explanation: Explanation) -> Verdict:

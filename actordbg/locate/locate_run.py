@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actordbg.actor.forward_outcome import ForwardOutcome, release
+from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
@@ -39,7 +40,7 @@ from actordbg.laws import changes
 from actordbg.locate.clean_models import clean_model, dtype_of, one_line, truth
 from actordbg.locate.forced_forward import Forcing, Key, Recording, Sums, Tape, places_of
 from actordbg.locate.token_patterns import pattern_of
-from actordbg.records.locate_record import EVERYTHING, INTO, MOST, OUT, Located, PlaceResult
+from actordbg.records.locate_record import EVERYTHING, INTO, MOST, OUT, FormulaCheck, Located, PlaceResult
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 
@@ -69,6 +70,7 @@ class LocateRun:
     tell: Callable[[str], None] = lambda name: None
     out_of_step: str = ""
     _floor: dict[Key, Sums] = field(default_factory=dict)
+    _formulas: FormulaCheck | None = None
 
     def run(self) -> Located:
         """Judge every place. What cannot be judged is named in `unchecked`; no error of it fails the input."""
@@ -93,7 +95,8 @@ class LocateRun:
             notes += ("run eagerly: a compiled graph has no places inside",)
         if sum(tape.lengths) < int(self.call.inputs["attention_mask"].sum()):
             notes += (f"judged {sum(tape.lengths):,} tokens: at most {MOST_TOKENS:,} of a row",)
-        return judge(tape, found, self._floor, dtype_of(self.session), self._features, notes)
+        located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes)
+        return replace(located, formulas=self._formulas)
 
     def _unsupported(self) -> str:
         """Return why this configuration or this input has no clean counterpart, or ""."""
@@ -143,6 +146,7 @@ class LocateRun:
                 if tape.nbytes < MOST_BYTES:
                     with Recording(tape, len(row)).on(places_of(model)):
                         _forward(model, row) if len(row) else None
+            self._formulas = against_formulas(model, max(self._rows, key=len))
         self._features = self._known_of(columns[: len(tape.lengths)])
         self.tell("locate: healthy")
         with clean_model(self.session, device) as model, torch.no_grad(), self.session.autocast(record):
