@@ -260,9 +260,10 @@ def _least(clean: Sums, dtype: torch.dtype) -> float:
 
 
 def _token_ratios(own: Sums, clean: Sums, lengths: list[int], dtype: torch.dtype) -> Tensor:
-    """Return the error of each token, in units of its row's healthy error: float64 [T]."""
-    healthy = torch.cat([part.mean().expand(len(part)) for part in torch.split(clean.errors / clean.width, lengths)])
-    return (own.errors / own.width / healthy.clamp_min(_least(clean, dtype))).sqrt()
+    """Return the error of each token, float64 [T], in units of its healthy error, or that of its row where that is larger."""
+    healthy = clean.errors / clean.width
+    usual = torch.cat([part.mean().expand(len(part)) for part in torch.split(healthy, lengths)])
+    return (own.errors / own.width / torch.maximum(healthy, usual).clamp_min(_least(clean, dtype))).sqrt()
 
 
 def _place(
@@ -275,7 +276,7 @@ def _place(
     ratios: Tensor,
     features: Mapping[str, Any],
 ) -> PlaceResult:
-    """Judge a place over all tokens, and over each row; tokens count where twice the row's healthy error is exceeded.
+    """Judge a place over all tokens, and over each row; tokens count where their ratio is above 2.
 
     wider: a factor of the limits. ratios: those of each token.
     """

@@ -121,7 +121,11 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
 def test_the_runs_own_outputs_are_a_side_of_their_own(store: Store) -> None:
     inputs, made = publish_golden(store, 2)
     made[0]["log_probs"][1, 0] -= 1.5
-    truth: Any = {"model": "/m", "change": lambda index, _: made[index], "result": lambda _: {"extra": located(), "folded_ids": False}}
+    truth: Any = {
+        "model": "/m",
+        "change": lambda index, _: made[index],
+        "result": lambda _: {"extra": located(), "folded_ids": False},
+    }
     write_replay(store, "r-01", inputs, **truth)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
         write_replay(store, name, inputs, truth=dtype, **truth)
