@@ -53,7 +53,7 @@ def explain(
     explained = explanation.explain(store, check, verdict)
     first = Heading(f"actordbg explain {spec.replay_id}", 1), explanation.headline(explained)
     data = {"replay_id": spec.replay_id, "good": verdict.good, "explanation": explained.data}
-    say_document([*first, *explained.sections, *explained.charts], data=data)
+    say_document([*first, *explained.blocks], data=data)
     require_good(verdict.good)
 
 

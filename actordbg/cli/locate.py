@@ -67,6 +67,7 @@ def locate(
 
 def run_located(store: Store, spec: ReplaySpec) -> tuple[ReplaySpec, Sequence[ResultRecord]]:
     """Judge the model of `spec` module by module on one of its inputs, in another replay; return that and its results."""
+    from actordbg.api.planning import counting
     from actordbg.cli import replaying
     from actordbg.replay.replay_data import data_of
     from actordbg.replay.supervise import run_replay
@@ -74,7 +75,7 @@ def run_located(store: Store, spec: ReplaySpec) -> tuple[ReplaySpec, Sequence[Re
     spec = of_one_input(spec)
     replaying.require_runnable(store, spec)
     with replaying.replaying(store, "locating", 1) as advance:
-        run_replay(store, spec, on_event=replaying.counting(advance))
+        run_replay(store, spec, on_event=counting(advance))
     return spec, data_of(store, spec).results
 
 

@@ -1,7 +1,7 @@
 """Put together what is known of a replay: what is wrong, where, since when, what to do, what was ruled out, what was not checked.
 
     explained = explain(store, checked, checked.verdict(of=8))        # a `judge.check.CheckFound`
-    headline(explained).sentence, explained.sections, explained.data
+    headline(explained).sentence, explained.blocks, explained.data
 
 Each examination (the model, its modules, laws, ranks, log-probs, recorded outputs) yields `Finding`s, and knows of no other. A
 new examination is one more generator in `_EXAMINATIONS`. A finding names its side, so that there can be more than one: "A" is the
@@ -24,7 +24,7 @@ from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens
 from actordbg.locate.verdict import place_in_words
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED
-from actordbg.records.locate_record import INTO, PlaceResult
+from actordbg.records.locate_record import INTO, PlaceResult, is_backward
 from actordbg.records.replay_record import KEPT, WITHIN_ROUNDING, answers_of
 from actordbg.store.layout import Store
 
@@ -68,10 +68,11 @@ class Explanation:
         return [finding.said for finding in self.findings if finding.kind == kind]
 
     @property
-    def sections(self) -> list[Block]:
-        """What a page and `actordbg explain` show below the verdict."""
+    def blocks(self) -> list[Block]:
+        """What a page and `actordbg explain` show below the verdict: a section for each kind, and the charts."""
         listed = [(title, self.said(kind)) for kind, title in TITLES.items()]
-        return [block for title, lines in listed if lines for block in (Heading(title, 3), Items(lines))]
+        sections = [block for title, lines in listed if lines for block in (Heading(title, 3), Items(lines))]
+        return [*sections, *self.charts]
 
     @property
     def data(self) -> dict[str, Any]:
@@ -117,15 +118,18 @@ def _model(_store: Store, check: CheckFound) -> Iterator[Finding]:
         )
     if located is not None and located.wrong:
         known = bool(local.differences)
-        first, others = located.wrong[0], located.places - located.count
+        first = located.wrong[0]
         words = place_in_words(first, located.dtype, cause_known=known)
         yield Finding(WHERE if known else WHAT, words, "" if known else _of_place(first))
         if also := [place.what for place in located.wrong[1 : 1 + MOST]]:
             yield Finding(WHERE, f"also above {'its limit' if len(also) == 1 else 'their limits'}: {', '.join(also)}")
-        yield Finding(RULED_OUT, f"{others:,} of {plural(located.places, 'place')}: as near to the truth as a healthy model's")
-    elif located is not None and located.places:
-        near = f" (the largest is {number(located.largest, 3)} times its error)" if located.largest is not None else ""
-        yield Finding(RULED_OUT, f"all {plural(located.places, 'place')}: as near to the truth as a healthy model's{near}")
+    if located is not None and located.places:
+        near, every = "as near to the truth as a healthy model's", located.places + located.gradients
+        many = f"{every - located.count:,} of {every:,}" if located.count else f"all {every:,}"
+        largest = (
+            f" (the largest error is {number(located.largest, 3)} times its)" if not located.count and located.largest else ""
+        )
+        yield Finding(RULED_OUT, f"{many} places, {located.gradients:,} of them gradients: {near}{largest}")
     if local.looked_at and not local.differences:
         ranks = f" on {len(local.identities)} ranks" if len(local.identities) > 1 else ""
         yield Finding(
@@ -138,6 +142,8 @@ def _of_place(place: PlaceResult) -> str:
     """Return what to try where a place is wrong without a difference in what the model is."""
     if 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
         return _ISOLATION
+    if is_backward(place.kind):
+        return f"look for what changes gradients at {place.module}: a hook, a detached value, a reduction over ranks"
     if place.kind == INTO:
         return "replay with `--attn eager`: if that is right, the kernel or its mask is wrong"
     return f"read the code that {place.module} runs: a patched class, a fused kernel, a hook"
