@@ -16,7 +16,8 @@ A healthy configuration has 1.00 everywhere, in any dtype: the floor is not an e
 weights, fp64 for fp32. It runs each row alone, so its tensors are [1, n, ...] or [n, ...]; the suspect's are [B, S, ...], packed
 [1, T, ...], or flattened [N, ...]. `index` says which of the truth's T tokens lies at each of its N positions (-1: padding).
 
-Integers are compared exactly (token ids, positions) and replaced where they route: the experts get the truth's choice of experts.
+Token ids and positions are compared exactly. A router's choice of experts, and its weights in any order, are judged at the router
+and replaced: the experts get the truth's. Rounding changes a choice where two experts are equally good, so a tenth is free.
 
 Example:
     with Recording(tape, 24).on(places_of(truth)): ...                # a forward of one row of 24 tokens
@@ -174,6 +175,9 @@ def in_tokens(values: Tensor, count: int, module: Any) -> tuple[Tensor | None, b
     return None, False
 
 
+_FREE_CHOICE = 0.1
+
+
 class Recording(Hooks):
     """Records a row of the truth on a tape."""
 
@@ -216,6 +220,7 @@ class Forcing(Hooks):
         self.wrong: dict[Key, Tensor] = {}
         self.unchecked: dict[str, str] = {}
         self._shifted: set[str] = set()
+        self._routers = {key[0] for key, rows in tape.values.items() if key[1] == OUT and not rows[0].is_floating_point()}
 
     def odd(self, key: Key) -> None:
         if key in self.tape.values:
@@ -237,7 +242,12 @@ class Forcing(Hooks):
             if flat.dim() == 1:
                 self._compare_exactly(key, have, want, module)
                 return None
-        elif key[3] == 0 or key[1] == INTO:  # a router returns more than its logits, which is where its choice shows
+            if key[1] == OUT:
+                chosen = (have[:, :, None] == want[:, None]).any(-1).double()
+                self._sums_at(key, want).errors[self.tokens] = (_FREE_CHOICE + 1 - chosen).sum(1).cpu()
+        elif key[3] and key[1] == OUT and key[0] in self._routers:
+            self._add(key, have.sort(-1).values, want.sort(-1).values)
+        else:
             self._add(key, have, want)
         return flat.clone().index_copy_(0, self.valid.to(flat.device), want.to(flat.dtype))
 
@@ -253,13 +263,16 @@ class Forcing(Hooks):
         if key[0] in self._shifted:
             return
         wide, truth = have.to(want.dtype).flatten(1), want.flatten(1)
-        sums = self.sums.get(key)
-        if sums is None:
-            sums = self.sums[key] = Sums(torch.zeros(self._total, dtype=torch.float64), truth.shape[1])
+        sums = self._sums_at(key, truth)
         sums.errors[self.tokens] = (wide - truth).square().sum(1).double().cpu().nan_to_num(torch.inf, torch.inf)
-        sums.tokens += len(self.tokens)
         sums.own += float((wide * truth).sum(dtype=torch.float64))
         sums.truths += float(truth.square().sum(dtype=torch.float64))
+
+    def _sums_at(self, key: Key, truth: Tensor) -> Sums:
+        """Return what a place adds up, with this row's tokens counted."""
+        sums = self.sums.setdefault(key, Sums(torch.zeros(self._total, dtype=torch.float64), truth.shape[1]))
+        sums.tokens += len(self.tokens)
+        return sums
 
     def _compare_exactly(self, key: Key, have: Tensor, want: Tensor, module: Any) -> None:
         """Compare token ids, or positions. Rotary positions may be shifted: only differences between them matter."""

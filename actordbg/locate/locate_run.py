@@ -201,13 +201,14 @@ def judge(
         if module.rpartition(".")[0] not in judged_whole:
             unchecked.setdefault(module, "its tokens cannot be told apart")
     missing = {key[0] for key in floor if key not in found.sums}
+    unchecked |= dict.fromkeys(sorted(missing - unchecked.keys()), "this model has no such module, or does not call it")
     partly = {_layer(module) for module in missing}
     judged: list[PlaceResult] = []
     heat: dict[str, Tensor] = {}
     for key, clean in floor.items():
         if key[0] in missing:
-            unchecked.setdefault(key[0], "this model has no such module, or does not call it")
-        elif _layer(key[0]) in partly and (key[1] == INTO or key[0] in partly):
+            continue
+        if _layer(key[0]) in partly and (key[1] == INTO or key[0] in partly):
             unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
         else:
             ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
