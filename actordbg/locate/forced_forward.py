@@ -245,10 +245,10 @@ class Forcing(Hooks):
             if key[1] == OUT:
                 chosen = (have[:, :, None] == want[:, None]).any(-1).double()
                 self._sums_at(key, want).errors[self.tokens] = (_FREE_CHOICE + 1 - chosen).sum(1).cpu()
-        elif key[3] and key[1] == OUT and key[0] in self._routers:
-            self._add(key, have.sort(-1).values, want.sort(-1).values)
-        else:
+        elif key[3] == 0 or key[1] == INTO:
             self._add(key, have, want)
+        elif key[0] in self._routers:
+            self._add(key, have.sort(-1).values, want.sort(-1).values)
         return flat.clone().index_copy_(0, self.valid.to(flat.device), want.to(flat.dtype))
 
     def _part_of(self, want: Tensor, shape: torch.Size) -> Tensor | None:

@@ -214,7 +214,8 @@ def judge(
             ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
             layer = _layer(key[0])
             heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
-            judged.append(_place(key, found.sums[key], clean, tape.lengths, dtype, math.sqrt(found.part[1]), ratios, features))
+            rounded = dtype if tape.values[key][0].is_floating_point() else torch.bfloat16  # a choice has no rounding of its own
+            judged.append(_place(key, found.sums[key], clean, tape.lengths, rounded, math.sqrt(found.part[1]), ratios, features))
     judged += [_wrong_integers(key, tokens, features) for key, tokens in found.wrong.items()]
     wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
     wrong.sort(key=lambda place: math.inf if place.ratio is None else place.ratio, reverse=True)

@@ -90,8 +90,9 @@ def work(file: Path, cache: Path, cells: Sequence[Cell]) -> None:
     """Judge cells of one configuration, in this process and those of the other ranks."""
     import torch.distributed as dist
     from judged import Truths, judge
-    from locatecases import family_models, once
 
+    from actordbg.actor import family_models
+    from actordbg.actor.models import once
     from actordbg.actor.session import open_actor
     from actordbg.config.replay_config import ReplayConfig
 
@@ -104,20 +105,14 @@ def work(file: Path, cache: Path, cells: Sequence[Cell]) -> None:
 
     for family, dtype in dict.fromkeys((cell.family, cell.dtype) for cell in cells):
         here = [cell for cell in cells if (cell.family, cell.dtype) == (family, dtype)]
-        model = str(
-            once(
-                cache / family,
-                lambda folder, family=family: family_models._build(folder, dict(family_models.FAMILIES[family].config)),
-            )
-        )
+        shape = dict(family_models.FAMILIES[family].config)
+        model = str(once(cache / family, lambda folder, shape=shape: family_models._build(folder, shape)))
         truths = Truths(cache / f"truths-{family}", model, dtype, backward=True)
         dumps = {seed: dump_of_seed(seed) for cell in here for seed in range(cell.seed, cell.seed + cell.lanes)}
         if here[0].ranks == 1:
             for seed in range(max(dumps) + 1):
                 truths.of(dump_of_seed(seed), cache)
-        settings = (
-            CONFIGURATIONS[here[0].configuration] | {"nproc": here[0].ranks} * (here[0].ranks > 1) if here[0].ranks > 1 else {}
-        )
+        settings = CONFIGURATIONS[here[0].configuration] | ({"nproc": 2} if here[0].ranks > 1 else {})
         attn = "eager" if family in EAGER else None
         config = ReplayConfig(
             model=model, dtype=dtype, attn=attn, backward=True, keep_gradients=True, packing=here[0].packed, **settings
