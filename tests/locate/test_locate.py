@@ -9,7 +9,9 @@ import json
 from pathlib import Path
 
 import brokenactor
+import census
 import locatecases
+import plantedfaults
 import pytest
 from actorcases import run_scenario
 from replaycases import publish
@@ -21,9 +23,22 @@ from actordbg.store.layout import Store
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("scenario", ["faults", "others", "healthy"])
+@pytest.mark.parametrize("scenario", ["faults", "others"])
 def test_a_fault_is_named_by_its_module_and_a_healthy_model_is_right(tmp_path: Path, scenario: str) -> None:
     run_scenario(scenario, tmp_path, program=locatecases.__file__)
+
+
+def test_twelve_faults_are_red_in_bf16_with_module_and_cause(tmp_path: Path) -> None:
+    run_scenario("dozen", tmp_path, program=plantedfaults.__file__)
+
+
+def test_healthy_models_are_not_red(tmp_path: Path) -> None:
+    """Ask a fixed part of `make census`."""
+    lines = census.run(tmp_path / "census.jsonl", tmp_path, census.twenty())
+    assert census.figures(lines) == {"cells": 20, "RIGHT": 20, "truly red": 0, "falsely red": []}, (
+        tmp_path / "workers.log"
+    ).read_text()
+    assert all(line["places"] > 20 for line in lines), lines
 
 
 def test_ranks_that_compute_together_are_judged_alike_and_the_one_that_differs_is_named(tmp_path: Path) -> None:

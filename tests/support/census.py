@@ -35,6 +35,8 @@ PACKED_IS_BROKEN = ("qwen3_5",)
 """Its state runs across the border of packed rows, which is a fault and no false red."""
 EAGER = ("gemma2",)
 """sdpa leaves out its soft cap."""
+TRUE_REDS = {("ZeRO 3", "bf16"): "model.rotary_emb.inv_freq was rounded to bf16"}
+"""Configurations that really are wrong, and how they have to be named: transformers makes the angles in bf16 under ZeRO-3."""
 SIDES = ("both", "left", "right", "none")
 PATIENCE_S = 300.0
 
@@ -70,6 +72,17 @@ def all_cells(seeds: int) -> Iterator[Cell]:
                     cell = Cell(configuration, family, dtype, packed, 0)
                     for seed in range(0, 2 * seeds if configuration == "plain" else seeds, cell.lanes):
                         yield replace(cell, seed=seed)
+
+
+def twenty() -> list[Cell]:
+    """A sample of them for every run of the tests: two starts."""
+    plain = (("llama3", "bf16"), ("qwen3_5", "bf16"), ("gemma2", "fp32"), ("mixtral", "bf16"))
+    cells = [
+        Cell("plain", *of, packed and of[0] not in PACKED_IS_BROKEN, seed)
+        for of in plain
+        for seed, packed in enumerate((False, True, False, True))
+    ]
+    return cells + [Cell("tp 2", "llama3", "bf16", seed > 1, seed) for seed in range(4)]
 
 
 def dump_of_seed(seed: int) -> Any:
@@ -206,9 +219,17 @@ def _start(file: Path, cache: Path, cells: Sequence[Cell]) -> None:
 
 
 def figures(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Count the cells by word, and name the red ones."""
-    words = Counter(line["word"] for line in lines)
-    return {"cells": len(lines), **words, "red": [line for line in lines if line["word"] in ("WRONG", "FAILED")]}
+    """Count the cells by word, and list those that are falsely red."""
+    known = [line for line in lines if _is_known(line)]
+    words = Counter(line["word"] for line in lines if line not in known)
+    return {"cells": len(lines), **words, "truly red": len(known), "falsely red": [
+        line for line in lines if line["word"] in ("WRONG", "FAILED") and line not in known
+    ]}  # fmt: skip
+
+
+def _is_known(line: dict[str, Any]) -> bool:
+    words = TRUE_REDS.get((line["configuration"], line["dtype"]))
+    return line["word"] == "WRONG" and words is not None and line["said"].startswith(words)
 
 
 if __name__ == "__main__":
@@ -218,4 +239,4 @@ if __name__ == "__main__":
     cache.mkdir(parents=True, exist_ok=True)
     found = figures(run(file, cache, list(all_cells(int((sys.argv[3:] or ["4"])[0])))))
     print(json.dumps(found, indent=1))
-    sys.exit(1 if found["red"] else 0)
+    sys.exit(1 if found["falsely red"] else 0)
