@@ -23,7 +23,7 @@ from actordbg.store.layout import Store
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("scenario", ["faults", "others"])
+@pytest.mark.parametrize("scenario", ["faults", "backward", "others"])
 def test_a_fault_is_named_by_its_module_and_a_healthy_model_is_right(tmp_path: Path, scenario: str) -> None:
     run_scenario(scenario, tmp_path, program=locatecases.__file__)
 
@@ -38,7 +38,8 @@ def test_healthy_models_are_not_red(tmp_path: Path) -> None:
     assert census.figures(lines) == {"cells": 20, "RIGHT": 20, "truly red": 0, "falsely red": []}, (
         tmp_path / "workers.log"
     ).read_text()
-    assert all(line["places"] > 20 for line in lines), lines
+    assert all(line["places"] > 35 and line["gradients"] > 60 for line in lines), lines
+    assert max(line["largest"] for line in lines if line["configuration"] == "plain" and line["dtype"] == "bf16") < 1.1, lines
 
 
 def test_ranks_that_compute_together_are_judged_alike_and_the_one_that_differs_is_named(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store: Store, tmp_path
     healthy = CliRunner().invoke(app, asked)
     answer = json.loads(healthy.stdout)
     assert healthy.exit_code == 0 and answer["word"] == "RIGHT", healthy.output
-    assert answer["located"]["places"] == 49 and answer["looked_at"] == 116 and answer["located"]["largest"] < 1.05
+    assert answer["located"]["places"] == 53 and answer["looked_at"] == 116 and answer["located"]["largest"] < 1.05
     for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.EPSILON_OF_A_NORM).items():
         monkeypatch.setenv(name, value)
     faulty = CliRunner().invoke(app, [*options[:-1], answer["replay_id"]])

@@ -3,7 +3,7 @@
 python census.py FILE CACHE [SEEDS]      judges the cells that the file does not have, and prints how many are red
 
 A cell is a family, a dtype, packed or not, a configuration and an input. One process (or one for each rank) judges all cells of a
-configuration, so torch is imported once. If it dies, its cell is FAILED, and another process goes on.
+configuration, so torch is imported once. If it dies, its cell is FAILED, and another process judges the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "ring 2": {"backend": "fsdp2", "ring": 2},
 }
 PACKED_IS_BROKEN = ("qwen3_5",)
-"""Its state runs across the border of packed rows, which is a fault and no false red."""
+"""Families whose state runs across the border of packed rows, which is a fault and no false red."""
 EAGER = ("gemma2",)
 """sdpa leaves out its soft cap."""
 TRUE_REDS = {("ZeRO 3", "bf16"): "model.rotary_emb.inv_freq was rounded to bf16"}
@@ -144,6 +144,7 @@ def work(file: Path, cache: Path, cells: Sequence[Cell]) -> None:
                         "word": found.word,
                         "by": found.by,
                         "places": located.places if located else 0,
+                        "gradients": located.gradients if located else 0,
                         "largest": round(located.largest, 3) if located and located.largest is not None else None,
                     }
                     told |= {"said": found.said[:300]} if found.word != "RIGHT" else {}

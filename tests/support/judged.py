@@ -148,7 +148,7 @@ def _against_truth(dump: Any, ours: Values, truth: Values, lone: Values, experts
 
 
 def same_bits(left: Judged, right: Judged) -> bool:
-    """Whether two runs computed the same log-probs, entropies, loss and gradients, bit for bit."""
+    """Check whether two runs computed the same log-probs, entropies, loss and gradients, bit for bit."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -3,8 +3,8 @@
 python plantedfaults.py everything MODEL_CACHE      prints a line for each fault and dtype, and the figures
 python plantedfaults.py dozen MODEL_CACHE           asserts what is said of twelve of them
 
-Each fault was written down, with the module and the cause that an engineer would want to read, before the judge was asked. A fault that
-changes no bit of what the Actor computes is no fault in that dtype, and does not count.
+Each fault was written down, with the module and the cause that an engineer would want to read, before the judge saw it. A fault that
+changes no bit of what the Actor computes in a dtype does not count there.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def forward(module: str, make: Callable[[Any, Any], Callable[..., Any]]) -> Plan
 
 
 def attention(layer: int, change: Callable[..., Any]) -> Plant:
-    """One layer calls another attention function: `change(original, module, query, key, value, mask, **more)`."""
+    """Let one layer call another attention function: `change(original, module, query, key, value, mask, **more)`."""
 
     def make(_module: Any, right: Any) -> Any:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
@@ -142,7 +142,7 @@ def attention(layer: int, change: Callable[..., Any]) -> Plant:
 
 
 def rotation(layer: int, change: Callable[..., Any]) -> Plant:
-    """One layer turns its queries and keys in another way: `change(original, query, key, cos, sin)`."""
+    """Let one layer turn its queries and keys in another way: `change(original, query, key, cos, sin)`."""
 
     def make(_module: Any, right: Any) -> Any:
         from transformers.models.llama import modeling_llama
@@ -531,7 +531,7 @@ def run(cache: Path, faults: Sequence[Planted], dtypes: Sequence[str] = BOTH) ->
                         found = _judged(session, dump, truth, cache, config, fault.packed)
                     yield _outcome(fault, dtype, found, healthy[fault.packed])
                 again = _judged(session, dump, truth, cache, config, chosen[-1].packed)
-                assert same_bits(again, healthy[chosen[-1].packed]), "the last fault was taken out again"
+                assert same_bits(again, healthy[chosen[-1].packed]), "the last fault is gone"
 
 
 def _judged(session: Any, dump: Any, truth: Any, cache: Path, config: ReplayConfig, packed: bool) -> Judged:
