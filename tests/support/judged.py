@@ -28,7 +28,7 @@ from actordbg.judge.sides import Values
 from actordbg.judge.thresholds import applied_to
 from actordbg.judge.thresholds import judge as judge_figures
 from actordbg.laws.law_run import LawRun
-from actordbg.locate.clean_models import _flags_restored
+from actordbg.locate.clean_models import flags_restored
 from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
 from actordbg.locate.verdict import LocalVerdict, lines_of, verdict_of
@@ -74,7 +74,7 @@ class Truths:
         path = self.folder / f"{dump.record.dump_id}-{self.dtype}.pt"
         if not path.is_file():
             kept = []
-            with _flags_restored():
+            with flags_restored():
                 for truth in (WIDER[self.dtype], self.dtype):
                     config = ReplayConfig(
                         model=self.model, dtype=self.dtype, truth=truth, backward=self.backward, keep_gradients=self.backward
