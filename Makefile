@@ -10,11 +10,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo check test whole lint types imports fast pytest bytecode kills fuzz bench gpu-kit soak figures same families census faults examples docs pictures site compat hooks clean
+.PHONY: demo matrix-demo check test whole static lint types imports fast pytest bytecode kills fuzz bench gpu-kit soak figures same families census faults examples docs pictures site compat hooks clean
 # A file's tests share what they build, so a file stays with one process. The files that take longest come first
 # (tests/support/heavy.py), the others in the order of the alphabet: so all processes end at about the same time.
-# One process more than cores: many tests wait, for a hang to be noticed or for a process to end.
-PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+# Two processes more than cores: many tests wait, for a hang to be noticed or for a process to end.
+PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 demo: $(VENV)/.demo
@@ -32,11 +32,15 @@ matrix-demo: $(VENV)/.demo
 whole: export WHOLE := 1
 whole: export FAULTS := each
 whole: export DEMO := all
-whole: lint types imports site pytest
+whole: static pytest
 
-check: lint types imports site fast
+check: static fast
 
-test: lint types imports site pytest
+test: static pytest
+
+# What looks at the code without running it, side by side.
+static: $(VENV)/.test
+	$(MAKE) --jobs --output-sync=target lint types imports site
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
