@@ -54,7 +54,7 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store: Store, tmp_path
     healthy = CliRunner().invoke(app, asked)
     answer = json.loads(healthy.stdout)
     assert healthy.exit_code == 0 and answer["word"] == "RIGHT", healthy.output
-    assert answer["located"]["places"] == 53 and answer["looked_at"] == 116 and answer["located"]["largest"] < 1.05
+    assert answer["located"]["places"] == 53 and answer["looked_at"] == 114 and answer["located"]["largest"] < 1.05
     for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.EPSILON_OF_A_NORM).items():
         monkeypatch.setenv(name, value)
     faulty = CliRunner().invoke(app, [*options[:-1], answer["replay_id"]])
