@@ -79,20 +79,35 @@ def _valid(value: Any, schema: dict[str, Any], known: dict[str, Any], at: str) -
 
 
 @pytest.mark.slow
-def test_what_judging_commands_print_is_what_the_schemas_say_and_next_is_a_command(tmp_path: Path):
-    publish(Store(tmp_path / "store").create(), 1, length=24)
-    store = actordbg.open(tmp_path / "store")
+def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    publish(Store(tmp_path / "store").create(), 2, length=24)
+    steps: list[int] = []
+    store = actordbg.open(tmp_path / "store", on_progress=lambda count, note="", total=None: steps.append(count))
     answers = {
-        "check": store.check(backward=False).record,
-        "laws": store.laws(backward=False).record,
-        "matrix": store.matrix(packing=[True], attn=["eager"], backward=False).record,
-        "compare": json.loads(CliRunner().invoke(app, ["--store", str(store.folder), "compare", "@2", "truth", "--json"]).stdout),
+        "check": store.check(backward=False),
+        "laws": store.laws(sample=1, backward=False),
+        "matrix": store.matrix(max_inputs=1, packing=[True], attn=["eager"], backward=False),
+        "locate": store.locate("@2"),
     }
+    answers["compare"] = store.compare("@2", "truth")
+    assert capfd.readouterr() == ("", "") and sum(steps) >= 3
     for name, answer in answers.items():
         assert [key for key in REQUIRED if key not in answer] == [], name
-        msgspec.convert(answer, VerdictData)
-        as_schema_says("answer", answer)
-        for arguments in docpages.invocations(answer["next"]):
+        msgspec.convert(answer.record, VerdictData)
+        as_schema_says("answer", answer.record)
+        for arguments in docpages.invocations(answer.next):
             docpages.parse(arguments)
+    assert {name: answer.verdict for name, answer in answers.items() if name in ("check", "locate")} == dict.fromkeys(
+        ("check", "locate"), "RIGHT"
+    )
+    assert all(answer.ok for answer in answers.values()) and answers["laws"]["laws"]["inputs"] == 1
+    assert answers["check"]["dumps"] == 2 and "<main" in answers["check"].to_html()
     as_schema_says("matrix", answers["matrix"]["matrix"])
-    as_schema_says("comparison", answers["compare"])
+    as_schema_says("comparison", answers["compare"].record)
+    printed = CliRunner().invoke(app, ["--store", str(store.folder), "compare", "@2", "truth", "--json"])
+    ours = json.loads(printed.stdout)
+    assert ours.keys() == answers["compare"].record.keys() and ours["sentence"] == answers["compare"].sentence
+    told = json.loads(CliRunner().invoke(app, ["--store", str(store.folder), "report", "@2", "-f", "json"]).stdout)
+    assert told["replays"][0]["command"].startswith("actordbg ")
