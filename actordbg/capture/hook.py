@@ -30,7 +30,7 @@ from torch.compiler import is_compiling
 from actordbg.capture.facts import Binder, note_trainer
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.recorder import Recorder
-from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.dump_record import LOSS, is_plain_name
 from actordbg.formats.store_files import StoreFiles
 
 MARK = "__actordbg_forward__"
@@ -85,7 +85,12 @@ class Slot:
     def _follow(self) -> None:
         """Turn recording on or off, as the recorder's switch says."""
         if self._arrived:
-            self.enter = self.recorder.enter if self.recorder.control is not None else None
+            control = self.recorder.control
+            if control is not None and LOSS in control.calls:
+                from actordbg.capture import losses  # which most processes never need
+
+                losses.attach(self, wrap)
+            self.enter = self.recorder.enter if control is not None else None
 
 
 _slots: dict[str, Slot] = {}

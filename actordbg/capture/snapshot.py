@@ -203,17 +203,20 @@ class Copier:
         return self._devices[where]
 
 
-def named_outputs(output: Any, returns: str, logits: bool = False) -> dict[str, torch.Tensor]:
+def named_outputs(output: Any, returns: str | tuple[str, ...], logits: bool = False) -> dict[str, torch.Tensor]:
     """Return the small tensors of `forward`'s result, named `output.<name>`.
 
     A trainer returns log-probs, `(log-probs, model output)` or the model output, which may carry `entropy`, and in some trainers
-    the log-probs. `returns`: the name of the log-probs. With `logits`, a result without log-probs gets the sum of its logits (a
-    float32 scalar) instead: that reads the logits once on their device, and waits for nothing.
+    the log-probs. `returns`: the name of the log-probs, or the names of all results. With `logits`, a result
+    without log-probs gets the sum of its logits (a float32 scalar) instead: that reads the logits once on their device, and waits
+    for nothing.
     """
     outputs: dict[str, Any] = {}
     several = isinstance(output, (tuple, list)) and not hasattr(output, "logits")
     parts = list(output) if several else [output]
-    if parts and isinstance(parts[0], torch.Tensor):
+    if isinstance(returns, tuple):
+        outputs, parts, returns = dict(zip(returns, parts, strict=False)), [], returns[0]
+    elif parts and isinstance(parts[0], torch.Tensor):
         outputs[returns] = parts.pop(0)
     for part in parts:
         outputs = {name: getattr(part, name, None) for name in (returns, "entropy")} | outputs

@@ -143,7 +143,7 @@ def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 def _end_token(calls: Sequence[RecordedCall]) -> int | None:
     """Return the id that ends responses: the model's, else that of most rows; None if rows end with various ids."""
-    recorded = {call.record.actor.get("eos_token_id") for call in calls}
+    recorded = {call.fact("eos_token_id") for call in calls if call.is_loss}
     if len(recorded) == 1 and type(only := recorded.pop()) is int:
         return only
     ends = Counter(int(last) for call in calls if call.ends is not None for last in call.ends[:, 1] if last >= 0)
