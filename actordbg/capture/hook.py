@@ -86,11 +86,11 @@ class Slot:
         """Turn recording on or off, as the recorder's switch says."""
         if self._arrived:
             control = self.recorder.control
+            self.enter = self.recorder.enter if control is not None else None
             if control is not None and LOSS in control.calls:
                 from actordbg.capture import losses  # which most processes never need
 
                 losses.attach(self, wrap)
-            self.enter = self.recorder.enter if control is not None else None
 
 
 _slots: dict[str, Slot] = {}

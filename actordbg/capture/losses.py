@@ -185,12 +185,17 @@ def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         slot.recorder.last = _here.forward = None
         output = original(self, *args, **kwargs)
-        given = dict(zip(binder.names, args, strict=False)) | kwargs
-        values = output[0] if isinstance(output, (tuple, list)) and output else output
-        if isinstance(values, torch.Tensor):
-            tensors = {name: given.get(name) for name in ("sequences", "attention_mask")}
-            inputs = {name: weakref.ref(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
-            _here.forward = LastForward(weakref.ref(values), weakref.ref(self), inputs, slot.recorder.last)
+        try:
+            given = dict(zip(binder.names, args, strict=False)) | kwargs
+            values = output[0] if type(output) in (tuple, list) and output else output
+            if isinstance(values, torch.Tensor):
+                tensors = {name: given.get(name) for name in ("sequences", "attention_mask")}
+                inputs = {name: weakref.ref(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+                _here.forward = LastForward(weakref.ref(values), weakref.ref(self), inputs, slot.recorder.last)
+        except Exception as fault:  # noqa: BLE001  # an edge: assignments only
+            fault.__traceback__ = None
+            with slot.recorder.notices.lock:
+                slot.recorder.notices.later += (("fault", fault),)
         return output
 
     return forward

@@ -251,7 +251,7 @@ def _normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
         ranks = {call.record.rank for call in losses}
         terms = [call.terms for call in losses]
         known = [(each, call.fact("loss")) for each, call in zip(terms, losses, strict=True) if each is not None]
-        whole = len(ranks) == record.world_size and len(losses) == len(ranks) * (accumulation or 0)
+        whole = len(ranks) == (record.world_size or 1) and len(losses) == len(ranks) * (accumulation or 0)
         if not whole or len(known) < len(losses) or any(loss is None for _, loss in known) or losses[0].fact("dynamic_batch"):
             continue
         tokens, rows = sum(each.tokens for each, _ in known), sum(each.rows for each, _ in known)
@@ -336,7 +336,7 @@ def _sampling(calls: Sequence[RecordedCall], answer: Answer) -> None:
         answer.rows(call, np.full(1, bool(cut) and level != "off"), words)
 
 
-_LOSSES = "losses (dump enable --calls forward,loss)"
+_LOSSES = "policy losses (dump enable --calls forward,loss)"
 _SCORES = "log-probs (dump enable --with-outputs, or --calls forward,loss)"
 LAWS = (
     RecordedLaw(
