@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, MachineFault
@@ -23,7 +24,7 @@ from actordbg.document.blocks import Block, Chart, Heading, Paragraph, Verdict
 from actordbg.formats.weight_hashes import met_weights
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
-from actordbg.judge.find_truth import ensure_rounding, ensure_truth
+from actordbg.judge.find_truth import Runner, ensure_rounding, ensure_truth
 from actordbg.judge.lint import Findings, with_lint
 from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
@@ -34,7 +35,8 @@ from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
 from actordbg.locate.verdict import LocalVerdict, verdict_of
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
-from actordbg.records.journal import read_standing
+from actordbg.records.journal import read_results, read_standing
+from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import ReplayData, data_of
@@ -115,20 +117,22 @@ def run_check(
     *,
     recorded: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
+    run: Runner = run_replay,
     **callbacks: Any,
 ) -> CheckFound:
     """Run the replay `spec` and compare it with the truth; with `recorded` also with the run's recorded outputs.
 
     If laws are checked, the model is also compared with transformers' own, and one input is judged module by module.
-    on_stage: called with the name of each stage as it begins. callbacks: `on_event` of `run_replay`. Raises what
-    `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
+    on_stage: called with the name of each stage as it begins. run: what runs it and the truth. callbacks: `on_event` of
+    `run_replay`. Raises what `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
     spec = replace(spec, locate=min(1, spec.config.laws))
     with WarmGroups(reopen=True) as warm:
         callbacks["warm"] = warm
         warm.share(spec.replay_id)
         on_stage(REPLAYING)
-        run_replay(store, spec, **callbacks)
+        run(store, spec, **callbacks)
+        callbacks["run"] = run
         data = data_of(store, spec)
         if not any(result.status == PASSED for result in data.results):
             return CheckFound(data, no_truth="no input passed")
@@ -149,7 +153,13 @@ def run_check(
         except ActordbgError as problem:
             return CheckFound(data, no_truth=problem.message, own=own)
         (data,) = load(store, [spec.replay_id]).replays  # with its comparisons
-        return CheckFound(data, record, own=own, shared=read_standing(store.replays / truth)[0].get("shared_code", ()))
+        return CheckFound(data, record, own=own, shared=_shared_code(store.replays / truth))
+
+
+def _shared_code(truth: Path) -> list[str]:
+    """Name the packages whose modules the truth runs too, but for transformers' where they were held against their formulas."""
+    packages, held = read_standing(truth)[0].get("shared_code", ()), formula_checks(read_results(truth).values())
+    return [package for package in packages if package != "transformers" or not held]
 
 
 _WORST = 10

@@ -49,6 +49,18 @@ def test_the_sentence_names_the_code_that_the_truth_runs_too(store: Store) -> No
     assert answer.word == "RIGHT" and "modules of kernels_of_mine, transformers (shared with the truth)" in answer.not_checked
 
 
+def test_modules_that_agree_with_their_formulas_are_not_left_unchecked(store: Store) -> None:
+    held = {"modules": 13, "tokens": 90}
+    shared = {"resolved": {"shared_code": ["kernels_of_mine", "transformers"]}}
+    write_replay(store, "r-01", INPUTS)
+    write_replay(
+        store, "r-02", INPUTS, truth="fp64", result=lambda index: {"extra": {"temperature": 1.0, "formulas": held}}, **shared
+    )
+    write_replay(store, "r-03", INPUTS, truth="fp32")
+    answer = run_check(store, load_spec(store, "r-01")).verdict(of=3)
+    assert answer.word == "RIGHT" and "modules of kernels_of_mine (shared with the truth)" in answer.not_checked
+
+
 def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
     return made | {"log_probs": made["log_probs"] + 0.1 * (index == 1)}
 
@@ -205,7 +217,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     assert "/nowhere is not a folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16", "--quiet").stdout
     assert said.startswith(
-        "RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; held against the clean model module by module (49 "
+        "RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; held against the clean model module by module (53 "
     )
     assert (
         "  peak memory in one worker (TOY MODEL)  " in said
