@@ -93,7 +93,7 @@ class LossSlot:
 
     @property
     def enter(self) -> Any:
-        """What a call runs first; None while no loss is recorded."""
+        """Return what a call runs first; None while no loss is recorded."""
         control = self._slot.recorder.control
         return self._enter if control is not None and LOSS in control.calls else None
 

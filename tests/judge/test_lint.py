@@ -80,7 +80,7 @@ class Step:
         for at, (tensors, facts, fields) in enumerate(zip(self.tensors, self.facts, self.fields, strict=True)):
             common = {
                 "batch_size": 2, "seq_len": PROMPT + ANSWER, "tokens": int(tensors["attention_mask"].sum()), "role": "policy",
-                "run": "ppo", "world_size": RANKS, "model_dtype": "float32", "action_len": ANSWER, **fields,
+                "run": "ppo", "world_size": RANKS, "model_dtype": "float32", "versions": {"deepspeed": "0.19.6"}, "action_len": ANSWER, **fields,
             }  # fmt: skip
             actor = {"zero_stage": 2}
             arguments = {k if k == "dp_size" else f"context.{k}": v for k, v in facts.items()}
