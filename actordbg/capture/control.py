@@ -31,7 +31,7 @@ from functools import cached_property
 from typing import Any
 
 from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
-from actordbg.formats.dump_record import FORWARD, POINTS, is_plain_name, kinds_of
+from actordbg.formats.dump_record import FORWARD, is_plain_name, kinds_of
 from actordbg.formats.store_files import StoreFiles, atomic_write, open_regular, read_regular
 
 NAN, EXCEPTION, OOM, SLOW, LOGPROBS, BEFORE = "nan", "exception", "oom", "slow", "logprobs", "before"
@@ -101,7 +101,7 @@ class Control:
 
     `every`: record one call in N, starting with the first; 0: only calls that a trigger keeps. `max_dumps`, `max_bytes` (of
     files): limits per actor instance and process. `ranks`: record only these. `min_seq_len`: the least S of `sequences`. `calls`:
-    the capture points, of POINTS, forwards always among them. `with_outputs`: also store what the call returned; `with_rng`: also
+    the capture points; forwards are always recorded. `with_outputs`: also store what the call returned; `with_rng`: also
     store the RNG state before it. `triggers`: see the module; `before`: calls kept from the ring before each triggered call;
     `max_triggered`: limit per actor and trigger since `dump enable`. `keep_bytes`: limit of the run's dumps in bytes; rotation
     removes the oldest unpinned ones first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for
@@ -133,8 +133,6 @@ class Control:
 
     def __post_init__(self) -> None:
         _ = self.on  # ValueError for unknown triggers
-        if FORWARD not in self.calls or not {*self.calls} <= {*POINTS}:
-            raise ValueError(f"calls are {','.join(self.calls) or 'none'}; record forward, or forward,loss")
 
     @cached_property
     def on(self) -> Triggers:

@@ -46,12 +46,13 @@ class Slot:
     """Where a wrapped forward finds its process's recorder; renewed in a forked child.
 
     A call runs `enter` first. It is None while recording is off, and `_arrive`, which starts the watch thread, before the first
-    call.
+    call. `packages`: those of the Actors, whose losses may be recorded too.
     """
 
     def __init__(self, store: StoreFiles, run: str | None) -> None:
         self._store = store
         self._run = run
+        self.packages: set[str] = set()
         self._left_to_parent: list[Recorder] = []
 
         def traced() -> None:
@@ -109,7 +110,9 @@ def install(actor_cls: type, *, store: str | None = None) -> bool:
         return False
     if not hasattr(original, MARK):
         note_trainer(actor_cls)
-        actor_cls.forward = wrap(original, _slot(root))  # type: ignore[attr-defined]
+        slot = _slot(root)
+        slot.packages.add(actor_cls.__module__.partition(".")[0])
+        actor_cls.forward = wrap(original, slot)  # type: ignore[attr-defined]
     return True
 
 

@@ -1,7 +1,8 @@
 """Record losses beside forwards (`dump enable --calls forward,loss`). A process loads this module only then, and changes no file.
 
-`attach` wraps the losses of POINTS, and the methods that a record needs context from, in the modules that the process has
-imported by its first forward. A loss is recorded like a forward, by the same `Recorder`, ring and writer. Its arguments:
+`attach` wraps the losses that a trainer's `losses.json` declares, and the methods that a record needs context from, in the
+modules that the process has imported by its first forward. A loss is recorded like a forward, by the same `Recorder`, ring and
+writer. Its arguments:
 
 | what | from |
 |---|---|
@@ -18,12 +19,15 @@ known by weak reference.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,26 +41,40 @@ from actordbg.formats.nested_values import CONTEXT
 
 
 @dataclass(frozen=True)
-class LossPoint:
+class CapturePoint:
     """A loss. where: "module:Class", an nn.Module. returns: names of its results. names: its arguments' names in PolicyLoss."""
 
     where: str
-    returns: tuple[str, ...] = ("loss",)
-    names: Mapping[str, str] = field(default_factory=dict)
+    returns: tuple[str, ...]
+    names: Mapping[str, str]
 
 
-POINTS = (
-    LossPoint("openrlhf.models.loss:PolicyLoss", ("loss", "clip_ratio", "ppo_kl", "vllm_kl", "is_filter_ratio")),
-    LossPoint("openrlhf.models.loss:SFTLoss", names={"per_token_logps": "log_probs", "loss_mask": "action_mask"}),
-)
-FORWARD = "openrlhf.models.actor:Actor"
-STEP = "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer"
-"""Classes whose `forward` returns the log-probs, and whose `training_step(experience, kl_ctl, step, ...)` calls the loss."""
-SETTINGS = {
-    "rollout.temperature": "rollout.temperature", "rollout.top_p": "rollout.top_p", "rollout.top_k": "rollout.top_k",
-    "n_samples_per_prompt": "rollout.n_samples_per_prompt", "dynamic_batch": "train.dynamic_batch_enable",
-}  # fmt: skip
-"""Settings of the trainer that a record holds, by their paths in `strategy.args`."""
+@dataclass(frozen=True)
+class CapturePoints:
+    """The losses of a trainer, as its `losses.json` declares them.
+
+    forward, step: "module:Class" of the classes whose `forward` returns the log-probs, and whose `training_step(experience,
+    kl_ctl, step, ...)` calls the loss. settings: paths in `strategy.args` by the name that a record has; flags: those that are
+    recorded as true or false.
+    """
+
+    forward: str
+    step: str
+    losses: tuple[CapturePoint, ...]
+    settings: Mapping[str, str]
+    flags: Mapping[str, str]
+
+    @classmethod
+    def of(cls, package: str) -> CapturePoints | None:
+        """Read what the folder of a trainer's package declares; None if actordbg has no such folder."""
+        file = Path(__file__).parents[1] / "trainers" / package / "losses.json"
+        if not package.isidentifier() or not file.is_file():
+            return None
+        read = json.loads(file.read_text(encoding="utf-8"))
+        losses = (CapturePoint(each["where"], tuple(each["returns"]), each["names"]) for each in read.pop("losses"))
+        return cls(losses=tuple(losses), **read)
+
+
 _ARGUMENTS = ("sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "advantages")
 """Parts of an experience that the loss or the forward gets as arguments."""
 
@@ -78,13 +96,13 @@ class RecordedLoss:
 class LossSlot:
     """Stands in for a `hook.Slot` where a loss is wrapped."""
 
-    def __init__(self, slot: Any, point: LossPoint, original: Callable[..., Any]) -> None:
-        self._slot, self._point, self.traced = slot, point, slot.traced
+    def __init__(self, slot: Any, points: CapturePoints, point: CapturePoint, original: Callable[..., Any]) -> None:
+        self._slot, self._points, self._point, self.traced = slot, points, point, slot.traced
         self._binder = Binder(original)
         self._binder.names = tuple(point.names.get(name, name) for name in self._binder.names)
         self._binder.returns = point.returns
         self._known: weakref.WeakKeyDictionary[Any, RecordedLoss] = weakref.WeakKeyDictionary()
-        self._controls: tuple[Control, Control] | None = None
+        self._control: Control | None = None
 
     @property
     def recorder(self) -> Any:
@@ -107,8 +125,8 @@ class LossSlot:
         actor, item = last.actor(), last.item
         if actor is None or not (control.triggers or (item is not None and item.reason is None)):
             return None
-        if self._controls is None or self._controls[0] is not control:
-            self._controls = control, _whole(control)
+        if self._control is not control:
+            self._control, self._binder.control = control, _whole(control)
         known = self._known.get(loss)
         if known is None:
             known = self._known.setdefault(loss, RecordedLoss(self._point.where))
@@ -119,9 +137,9 @@ class LossSlot:
         inputs = {name: tensor for name, at in last.inputs.items() if (tensor := at()) is not None}
         known.model = actor.model
         try:
-            context = _context(loss, actor.model, item.dump_id if item is not None and item.whole else None)
+            context = _context(self._points, loss, actor.model, item.dump_id if item is not None and item.whole else None)
             entered: Item | None = type(recorder).enter(  # not through a wrapper, which would hash the weights again
-                recorder, self._binder, known, args, {**inputs, **given, **context}, self._controls[1]
+                recorder, self._binder, known, args, {**inputs, **given, **context}
             )
             return entered
         finally:
@@ -134,7 +152,7 @@ def _whole(control: Control) -> Control:
     return replace(control, **limits, ranks=None, min_seq_len=None, with_outputs=True)
 
 
-def _context(loss: Any, engine: Any, forward: str | None) -> dict[str, Any]:
+def _context(points: CapturePoints, loss: Any, engine: Any, forward: str | None) -> dict[str, Any]:
     """Return everything that is recorded beside the arguments, by name."""
     named: dict[str, Any] = {"forward": forward}
     named |= {f"loss.{name}": value for name, value in vars(loss).items() if name[0] != "_" and name != "training"}
@@ -154,8 +172,8 @@ def _context(loss: Any, engine: Any, forward: str | None) -> dict[str, Any]:
         strategy = getattr(trainer, "strategy", None)
         named["accumulation"] = getattr(strategy, "accumulated_gradient", None)
         arguments = getattr(strategy, "args", None)
-        named |= {name: _at(arguments, path) for name, path in SETTINGS.items()}
-        named["multi_turn"] = None if arguments is None else bool(_at(arguments, "train.agent_func_path"))
+        named |= {name: _at(arguments, path) for name, path in points.settings.items()}
+        named |= {name: bool(_at(arguments, path)) for name, path in points.flags.items() if arguments is not None}
         named["eos_token_id"] = getattr(getattr(trainer, "tokenizer", None), "eos_token_id", None)
     return {CONTEXT + name: value for name, value in named.items() if value is not None or name.startswith("loss.")}
 
@@ -185,17 +203,12 @@ def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         slot.recorder.last = _here.forward = None
         output = original(self, *args, **kwargs)
-        try:
-            given = dict(zip(binder.names, args, strict=False)) | kwargs
-            values = output[0] if type(output) in (tuple, list) and output else output
-            if isinstance(values, torch.Tensor):
-                tensors = {name: given.get(name) for name in ("sequences", "attention_mask")}
-                inputs = {name: weakref.ref(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
-                _here.forward = LastForward(weakref.ref(values), weakref.ref(self), inputs, slot.recorder.last)
-        except Exception as fault:  # noqa: BLE001  # an edge: assignments only
-            fault.__traceback__ = None
-            with slot.recorder.notices.lock:
-                slot.recorder.notices.later += (("fault", fault),)
+        given = dict(zip(binder.names, args, strict=False)) | kwargs
+        values = output[0] if type(output) in (tuple, list) and output else output
+        tensors = {name: given.get(name) for name in ("sequences", "attention_mask")}
+        with contextlib.suppress(MemoryError, TypeError):
+            inputs = {name: weakref.ref(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+            _here.forward = LastForward(weakref.ref(values), weakref.ref(self), inputs, slot.recorder.last)
         return output
 
     return forward
@@ -221,14 +234,15 @@ def attach(slot: Any, wrap: Wrap) -> None:
 
     slot: the `hook.Slot` of Actors; wrap: `hook.wrap`.
     """
+    for points in filter(None, map(CapturePoints.of, slot.packages)):
 
-    def wrapped(point: LossPoint, original: Callable[..., Any]) -> Callable[..., Any]:
-        return wrap(original, LossSlot(slot, point, original))
+        def wrapped(point: CapturePoint, original: Callable[..., Any], own: CapturePoints = points) -> Callable[..., Any]:
+            return wrap(original, LossSlot(slot, own, point, original))
 
-    for point in POINTS:
-        _replace(point.where, "forward", functools.partial(wrapped, point))
-    _replace(FORWARD, "forward", lambda original: _noting(original, slot))
-    _replace(STEP, "training_step", _stepping)
+        for point in points.losses:
+            _replace(point.where, "forward", functools.partial(wrapped, point))
+        _replace(points.forward, "forward", lambda original: _noting(original, slot))
+        _replace(points.step, "training_step", _stepping)
 
 
 def _replace(where: str, method: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -127,13 +127,10 @@ class Recorder:
         if before is not None:
             before.remove()
 
-    def enter(
-        self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any], control: Control | None = None
-    ) -> Item | None:
-        """Count a call that is about to run and, if it is selected, copy it. control: the switch to follow, if it is not that in
-        force. Raises no Exception.
-        """
-        control, ring = control or self.control, self.ring
+    def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+        """Count a call that is about to run and, if it is selected, copy it. Raises no Exception."""
+        control: Control | None = binder.control or self.control
+        ring = self.ring
         if control is None or ring is None:
             return None
         open_: Item | Ledger | None = None

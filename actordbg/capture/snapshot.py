@@ -207,9 +207,8 @@ def named_outputs(output: Any, returns: str | tuple[str, ...], logits: bool = Fa
     """Return the small tensors of `forward`'s result, named `output.<name>`.
 
     A trainer returns log-probs, `(log-probs, model output)` or the model output, which may carry `entropy`, and in some trainers
-    the log-probs. `returns`: the name of the log-probs, or the names of all results. With `logits`, a result
-    without log-probs gets the sum of its logits (a float32 scalar) instead: that reads the logits once on their device, and waits
-    for nothing.
+    the log-probs. `returns`: the name of the log-probs, or of all results. With `logits`, a result without log-probs gets the
+    sum of its logits (a float32 scalar) instead: that reads the logits once on their device, and waits for nothing.
     """
     outputs: dict[str, Any] = {}
     several = isinstance(output, (tuple, list)) and not hasattr(output, "logits")
@@ -225,11 +224,8 @@ def named_outputs(output: Any, returns: str | tuple[str, ...], logits: bool = Fa
         if type(values) is torch.Tensor and values.is_floating_point():
             with torch.no_grad():
                 outputs[LOGITS_SUM] = values.detach().sum(dtype=torch.float32)
-    return {
-        OUTPUT_PREFIX + name: value
-        for name, value in outputs.items()
-        if type(value) is torch.Tensor and storable(value) and not value.is_meta
-    }
+    tensors = {name: value for name, value in outputs.items() if type(value) is torch.Tensor}
+    return {OUTPUT_PREFIX + name: value for name, value in tensors.items() if storable(value) and not value.is_meta}
 
 
 def cost(tensors: Iterable[torch.Tensor]) -> int:

@@ -129,6 +129,7 @@ def openrlhf(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 def train(openrlhf: SimpleNamespace, recording: Recording | None, steps: int = 4) -> list[dict[str, Any]]:
     """Train: the old log-probs of all micro-batches, then a step for each. Returns each loss with its results and gradients."""
     if recording is not None:
+        recording.slot.packages.add("openrlhf")
         openrlhf.Actor.forward = hook.wrap(vars(openrlhf.Actor)["forward"], recording.slot)
     actor = openrlhf.Actor()
     loss = openrlhf.PolicyLoss(is_correction_level="token")
