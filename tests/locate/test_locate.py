@@ -45,5 +45,9 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store: Store, tmp_path
     assert faulty.exit_code == 1, faulty.output
     cause = "model.layers.1.input_layernorm.variance_epsilon is 0.001; transformers' model from this checkpoint has 1e-06"
     assert f"WRONG: {cause}" in " ".join(faulty.stdout.split()), faulty.output
+    explained = CliRunner().invoke(app, [*options[:2], "explain", "--json"])
+    why = json.loads(explained.stdout)["explanation"]
+    assert explained.exit_code == 1 and why["what"] == [cause] and "loads" not in why["to_do"][0], explained.output
+    assert any("as near to the truth as a healthy" in text for text in why["ruled_out"]) and why["not_checked"], why
     refused = CliRunner().invoke(app, [*options, answer["replay_id"], "--packing"])
     assert "a replay has its own configuration and inputs, so --packing cannot be given" in str(refused.exception)
