@@ -120,6 +120,7 @@ def test_nothing_selected_is_an_error_that_says_what_there_is(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_replay_laws_check_and_matrix_return_what_the_commands_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     publish(Store(tmp_path / "store").create(), 2, length=24)
     steps: list[int] = []
@@ -136,6 +137,7 @@ def test_replay_laws_check_and_matrix_return_what_the_commands_print(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("script", ["check_model.py", "use_store.py"])
 def test_the_examples_of_the_page_run(script: str, tmp_path: Path):
     command = [sys.executable, str(ROOT / "examples" / script)]
