@@ -64,8 +64,7 @@ def replay_verdict(
     values = as_ran(replay.asked, replay.resolved)
     word, said, deciding = _judged(replay, of or replay.counts.inputs, own, left, no_truth)
     following = _next(replay, word, own, recorded, reported, bool(no_truth) or replay.truth is not None)
-    lawless = replay.laws is not None and not replay.laws.good
-    if local is not None and word in (RIGHT, WRONG, UNCHECKED) and not lawless and local.word == WRONG:
+    if local is not None and word in (RIGHT, WRONG, UNCHECKED) and local.word == WRONG:
         if local.said.partition(":")[0] not in said:  # the truth may name the same module of transformers
             said = f"{said}: {local.said}" if word == WRONG else local.said
         word, following = WRONG, _next(replay, WRONG, own, recorded, reported, True)
