@@ -4,8 +4,8 @@
 
 A place is wrong if one of these holds:
 
-    ratio over all tokens > LIMIT[dtype] + SPREAD / sqrt(elements)
-    ratio over one row    > ROW[dtype] + SPREAD / sqrt(elements of the row)
+    ratio over all tokens > LIMIT[dtype] * (1 + SPREAD / sqrt(elements))
+    ratio over one row    > ROW[dtype] * (1 + SPREAD / sqrt(elements of the row))
 
 Two healthy kernels differ by chance where there are few elements, and in fp32 by their order of summation, so fp32's limits are
 wide; a fault there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the
@@ -149,7 +149,7 @@ def _place(
     for row, length in enumerate(lengths):
         part = slice(start, start + length)
         start += length
-        if length and ratio_of(part) > wider * ROW[dtype] + SPREAD / math.sqrt(length * own.width):
+        if length and ratio_of(part) > wider * ROW[dtype] * (1 + SPREAD / math.sqrt(length * own.width)):
             rows.append(row)
             above[part] = ratios[part] > 2
     elements, ratio = own.tokens * own.width, ratio_of(slice(None))
@@ -160,7 +160,7 @@ def _place(
         kind=key[1],
         what=words_of(key),
         ratio=ratio if math.isfinite(ratio) else None,
-        limit=wider * LIMIT[dtype] + SPREAD / math.sqrt(elements),
+        limit=wider * LIMIT[dtype] * (1 + SPREAD / math.sqrt(elements)),
         gain=gain if math.isfinite(gain) else None,
         rows=tuple(rows),
         of_rows=len(lengths),
