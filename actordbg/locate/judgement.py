@@ -7,11 +7,11 @@ A place is wrong if one of these holds:
     ratio over all tokens > LIMIT[dtype] * (1 + SPREAD / sqrt(elements))
     ratio over one row    > ROW[dtype] * (1 + SPREAD / sqrt(elements of the row))
 
-Two healthy kernels differ by chance where few elements have most of the error, so with squared errors e of the clean model's tokens,
-elements = (sum of e)^2 / (sum of e^2) * width. In fp32 they differ by their order of summation, so fp32's limits are wide; a fault
-there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the dtype's rounding of
-the truth. Ranks that split a matrix round their partial sums, and ranks that average gradients round the average, which the clean
-model does not do, so with N of them these limits are sqrt(N) times as wide.
+Two healthy kernels differ by chance where few elements have most of the error, so with the clean model's squared errors e by token
+elements are counted as (sum of e)^2 / (sum of e^2) * width. In fp32 kernels differ by their order of summation, so fp32's limits
+are wide; a fault there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the
+dtype's rounding of the truth. Ranks that split a matrix round their partial sums, and ranks that average gradients round the
+average, which the clean model does not do, so with N of them these limits are sqrt(N) times as wide.
 """
 
 from __future__ import annotations
