@@ -7,7 +7,7 @@ A place is wrong if one of these holds:
     ratio over all tokens > LIMIT[dtype] * (1 + SPREAD / sqrt(elements))
     ratio over one row    > ROW[dtype] * (1 + SPREAD / sqrt(elements of the row))
 
-Two healthy kernels differ by chance where few elements have most of the error, so with the clean model's squared errors e by token
+Two healthy kernels differ by chance where few elements have most of the error, so with the clean model's squared errors e
 elements are counted as (sum of e)^2 / (sum of e^2) * width. In fp32 kernels differ by their order of summation, so fp32's limits
 are wide; a fault there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the
 dtype's rounding of the truth. Ranks that split a matrix round their partial sums, and ranks that average gradients round the
