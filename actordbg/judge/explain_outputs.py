@@ -1,0 +1,213 @@
+"""Name the cause of wrong log-probs of which there are only the numbers: those that a run recorded, or a rollout engine returned.
+
+The truth is computed once more for at most `MOST` dumps, with every cause of the bank (`actordbg.causes.bank`): log-probs per
+cause, and draws of what rounding does. With it come real computations in the run's dtype: each row alone, and the replay's own
+results where they are right. `actordbg.causes.fit` then fits what was recorded.
+
+    explained = explain_outputs(store, replay_id)
+    explained.sentence     # "temperature 0.7 was not applied (0.518 -> 0.014 nats, noise 0.01)"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from actordbg.actor.hub_model import versions_of
+from actordbg.actor.rules import LEAKED
+from actordbg.base.errors import ActordbgError, Unsupported
+from actordbg.catalog import query
+from actordbg.causes.bank import BY_NAME, PLACEHOLDER, SHIFT, WEIGHTS
+from actordbg.causes.fit import ACCEPTED, Array, Fit, Fitted, Sample, fit
+from actordbg.causes.gather import PREFIX, Piece, sample_of
+from actordbg.document.blocks import number
+from actordbg.judge.comparing import OF_TOKENS
+from actordbg.judge.dump_figures import unlike
+from actordbg.judge.find_truth import Wanted, ensure_lone_rows, wanted_rounding, wanted_truth
+from actordbg.judge.sides import GoldenSide, ReplaySide, Values, open_replay, opened, tensors_path, why_not
+from actordbg.judge.thresholds import measures
+from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, ExplainedOutputs, NamedCause
+from actordbg.replay.supervise import load_spec
+from actordbg.store.layout import Store
+
+MOST = 8
+"""Dumps that are fitted: each costs some fifty forwards of the truth."""
+ROUNDS = 2
+"""How often sizes around a fitted one are computed, for causes that are not linear."""
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """The sides to fit with: the truth under causes, each row alone in the run's dtype, and truths of other models by name."""
+
+    truth: ReplaySide
+    rounding: ReplaySide | None
+    others: Mapping[str, ReplaySide]
+
+
+def explain_outputs(
+    store: Store,
+    replay_id: str,
+    *,
+    recorded: Mapping[str, Array] | None = None,
+    models: Sequence[str] = (),
+    only: Collection[str] | None = None,
+    **callbacks: Any,
+) -> ExplainedOutputs:
+    """Fit the bank's causes to what the run recorded for the inputs of a replay of the same model.
+
+    recorded: other log-probs to fit instead, such as a rollout engine's, by dump id, of the shape of the dump's own. models:
+    further models (checkpoints of other steps, the base without its adapter) whose weights the other side may have had. only: ids
+    of dumps to choose from. callbacks: passed to `run_replay`. Raises Unsupported if there is nothing to fit, and what
+    `run_replay` raises.
+    """
+    ours = open_replay(query.open_fresh(store), replay_id)
+    golden = GoldenSide(store, ours, ours.inputs)
+    if blocked := why_not(ours, golden):
+        raise Unsupported(blocked, hint="replay the run's own model, whole")
+    found = {}
+    for dump_id in ours.inputs if only is None else [each for each in ours.inputs if each in only]:
+        values, replayed = _recorded(golden, dump_id, recorded), ours.read(dump_id)
+        if not isinstance(values, str) and not isinstance(replayed, str) and not unlike(replayed, values):
+            found[dump_id] = values, replayed
+        if len(found) == MOST:
+            break
+    if not found:
+        raise Unsupported("no dump has log-probs of both the run and the replay", hint="record with --with-outputs")
+    wanted = _lone(wanted_truth(store, load_spec(store, replay_id)), found)
+    rounding = wanted_rounding(store, load_spec(store, replay_id))
+    catalog = query.open_fresh
+
+    def computed(request: Wanted, what: str) -> ReplaySide:
+        done = ensure_lone_rows(store, request, command=f"{what} of replay {replay_id}", **callbacks)
+        return open_replay(catalog(store), done)
+
+    sides = _Computed(
+        computed(replace(wanted, config=replace(wanted.config, causes="all")), "causes"),
+        computed(_lone(rounding, found), "the rounding") if rounding else None,
+        {
+            model: computed(
+                replace(wanted, config=replace(wanted.config, model=model), versions=versions_of(model)), "other weights"
+            )
+            for model in models
+        },
+    )
+    own = dict(sides.truth.resolved["causes"])
+    pieces = {dump_id: piece for dump_id, both in found.items() if (piece := _piece(store, dump_id, *both, sides))}
+    fitted = fit(sample := sample_of([*pieces.values()], own))
+    for _ in range(ROUNDS):
+        if not (near := _refined(sample, fitted)):
+            break
+        finer = computed(replace(wanted, config=replace(wanted.config, causes=near)), "causes")
+        pieces = {dump_id: _with(store, dump_id, piece, finer) for dump_id, piece in pieces.items()}
+        fitted = fit(sample := sample_of([*pieces.values()], own))
+    temperatures = {both[1].temperature for both in found.values()}
+    return told(fitted, own, len(pieces), temperatures.pop() if len(temperatures) == 1 else None)
+
+
+def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -> ComparisonRecord:
+    """Explain a comparison with recorded outputs whose log-probs differ; where that is not possible, add the reason.
+
+    Unchanged if no log-prob is beyond its limit, and if a rule already names the cause.
+    """
+    far = [
+        dump.dump_id
+        for dump in record.dumps
+        if dump.verdict == MISMATCH
+        and any(measures(dump).get(name, 0.0) > (dump.limits or record.thresholds).get(name, math.inf) for name in OF_TOKENS)
+    ]
+    if not far or any(LEAKED in dump.reasons for dump in record.dumps):
+        return record
+    try:
+        explained = explain_outputs(store, record.a.replay_id or "", only=far, **callbacks)
+    except ActordbgError as problem:
+        return replace(record, reasons=(*record.reasons, f"no cause was searched for: {problem.message}"))
+    return replace(record, explained=explained, reasons=(*explained.sentences, *record.reasons))
+
+
+def _lone(wanted: Wanted, found: Collection[str]) -> Wanted:
+    """Return what is wanted, for these dumps and without gradients."""
+    config = replace(wanted.config, backward=False, keep_gradients=False)
+    return replace(wanted, config=config, inputs=tuple(each for each in wanted.inputs if each.dump_id in found),
+                   with_gradients=frozenset())  # fmt: skip
+
+
+def _recorded(golden: GoldenSide, dump_id: str, recorded: Mapping[str, Array] | None) -> Values | str:
+    """Return what the run recorded, or `recorded` in its place."""
+    values = golden.read(dump_id)
+    if recorded is None or isinstance(values, str):
+        return values
+    given = recorded.get(dump_id)
+    return "no log-probs were given" if given is None else replace(values, log_probs=given)
+
+
+def _piece(store: Store, dump_id: str, recorded: Values, own: Values, sides: _Computed) -> Piece | None:
+    """Return a dump's log-probs; None if it has no truth. The replay's own count as healthy where they are as near as rounding
+    is.
+    """
+    truth = sides.truth.read(dump_id)
+    if isinstance(truth, str):
+        return None
+    piece = Piece(recorded.log_probs, truth.mask, truth.log_probs, _causes(store, dump_id, sides.truth), (), {
+        name: values.log_probs for name, side in sides.others.items() if not isinstance(values := side.read(dump_id), str)
+    })  # fmt: skip
+    rounded = sides.rounding.read(dump_id) if sides.rounding else ""
+    if isinstance(rounded, str):
+        return piece
+
+    def away(values: Values) -> float:
+        return float(np.abs(values.log_probs - truth.log_probs)[truth.mask].mean())
+
+    near = away(own) <= ACCEPTED * away(rounded)
+    return replace(piece, healthy=(rounded.log_probs, own.log_probs) if near else (rounded.log_probs,))
+
+
+def _causes(store: Store, dump_id: str, side: ReplaySide) -> dict[str, Array]:
+    """Read a dump's log-probs under each cause."""
+    with opened(tensors_path(store, side.row.replay_id, dump_id)) as file:
+        return {name: file.get_tensor(name) for name in file.keys() if name.startswith(PREFIX)}  # noqa: SIM118
+
+
+def _with(store: Store, dump_id: str, piece: Piece, finer: ReplaySide) -> Piece:
+    return replace(piece, causes={**piece.causes, **_causes(store, dump_id, finer)})
+
+
+def _refined(sample: Sample, fitted: Fitted) -> str:
+    """Return the sizes to compute around the best fit of a continuous cause that explains much and is not accepted; "" for
+    none.
+    """
+    best = fitted.nearest
+    if best is None or best.amount is None or best.name not in BY_NAME or not BY_NAME[best.name].near:
+        return ""
+    known = [size for size, _ in sample.curves[best.name]]
+    sizes = [size for factor in (0.99, 1.0, 1.01) if (size := best.amount * factor) not in known]
+    return ",".join(f"{best.name}={size!r}" for size in sizes) if best.left < fitted.before / 2 else ""
+
+
+def told(fitted: Fitted, own: Mapping[str, float], dumps: int, temperature: float | None) -> ExplainedOutputs:
+    """Put a fit into words. temperature: that of the truth, if it is the same in all dumps; amounts of temperature are times
+    this.
+    """
+    zeros = [Fit(PLACEHOLDER, fitted.placeholders, None, np.zeros(0), fitted.before)] * bool(fitted.placeholders)
+    named, also = (tuple(_named(each, own, temperature) for each in fits) for fits in (fitted.named, [*zeros, *fitted.expected]))
+    nearest = (
+        f"{_named(fitted.nearest, own, temperature).said}, leaves {number(fitted.nearest.left, 3)}" if fitted.nearest else ""
+    )
+    return ExplainedOutputs(fitted.before, fitted.noise, fitted.tokens, dumps, named, also, fitted.unknown, nearest)
+
+
+def _named(each: Fit, own: Mapping[str, float], temperature: float | None) -> NamedCause:
+    """Describe a fit. An amount that has an error is given with it."""
+    model = each.name.removeprefix(f"{WEIGHTS} ")
+    cause = BY_NAME[WEIGHTS if model != each.name else each.name]
+    amount, error, none, said = each.amount, each.error, own.get(each.name), cause.said
+    if each.name == "temperature" and temperature and amount:
+        amount, error, none = amount * temperature, (error or 0.0) * temperature, temperature
+        said = "temperature {own} was not applied" if none != 1.0 and abs(amount - 1.0) < 0.02 else said
+    shown = f"{amount:+}" if cause.name == SHIFT else number(amount, 4) + (f" ± {number(error, 1)}" if error else "")
+    said = said.format(amount=shown, own=number(none, 4), model=model)
+    return NamedCause(each.name, said, cause.remedy, cause.thread, amount, error, each.left, each.z)
