@@ -27,8 +27,8 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -154,10 +154,8 @@ class TruthSession(Decided):
         del self._model
         gc.collect()
 
-    def _rows(
-        self, call: ReplayedCall, dump: Dump, backward: bool, closed: Mapping[str, Closed] = MappingProxyType({})
-    ) -> ForwardOutcome:
-        """Compute the rows. closed: other log-probs to compute from the same logits, by the name that they get in `tensors`."""
+    def _rows(self, call: ReplayedCall, dump: Dump, backward: bool, closed: Mapping[str, Closed] | None = None) -> ForwardOutcome:
+        """Compute the rows. closed: for causes, other log-probs to compute from the same logits, by their names in `tensors`."""
         device, given, mask = self._device, call.arguments, call.mask
         sequences, own = given["sequences"], given.get("position_ids")
         attended = _attended(given.get("attention_mask"), sequences)
@@ -168,12 +166,12 @@ class TruthSession(Decided):
         count = max(int(mask.sum()), 1)
         forward_s = backward_s = loss = 0.0
         narrowed = truth_model.Narrowed(self._dtype)
-        beside = {name: torch.zeros(mask.shape) for name in closed}
+        beside = {name: torch.zeros(mask.shape) for name in closed or ()}
         for row, columns, chosen in _chosen_tokens(mask.cpu(), attended.cpu()):
             began = measure.now(device)
             ids, places = sequences[row, attended[row]], mask[row].nonzero().squeeze(-1).cpu()
             labels = sequences[row, (columns + 1).to(device)]
-            with torch.set_grad_enabled(backward), narrowed:
+            with torch.set_grad_enabled(backward), narrowed if closed is None else nullcontext():
                 logits = self._logits(ids, chosen.to(device), None if own is None else own[row, attended[row]])
                 logits = logits.to(self._wide) / temperature
                 normalizer = torch.logsumexp(logits, dim=-1)
@@ -185,7 +183,7 @@ class TruthSession(Decided):
                 entropy[row, places] = (normalizer.detach() - mean).float().cpu()
             log_probs[row, places] = scores.detach().float().cpu()
             with torch.no_grad():
-                for name, function in closed.items():
+                for name, function in (closed or {}).items():
                     first = torch.arange(len(labels), device=device) == 0
                     beside[name][row, places] = function(logits, labels, first).float().cpu()
             forward_s += measure.now(device) - began

@@ -6,9 +6,8 @@ truth's log-probs are computed at each of the sizes to try, in one of two ways:
 * `closed`: from the logits of the truth's forward, in closed form: nothing else is computed;
 * `planted`: the model is changed for one forward.
 
-A cause whose size is continuous (`near`) is fitted between the tried sizes too. A cause that is there or not (`near` is empty) is
-tried at each size alone. Causes of one `kin` move the same log-probs in similar ways: where the data cannot tell them apart, all
-are named.
+A continuous cause is fitted between the tried sizes too; others are tried at each size alone. `kin` says which causes move the
+same log-probs in similar ways: where the tokens cannot tell causes apart, all are named.
 
 Functions get torch's tensors and models, and call their methods only: the desk, which reads names and sentences, needs no torch.
 """
@@ -32,7 +31,8 @@ class Cause:
     """A way to be wrong. said: the sentence, with {amount} and {own}. thread: a public report of it, "" if none is known.
 
     own: from the model, the size at which nothing is wrong; None if this model cannot have this cause. sizes: to try, absolute;
-    near: to try, times `own`. expected: healthy in rollouts. spreads: log-probs' noise grows by own / size.
+    near: to try, times `own`. along: the scale, log or linear, in which a continuous size is fitted between these; "": the cause
+    is there or not. expected: healthy in rollouts. spreads: log-probs' noise grows by own / size.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Cause:
     planted: Callable[[Any, float], AbstractContextManager[Any]] | None = None
     sizes: tuple[float, ...] = ()
     near: tuple[float, ...] = ()
+    along: str = ""
     expected: bool = False
     spreads: bool = False
 
@@ -162,9 +163,9 @@ def _ropes(model: Any) -> list[Any]:
 
 def _theta_of(model: Any) -> float | None:
     """Return theta where all angles follow from it: one rotary embedding, of the default kind."""
-    ropes, rope = _ropes(model), getattr(model.config, "rope_parameters", None) or {}
+    rope = getattr(model.config, "rope_parameters", None) or getattr(model.config, "rope_scaling", None) or {}
     theta = rope.get("rope_theta") or getattr(model.config, "rope_theta", None)
-    plain = len(ropes) == 1 and rope.get("rope_type", "default") == "default" and not getattr(model.config, "rope_scaling", None)
+    plain = len(_ropes(model)) == 1 and rope.get("rope_type", "default") == "default"
     return float(theta) if plain and theta else None
 
 
@@ -237,8 +238,6 @@ def _without_adapters(model: Any, _size: float) -> Iterator[None]:
         layer.enable_adapters(True)
 
 
-_SLIGHTLY = (0.9, 0.97, 1.03, 1.1)
-
 SHIFT, ROWS, PLACEHOLDER, WEIGHTS = "shift", "other rows", "placeholder", "weights"
 
 BANK: tuple[Cause, ...] = (
@@ -248,7 +247,7 @@ BANK: tuple[Cause, ...] = (
         "give both sides the same temperature, and log-probs after it (vLLM: logprobs_mode processed_logprobs)",
         "trl#4159",
         _always, closed=_temperature, near=tuple(2 ** (step / 12) for step in range(-13, 14)), sizes=(0.1, 0.2, 0.3, 3, 5, 10),
-        spreads=True,
+        along="log", spreads=True,
     ),
     Cause(
         "top-p", "sampling",
@@ -283,28 +282,31 @@ BANK: tuple[Cause, ...] = (
         "the norms' epsilon was {amount}, not {own}",
         "load the norms' epsilon from the checkpoint's config.json",
         "",
-        lambda model: _first_value(_norms(model)), planted=_epsilon, sizes=(1e-8, 1e-6, 1e-5, 1e-4, 1e-3), near=(0.5, 2.0),
+        lambda model: _first_value(_norms(model)), planted=_epsilon, sizes=(1e-6, 1e-5, 1e-4, 1e-3), along="linear",
     ),
     Cause(
         "attention scale", "attention",
         "the attention's scale was {amount} times the model's",
         "compare the softmax scale of the attention kernel with 1/sqrt(head_dim), or the config's own",
         "",
-        lambda model: 1.0 if _scaled(model) else None, planted=_attention, near=_SLIGHTLY,
+        lambda model: 1.0 if _scaled(model) else None, planted=_attention, near=(0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.4, 2),
+        along="log",
     ),
     Cause(
         "rope theta", "positions",
         "rope theta was {amount}, not {own}",
         "compare rope_theta of both sides (config.json, and overrides of the engine)",
         "",
-        _theta_of, planted=_theta, sizes=(1e4, 1e5, 5e5, 1e6, 5e6, 1e7), near=_SLIGHTLY,
+        _theta_of, planted=_theta, sizes=(1e4, 1e5, 5e5, 1e6, 5e6, 1e7), near=(0.9, 1.1),
+        along="log",
     ),
     Cause(
         "rope scaling", "positions",
         "positions were divided by {amount}",
         "compare rope_scaling of both sides (config.json, and overrides of the engine)",
         "",
-        lambda model: 1.0 if _ropes(model) else None, planted=_angles, sizes=(0.5, 2, 4, 8), near=_SLIGHTLY,
+        lambda model: 1.0 if _ropes(model) else None, planted=_angles,
+        sizes=(0.25, 0.5, 0.97, 1.03, 1.5, 2, 3, 4, 8, 16, 32), along="log",
     ),
     Cause(
         "inv_freq in bf16", "positions",

@@ -10,10 +10,10 @@ a healthy bf16 model reaches 5 to 7 standard errors of white noise along a cause
 fits.
 
 **Two regimes.** Where the mean of |y| is above `ACCEPTED` times the noise, a cause is accepted if what it leaves is at most
-`ACCEPTED` times the noise; if none is, the cause is unknown. Below, y looks like rounding token by token, and a cause is named
-only if its amount, with the real differences as regressors beside it, is `HIDDEN` standard errors from none, where the real
-differences themselves, each fitted in the same way, stay below a third of that. Within the noise nothing else is searched: with
-as many rows as there are, some other row always fits a little better.
+`ACCEPTED` times the noise (or `EXPLAINED` of what it was); if none is, the cause is unknown. Below, y looks like rounding token
+by token, and a cause is named only if its amount, with the real differences as regressors beside it, is `HIDDEN` standard errors
+from none, where the real differences themselves, each fitted in the same way, stay below a third of that. Within the noise
+nothing else is searched: with as many rows as there are, some other row always fits a little better.
 
 **Kin.** Accepted causes whose remainders do not differ by `APART` standard errors (of the paired differences of |remainder|) are
 named together: the data cannot tell them apart.
@@ -39,6 +39,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ACCEPTED = 1.5
 """A fit is accepted if it leaves at most so many times the noise."""
+EXPLAINED = 1 / 100
+"""A fit is accepted too if it leaves at most this share: in fp32 a value that is rounded to bf16 flips at some tokens."""
 HIDDEN = 12.0
 APART = 3.0
 FEWEST = 16
@@ -90,7 +92,7 @@ class Fit:
     name: str
     amount: float | None
     error: float | None
-    predicted: Array
+    predicted: Array = field(repr=False)
     left: float = math.inf
     z: float | None = None
 
@@ -132,7 +134,7 @@ def fit(sample: Sample) -> Fitted:
     nearest = None
     if before > ACCEPTED * sample.noise:
         fits = sorted(_fits(sample, counted), key=lambda each: each.left)
-        accepted = [each for each in fits if each.left <= ACCEPTED * _allowed(sample, each)]
+        accepted = [each for each in fits if each.left <= max(ACCEPTED * _allowed(sample, each), before * EXPLAINED)]
         named = tuple(_together(sample, accepted, counted))
         nearest = next((each for each in fits if each.left < before), None)
     else:
@@ -141,6 +143,15 @@ def fit(sample: Sample) -> Fitted:
     placeholders = int((zeros & ~(explained > ZERO)).sum())
     benign = tuple(_expected(sample, expected, first & np.isfinite(sample.recorded), explained))
     return Fitted(before, sample.noise, int(counted.sum()), named, placeholders, benign, None if named else nearest)
+
+
+def refined(sample: Sample, fitted: Fitted) -> list[tuple[str, float]]:
+    """Return the sizes to compute around the best fit of a continuous cause that explains much and is not accepted."""
+    best = fitted.nearest
+    if best is None or best.amount is None or not BY_NAME[best.name].along or best.left > fitted.before / 2:
+        return []
+    known = [size for size, _ in sample.curves[best.name]]
+    return [(best.name, size) for factor in (0.99, 1.0, 1.01) if (size := best.amount * factor) not in known]
 
 
 def _mean(values: Array, where: Array) -> float:
@@ -159,7 +170,7 @@ def _fits(sample: Sample, counted: Array) -> Iterator[Fit]:
     for name, points in sample.curves.items():
         if BY_NAME[name].expected or not points:
             continue
-        if BY_NAME[name].near:
+        if BY_NAME[name].along:
             yield _along(sample, name, points, counted)
         else:
             yield min((_scored(sample, name, size, values, counted) for size, values in points), key=lambda each: each.left)
@@ -183,9 +194,10 @@ def _scored(sample: Sample, name: str, amount: float | None, predicted: Array, c
 
 
 def _points(sample: Sample, name: str, points: Sequence[tuple[float, Array]]) -> tuple[Array, Array]:
-    """Return x = log(size / own) of the tried sizes and of none, in order, and their log-probs [P, T]."""
-    own = sample.own[name]
-    known = sorted([(0.0, sample.truth), *((math.log(size / own), values) for size, values in points)], key=lambda pair: pair[0])
+    """Return x of the tried sizes and of none, in order, and their log-probs [P, T]. x is log(size / own), or size / own - 1."""
+    own, log = sample.own[name], BY_NAME[name].along == "log"
+    at = [(math.log(size / own) if log else size / own - 1, values) for size, values in points]
+    known = sorted([(0.0, sample.truth), *at], key=lambda pair: pair[0])
     return np.array([x for x, _ in known]), np.stack([values for _, values in known])
 
 
@@ -213,25 +225,36 @@ def _along(sample: Sample, name: str, points: Sequence[tuple[float, Array]], cou
         a, b = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, b) if left(a) < left(b) else (a, high)
     x = (low + high) / 2
-    width = max(float(np.diff(xs).min()) / 4, 1e-6)
-    slope = (between(xs, values, x + width) - between(xs, values, x - width)) / (2 * width)
-    error = _spread(sample, np.where(counted, slope, 0.0))
-    amount = sample.own[name] * math.exp(x)
+    error = _spread(sample, np.where(counted, slope_at(xs, values, x), 0.0)) * math.sqrt(math.pi / 2)
     predicted = between(xs, values, x)
-    return Fit(name, amount, amount * error * math.sqrt(math.pi / 2), predicted, _mean(sample.recorded - predicted, counted))
+    return Fit(name, *_sized(sample, name, x, error), predicted, _mean(sample.recorded - predicted, counted))
+
+
+def slope_at(xs: Array, values: Array, x: float) -> Array:
+    """Return the derivative of `between` at x [T]."""
+    width = float(np.diff(xs).min()) / 8
+    return (between(xs, values, x + width) - between(xs, values, x - width)) / (2 * width)
+
+
+def _sized(sample: Sample, name: str, x: float, error: float) -> tuple[float, float]:
+    """Return the size at x, and its standard error."""
+    own = sample.own[name]
+    size = own * (math.exp(x) if BY_NAME[name].along == "log" else 1 + x)
+    return size, error * (size if BY_NAME[name].along == "log" else own)
 
 
 def _spread(sample: Sample, slope: Array) -> float:
-    """Return the standard error of the amount of `slope` [T] that a least-squares fit finds in the draws.
+    """Return the standard error of the amount of `slope` [T] that a least-squares fit finds in the draws and the real
+    differences.
 
     sqrt(pi / 2) more for a fit of absolute remainders (Laplace), which the caller adds.
     """
     norm = float(slope @ slope)
     if not norm or not len(sample.draws):
         return math.inf
-    found = np.nan_to_num(sample.draws) @ slope / norm
+    found = [np.nan_to_num(each) @ slope / norm for each in (sample.draws, sample.healthy) if len(each)]
     white = float(np.sqrt(np.nanmean(sample.draws**2) / norm))
-    return max(float(np.sqrt(np.mean(found**2))), white)
+    return max(white, *(float(np.sqrt(np.mean(each**2))) for each in found))
 
 
 def _shifted(sample: Sample, lag: int) -> Array:
@@ -277,18 +300,17 @@ def _hidden(sample: Sample, counted: Array) -> Iterator[Fit]:
         cause = BY_NAME[name]
         if cause.expected or not points:
             continue
-        size, values = min(points, key=lambda pair: _mean(pair[1] - sample.truth, counted))
-        step = math.log(size / sample.own[name]) if cause.near else 1.0
-        slope = np.where(counted, np.nan_to_num(values - sample.truth), 0.0) / step
-        if (measured := _amount(sample, slope, counted)) is None:
+        size, values = min(points, key=lambda pair: abs(_mean(pair[1] - sample.truth, counted) - sample.noise))
+        xs = _points(sample, name, points) if cause.along else None
+        slope = values - sample.truth if xs is None else slope_at(*xs, 0.0)
+        if (measured := _amount(sample, np.where(counted, np.nan_to_num(slope), 0.0), counted)) is None:
             continue
-        amount, error, others = measured
-        present = cause.near or abs(amount - 1.0) <= max(0.1, 3 * error)
-        if present and abs(amount) > HIDDEN * error and max(map(abs, others), default=0.0) < HIDDEN * error / 3:
-            size = sample.own[name] * math.exp(amount) if cause.near else size
-            predicted = sample.truth + slope * amount
-            found.append(Fit(name, size, size * error if cause.near else None, predicted,
-                             _mean(sample.recorded - predicted, counted), amount / error))  # fmt: skip
+        x, error, others = measured
+        present = xs[0][0] <= x <= xs[0][-1] if xs else abs(x - 1.0) <= max(0.1, 3 * error)
+        if present and abs(x) > HIDDEN * error and max(map(abs, others), default=0.0) < HIDDEN * error / 3:
+            predicted = sample.truth + slope * x
+            amount, spread = _sized(sample, name, x, error) if xs else (size, None)
+            found.append(Fit(name, amount, spread, predicted, _mean(sample.recorded - predicted, counted), x / error))
     found.sort(key=lambda each: -abs(each.z or 0.0))
     yield from (each for each in found if abs(each.z or 0.0) > 0.8 * abs(found[0].z or 0.0))
 

@@ -22,7 +22,7 @@ from actordbg.actor.rules import LEAKED
 from actordbg.base.errors import ActordbgError, Unsupported
 from actordbg.catalog import query
 from actordbg.causes.bank import BY_NAME, PLACEHOLDER, SHIFT, WEIGHTS
-from actordbg.causes.fit import ACCEPTED, Array, Fit, Fitted, Sample, fit
+from actordbg.causes.fit import ACCEPTED, Array, Fit, Fitted, fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.document.blocks import number
 from actordbg.judge.comparing import OF_TOKENS
@@ -100,7 +100,7 @@ def explain_outputs(
     pieces = {dump_id: piece for dump_id, both in found.items() if (piece := _piece(store, dump_id, *both, sides))}
     fitted = fit(sample := sample_of([*pieces.values()], own))
     for _ in range(ROUNDS):
-        if not (near := _refined(sample, fitted)):
+        if not (near := ",".join(f"{name}={size!r}" for name, size in refined(sample, fitted))):
             break
         finer = computed(replace(wanted, config=replace(wanted.config, causes=near)), "causes")
         pieces = {dump_id: _with(store, dump_id, piece, finer) for dump_id, piece in pieces.items()}
@@ -174,18 +174,6 @@ def _causes(store: Store, dump_id: str, side: ReplaySide) -> dict[str, Array]:
 
 def _with(store: Store, dump_id: str, piece: Piece, finer: ReplaySide) -> Piece:
     return replace(piece, causes={**piece.causes, **_causes(store, dump_id, finer)})
-
-
-def _refined(sample: Sample, fitted: Fitted) -> str:
-    """Return the sizes to compute around the best fit of a continuous cause that explains much and is not accepted; "" for
-    none.
-    """
-    best = fitted.nearest
-    if best is None or best.amount is None or best.name not in BY_NAME or not BY_NAME[best.name].near:
-        return ""
-    known = [size for size, _ in sample.curves[best.name]]
-    sizes = [size for factor in (0.99, 1.0, 1.01) if (size := best.amount * factor) not in known]
-    return ",".join(f"{best.name}={size!r}" for size in sizes) if best.left < fitted.before / 2 else ""
 
 
 def told(fitted: Fitted, own: Mapping[str, float], dumps: int, temperature: float | None) -> ExplainedOutputs:
