@@ -214,8 +214,8 @@ def fill_synthetic(store: Store, rows: int) -> None:
 def _synthetic_rows(connection: sqlite3.Connection, rows: int) -> None:
     connection.execute("INSERT INTO replay (replay_id, created_at, status, inputs) VALUES ('p', '2025', 'complete', 1)")
     connection.executemany(
-        "INSERT INTO caller (id, run, rank, source, role, host, training, replayable, with_outputs, with_rng, pinned) "
-        "VALUES (?, 'r', ?, 'capture', ?, 'node-1', ?, 1, 0, 0, 0)",
+        "INSERT INTO caller (id, run, rank, source, point, role, host, training, replayable, with_outputs, with_rng, pinned) "
+        "VALUES (?, 'r', ?, 'capture', 'forward', ?, 'node-1', ?, 1, 0, 0, 0)",
         [(_caller(*which), which[0], ROLES[which[1]], which[2]) for which in product(range(4), range(2), range(2))],
     )
     connection.executemany(

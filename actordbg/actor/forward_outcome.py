@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 
 from actordbg.actor.randomness import Randomness
+from actordbg.records.locate_record import FormulaCheck
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -61,6 +62,7 @@ class ForwardOutcome:
     `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
     `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel`, `norm`.
     `gradient_over`: the dumps in the gradients' average, one for each lane; () if they are all the same.
+    `formulas`: in a truth's first input, its modules against the formulas of their papers.
     """
 
     log_probs: Tensor
@@ -82,6 +84,7 @@ class ForwardOutcome:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
     gradient_over: tuple[str, ...] = ()
+    formulas: FormulaCheck | None = None
 
     def apply(self, layout: Callable[[Tensor], Tensor]) -> None:
         """Bring every tensor of the mask's shape into another layout (see `actordbg.laws.changes`)."""

@@ -39,6 +39,7 @@ from actordbg.actor import rules as known
 from actordbg.actor import truth_model
 from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
+from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.models import locate
 from actordbg.actor.truth_model import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
@@ -48,6 +49,7 @@ from actordbg.config import consent
 from actordbg.config.choices import Choices, choose, first_of, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
+from actordbg.records.locate_record import FormulaCheck
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import ReplayedCall, text_call
 from actordbg.trainers.rows_actor import describe, drawn_share, follow_adapters, has_experts
@@ -101,6 +103,7 @@ class TruthSession(Decided):
             path, weights=DTYPES[self.choices.dtype], dtype=self._dtype, device=self._device, trust=trust
         )
         self._dropout = drawn_share(self._model)
+        self._compared = False
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
     def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
@@ -121,6 +124,8 @@ class TruthSession(Decided):
             note = f"the run was in training mode with dropout {self._dropout:g}: the truth drops nothing"
             outcome.notes = (*outcome.notes, note)
         outcome.peak_memory_bytes = measure.peak_bytes(self._device)
+        if not self._compared:
+            outcome.formulas, self._compared = self._against_formulas(call), True
         if keep:
             outcome.keep()
         if keep and self.config.planted:
@@ -209,6 +214,13 @@ class TruthSession(Decided):
             notes=notes,
             tensors=beside,
         )
+
+    def _against_formulas(self, call: ReplayedCall) -> FormulaCheck | None:
+        """Compare the model's modules with the formulas of their papers, on the longest row."""
+        sequences = call.arguments["sequences"]
+        attended = _attended(call.arguments.get("attention_mask"), sequences)
+        row = int(attended.sum(-1).argmax())
+        return against_formulas(self._model, sequences[row, attended[row]])
 
     def _logits(self, ids: Tensor, chosen: Tensor, own: Tensor | None = None) -> Tensor:
         """Compute the logits [len(chosen), V] of one row's tokens `ids` [n] at the places `chosen`, in the truth's dtype.

@@ -307,10 +307,11 @@ class Item:
         return decided and control.max_bytes is None and self.standing == OPEN and self.whole and self.ring.path is not None
 
     def captured(self, nbytes: int, trigger: str | None) -> None:
-        """Close the call: its file is published."""
+        """Close the call: its file is published. The ring's slot is first, with the count to come (`ringfile.CAPTURE`)."""
+        if self.entry is not NOWHERE:
+            self.ring.set_book(self.entry, CAPTURED, self.ledger.counts[1] + 1)
         self.ledger.capture(nbytes, trigger)
         self.standing, self.reason = CAPTURED, None
-        self._mirror()
 
     def dropped(self, reason: str, error: str | None = None) -> None:
         """Close the call as lost."""

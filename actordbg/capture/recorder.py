@@ -117,10 +117,14 @@ class Recorder:
         self._rings.complete()
 
     def _use(self, ring: Ring) -> None:
-        """Store calls and books in this ring from now on."""
-        for ledger in self.writer.watched() if ring is not self.ring else ():
+        """Store calls and books in this ring from now on; the books are in a file at any moment."""
+        if (before := self.ring) is ring:
+            return
+        for ledger in self.writer.watched():
             ledger.move(*(ring.add_ledger(ledger.names()) if not ledger.done else (-1, None)))
         self.ring = self.writer.ring = ring
+        if before is not None:
+            before.remove()
 
     def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
         """Count a call that is about to run and, if it is selected, copy it. Raises no Exception."""

@@ -328,8 +328,9 @@ class Ring:
                 self._release(entry)
                 del self._running[entry.sequence]
 
-    def set_book(self, entry: RingEntry, book: int) -> None:
-        """Store the call's state in the books (OPEN, CAPTURED, ...)."""
+    def set_book(self, entry: RingEntry, book: int, captured: int = 0) -> None:
+        """Store the call's state in the books (OPEN, CAPTURED, ...), and the count `captured` that includes this call."""
+        ringfile.CAPTURE.pack_into(self._memory, entry.at + ringfile.CAPTURE_AT, captured)
         self._memory[entry.at + 1] = book
 
     def set_end(self, entry: RingEntry, what: Mapping[str, Any]) -> None:

@@ -144,14 +144,14 @@ class RingKeeper:
         self.asked: Control | None = None
 
     def ring_for(self, control: Control, queued: int, untold: bool = False) -> Ring:
-        """Return the ring that a switch asks for; never fails. `untold`: counters cannot be published, so it needs a file."""
+        """Return the ring that a switch asks for; never fails. The caller removes the one before.
+
+        `untold`: counters cannot be published, so it needs a file.
+        """
         self._untold, self.asked = self._untold or untold, control
         requested = (control.ring > 0 or self._untold, control.ring_bytes, control.ring_dir)
         if self._ring is None or requested != self._wanted:
-            before, self._ring = self._ring, self._make(control, queued)
-            self._wanted = requested
-            if before is not None:
-                before.remove()
+            self._ring, self._wanted = self._make(control, queued), requested
         self._ring.keep = control.ring if self._ring.path is not None else 0
         return self._ring
 

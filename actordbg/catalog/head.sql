@@ -5,6 +5,7 @@ CREATE TABLE caller (
     run VARCHAR NOT NULL,  -- the training run
     rank INTEGER NOT NULL,  -- global rank of the process that captured it
     source VARCHAR NOT NULL,  -- capture, import or create
+    point VARCHAR NOT NULL,  -- capture point: forward, the default of every selection, or loss (`dump enable --calls`)
     trainer VARCHAR,  -- package of the trainer whose call it is; NULL for a synthetic input
     adapter VARCHAR,  -- adapter that read the call; NULL if none was needed
     function VARCHAR,  -- function that was recorded, module:name; NULL for a synthetic input
@@ -246,5 +247,5 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0015');
+INSERT INTO alembic_version VALUES ('0016');
 

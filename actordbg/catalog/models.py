@@ -57,6 +57,8 @@ class CallerColumns(Table):
     """global rank of the process that captured it"""
     source: str
     """capture, import or create"""
+    point: str
+    """capture point: forward, the default of every selection, or loss (`dump enable --calls`)"""
     trainer: str | None
     """package of the trainer whose call it is; NULL for a synthetic input"""
     adapter: str | None

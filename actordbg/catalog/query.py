@@ -42,7 +42,7 @@ from actordbg.catalog.tables import (
 )
 from actordbg.catalog.where import Condition, Sandbox, compile_where, guarded
 from actordbg.config.replay_config import NAME, SETTINGS
-from actordbg.formats.dump_record import SUFFIX
+from actordbg.formats.dump_record import FORWARD, SUFFIX
 from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import packed_place
@@ -115,17 +115,23 @@ def select_dumps(source: Store | Catalog, where: str | None = None, **options: A
 
 
 def each_dump(
-    source: Store | Catalog, where: str | None = None, *, order: str = "time", limit: int | None = None, offset: int = 0
+    source: Store | Catalog,
+    where: str | None = None,
+    *,
+    order: str = "time",
+    limit: int | None = None,
+    offset: int = 0,
+    losses: bool = False,
 ) -> Iterator[DumpRow]:
     """Yield the dumps that a condition selects, by time or by length (shortest first). They are read on demand: any number of
-    them takes little memory, and a slow consumer locks nothing.
+    them takes little memory, and a slow consumer locks nothing. losses: also yield losses, as a condition on `point` does.
 
     Raises WhereError for a condition that is not allowed, UsageError for an unknown order.
     """
     if order not in ORDERS:
         raise UsageError(f"there is no order {order!r}", hint=f"use one of {', '.join(ORDERS)}")
-    condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)
+    condition = _condition(catalog, where, losses)
     with guarded(catalog.store.catalog_path) as box:
         source_sql, params = _source(box, condition, order)
         sql = f"SELECT d.dump_id FROM {source_sql} ORDER BY {ORDERS[order][1]} LIMIT ? OFFSET ?"
@@ -135,6 +141,16 @@ def each_dump(
         sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id IN ({','.join('?' * len(some))})"
         rows = {row.dump_id: row for row in _dump_rows(answers(catalog, sql, some))}
         yield from (rows[dump_id] for dump_id in some if dump_id in rows)
+
+
+def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Condition | None:
+    """Return the condition that selects dumps: without `losses`, only forwards, unless it compares `point` itself."""
+    condition = compile_where(where) if where is not None else None
+    if losses or (condition is not None and "point" in condition.columns):
+        return condition
+    if not answers(catalog, "SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,)):
+        return condition  # no store without losses pays for them
+    return compile_where(f"point = '{FORWARD}'" if where is None else f"({where}) and point = '{FORWARD}'")
 
 
 def _source(box: Sandbox, condition: Condition | None, order: str) -> tuple[str, tuple[Any, ...]]:
@@ -173,9 +189,9 @@ def _fastest(box: Sandbox, condition: Condition) -> str:
 
 
 def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
-    """Count the dumps that a condition selects."""
-    condition = compile_where(where) if where is not None else None
+    """Count the dumps that a condition selects, as `each_dump` does."""
     catalog = _catalog(source)
+    condition = _condition(catalog, where)
     if condition is None:
         return int(answers(catalog, "SELECT count(*) FROM dump")[0][0])
     with guarded(catalog.store.catalog_path) as box:

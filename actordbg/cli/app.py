@@ -133,6 +133,7 @@ CONTENTS = (
     Section(
         "Replay",
         (
+            Command("Check recorded data against laws, without a model.", "lint:lint", f"empty {DOCUMENT}"),
             Command("Replay a sample of dumps: do they run? Are they right?", "check:check", f"empty {DOCUMENT}"),
             Command(
                 "Replay recorded inputs outside the job.",

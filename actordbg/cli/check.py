@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -34,9 +35,10 @@ def check(
 ) -> None:
     """Replay a sample of dumps: do they run? Are they right?
 
-    Picks the most diverse dumps (by length, padding, role and trigger; 8 by default), replays them, checks the laws (invariance
-    checks), and compares the results with the truth: the same weights, one unpadded row at a time, eager, fp32. Prints one
-    verdict, what was not checked, three figures and the next command, and writes an HTML page. The replay stays in the store.
+    First checks the laws of the recorded data (`actordbg lint`). Picks the most diverse dumps (by length, padding, role and
+    trigger; 8 by default), replays them, checks the laws (invariance checks), and compares the results with the truth: the same
+    weights, one unpadded row at a time, eager, fp32. Prints one verdict, what was not checked, three figures and the next
+    command, and writes an HTML page. The replay stays in the store.
 
     Exit code: 1 if anything is wrong or nothing could be checked; 5 if no dump was selected.
 
@@ -62,7 +64,8 @@ def check(
     if not plan.spec.inputs:
         raise replaying.nothing_to("check", store, inputs)
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
-    checked = work.run_with_bar(store, plan.spec, of_run)
+    findings = None if inputs.input_file else work.lint_newest(store, of_all)
+    checked = replace(work.run_with_bar(store, plan.spec, of_run), lint=findings)
     verdict = checked.verdict(of=of, recorded=recorded)
     page, blocks = work.write_check_page(store, checked, verdict)
     data = check_data(checked, verdict, of=of) | {"page": str(page)}

@@ -12,6 +12,7 @@ import typer
 
 from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.base.units import plural
+from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.catalog.selections import joined
 from actordbg.cli import output
 from actordbg.cli.options import store_of
@@ -26,6 +27,7 @@ from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, check_blocks, run_check
 from actordbg.judge.exports import workflow_commands
+from actordbg.judge.lint import Findings, lint
 from actordbg.judge.load_replays import pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
@@ -84,6 +86,17 @@ def with_paths(ctx: typer.Context, paths: list[Path], inputs: ChosenInputs) -> C
     if not chosen:
         raise CorruptDump(f"no file below {folders[0]} could be imported", hint="`actordbg dump import` names every bad file")
     return replace(inputs, where=joined(inputs.where, f"dump_id in ({chosen})"))
+
+
+LINTED = 256
+"""Most dumps whose recorded data `check` checks, the newest: whole steps, and about a second."""
+
+
+def lint_newest(store: Store, where: str | None, most: int | None = LINTED) -> Findings:
+    """Check the laws of the recorded data on the newest dumps, losses included, that a condition selects."""
+    rows = select_dumps(open_fresh(store, where), where, order="newest", limit=most, losses=True)
+    with progress("reading", len(rows)) as advance:
+        return lint(store.root, [row.path for row in rows], advance)
 
 
 def run_with_bar(store: Store, spec: ReplaySpec, recorded: bool) -> CheckFound:

@@ -177,8 +177,15 @@ class _Built(TyperCommand):
     """
 
     also: tuple[Command, ...] = ()
+    typed = False
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete options, and as the first word after the command's name also the commands that follow it."""
+        group = TyperGroup(commands={command.name: _Deferred(command) for command in self.also if not self.typed})
+        return [*group.shell_complete(typer.Context(group), incomplete), *super().shell_complete(ctx, incomplete)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self.typed = bool(args)
         quicken(self.get_params(ctx))
         optional = (option for option in self.params if str(option.metavar).endswith("|last]"))
         usual = {name: "last" for option in optional for name in option.opts if name.startswith("--")}

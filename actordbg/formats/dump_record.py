@@ -55,6 +55,9 @@ SIZES = dict(SAFETENSORS_DTYPES.values())
 OUTPUT_PREFIX = "output."
 """Name prefix of tensors that the call returned (`dump enable --with-outputs`)."""
 
+FORWARD, LOSS = POINTS = ("forward", "loss")
+"""Capture points: the forward of an Actor, and a loss."""
+
 RNG_PREFIX = "rng."
 """Name prefix of tensors with the RNG state before the call (`dump enable --with-rng`): `rng.cpu`, `rng.cuda:0`."""
 
@@ -95,7 +98,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class DumpRecord:
-    """Everything known about one `Actor.forward` call except the values of its tensors.
+    """Everything known about one recorded call except the values of its tensors. `point`: one of POINTS.
 
     `seq_len` is S of `sequences` [B, S] (padding included), `tokens` the sum of `attention_mask` (B*S without a mask),
     `action_len` A of `action_mask` [B, A] or None. `arguments` holds the call's plain arguments by name, `extra` the reasons, by
@@ -115,6 +118,7 @@ class DumpRecord:
     seq_len: int
     tokens: int
     source: str = "capture"
+    point: str = FORWARD
     format_version: int = RECORD_VERSION
     world_size: int | None = None
     local_rank: int | None = None

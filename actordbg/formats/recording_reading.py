@@ -15,7 +15,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ from actordbg.formats.record_reading import parse_timestamp, strict_json
 from actordbg.formats.ringfile import (
     BOOK,
     BOOKS,
+    CAPTURE,
+    CAPTURE_AT,
+    CAPTURED,
     CLOSED,
     COUNTERS_FORMAT,
     COUNTS,
@@ -39,6 +42,7 @@ from actordbg.formats.ringfile import (
     KINDS_AT,
     MAGIC,
     MAX_LEDGERS,
+    OPEN,
     RAISED,
     SAMPLED,
     SLOT,
@@ -155,7 +159,7 @@ def read_ring(path: Path) -> RingFile:
         ring = RingFile(path, _header(descriptor, path), is_locked(descriptor))
         ring.books = dict(_books(descriptor, path))
         if status.st_size != SLOTS_AT:  # its calls were removed for those of later processes
-            ring.slots = sorted(_slots(descriptor, path, ring.damaged), key=lambda slot: slot.sequence)
+            ring.slots = sorted(_slots(descriptor, ring), key=lambda slot: slot.sequence)
     finally:
         os.close(descriptor)
     return ring
@@ -251,15 +255,19 @@ def _books(descriptor: int, path: Path) -> Iterator[tuple[int, Books]]:
         yield number, books
 
 
-def _slots(descriptor: int, path: Path, damaged: list[str]) -> Iterator[RingSlot]:
-    table = _exactly(descriptor, SLOTS_AT, SLOTS * SLOT_SIZE, path)
+def _slots(descriptor: int, ring: RingFile) -> Iterator[RingSlot]:
+    table = _exactly(descriptor, SLOTS_AT, SLOTS * SLOT_SIZE, ring.path)
     for place in range(SLOTS):
         values = SLOT.unpack_from(table, place * SLOT_SIZE)
         if values[0] not in (FREE, WRITING):
             try:
-                yield _slot(descriptor, path, place, values)
+                slot, books = _slot(descriptor, ring.path, place, values), ring.books.get(values[2])
             except CorruptDump as error:
-                damaged.append(error.message)
+                ring.damaged.append(error.message)
+                continue
+            (captured,) = CAPTURE.unpack_from(table, place * SLOT_SIZE + CAPTURE_AT)
+            uncounted = slot.book == CAPTURED and books is not None and captured == books.counts[1] + 1
+            yield replace(slot, book=OPEN) if uncounted else slot
 
 
 def _slot(descriptor: int, path: Path, place: int, values: tuple[int, ...]) -> RingSlot:

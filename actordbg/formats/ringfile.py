@@ -62,6 +62,10 @@ SLOT = struct.Struct("<BBhIQQQQIII")
 """state, book, ledger, end length, sequence number, extent's offset, its size, kind's offset, kind's length, count of NUMBERS,
 and `slot_check`.
 """
+CAPTURE, CAPTURE_AT = struct.Struct("<Q"), 56
+"""In a slot: what its ledger's count `captured` becomes with this call. Written before its book says CAPTURED, and counted after:
+so a kill in between is seen.
+"""
 DROP_REASONS = (
     "queue_full", "disk_floor", "disk_full", "write_error", "error", "exit", "cuda_graph", "killed", "other",
 )  # fmt: skip

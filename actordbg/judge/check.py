@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, MachineFault
@@ -25,6 +26,7 @@ from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
 from actordbg.judge.explain_outputs import with_explanation
 from actordbg.judge.find_truth import ensure_rounding, ensure_truth
+from actordbg.judge.lint import Findings, with_lint
 from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import replay_details
@@ -34,7 +36,8 @@ from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
 from actordbg.locate.verdict import LocalVerdict, verdict_of
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
-from actordbg.records.journal import read_standing
+from actordbg.records.journal import read_results, read_standing
+from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import ReplayData, data_of
@@ -50,6 +53,7 @@ class CheckFound:
     """The result of a check. comparison: with the truth; None without a truth, and `no_truth` says why.
 
     own: the comparison with the run's recorded outputs, if requested. shared: packages whose code the truth runs too.
+    lint: the laws of the recorded data, if they were checked.
     """
 
     data: ReplayData
@@ -57,6 +61,7 @@ class CheckFound:
     no_truth: str = ""
     own: ComparisonRecord | None = None
     shared: Sequence[str] = ()
+    lint: Findings | None = None
 
     @cached_property
     def summary(self) -> ReplaySummary:
@@ -76,9 +81,10 @@ class CheckFound:
     def verdict(self, *, of: int, recorded: str | None = None) -> Verdict:
         """Return the verdict. of: the number of dumps the sample was drawn from. recorded: the model that the dumps name."""
         left = tuple(self._left())
-        return replay_verdict(
+        verdict = replay_verdict(
             self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, recorded=recorded, local=self.local
         )
+        return verdict if self.lint is None else with_lint(verdict, self.lint)
 
     @cached_property
     def local(self) -> LocalVerdict | None:
@@ -149,7 +155,13 @@ def run_check(
         except ActordbgError as problem:
             return CheckFound(data, no_truth=problem.message, own=own)
         (data,) = load(store, [spec.replay_id]).replays  # with its comparisons
-        return CheckFound(data, record, own=own, shared=read_standing(store.replays / truth)[0].get("shared_code", ()))
+        return CheckFound(data, record, own=own, shared=_shared_code(store.replays / truth))
+
+
+def _shared_code(truth: Path) -> list[str]:
+    """Name the packages whose modules the truth runs too, but for transformers' where they were held against their formulas."""
+    packages, held = read_standing(truth)[0].get("shared_code", ()), formula_checks(read_results(truth).values())
+    return [package for package in packages if package != "transformers" or not held]
 
 
 _WORST = 10

@@ -42,6 +42,7 @@ from actordbg.records.comparison_record import (
     DumpComparison,
     NoiseRecord,
 )
+from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
@@ -109,13 +110,18 @@ def compare(
     measured = rounded if rounded and applied.dtype == rounded.dtype else None
     bias = measured.bias(dumps) if measured else None
     biased = bias is not None and bias.excessive
-    verdict = MISMATCH if biased else min((dump.verdict for dump in dumps), key=ORDER.index, default=NOT_COMPARED)
+    wrong_truth = _wrong_truth(theirs)
+    verdict = MISMATCH if biased or wrong_truth else min((dump.verdict for dump in dumps), key=ORDER.index, default=NOT_COMPARED)
     excludes = {}
     if verdict in GOOD and with_truth:
         excludes = excluded(dumps, applied.limits, bias, floors)
         if lone_rows and lone_rows.spec.config.planted:
             excludes |= noticed(lone_rows, theirs, dumps, applied.limits, measured, floors)
-    reasons = [*_notes(ours, theirs, dumps, blocked, noise, only), *of_one_rank(ours.results.values(), dumps, applied.limits)]
+    reasons = [
+        *wrong_truth,
+        *_notes(ours, theirs, dumps, blocked, noise, only),
+        *of_one_rank(ours.results.values(), dumps, applied.limits),
+    ]
     if bias is not None and biased:
         reasons.insert(
             0,
@@ -149,6 +155,12 @@ def of_one_rank(results: Iterable[ResultRecord], dumps: Sequence[DumpComparison]
     bad = [rank for rank, found in within.items() if found == {False}]
     if len(bad) == 1 and len(within) > 1 and all(found == {True} for rank, found in within.items() if rank not in bad):
         yield f"all dumps of rank {bad[0]} are outside, and none of another rank: its weights may differ"
+
+
+def _wrong_truth(side: Side) -> list[str]:
+    """Say which module of a truth differs from its formula: A runs the same code, so both are wrong, and may agree."""
+    checks = formula_checks(side.results.values()) if isinstance(side, ReplaySide) else []
+    return [f"{check.differs}, and the truth runs it too" for check in checks if check.differs][:1]
 
 
 def save(store: Store, record: ComparisonRecord) -> Path:

@@ -29,6 +29,7 @@ from actordbg.config.replay_config import ANY_WIDER, SETTINGS, WIDER, ReplayConf
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.sides import open_replay, tensors_path
 from actordbg.records.journal import SPEC, read_results, read_standing
+from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
@@ -178,8 +179,13 @@ def find_truth(store: Store, wanted: Wanted) -> str | None:
 
 
 def _covers(store: Store, spec: ReplaySpec, wanted: Wanted) -> bool:
-    """Return whether every input has a result. A refused input counts: running it again would refuse it again."""
+    """Return whether every input has a result. A refused input counts: running it again would refuse it again.
+
+    A truth whose modules differed from their formulas covers nothing: its installation may be another one now.
+    """
     results = read_results(store.replays / spec.replay_id)
+    if any(check.differs for check in formula_checks(results.values())):
+        return False
     for dump_id in (item.dump_id for item in wanted.inputs):
         result = results.get(dump_id)
         if result is None or result.status not in (PASSED, FAILED):

@@ -64,7 +64,8 @@ def replay_verdict(
     following = _next(replay, word, own, recorded, reported, bool(no_truth) or replay.truth is not None)
     lawless = replay.laws is not None and not replay.laws.good
     if local is not None and word in (RIGHT, WRONG, UNCHECKED) and not lawless and local.word == WRONG:
-        said = f"{said}: {local.said}" if word == WRONG else local.said
+        if local.said.partition(":")[0] not in said:  # the truth may name the same module of transformers
+            said = f"{said}: {local.said}" if word == WRONG else local.said
         word, following = WRONG, f"actordbg locate {replay.replay_id}"
     elif local is not None and word == local.word == RIGHT:
         said += f"; {local.said}"

@@ -21,23 +21,26 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from actordbg.actor.forward_outcome import ForwardOutcome, release
+from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
 from actordbg.laws import changes
 from actordbg.locate.clean_models import clean_model, dtype_of, one_line, truth
 from actordbg.locate.forced_forward import Forcing, Key, Recording, Sums, Tape, places_of
-from actordbg.records.locate_record import EVERYTHING, INTO, MOST, OUT, Located, PlaceResult
+from actordbg.locate.token_patterns import pattern_of
+from actordbg.records.locate_record import EVERYTHING, INTO, MOST, OUT, FormulaCheck, Located, PlaceResult
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 
@@ -48,6 +51,8 @@ MOST_TOKENS = 1024
 """Tokens of a row that are judged: later ones run, with their own values."""
 MOST_BYTES = 4 * 2**30
 """Bytes of the truth's values that are held; rows beyond run, with their own values."""
+MOST_FIELDS, MOST_RATIO = 96, 1e9
+"""Fields of tokens that a heat map has, and the largest ratio that it shows."""
 _COPIED = 1 / 64
 
 
@@ -65,6 +70,7 @@ class LocateRun:
     tell: Callable[[str], None] = lambda name: None
     out_of_step: str = ""
     _floor: dict[Key, Sums] = field(default_factory=dict)
+    _formulas: FormulaCheck | None = None
 
     def run(self) -> Located:
         """Judge every place. What cannot be judged is named in `unchecked`; no error of it fails the input."""
@@ -89,7 +95,8 @@ class LocateRun:
             notes += ("run eagerly: a compiled graph has no places inside",)
         if sum(tape.lengths) < int(self.call.inputs["attention_mask"].sum()):
             notes += (f"judged {sum(tape.lengths):,} tokens: at most {MOST_TOKENS:,} of a row",)
-        return judge(tape, found, self._floor, dtype_of(self.session), notes)
+        located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes)
+        return replace(located, formulas=self._formulas)
 
     def _unsupported(self) -> str:
         """Return why this configuration or this input has no clean counterpart, or ""."""
@@ -130,7 +137,8 @@ class LocateRun:
         device, record = self.session.device, self.dump.record
         self.call = changes.plain_call(self.dump, int(self.session.resolved["vocab_size"]))
         ids, real = self.call.inputs["sequences"], changes.attended(self.call)
-        self._rows: list[Tensor] = [ids[row, real[row]][:MOST_TOKENS].to(device) for row in range(len(ids))]
+        columns = [real[row].nonzero().flatten()[:MOST_TOKENS] for row in range(len(ids))]
+        self._rows: list[Tensor] = [ids[row, own].to(device) for row, own in enumerate(columns)]
         self.tell("locate: truth")
         with truth(self.session, device) as model, torch.no_grad():
             follow_adapters(model, record.actor)
@@ -138,6 +146,8 @@ class LocateRun:
                 if tape.nbytes < MOST_BYTES:
                     with Recording(tape, len(row)).on(places_of(model)):
                         _forward(model, row) if len(row) else None
+            self._formulas = against_formulas(model, max(self._rows, key=len))
+        self._features = self._known_of(columns[: len(tape.lengths)])
         self.tell("locate: healthy")
         with clean_model(self.session, device) as model, torch.no_grad(), self.session.autocast(record):
             follow_adapters(model, record.actor)
@@ -147,6 +157,14 @@ class LocateRun:
                 with Forcing(tape, index, self._floor, number).on(places_of(model)):
                     _forward(model, self._rows[number])
                 start += length
+
+    def _known_of(self, columns: list[Tensor]) -> dict[str, Any]:
+        """Return what is known of each of the truth's tokens, numpy [T] by feature. columns: those of each row."""
+        row = torch.repeat_interleave(torch.arange(len(columns)), torch.tensor([len(own) for own in columns], dtype=torch.int64))
+        padded = ~changes.attended(self.call).all(1)
+        known = {"packed": row > 0} if self.outcome.packing else {}
+        known |= {"row": row, "position": torch.cat(columns), "padded": padded[row]}
+        return {name: values.numpy() for name, values in known.items()}
 
     def _forcing(self, tape: Tape) -> Forcing:
         """Build the hooks for the suspect: which of the truth's tokens lies at each position that it computes."""
@@ -168,8 +186,15 @@ class LocateRun:
             self.session.probe(self.call, lambda *_: None, backward=self.backward)
 
 
-def judge(tape: Tape, found: Forcing, floor: dict[Key, Sums], dtype: torch.dtype, notes: tuple[str, ...] = ()) -> Located:
-    """Hold the suspect's errors against the clean model's, place by place."""
+def judge(
+    tape: Tape,
+    found: Forcing,
+    floor: dict[Key, Sums],
+    dtype: torch.dtype,
+    features: Mapping[str, Any],
+    notes: tuple[str, ...] = (),
+) -> Located:
+    """Hold the suspect's errors against the clean model's, place by place. features: of each token, for `pattern_of`."""
     unchecked = dict(found.unchecked)
     judged_whole = {module for module, kind, *_ in floor if kind == OUT}
     for module in sorted(tape.strange):  # an activation inside experts is judged by what they give
@@ -178,14 +203,18 @@ def judge(tape: Tape, found: Forcing, floor: dict[Key, Sums], dtype: torch.dtype
     missing = {key[0] for key in floor if key not in found.sums}
     partly = {_layer(module) for module in missing}
     judged: list[PlaceResult] = []
+    heat: dict[str, Tensor] = {}
     for key, clean in floor.items():
         if key[0] in missing:
             unchecked.setdefault(key[0], "this model has no such module, or does not call it")
         elif _layer(key[0]) in partly and (key[1] == INTO or key[0] in partly):
             unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
         else:
-            judged.append(_place(key, found.sums[key], clean, tape.lengths, dtype, math.sqrt(found.part[1])))
-    judged += [_wrong_integers(key, tokens, tape.lengths) for key, tokens in found.wrong.items()]
+            ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
+            layer = _layer(key[0])
+            heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
+            judged.append(_place(key, found.sums[key], clean, tape.lengths, dtype, math.sqrt(found.part[1]), ratios, features))
+    judged += [_wrong_integers(key, tokens, features) for key, tokens in found.wrong.items()]
     wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
     wrong.sort(key=lambda place: math.inf if place.ratio is None else place.ratio, reverse=True)
     return Located(
@@ -197,7 +226,24 @@ def judge(tape: Tape, found: Forcing, floor: dict[Key, Sums], dtype: torch.dtype
         dtype=str(dtype).removeprefix("torch."),
         tokens=sum(tape.lengths),
         notes=notes,
+        **(_heat(heat, features) if wrong else {}),
     )
+
+
+def _heat(by_layer: Mapping[str, Tensor], features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Located` that are drawn: each row in fields of so many tokens that there are about MOST_FIELDS."""
+    rows, positions = features["row"], features["position"]
+    width = max(1, -(-len(rows) // MOST_FIELDS))
+    in_row = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    starts = np.flatnonzero(in_row % width == 0).tolist()
+    parts = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
+    return {
+        "heat": {
+            layer: tuple(float(f"{min(MOST_RATIO, float(ratios[part].max())):.3g}") for part in parts)
+            for layer, ratios in by_layer.items()
+        },
+        "fields": tuple((int(rows[part.start]), int(positions[part.start]), int(positions[part.stop - 1])) for part in parts),
+    }
 
 
 def _layer(module: str) -> str:
@@ -207,31 +253,48 @@ def _layer(module: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def _place(key: Key, own: Sums, clean: Sums, lengths: list[int], dtype: torch.dtype, wider: float) -> PlaceResult:
-    """Judge a place over all tokens, and over each row; tokens count where four times the row's healthy error is exceeded.
-
-    wider: a factor of the limits.
-    """
+def _least(clean: Sums, dtype: torch.dtype) -> float:
+    """Return the squared error of an element below which no error is worth a word: what a copy would cost."""
     power = clean.truths / max(1, clean.tokens * clean.width)
-    least = max((_COPIED * torch.finfo(dtype).eps) ** 2 * power, 1e-300)
+    return max((_COPIED * torch.finfo(dtype).eps) ** 2 * power, 1e-300)
+
+
+def _token_ratios(own: Sums, clean: Sums, lengths: list[int], dtype: torch.dtype) -> Tensor:
+    """Return the error of each token, in units of its row's healthy error: float64 [T]."""
+    healthy = torch.cat([part.mean().expand(len(part)) for part in torch.split(clean.errors / clean.width, lengths)])
+    return (own.errors / own.width / healthy.clamp_min(_least(clean, dtype))).sqrt()
+
+
+def _place(
+    key: Key,
+    own: Sums,
+    clean: Sums,
+    lengths: list[int],
+    dtype: torch.dtype,
+    wider: float,
+    ratios: Tensor,
+    features: Mapping[str, Any],
+) -> PlaceResult:
+    """Judge a place over all tokens, and over each row; tokens count where twice the row's healthy error is exceeded.
+
+    wider: a factor of the limits. ratios: those of each token.
+    """
+    least = _least(clean, dtype)
     errors, healthy = own.errors / own.width, clean.errors / clean.width
 
     def ratio_of(part: slice) -> float:
         return math.sqrt(float(errors[part].mean()) / max(float(healthy[part].mean()), least))
 
-    rows, start, tokens, position = [], 0, 0, None
+    rows, start, above = [], 0, torch.zeros(len(ratios), dtype=torch.bool)
     for row, length in enumerate(lengths):
         part = slice(start, start + length)
         start += length
-        if not length or ratio_of(part) <= wider * ROW[dtype] + SPREAD / math.sqrt(length * own.width):
-            continue
-        rows.append(row)
-        above = errors[part] > max(float(healthy[part].mean()), least) * 4
-        tokens += int(above.sum())
-        if position is None and bool(above.any()):
-            position = int(above.nonzero()[0])
+        if length and ratio_of(part) > wider * ROW[dtype] + SPREAD / math.sqrt(length * own.width):
+            rows.append(row)
+            above[part] = ratios[part] > 2
     elements, ratio = own.tokens * own.width, ratio_of(slice(None))
     gain = own.own / own.truths if own.truths else math.nan
+    pattern = pattern_of(above.numpy(), features)
     return PlaceResult(
         module=key[0],
         kind=key[1],
@@ -241,20 +304,30 @@ def _place(key: Key, own: Sums, clean: Sums, lengths: list[int], dtype: torch.dt
         gain=gain if math.isfinite(gain) else None,
         rows=tuple(rows),
         of_rows=len(lengths),
-        tokens=tokens,
+        tokens=int(above.sum()),
         of_tokens=own.tokens,
-        position=position,
+        position=int(features["position"][int(above.nonzero()[0])]) if bool(above.any()) else None,
+        pattern=pattern.sentence if pattern else "",
     )
 
 
-def _wrong_integers(key: Key, tokens: Tensor, lengths: list[int]) -> PlaceResult:
-    """Build the place of token ids or positions that are not the input's."""
-    ends = torch.tensor(lengths).cumsum(0)
-    rows = torch.bucketize(tokens, ends, right=True).tolist()
-    first = int(tokens[0] - ends[rows[0]]) + lengths[rows[0]]
-    what = f"the token ids or positions that come into {key[0]}"
+def _wrong_integers(key: Key, tokens: Tensor, features: Mapping[str, Any]) -> PlaceResult:
+    """Build the place of token ids or positions that are not the input's. tokens: which."""
+    rows, above = features["row"], np.zeros(len(features["row"]), bool)
+    above[tokens.numpy()] = True
+    pattern = pattern_of(above, features)
     return PlaceResult(
-        key[0], INTO, what, None, 1.0, None, tuple(sorted({*rows})), len(lengths), len(tokens), sum(lengths), first
+        module=key[0],
+        kind=INTO,
+        what=f"the token ids or positions that come into {key[0]}",
+        ratio=None,
+        limit=1.0,
+        rows=tuple(np.unique(rows[above]).tolist()),
+        of_rows=int(rows[-1]) + 1,
+        tokens=len(tokens),
+        of_tokens=len(rows),
+        position=int(features["position"][int(tokens[0])]),
+        pattern=pattern.sentence if pattern else "",
     )
 
 

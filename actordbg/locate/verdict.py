@@ -39,10 +39,16 @@ class LocalVerdict:
     @property
     def word(self) -> str:
         """RIGHT, WRONG, or NOT CHECKED if no place or no tensor was judged."""
-        if self.differences or (self.located and self.located.wrong):
+        if self.differences or self.wrong_formula or (self.located and self.located.wrong):
             return WRONG
         judged = self.located is not None and self.located.places > 0
         return RIGHT if judged and self.looked_at else NOT_CHECKED
+
+    @property
+    def wrong_formula(self) -> str:
+        """Name the module of transformers that differs from the formula of its paper; "" if none does."""
+        formulas = self.located.formulas if self.located else None
+        return formulas.differs if formulas else ""
 
     @property
     def looked_at(self) -> int:
@@ -57,6 +63,7 @@ class LocalVerdict:
             parts = list(self.differences[:1])
             if (more := max(identity.count for identity in self.identities) - 1 if self.differences else 0) > 0:
                 parts[0] += f" (and {plural(more, 'more difference')})"
+            parts += [self.wrong_formula] * bool(self.wrong_formula)
             if located and located.wrong:
                 parts.append(place_in_words(located.wrong[0], located.dtype, cause_known=bool(self.differences)))
                 parts += [f"{plural(located.count - 1, 'other place')} above its limit"] * (located.count > 1)
@@ -118,7 +125,7 @@ def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False)
 
 def lines_of(local: LocalVerdict) -> Iterator[str]:
     """Yield every difference, every wrong place and everything unchecked, a line each."""
-    yield from local.differences
+    yield from (*local.differences, *[local.wrong_formula] * bool(local.wrong_formula))
     located = local.located
     if located is not None:
         yield from (place_in_words(place, located.dtype, cause_known=True) for place in located.wrong)
@@ -127,6 +134,8 @@ def lines_of(local: LocalVerdict) -> Iterator[str]:
 
 
 def _where(place: PlaceResult) -> Iterator[str]:
+    if place.pattern and place.tokens < place.of_tokens:
+        return (yield place.pattern)
     if place.rows and len(place.rows) < place.of_rows:
         yield f"rows {', '.join(map(str, place.rows))} of {place.of_rows}"
     if place.position is not None and place.tokens < place.of_tokens:

@@ -3,6 +3,7 @@
     identity    a list, a ModelIdentity for each rank that computes with this worker: what its model is, against transformers' own
                 model of the same checkpoint; in a worker's first result
     located     a Located: the forced forward of one input, place by place
+    formulas    a FormulaCheck: in a truth's first result, its modules against the formulas of their papers
 
 A *place* is a module's output, or what comes into it: the result of the operations between modules, such as attention, a gated
 product or a residual. Its `ratio` is the error that the configuration adds there to the truth's values, in units of what its
@@ -11,13 +12,13 @@ dtype costs a healthy model there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from actordbg.records.replay_record import BROKEN, KEPT, LawAnswer
+from actordbg.records.replay_record import BROKEN, KEPT, LawAnswer, ResultRecord
 
-IDENTITY, LOCATED = "identity", "located"
+IDENTITY, LOCATED, FORMULAS = "identity", "located", "formulas"
 """Keys in a result's `extra`."""
 OUT, INTO = "out", "into"
 """Kinds of places: a module's output, and what came into it."""
@@ -47,7 +48,8 @@ class PlaceResult:
 
     ratio: the root mean square error over all tokens, in units of the healthy model's; None if infinite. gain: the values,
     regressed on the truth's: 1.01 for a matrix times 1.01. rows: those that exceed the limit by themselves; of_rows: of how many.
-    tokens: how many tokens exceed it; of_tokens: of how many. position: where in its row the first of them is.
+    tokens: how many tokens exceed it; of_tokens: of how many. position: where in its padded row the first of them is.
+    pattern: the rule that covers these tokens (`actordbg.locate.token_patterns`), "" for none.
     """
 
     module: str
@@ -61,6 +63,20 @@ class PlaceResult:
     tokens: int = 0
     of_tokens: int = 0
     position: int | None = None
+    pattern: str = ""
+
+
+@dataclass(frozen=True)
+class FormulaCheck:
+    """The modules of a truth's model against the formulas of their papers, on `tokens` tokens of a row.
+
+    modules: how many were compared. differs: the worst of those that differ, in words, "" if none does; count: of all.
+    """
+
+    modules: int
+    tokens: int
+    differs: str = ""
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,9 @@ class Located:
     most; count: of all. largest: the largest ratio. unchecked: places, or "everything", without a judgement, with the reason.
 
     dtype: of the weights. tokens: how many were judged. notes: such as "run eagerly: compiled graphs have no places".
+    heat: if a place is wrong, the largest ratio of a token, by layer and field; fields: the row of each field, and its first and
+    last position in the padded row.
+    formulas: the truth's own modules against the formulas of their papers; None for a model without formulas.
     """
 
     places: int = 0
@@ -79,10 +98,27 @@ class Located:
     dtype: str = ""
     tokens: int = 0
     notes: tuple[str, ...] = ()
+    heat: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    fields: tuple[tuple[int, int, int], ...] = ()
+    formulas: FormulaCheck | None = None
+
+
+def formula_checks(results: Iterable[ResultRecord]) -> list[FormulaCheck]:
+    """Read how a truth's modules agree with their formulas; [] if its model has none."""
+    each = (result.extra.get(FORMULAS) for result in results)
+    return [FormulaCheck(**values) for values in each if isinstance(values, dict)]
 
 
 def local_answers(extra: Mapping[str, Any]) -> list[LawAnswer]:
     """Return what a result's `extra` says as the answer of a law, `local`, for the catalog; [] if nothing was located."""
     each = extra.get(IDENTITY)
     looks = [look for look in (*(each if isinstance(each, list) else ()), extra.get(LOCATED)) if isinstance(look, Mapping)]
-    return [LawAnswer("local", BROKEN if any(look.get("count") for look in looks) else KEPT)] if looks else []
+    return (
+        [
+            LawAnswer(
+                "local", BROKEN if any(look.get("count") or (look.get(FORMULAS) or {}).get("count") for look in looks) else KEPT
+            )
+        ]
+        if looks
+        else []
+    )

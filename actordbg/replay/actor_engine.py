@@ -26,7 +26,7 @@ from actordbg.debug.prompt import StoppedByUser
 from actordbg.debug.replay_stops import ReplayStops
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.records.journal import TENSORS
-from actordbg.records.locate_record import IDENTITY, LOCATED
+from actordbg.records.locate_record import FORMULAS, IDENTITY, LOCATED
 from actordbg.records.replay_record import FAILED, KEPT_BYTES, LAWS, STOPPED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.selection import defaults_of
@@ -270,6 +270,7 @@ class ActorEngine:
             "gradient_over": list(outcome.gradient_over),
             "not_compared": checked.not_compared,
             "notes": list(outcome.notes),
+            FORMULAS: asdict(outcome.formulas) if outcome.formulas else None,
         }
         extra = {name: getattr(outcome, name) for name in ("packing", "temperature", "training")} | reserved()
         return fields | {

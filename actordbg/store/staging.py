@@ -32,8 +32,8 @@ import re
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,19 +94,21 @@ class Fetched:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
         self._files, self._root = _opened(url)
+        self._parts: set[Path] = set()
+        """The files that downloads are writing now."""
 
     def bring(self, paths: Iterable[str]) -> None:
         """Download the files that are not in the folder yet. A file that the URL lacks is skipped; opening it reports it."""
         with _as_store_problem(self.url):
-            _move_each(
-                self._get, [path for path in dict.fromkeys(paths) if not (self.folder / path).exists()], (FileNotFoundError,)
-            )
+            missing = [path for path in dict.fromkeys(paths) if not (self.folder / path).exists()]
+            self._move_each(self._get, missing, (FileNotFoundError,))
 
     def _get(self, path: str) -> None:
         """Download a file, whole or not at all. A record that is already here with the same bytes is left as it is."""
         here = self.folder / path
         part = here.with_name(temporary_name(here.name[:80]))
         make_folder(part.parent)
+        self._parts.add(part)
         try:
             self._files.get_file(f"{self._root}/{path}", str(part))
             part.chmod(0o600)
@@ -117,6 +119,41 @@ class Fetched:
             os.replace(part, here)
         finally:
             part.unlink(missing_ok=True)
+            self._parts.discard(part)
+
+    def _move_each(
+        self, move: Callable[[str], None], paths: Sequence[str], of_one_file: tuple[type[OSError], ...]
+    ) -> dict[str, str]:
+        """Move files, several at once. Return those that failed with an error `of_one_file`, and why; other errors are raised.
+
+        Ctrl-C does not wait for the files that move: no file system can be asked to stop, so the threads end with the process.
+        """
+        left, problems, errors = deque(paths), dict[str, str](), list[Exception]()
+
+        def work() -> None:
+            with contextlib.suppress(IndexError):  # nothing is left
+                while True:
+                    path = left.popleft()
+                    try:
+                        move(path)
+                    except of_one_file as error:
+                        problems[path] = error.strerror or str(error) or type(error).__name__
+                    except Exception as error:  # noqa: BLE001  each file system raises its own
+                        errors.append(error)
+                        left.clear()
+
+        threads = [threading.Thread(target=work, name="store-move", daemon=True) for _ in paths[:_AT_ONCE]]
+        try:
+            for step in (threading.Thread.start, threading.Thread.join):
+                for thread in threads:
+                    step(thread)
+        finally:
+            left.clear()
+            for part in tuple(self._parts):
+                part.unlink(missing_ok=True)
+        if errors:
+            raise errors[0]
+        return {path: problems[path] for path in paths if path in problems}
 
     def _write_origin(self, path: str) -> None:
         """Write the `origin_file` of a record that is about to appear here: it says which URL the record comes from."""
@@ -157,11 +194,13 @@ class Mirror(Fetched):
                 path for path in changed if self._known(path)[0] != local.get(path, ()) and os.path.lexists(self.folder / path)
             }
             downloads = sorted(changed - conflicts)
-            skipped |= _move_each(lambda path: self._download(path, remote[path]), downloads, _ONE_FILE_ERRORS)
-            for conflict in sorted(conflicts):  # one at a time: both versions are read whole
-                skipped |= _move_each(lambda path: self._settle(path, remote[path]), [conflict], _ONE_FILE_ERRORS)
-            if self._equal:
-                self._write_manifest()
+            try:
+                skipped |= self._move_each(lambda path: self._download(path, remote[path]), downloads, _ONE_FILE_ERRORS)
+                for conflict in sorted(conflicts):  # one at a time: both versions are read whole
+                    skipped |= self._move_each(lambda path: self._settle(path, remote[path]), [conflict], _ONE_FILE_ERRORS)
+            finally:  # what an interrupted command has moved is not moved again
+                if self._equal:
+                    self._write_manifest()
             return _moved(downloads, remote, skipped)
 
     def push(self) -> Moved:
@@ -171,12 +210,14 @@ class Mirror(Fetched):
             local = self._local(skipped)
             changed = [path for path, state in sorted(local.items()) if self._known(path)[0] != state and self._may_upload(path)]
             skipped |= {path: "no permission to read it" for path in changed if not os.access(self.folder / path, os.R_OK)}
-            for last in (False, True):
-                paths = [path for path in changed if path not in skipped and path.endswith(_GROWING) == last]
-                skipped |= _move_each(lambda path: self._put(path, local[path]), paths, _IN_THE_WAY)
-            if changed:
-                self._files.invalidate_cache()
-                self._write_manifest()
+            try:
+                for last in (False, True):
+                    paths = [path for path in changed if path not in skipped and path.endswith(_GROWING) == last]
+                    skipped |= self._move_each(lambda path: self._put(path, local[path]), paths, _IN_THE_WAY)
+            finally:
+                if changed:
+                    self._files.invalidate_cache()
+                    self._write_manifest()
             return _moved(changed, local, skipped)
 
     def _download(self, path: str, remote: FileState) -> None:
@@ -234,7 +275,7 @@ class Mirror(Fetched):
             self._note_equal(path, remote)
 
     def _write_manifest(self) -> None:
-        atomic_write(self._manifest_path, json.dumps({"url": self.url, "equal": self._equal}).encode())
+        atomic_write(self._manifest_path, json.dumps({"url": self.url, "equal": dict(self._equal)}).encode())
 
 
 class Pusher:
@@ -302,23 +343,6 @@ def _as_store_problem(url: str) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001  each file system raises its own, and credentials fail in all of them
         hint = "check address, network and credentials; results are in the local mirror, and the next command pushes them"
         raise StoreProblem(f"{url}: {type(error).__name__}: {error}", hint=hint) from None
-
-
-def _move_each(move: Callable[[str], None], paths: Sequence[str], of_one_file: tuple[type[OSError], ...]) -> dict[str, str]:
-    """Move files, several at once. Return those that failed with an error `of_one_file`, and why; other errors are raised."""
-
-    def problem(path: str) -> str:
-        try:
-            move(path)
-        except of_one_file as error:
-            return error.strerror or str(error) or type(error).__name__
-        return ""
-
-    pool = ThreadPoolExecutor(_AT_ONCE)
-    try:
-        return {path: why for path, why in zip(paths, pool.map(problem, paths), strict=True) if why}
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _moved(paths: Sequence[str], states: Mapping[str, FileState], skipped: dict[str, str]) -> Moved:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +16,13 @@ from capturekit import Empty, Recording, SignatureH, balanced, ids
 from victims import wait_for
 
 from actordbg.capture.hook import wrap
+from actordbg.capture.recorded_call import Item
 from actordbg.capture.ring import CHUNK, Arena, Ring
-from actordbg.dumps.recover import recover
+from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import DATA, MAX_LEDGERS, slot_check
 from actordbg.store import payload
+from actordbg.store.layout import Store
 
 
 class Calling(Empty):
@@ -120,6 +124,51 @@ def test_a_job_with_more_runs_than_books_keeps_exact_books_for_each_and_a_run_th
     assert recording.close() and all(balanced(ledger) for ledger in recording.ledgers)
     books = {path.parent.name: read_counters(path)["captured"] for path in store.counters.rglob("[!.]*.json")}
     assert books == {f"night{n}": 1 + n % 2 for n in range(2 * MAX_LEDGERS)} | {"night0": 2}
+
+
+def test_a_kill_at_any_line_that_closes_a_call_leaves_exact_books(store, tmp_path, monkeypatch):
+    """Meanwhile the training thread has counted a call that it has not copied yet: nobody may take one for the other."""
+    recording, captured, moments = Recording(store, ring_bytes=CHUNK, capacity=CHUNK), Item.captured, dict[bytes, None]()
+    path, actor = recording.ring.path, SignatureH()
+
+    def killed(frame: Any, event: str, argument: Any) -> Any:
+        moments[path.read_bytes()] = None
+        return killed
+
+    def traced(item: Item, *given: Any) -> None:
+        if item.number == 2:
+            item.ledger.open(item.control, None)
+            sys.settrace(killed)
+        captured(item, *given)
+        sys.settrace(None)
+
+    monkeypatch.setattr(Item, "captured", traced)
+    for seed in range(3):
+        recording.forward(actor, ids(seed=seed))
+    recording.close()
+    for n, ring in enumerate(moments):
+        copy = Store(shutil.copytree(store.root, tmp_path / f"killed{n}"))
+        (copy.root / path.name).write_bytes(ring)
+        (report,) = recover(copy, [copy.root / path.name])
+        (books,) = map(read_counters, copy.counters.rglob("[!.]*.json"))
+        assert report.removed and len(list(copy.iter_dumps())) == 3
+        assert (books["calls"], books["captured"], books["dropped"], books["pending"]) == (4, 3, {"killed": 1}, 0), n
+    assert len(moments) > 3
+
+
+def test_books_are_in_a_file_while_one_ring_replaces_another(store, monkeypatch):
+    recording, remove, seen = Recording(store), Ring.remove, list[int]()
+    recording.forward(SignatureH(), ids())
+    recording.recorder.watch.stop()  # it would look at the switch, too
+
+    def removed(ring: Ring) -> None:
+        seen.extend(books.counts[0] for path in find_rings(store) for books in read_ring(path).books.values())
+        remove(ring)
+
+    monkeypatch.setattr(Ring, "remove", removed)
+    recording.set(ring_bytes=CHUNK)
+    assert seen == [1, 1]
+    assert recording.close() and balanced(recording.ledger) and not find_rings(store)
 
 
 def test_calls_of_nothing_and_of_empty_tensors_are_kept_and_an_input_larger_than_the_ring_is_dropped(store):

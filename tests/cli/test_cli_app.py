@@ -100,9 +100,23 @@ def test_the_help_has_every_entry_and_option_under_a_heading():
     assert lines.index("Inputs:") < next(n for n, line in enumerate(lines) if line.startswith("  --max-inputs"))
 
 
-@pytest.mark.parametrize(("typed", "found"), [("", "replay"), ("dump ", "ls"), ("dump ls --w", "--where")])
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("", "replay"),
+        ("dump ", "ls"),
+        ("dump ls --w", "--where"),
+        ("replay l", "ls"),
+        ("replay a", "attach"),
+        ("replay ls --l", "--limit"),
+    ],
+)
 def test_the_shell_completes_commands_and_their_options(typed: str, found: str):
     assert found in offered(typed)
+
+
+def test_the_shell_completes_a_second_word_only_where_it_may_stand():
+    assert offered("doctor ") == ["adapters", "actor"] and offered("doctor --json a") == []
 
 
 def test_the_completion_that_python_m_installs_leaves_python_alone(monkeypatch: pytest.MonkeyPatch):

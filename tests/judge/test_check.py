@@ -49,6 +49,18 @@ def test_the_sentence_names_the_code_that_the_truth_runs_too(store: Store) -> No
     assert answer.word == "RIGHT" and "modules of kernels_of_mine, transformers (shared with the truth)" in answer.not_checked
 
 
+def test_modules_that_agree_with_their_formulas_are_not_left_unchecked(store: Store) -> None:
+    held = {"modules": 13, "tokens": 90}
+    shared = {"resolved": {"shared_code": ["kernels_of_mine", "transformers"]}}
+    write_replay(store, "r-01", INPUTS)
+    write_replay(
+        store, "r-02", INPUTS, truth="fp64", result=lambda index: {"extra": {"temperature": 1.0, "formulas": held}}, **shared
+    )
+    write_replay(store, "r-03", INPUTS, truth="fp32")
+    answer = run_check(store, load_spec(store, "r-01")).verdict(of=3)
+    assert answer.word == "RIGHT" and "modules of kernels_of_mine (shared with the truth)" in answer.not_checked
+
+
 def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
     return made | {"log_probs": made["log_probs"] + 0.1 * (index == 1)}
 

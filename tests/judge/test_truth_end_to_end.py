@@ -21,7 +21,7 @@ from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.supervise import run_replay
+from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -107,6 +107,18 @@ def test_fp32_is_judged_by_what_fp32_costs_this_model(bench: Bench) -> None:
     assert (code, found["b"]["replay_id"], found["rounding_id"]) == (1, right["b"]["replay_id"], right["rounding_id"])
     assert {dump["verdict"] for dump in found["dumps"]} == {"mismatch"}
     assert command(bench.store, "compare", bench.epsilon, "truth", "--flat-limits")[0] == 0, "flat limits pass it"
+
+
+def test_a_fault_in_transformers_own_module_is_in_the_truth_and_found_by_its_formula(bench: Bench, tmp_path: Path) -> None:
+    """Replay and truth run the same patched norm, and agree to a millionth."""
+    with fault(tmp_path / "norm", brokenactor.NORM_OF_TRANSFORMERS):
+        broken = run(bench.store, list(load_spec(bench.store, bench.right).inputs[:1]), packing=True, temperature=0.9)
+        code, found = command(bench.store, "compare", broken, "truth")
+    assert (code, found["verdict"], {dump["verdict"] for dump in found["dumps"]}) == (1, "WRONG", {"match"})
+    assert "transformers' own LlamaRMSNorm (replaced by sitecustomize's code) is wrong" in found["reasons"][0]
+    code, mended = command(bench.store, "compare", broken, "truth")
+    assert code == 1 and mended["b"]["replay_id"] != found["b"]["replay_id"], "that truth serves nobody else"
+    assert mended["dumps"][0]["verdict"] == "mismatch"
 
 
 def noise_of(store: Store, dtype: str) -> dict[str, Any]:

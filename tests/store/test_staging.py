@@ -18,7 +18,7 @@ import norename
 import pytest
 import storecases
 from fsspec.implementations.local import LocalFileSystem
-from roots import ROOT, SUPPORT
+from roots import ROOT, SUPPORT, environment
 from supervised import Bench, make_spec, statuses
 from typer.testing import CliRunner
 
@@ -193,6 +193,34 @@ def moved(*words: str, code: int = 0) -> dict[str, str]:
     assert done.exit_code == code, (done.output, done.exception)
     left: dict[str, str] = json.loads(done.stdout)["skipped"]
     return left
+
+
+STALLED = """
+import signal, sys, time, norename
+from actordbg.cli.app import main
+get, last = norename.NoRename.get_file, sys.argv[1]
+def stalled(self, there, here, **more):
+    get(self, there, here, **more)
+    time.sleep(100 * (there == last))
+norename.NoRename.get_file = stalled
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = [sys.argv[0], "store", "pull", *sys.argv[2:]]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_pull_beside_a_transfer_that_stalls_and_what_has_come_is_kept(tmp_path, built, ours, theirs, there, url):
+    ours.push()
+    whole, last = files_of(there), str(max(there.rglob("*.zst")))
+    program = [sys.executable, "-c", STALLED, last, url, str(tmp_path / "b")]
+    pull = subprocess.Popen(program, env=environment())
+    while len(files_of(tmp_path / "b")) < len(whole) - 1 or not list((tmp_path / "b").rglob(".tmp-*")):
+        assert pull.poll() is None
+        time.sleep(0.02)
+    pull.send_signal(signal.SIGINT)
+    assert pull.wait(60) == 130 and not list((tmp_path / "b").rglob(".tmp-*"))
+    assert theirs.pull().files == 1 and files_of(tmp_path / "b") == whole
 
 
 def test_a_pull_takes_the_runs_that_are_named_and_names_all_that_it_leaves_out(tmp_path, monkeypatch, built, there, url):

@@ -124,6 +124,15 @@ MODULE = "openrlhf.models.actor"
 """
 """Norms with five times the epsilon of the model's configuration: no token moves by 1e-4 nats."""
 
+NORM_OF_TRANSFORMERS = """
+def change(module):
+    right = module.LlamaRMSNorm.forward
+    module.LlamaRMSNorm.forward = lambda self, values: 1.05 * right(self, values)
+
+MODULE = "transformers.models.llama.modeling_llama"
+"""
+"""A norm of transformers that gives 1.05 times its formula, in every model of the process, the truth's too."""
+
 FULL_DISK = """
 def change(module):
     import errno, os

@@ -73,7 +73,9 @@ def assert_nothing_is_lost(store: Store, jobs: dict[int, Job], every: int = 1) -
         assert_exact(data, job)
         assert all(is_of_seed(dump, job.seed + (dump.record.call_index or 0)) for dump in mine)
         wanted = [dump for dump in mine if (dump.record.call_index or 0) % every == 0]
-        assert len(wanted) == (data["captured"] if data else 0)
+        captured, full = (data["captured"], data["dropped"].get("queue_full", 0)) if data else (0, 0)
+        # of calls that found the queue full (a writer process takes its time to start), the last are in the ring all the same
+        assert captured <= len(wanted) <= captured + full, data
     return books
 
 

@@ -126,6 +126,12 @@ def faults(cache: Path) -> None:
                 assert len(wrong) == 4 if name == "rows" else len(wrong) <= 1, case
                 if name == "rows":
                     assert wrong[0].rows == (1, 2) and "rows behind the first see others" in found.said, case
+                    assert wrong[0].pattern.startswith("behind another row of the pack: "), case
+                    assert min(row for row, *_ in found.located.fields) == 0, case
+                if wrong:
+                    layer = max(found.located.heat, key=lambda name: max(found.located.heat[name]))
+                    assert any(place.module.startswith(layer) for place in wrong), case
+                    assert len(found.located.heat[layer]) == len(found.located.fields), case
                 if name == "code":
                     assert "its code or its kernel differs" in found.said, case
 

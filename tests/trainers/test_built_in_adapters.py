@@ -12,9 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tomllib
 import torch
 from actorcases import make_dump
 from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
+from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.actor.rules import check_config, leaked
@@ -26,10 +28,11 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.doctor.python_environment import adapter_check
 from actordbg.store import payload
 from actordbg.store.layout import Store
+from actordbg.trainers.find_adapter import BUILT_IN
 from actordbg.trainers.fitting import fit_of
 from actordbg.trainers.plain_adapter import Plain
 from actordbg.trainers.recorded_model import attach, scores_of
-from actordbg.trainers.seam import Rows, Unreadable
+from actordbg.trainers.seam import Rows, Seam, Unreadable
 from actordbg.trainers.skyrl_adapter import SkyRl
 from actordbg.trainers.trl_adapter import Trl
 from actordbg.trainers.verl_adapter import Verl
@@ -232,6 +235,14 @@ def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_besid
             assert differs == (dump is dumps[1]), "under sdpa a mask lets packed rows see each other"
             assert outcome.notes[-1:] == tuple(dump.record.extra.values())
         assert torch.equal(found[0].log_probs, found[1].log_probs)
+
+
+def test_every_built_in_adapter_is_in_the_contracts_that_keep_the_training_process_light():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    light = [contract["source_modules"] for contract in contracts if Seam.__module__ in contract.get("source_modules", ())]
+    assert len(light) == 2
+    for adapter in BUILT_IN.values():
+        assert all(adapter.partition(":")[0] in modules for modules in light), adapter
 
 
 def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

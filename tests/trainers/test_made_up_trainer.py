@@ -235,7 +235,7 @@ def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written: M
     answer = check("--junit", str(tmp_path / "junit.xml"))
     assert (answer["verdict"], answer["code"]) == ("RIGHT", 0)
     left = 'the outputs of the run in 2 of 3 dumps: its weights were not this model\'s (--where "step=0" excludes them)'
-    left += "; modules of transformers (shared with the truth); the laws of 1 dump"
+    left += "; the laws of 1 dump"
     assert answer["sentence"].startswith("RIGHT: 3 of 3 dumps match the truth to fp32 rounding; held against the clean model")
     assert answer["sentence"].endswith(f"not checked: {left}")
     assert (tmp_path / "junit.xml").read_text().count('classname="actordbg.golden"') == 3

@@ -1,0 +1,163 @@
+"""Check the laws of recorded data on the dumps that a condition selects, and say the result. Reads dumps; runs no model.
+
+findings = lint(store, paths)
+findings.verdict(of=1024).sentence      # "RIGHT: 5 laws of recorded data hold on 1,024 dumps; not checked: ..."
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import ActordbgError
+from actordbg.base.units import plural, with_handles
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict
+from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.judge.recorded_laws import LAWS, Answer, RecordedLaw, Violation
+
+_NAMED = 3
+"""Violations of a law that are named."""
+
+
+@dataclass
+class Findings:
+    """The answers of all laws, by name. dumps: how many were read. unreadable: the messages of those that were not."""
+
+    answers: dict[str, Answer] = field(default_factory=lambda: {law.name: Answer() for law in LAWS})
+    dumps: int = 0
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def broken(self) -> list[RecordedLaw]:
+        """The laws that fail, in the order of the table."""
+        return [law for law in LAWS if self.answers[law.name].violations]
+
+    @property
+    def held(self) -> list[RecordedLaw]:
+        """The laws that were checked and hold."""
+        return [law for law in LAWS if self.answers[law.name].looked_at and not self.answers[law.name].violations]
+
+    @property
+    def unchecked(self) -> list[RecordedLaw]:
+        """The laws that nothing recorded could check."""
+        return [law for law in LAWS if not self.answers[law.name].looked_at and not self.answers[law.name].violations]
+
+    @property
+    def good(self) -> bool:
+        """Check whether some law was checked and none fails."""
+        return bool(self.held) and not self.broken
+
+    def in_words(self) -> str:
+        """Return the result in words, for the sentence of a command that checks the recorded data first."""
+        if self.broken:
+            first = self.broken[0]
+            violation = self.answers[first.name].violations[0]
+            others = f"; also fails: {', '.join(law.name for law in self.broken[1:])}" if self.broken[1:] else ""
+            return f"{first.name} ({first.thread}): {violation.words}, in {with_handles(violation.dump_id)}{others}"
+        held = f"{plural(len(self.held), 'law')} of recorded data {'holds' if len(self.held) == 1 else 'hold'}"
+        return held if self.held else "no law of recorded data could be checked"
+
+    def verdict(self) -> Verdict:
+        """Return the verdict: WRONG if a law fails, RIGHT if some hold, else NOT CHECKED."""
+        needs = {law.needs: [other.name for other in self.unchecked if other.needs == law.needs] for law in self.unchecked}
+        left = [f"{', '.join(names)} (needs {need})" for need, names in needs.items()]
+        left += [f"{plural(len(self.unreadable), 'dump')} that cannot be read"] if self.unreadable else []
+        figures = [(name, answer.figure) for name, answer in self.answers.items() if answer.figure]
+        if self.broken:
+            violation = self.answers[self.broken[0].name].violations[0]
+            following = f"actordbg dump show {violation.dump_id}"
+            return Verdict(WRONG, self.in_words(), figures, left, following)
+        said = f"{self.in_words()} on {plural(self.dumps, 'dump')}"
+        return Verdict(RIGHT if self.held else UNCHECKED, said, figures, left, "actordbg check")
+
+
+def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lambda count: None) -> Findings:
+    """Check all laws on the dumps at `paths`, below the folder `store`. A dump that cannot be read is counted and named."""
+    findings, kept = Findings(), list[RecordedCall]()
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+        for call, answers in pool.map(lambda path: _one(store, path), paths):
+            on_dump(1)
+            if isinstance(call, str):
+                findings.unreadable.append(call)
+                continue
+            kept.append(call)
+            for name, answer in answers.items():
+                findings.answers[name].looked_at += answer.looked_at
+                findings.answers[name].violations += answer.violations
+    findings.dumps = len(kept)
+    for law in LAWS:
+        if law.over_calls:
+            law.judge(kept, findings.answers[law.name])
+    return findings
+
+
+def _one(store: Path, path: str) -> tuple[RecordedCall | str, dict[str, Answer]]:
+    """Read a dump, check the laws of single calls, and return the call trimmed; or why it cannot be read."""
+    answers = {law.name: Answer() for law in LAWS if not law.over_calls}
+    try:
+        call = RecordedCall.read(str(store / path))
+    except (ActordbgError, OSError) as error:
+        return f"{path}: {getattr(error, 'message', error)}", answers
+    for law in LAWS:
+        if not law.over_calls:
+            law.judge([call], answers[law.name])
+    return call.trim(), answers
+
+
+def lint_blocks(findings: Findings) -> list[Block]:
+    """Build the document: the verdict, and for each law that fails what holds elsewhere, where it fails, and the remedy."""
+    blocks: list[Block] = [findings.verdict()]
+    if findings.broken:
+        rows = [row for law in findings.broken for row in _rows(law, findings.answers[law.name].violations)]
+        blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what")))
+        blocks.append(Items([f"{law.name}: {law.holds}. {law.thread}. Try: {law.remedy}" for law in findings.broken]))
+    looked = [(law.name, f"{findings.answers[law.name].looked_at:,}", law.holds) for law in findings.held]
+    if looked:
+        blocks.append(Grid(("holds", "looked at", "law"), looked, left=("holds", "law")))
+    return blocks
+
+
+def _rows(law: RecordedLaw, violations: Sequence[Violation]) -> Iterator[tuple[str, str, str, str]]:
+    for violation in violations[:_NAMED]:
+        row = "-" if violation.row is None else str(violation.row)
+        yield law.name, with_handles(violation.dump_id), row, violation.words
+    if len(violations) > _NAMED:
+        yield law.name, "...", "-", f"{plural(len(violations) - _NAMED, 'more place')}"
+
+
+def lint_data(findings: Findings) -> dict[str, Any]:
+    """Return the result as data: each law with its state, what it looked at, thread, remedy and violations."""
+
+    def state(law: RecordedLaw) -> str:
+        return "broken" if law in findings.broken else "kept" if law in findings.held else "not-checked"
+
+    laws: Iterable[dict[str, Any]] = (
+        {
+            "law": law.name,
+            "verdict": state(law),
+            "holds": law.holds,
+            "thread": law.thread,
+            "remedy": law.remedy,
+            "needs": law.needs,
+            "looked_at": (answer := findings.answers[law.name]).looked_at,
+            "figure": answer.figure,
+            "violations": [asdict(violation) for violation in answer.violations],
+        }
+        for law in LAWS
+    )
+    return {"good": findings.good, "dumps": findings.dumps, "unreadable": findings.unreadable, "laws": list(laws)}
+
+
+def with_lint(verdict: Verdict, findings: Findings) -> Verdict:
+    """Return the verdict of a check together with that of the laws of the recorded data, which comes first if one fails."""
+    said = f"{verdict.said.removesuffix('.')}; {findings.in_words()}"
+    if not findings.broken:
+        left = (f"{plural(len(findings.unchecked), 'law')} of recorded data (`actordbg lint`)",) * bool(findings.unchecked)
+        return replace(verdict, said=said, not_checked=(*verdict.not_checked, *left))
+    if verdict.word == FAILED:
+        return replace(verdict, said=said)
+    return replace(verdict, word=WRONG, said=f"recorded data: {findings.in_words()}; {verdict.said}", next="actordbg lint")

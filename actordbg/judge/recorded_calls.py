@@ -1,0 +1,232 @@
+"""Recorded calls as the laws of recorded data read them: rows of tokens, masks and log-probs, as numpy arrays, without torch.
+
+A call is an Actor's forward or a loss. Both have B rows of S tokens, whose last A next tokens are actions. `trim` drops the
+tensors and keeps what laws over many calls need: a key for each row and prompt, and a few numbers for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord
+from actordbg.formats.encoding import PlainTensor
+from actordbg.formats.nested_values import CONTEXT
+from actordbg.store.payload import load_plain, numbers_of
+
+Numbers: TypeAlias = Any
+"""A numpy array, whose shape the text beside it gives. (numpy's stubs do not follow comparisons of arrays.)"""
+_TRIMMED = ("row_keys", "prompts", "counts", "spans", "ends", "surprisal", "moved", "terms", "weightless", "holes")
+LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "action_log_probs")
+"""Names of tensors of log-probs, which a call got or returned."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The loss of a micro-batch before it is normalized, float64: sums over its tokens, and over its rows' means.
+
+    `size`: the sum of absolute terms, since a loss cancels. `tokens`, `rows`: how many terms each sum has.
+    """
+
+    by_token: float
+    by_row: float
+    size: float
+    tokens: int
+    rows: int
+
+
+class RecordedCall:
+    """A recorded call. `rows`: B. Arrays that the call does not have are None."""
+
+    def __init__(self, record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> None:
+        self.record, self.rows = record, record.batch_size
+        self._tensors: Mapping[str, PlainTensor] = tensors
+
+    @classmethod
+    def read(cls, path: str) -> RecordedCall:
+        """Read a dump file, or a dump in a pack. Raises StoreProblem."""
+        return cls(*load_plain(path))
+
+    def trim(self) -> RecordedCall:
+        """Compute what laws over many calls read, and drop the tensors that are as long as the rows."""
+        for name in _TRIMMED:
+            getattr(self, name)
+        self._tensors = {name: t for name, t in self._tensors.items() if t.values.ndim < 2}
+        for name in ("sequences", "real", "active", "actions"):
+            self.__dict__.pop(name, None)
+        return self
+
+    def array(self, *names: str) -> Numbers | None:
+        """Return the first tensor of these names, whether an argument, a result or context; None if none was recorded."""
+        known = (prefix + name for name in names for prefix in ("", OUTPUT_PREFIX, CONTEXT))
+        tensor = next((self._tensors[name] for name in known if name in self._tensors), None)
+        return None if tensor is None else numbers_of(tensor)
+
+    def fact(self, name: str) -> Any:
+        """Return a plain value of the call or its context, or a tensor of one element as a number; None if not recorded."""
+        arguments = self.record.arguments
+        value = arguments.get(CONTEXT + name, arguments.get(name))
+        if value is None and (array := self.array(name)) is not None and array.size == 1:
+            value = array.item()
+        return value
+
+    @property
+    def is_loss(self) -> bool:
+        """Check whether the call is a loss."""
+        return self.record.point == LOSS
+
+    @property
+    def fp32(self) -> bool:
+        """Check whether the model computes in fp32, whose rounding is far below that of other dtypes."""
+        return self.record.model_dtype == "float32" and self.record.autocast_dtype is None
+
+    @cached_property
+    def sequences(self) -> Numbers | None:
+        """The token ids [B, S]."""
+        return self.array("sequences")
+
+    @cached_property
+    def real(self) -> Numbers | None:
+        """Mark tokens that are not padding, bool [B, S]."""
+        mask = self.array("attention_mask")
+        return mask != 0 if mask is not None else None if self.sequences is None else np.ones(self.sequences.shape, bool)
+
+    @cached_property
+    def active(self) -> Numbers | None:
+        """Mark actions, bool [B, A]; without an action mask every real next token counts."""
+        mask = self.array("action_mask")
+        if mask is not None:
+            return mask != 0
+        return None if self.real is None or self.is_loss else self.real[:, 1:] & self.real[:, :-1]
+
+    @cached_property
+    def actions(self) -> Numbers | None:
+        """The token ids of the columns of `active`, [B, A]."""
+        if self.sequences is None or self.active is None or self.active.shape[1] >= self.sequences.shape[1]:
+            return None
+        return self.sequences[:, self.sequences.shape[1] - self.active.shape[1] :]
+
+    def log_probs(self) -> dict[str, Numbers]:
+        """Return every recorded set of log-probs whose shape is that of `active`, by name."""
+        named = ((name, self.array(name)) for name in LOG_PROBS)
+        shape = None if self.active is None else self.active.shape
+        return {name: values for name, values in named if values is not None and values.shape == shape}
+
+    @cached_property
+    def row_keys(self) -> list[bytes]:
+        """A key for each row's real tokens; the same row has the same key however it is padded."""
+        return self._keys(self.real)
+
+    @cached_property
+    def prompts(self) -> list[bytes]:
+        """A key for the real tokens before each row's first action; empty without an action mask."""
+        if self.array("action_mask") is None or self.actions is None or self.real is None or self.active is None:
+            return []
+        first = np.where(self.active.any(1), self.active.argmax(1), self.active.shape[1])
+        ahead = np.arange(self.real.shape[1]) < (self.real.shape[1] - self.active.shape[1] + first)[:, None]
+        return self._keys(self.real & ahead)
+
+    def _keys(self, where: Numbers | None) -> list[bytes]:
+        if self.sequences is None or where is None or where.shape != self.sequences.shape:
+            return []
+        rows = zip(self.sequences, where, strict=True)
+        return [blake2b(row[kept].astype("<i8").tobytes(), digest_size=12).digest() for row, kept in rows]
+
+    @cached_property
+    def counts(self) -> Numbers | None:
+        """The number of actions of each row, [B]."""
+        return None if self.active is None else self.active.sum(1)
+
+    @cached_property
+    def spans(self) -> Numbers | None:
+        """The columns from each row's first action to its last, [B]."""
+        if self.active is None:
+            return None
+        width = self.active.shape[1]
+        return np.where(self.active.any(1), width - self.active[:, ::-1].argmax(1) - self.active.argmax(1), 0)
+
+    @cached_property
+    def holes(self) -> Numbers | None:
+        """Mark rows whose actions have a gap, or end before the row's last real token, bool [B]."""
+        if self.actions is None or self.active is None or self.real is None or self.counts is None or self.spans is None:
+            return None
+        behind = self.active.shape[1] - self.active[:, ::-1].argmax(1)
+        last = self.real.shape[1] - self.real[:, ::-1].argmax(1) - (self.real.shape[1] - self.active.shape[1])
+        return (self.counts > 0) & ((self.counts != self.spans) | (behind != last))
+
+    @cached_property
+    def ends(self) -> Numbers | None:
+        """The last two actions of each row, [B, 2]; -1 for rows with fewer, and for two that are not neighbors."""
+        if self.actions is None or self.active is None or self.array("action_mask") is None:
+            return None
+        ends = np.full((len(self.actions), 2), -1)
+        for row, (ids, mask) in enumerate(zip(self.actions, self.active, strict=True)):
+            at = mask.nonzero()[0][-2:]
+            ends[row, 2 - len(at) :] = ids[at]
+            if len(at) == 2 and at[1] - at[0] > 1:
+                ends[row, 0] = -1
+        return ends
+
+    @cached_property
+    def surprisal(self) -> Numbers | None:
+        """Return how unlikely each row's actions were, in nats: the negated sum of their log-probs, [B]."""
+        known = self.log_probs()
+        values = next((known[name] for name in ("old_log_probs", "action_log_probs", "log_probs") if name in known), None)
+        return None if values is None or self.active is None else -np.where(self.active, values, 0.0).sum(1)
+
+    @cached_property
+    def moved(self) -> Numbers | None:
+        """The sum over each row's actions of |log_probs - old_log_probs|, [B]."""
+        known = self.log_probs()
+        if self.active is None or not {"log_probs", "old_log_probs"} <= known.keys():
+            return None
+        return np.where(self.active, np.abs(known["log_probs"].astype("f8") - known["old_log_probs"]), 0.0).sum(1)
+
+    @cached_property
+    def weightless(self) -> Numbers | None:
+        """Mark rows whose advantages are 0 at every action, bool [B]."""
+        advantages = self.array("advantages")
+        if advantages is None or self.active is None or advantages.shape != self.active.shape:
+            return None
+        return ~((advantages != 0) & self.active).any(1)
+
+    @cached_property
+    def terms(self) -> Terms | None:
+        """The PPO loss of this call's tokens, recomputed from its arguments; None for another loss.
+
+        Source: `PolicyLoss.forward` of OpenRLHF 0.11 (clip, dual clip, importance correction by token).
+        """
+        loss: dict[str, Any] = {name: self.fact(f"loss.{name}") for name in _ATTRIBUTES}
+        known, advantages = self.log_probs(), self.array("advantages")
+        names = {"log_probs", "old_log_probs"} | ({"rollout_log_probs"} if loss["is_correction_level"] == "token" else set())
+        if loss["policy_loss_type"] != "ppo" or advantages is None or self.active is None or not names <= known.keys():
+            return None
+        if loss["is_correction_level"] not in (None, "off", "token") or loss["is_correction_gating"] not in (None, "ratio"):
+            return None
+        new, old, wide = (each.astype("f8") for each in (known["log_probs"], known["old_log_probs"], advantages))
+        with np.errstate(all="ignore"):
+            ratio = np.exp(np.clip(new - old, -20.0, 20.0))
+            terms = np.minimum(ratio * wide, np.clip(ratio, 1 - loss["clip_eps_low"], 1 + loss["clip_eps_high"]) * wide)
+            if loss["dual_clip"] is not None:
+                terms = np.where(wide < 0, np.maximum(terms, loss["dual_clip"] * wide), terms)
+            if loss["is_correction_level"] == "token":
+                low, high = loss["is_correction_threshold"]
+                correction = np.exp(old - known["rollout_log_probs"])
+                inside = (correction >= low) & (correction <= high)
+                clipped = loss["is_correction_mode"] == "clip"
+                terms *= np.clip(correction, low, high) if clipped else np.where(inside, correction, 0.0)
+        terms = np.where(self.active, -terms, 0.0)
+        count = self.active.sum(1)
+        means = terms.sum(1)[count > 0] / count[count > 0]
+        return Terms(float(terms.sum()), float(means.sum()), float(np.abs(terms).sum()), int(count.sum()), int((count > 0).sum()))
+
+
+_ATTRIBUTES = (
+    "policy_loss_type", "clip_eps_low", "clip_eps_high", "dual_clip", "is_correction_level", "is_correction_mode",
+    "is_correction_gating", "is_correction_threshold",
+)  # fmt: skip

@@ -1,0 +1,411 @@
+"""Laws of recorded data: what must hold in every healthy training, whatever its model. Pure: calls in, answers out.
+
+A law sees either each call alone, or all calls with their tensors dropped (`RecordedCall.trim`). It counts what it looked at; a
+law that looked at nothing was not checked. Tokens outside of the action mask are never compared: they have placeholders.
+`LAWS` is the table: to add a law, write a function and a row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actordbg.base.units import plural
+from actordbg.document.blocks import number
+from actordbg.judge.recorded_calls import Numbers, RecordedCall
+
+POSITIVE = {True: 1e-3, False: 0.05}
+"""Nats above 0 that rounding may lift a log-prob, by whether the model computes in fp32."""
+UNLIKELY = -1e-3
+"""Below this log-prob, in nats, another side cannot have computed exactly 0."""
+MOVED = {True: 1e-4, False: 0.02}
+"""Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
+LOSS_OFF = {True: 1e-4, False: 0.01}
+"""Largest distance of a loss from its terms, relative to the sum of absolute terms, by fp32."""
+IMPROBABLE, LONG = 30.0, 48
+"""A row may appear twice if its actions are more likely than e^-30, or, without log-probs, fewer than this."""
+USUAL_END = 0.5
+"""Share of the rows whose last action must be the same token for it to count as the end token."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A place where a law fails. row: of the call; None for the whole call or step. size: how far, in the law's unit."""
+
+    dump_id: str
+    words: str
+    row: int | None = None
+    size: float | None = None
+
+
+@dataclass
+class Answer:
+    """What a law found. looked_at: rows, calls or steps that it could judge. figure: a measure of healthy data, in words."""
+
+    looked_at: int = 0
+    violations: list[Violation] = field(default_factory=list)
+    figure: str = ""
+
+    def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None) -> None:
+        """Look at all rows of a call, and add a violation for the first of those that are `bad`, bool [B]."""
+        self.looked_at += len(bad)
+        for row in bad.nonzero()[0][:1]:
+            many = f" ({plural(int(bad.sum()), 'row')})" if bad.sum() > 1 else ""
+            self.violations.append(Violation(call.record.dump_id, words + many, int(row), _size(sizes, row)))
+
+
+def _size(sizes: Numbers | None, row: int) -> float | None:
+    return None if sizes is None or not np.isfinite(sizes[row]) else float(sizes[row])
+
+
+@dataclass(frozen=True)
+class RecordedLaw:
+    """A law: what must hold, where people met it broken, what to do then, and what has to be recorded to check it.
+
+    judge: gets one whole call, or, if `over_calls`, all trimmed calls.
+    """
+
+    name: str
+    holds: str
+    thread: str
+    remedy: str
+    needs: str
+    judge: Callable[[Sequence[RecordedCall], Answer], None]
+    over_calls: bool = False
+
+
+def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        mask, real = call.array("action_mask"), call.real
+        if mask is None or real is None or call.active is None:
+            continue
+        answer.looked_at += 1
+        odd = [
+            f"{name} is {list(values.shape)}"
+            for name in ("log_probs", "action_log_probs", "old_log_probs", "rollout_log_probs", "advantages", "returns")
+            if (values := call.array(name)) is not None and values.shape != mask.shape
+        ]
+        if mask.shape[1] >= real.shape[1]:
+            odd.append(f"sequences are {list(real.shape)}")
+        if odd:
+            answer.violations.append(Violation(call.record.dump_id, f"the action mask is {list(mask.shape)}; {', '.join(odd)}"))
+            continue
+        padded = (call.active & ~real[:, -mask.shape[1] :]).any(1)
+        answer.rows(call, padded, "the action mask covers padding: it is shifted")
+
+
+def _finite(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        named = dict(call.log_probs())
+        for name in ("advantages", "returns"):
+            values = call.array(name)
+            if values is not None and call.active is not None and values.shape == call.active.shape:
+                named[name] = values
+        for name, values in named.items():
+            bad: Numbers = ~np.isfinite(values) & call.active
+            answer.rows(call, bad.any(1), f"{name} is not finite under the action mask")
+        if (loss := call.array("loss")) is not None:
+            answer.rows(call, ~np.isfinite(loss).reshape(1), "the loss is not finite")
+
+
+def _positive(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        for name, values in call.log_probs().items():
+            assert call.active is not None
+            highest = np.where(call.active, values, -1.0).max(1, initial=-1.0)
+            answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 under the action mask", highest)
+
+
+def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        known = call.log_probs()
+        for name, other in (("rollout_log_probs", "old_log_probs"), ("old_log_probs", "log_probs")):
+            if name not in known or other not in known:
+                continue
+            bad = (known[name] == 0) & (known[other] < UNLIKELY) & call.active
+            worst = -np.where(bad, known[other], 0.0).min(1, initial=0.0)
+            words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
+            answer.rows(call, bad.any(1), words, worst)
+
+
+def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    single = [call for call in calls if call.holes is not None and call.fact("multi_turn") is False]
+    for call in single:
+        assert call.holes is not None
+        answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token")
+    silent = [call for call in calls if call.holes is not None and call.fact("multi_turn") is None]
+    if not any(call.holes is not None and call.holes.any() for call in silent):
+        answer.looked_at += sum(call.rows for call in silent)
+
+
+def _end_token(calls: Sequence[RecordedCall]) -> int | None:
+    """Return the id that ends responses: the model's, else that of most rows; None if rows end with various ids."""
+    recorded = {call.record.actor.get("eos_token_id") for call in calls}
+    if len(recorded) == 1 and type(only := recorded.pop()) is int:
+        return only
+    ends = Counter(int(last) for call in calls if call.ends is not None for last in call.ends[:, 1] if last >= 0)
+    (usual, count), *_ = ends.most_common(1) or [(0, 0)]
+    return usual if count > USUAL_END * ends.total() else None
+
+
+def _ends(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    if (end := _end_token(calls)) is None:
+        return
+    for call in calls:
+        if call.ends is not None:
+            answer.rows(call, (call.ends == end).all(1), f"the response ends with its end token {end} twice")
+
+
+def _truncation(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    said = [call for call in calls if call.ends is not None and call.array("truncated") is not None]
+    said = [call for call in said if call.fact("multi_turn") is not True]  # an environment may end a turn without an end token
+    if not said or (end := _end_token(said)) is None:
+        return
+    longest = max(int(call.counts.max(initial=0)) for call in said if call.counts is not None)
+    for call in said:
+        truncated, ends, counts = call.array("truncated"), call.ends, call.counts
+        assert truncated is not None and ends is not None and counts is not None
+        bad = (ends[:, 1] != end) & (ends[:, 1] >= 0) & (truncated.reshape(-1) == 0)
+        words = f"the response lacks its end token {end}, and is not reported as truncated"
+        if (bad & (counts == longest)).any():
+            words += f" at the longest length, {longest:,}"
+        answer.rows(call, bad, words)
+
+
+def _response_length(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        said, counts, spans = call.array("response_length"), call.counts, call.spans
+        if said is None or counts is None or spans is None:
+            continue
+        said = said.reshape(-1)
+        bad = said != counts
+        by_span = ", but the span from the first action to the last" if (said == spans)[bad].all() else ""
+        answer.rows(call, bad, f"response_length is not the number of actions{by_span}", said - counts)
+
+
+def _steps(calls: Iterable[RecordedCall]) -> Iterator[tuple[str, list[RecordedCall]]]:
+    """Yield the losses of each optimizer step, of all ranks, with the step in words."""
+    steps: dict[tuple[str, int], list[RecordedCall]] = defaultdict(list)
+    for call in calls:
+        if call.is_loss and call.record.step is not None:
+            steps[call.record.run, call.record.step].append(call)
+    for (_, step), losses in sorted(steps.items()):
+        yield f"step {step}", losses
+
+
+def _advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    flat_groups, groups = 0, 0
+    weightless: list[Numbers] = []
+    for words, losses in _steps(calls):
+        rows = [call.weightless for call in losses if call.weightless is not None]
+        if rows:
+            answer.looked_at += 1
+            weightless += rows
+            if sum(map(len, rows)) > 1 and np.concatenate(rows).all():
+                said = f"{words}: every advantage is 0, so nothing is learned"
+                answer.violations.append(Violation(losses[0].record.dump_id, said))
+        rewards: dict[bytes, set[float]] = defaultdict(set)
+        members: Counter[bytes] = Counter()
+        for call in losses:
+            given = call.array("rewards")
+            for prompt, reward in zip(call.prompts, given.reshape(-1) if given is not None else (), strict=False):
+                rewards[prompt].add(float(reward))
+                members[prompt] += 1
+        groups += sum(count > 1 for count in members.values())
+        flat_groups += sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
+    if weightless:
+        share = float(np.concatenate(weightless).mean())
+        answer.figure = f"{share:.1%} of the rows have no advantage"
+        if groups:
+            answer.figure += f"; {flat_groups:,} of {plural(groups, 'group')} of a prompt have equal rewards"
+
+
+def _ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    first: dict[tuple[str, int | None], set[bytes]] = defaultdict(set)
+    for call in calls:
+        if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy":
+            first[call.record.run, call.record.step] |= set(call.row_keys)
+    for words, losses in _steps(calls):
+        moved, tokens = 0.0, 0
+        for call in losses:
+            fresh = first[call.record.run, call.record.step]
+            if call.moved is None or call.counts is None:
+                continue
+            for key, distance, count in zip(call.row_keys, call.moved, call.counts, strict=False):
+                if key in fresh:
+                    moved, tokens = moved + float(distance), tokens + int(count)
+        if tokens:
+            answer.looked_at += 1
+            mean, limit = moved / tokens, MOVED[losses[0].fp32]
+            if not mean <= limit:
+                said = f"{words}: no update since the old log-probs, but they differ by {number(mean, 3)} nats (limit {limit:g})"
+                answer.violations.append(Violation(losses[0].record.dump_id, said, size=mean))
+
+
+def _normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for words, losses in _steps(calls):
+        record, accumulation = losses[0].record, losses[0].fact("engine_accumulation")
+        ranks = {call.record.rank for call in losses}
+        terms = [call.terms for call in losses]
+        known = [(each, call.fact("loss")) for each, call in zip(terms, losses, strict=True) if each is not None]
+        whole = len(ranks) == record.world_size and len(losses) == len(ranks) * (accumulation or 0)
+        if not whole or len(known) < len(losses) or any(loss is None for _, loss in known) or losses[0].fact("dynamic_batch"):
+            continue
+        tokens, rows = sum(each.tokens for each, _ in known), sum(each.rows for each, _ in known)
+        by_token = losses[0].fact("loss.token_level_loss") is not False
+        expected = sum(each.by_token for each, _ in known) / tokens if by_token else sum(e.by_row for e, _ in known) / rows
+        actual = sum(float(loss) for _, loss in known) / (len(ranks) * accumulation)
+        size = sum(each.size for each, _ in known) / tokens
+        answer.looked_at += 1
+        if size and not abs(actual - expected) <= LOSS_OFF[losses[0].fp32] * size:
+            factor = f", {number(actual / expected, 4)} times it" if abs(expected) > 0.01 * size else ""
+            over = f"{plural(tokens, 'token')}" if by_token else plural(rows, "row")
+            said = f"{words}: its losses add up to {number(actual)}, their mean over {over} is {number(expected)}{factor}"
+            answer.violations.append(Violation(record.dump_id, said, size=abs(actual - expected) / size))
+
+
+def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for words, losses in _steps(calls):
+        first, by_rank = losses[0], Counter(call.record.rank for call in losses)
+        if first.fact("engine_accumulation") is None or first.fact("dynamic_batch") is None:
+            continue
+        answer.looked_at += 1
+        stage, most = first.record.actor.get("zero_stage"), max(by_rank.values())
+        if first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
+            said = f"{words}: of {most} micro-batches under ZeRO {stage}, only the gradient of the last is applied"
+            answer.violations.append(Violation(first.record.dump_id, said))
+
+
+def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
+    for call in calls:
+        record = call.record
+        together: Hashable = record.dump_id
+        if call.is_loss and record.step is not None:  # ranks of a ring or of tensor parallelism have the same rows
+            apart = call.fact("dp_size") == record.world_size
+            together = (record.run, record.step, None if apart else record.rank)
+        repeated = np.zeros(len(call.row_keys), bool)
+        for row, key in enumerate(call.row_keys):
+            count = 0 if call.counts is None else call.counts[row]
+            unlikely = count >= LONG if call.surprisal is None else not call.surprisal[row] <= IMPROBABLE
+            repeated[row] = unlikely and key in seen[together]
+            seen[together].setdefault(key, record.dump_id)
+        first = next((seen[together][call.row_keys[row]] for row in repeated.nonzero()[0]), "")
+        where = "" if first == record.dump_id else f" in {first}"
+        answer.rows(call, repeated, f"the same row is trained on twice in a step{where}")
+
+
+def _groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    prompts: dict[Hashable, bytes] = {}
+    for call in calls:
+        index, size = call.array("index"), call.fact("n_samples_per_prompt")
+        if index is None or not size or not call.prompts:
+            continue
+        odd = np.zeros(call.rows, bool)
+        for row, (number_, prompt) in enumerate(zip(index.reshape(-1), call.prompts, strict=False)):
+            odd[row] = prompts.setdefault((call.record.run, call.record.step, int(number_) // size), prompt) != prompt
+        answer.rows(call, odd, "a row of a group has another prompt than the group")
+
+
+def _temperature(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    seen: dict[tuple[str, bytes], float] = {}
+    for call in calls:
+        ours, asked = call.record.temperature, call.fact("rollout.temperature")
+        each = call.array("temperatures", "temperature")
+        if each is not None and each.ndim == 2:
+            answer.rows(call, each.min(1) != each.max(1), "the temperature changes within a row")
+        if ours is None:
+            continue
+        if asked is not None:
+            answer.rows(call, np.full(1, asked != ours), f"sampled at temperature {asked:g}, scored at {ours:g}")
+        if call.record.role == "policy" and call.row_keys:
+            others = np.array([seen.setdefault((call.record.run, key), ours) for key in call.row_keys])
+            answer.rows(call, others != ours, f"scored at temperature {ours:g}, elsewhere at another one", others - ours)
+
+
+def _sampling(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        level, top_p, top_k = (call.fact(name) for name in ("loss.is_correction_level", "rollout.top_p", "rollout.top_k"))
+        if level is None or (top_p is None and top_k is None):
+            continue
+        cut = [f"top_p {top_p:g}"] * (top_p is not None and top_p < 1) + [f"top_k {top_k}"] * (top_k is not None and top_k > 0)
+        words = f"importance correction is on, and sampling was cut to {' and '.join(cut)}"
+        answer.rows(call, np.full(1, bool(cut) and level != "off"), words)
+
+
+_LOSSES = "losses (dump enable --calls forward,loss)"
+_SCORES = "log-probs (dump enable --with-outputs, or --calls forward,loss)"
+LAWS = (
+    RecordedLaw(
+        "lengths", "log-probs, advantages and the action mask have one shape, and the mask covers real tokens only",
+        "eval-protocol PR#457", "shift the mask by one: column j of A is token S - A + j", "an action mask", _lengths,
+    ),
+    RecordedLaw(
+        "finite", "log-probs, advantages and losses are finite", "NeMo-RL#2100",
+        "replay that dump: actordbg check --where \"dump='...'\"", _SCORES, _finite,
+    ),
+    RecordedLaw(
+        "log-probs", "no log-prob is above 0", "verl#2656", "normalize: log_softmax over the whole vocabulary, in fp32",
+        _SCORES, _positive,
+    ),
+    RecordedLaw(
+        "placeholder", "no log-prob of an action is a placeholder 0.0", "SkyRL PR#2148",
+        "mask tokens that the engine did not sample (an appended end token, tool output)", _LOSSES, _placeholder,
+    ),
+    RecordedLaw(
+        "mask", "the actions of a single response are contiguous and end with its last token", "SkyRL PR#354",
+        "build the mask from the sampled ids, not from their text", "the kind of rollout, in losses, for rows with holes", _mask,
+    ),
+    RecordedLaw(
+        "end", "a response ends with one end token", "open-instruct PR#1041",
+        "append an end token only if the engine returned none, and then without a mask", "actions, most with one last token",
+        _ends, True,
+    ),
+    RecordedLaw(
+        "truncation", "a response without an end token is reported as truncated", "NeMo-RL PR#4042",
+        "take truncated from the finish_reason of every turn", _LOSSES, _truncation, True,
+    ),
+    RecordedLaw(
+        "response length", "response_length counts the actions", "OpenRLHF#1243", "use action_mask.sum(-1) instead of the span",
+        _LOSSES, _response_length,
+    ),
+    RecordedLaw(
+        "advantages", "a step has advantages that are not 0", "torchforge PR#571",
+        "look at the rewards: drop groups whose rewards are all equal, or sample more", _LOSSES, _advantages, True,
+    ),
+    RecordedLaw(
+        "ratio", "before the first update, the ratio is 1", "slime#774",
+        "compute old log-probs by the same weights, temperature and dtype as in training",
+        f"{_LOSSES} and the forwards of old log-probs", _ratio, True,
+    ),
+    RecordedLaw(
+        "normalization", "the losses of all micro-batches and ranks add up to the loss of one batch", "ms-swift#10117",
+        "divide by the step's tokens (or rows) over all ranks and micro-batches", f"whole steps of {_LOSSES}",
+        _normalization, True,
+    ),
+    RecordedLaw(
+        "accumulation", "every micro-batch's gradient is applied", "OpenRLHF 0.11.2 with DeepSpeed 0.19.6",
+        "use ZeRO 3, or drop --train.dynamic_batch_enable", _LOSSES, _accumulation, True,
+    ),
+    RecordedLaw(
+        "duplicates", "no row is in a step twice", "open-instruct#1473",
+        "check the sampler of each rank and the order of results", "rows", _duplicates, True,
+    ),
+    RecordedLaw(
+        "groups", "all rows of a group have the same prompt", "open-instruct PR#1483",
+        "sort results by their index before grouping", "the index of each row", _groups, True,
+    ),
+    RecordedLaw(
+        "temperature", "a row is sampled and scored at one temperature", "trl#4159",
+        "divide the logits by the sampling temperature on both sides", "rows scored twice, or the sampling settings",
+        _temperature, True,
+    ),
+    RecordedLaw(
+        "sampling", "importance correction is not combined with top_p or top_k", "trl#6789",
+        "sample with top_p 1 and no top_k, or replay the engine's sampling mask", _LOSSES, _sampling,
+    ),
+)  # fmt: skip
+"""The laws, in the order in which they are named. A fault of shapes or masks comes before what it would also break."""

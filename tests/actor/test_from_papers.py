@@ -1,0 +1,15 @@
+"""The truth's modules against the formulas of their papers. The asserts are in `formulacases`, which runs in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import formulacases
+import pytest
+from actorcases import run_scenario
+
+pytestmark = pytest.mark.slow
+
+
+def test_transformers_own_modules_are_held_against_the_papers(tmp_path: Path) -> None:
+    run_scenario("healthy,patched", tmp_path, program=formulacases.__file__)

@@ -1,0 +1,197 @@
+"""The laws of recorded data: a healthy step breaks none, and each fault that threads report breaks the law that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from catalogcases import record
+from commandline import invoke
+from torch import Tensor
+
+from actordbg.base.errors import NothingToDo
+from actordbg.document.blocks import Verdict
+from actordbg.formats.dump_record import LOSS
+from actordbg.judge.lint import lint, with_lint
+from actordbg.judge.recorded_laws import LAWS
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+PROMPT, ANSWER, END, RANKS, MICRO = 5, 8, 2, 2, 2
+LOSS_FACTS = {
+    "loss.policy_loss_type": "ppo", "loss.clip_eps_low": 0.2, "loss.clip_eps_high": 0.2, "loss.dual_clip": None,
+    "loss.token_level_loss": True, "loss.is_correction_level": "token", "loss.is_correction_gating": "ratio",
+    "loss.is_correction_mode": "mask", "loss.is_correction_threshold": [0.5, 5.0],
+    "engine_accumulation": MICRO, "dynamic_batch": False, "multi_turn": False, "n_samples_per_prompt": 2,
+    "rollout.temperature": 1.0, "rollout.top_p": 1.0, "dp_size": RANKS,
+}  # fmt: skip
+
+
+class Step:
+    """A step of two ranks and two micro-batches of two rows: tensors, arguments and record fields of each loss, to be changed."""
+
+    def __init__(self) -> None:
+        made = torch.Generator().manual_seed(1)
+        self.tensors: list[dict[str, Tensor]] = []
+        self.facts: list[dict[str, Any]] = []
+        self.fields: list[dict[str, Any]] = []
+        for batch in range(RANKS * MICRO):
+            lengths = torch.tensor([ANSWER, ANSWER - 3])
+            prompt = torch.randint(10, 90, (1, PROMPT), generator=made).expand(2, -1)
+            answer = torch.randint(10, 90, (2, ANSWER), generator=made)
+            at = torch.arange(ANSWER)
+            answer = answer.where(at < lengths[:, None] - 1, END).where(at < lengths[:, None], 0)
+            mask = at < lengths[:, None]
+            old = -torch.rand(2, ANSWER, generator=made) - 0.1
+            self.tensors.append({
+                "sequences": torch.cat((prompt, answer), 1),
+                "attention_mask": torch.cat((torch.ones_like(prompt), mask.long()), 1),
+                "action_mask": mask,
+                "log_probs": old.clone(),
+                "old_log_probs": old,
+                "rollout_log_probs": old + 0.01,
+                "advantages": torch.randn(2, 1, generator=made).expand(2, ANSWER).contiguous(),
+                "context.rewards": torch.rand(2, generator=made),
+                "context.truncated": torch.zeros(2).bool(),
+                "context.response_length": lengths.float(),
+                "context.index": torch.tensor([2 * batch, 2 * batch + 1]),
+            })  # fmt: skip
+            self.facts.append(dict(LOSS_FACTS))
+            self.fields.append({"rank": batch % RANKS, "step": 3})
+
+    def finish(self, divided_by: float = 1.0) -> None:
+        """Add the loss that the trainer returns: token-mean over the step, corrected by the importance ratio."""
+        tokens = sum(int(t["action_mask"].sum()) for t in self.tensors) * divided_by
+        for t in self.tensors:
+            weight = (t["old_log_probs"] - t["rollout_log_probs"]).exp()
+            ratio, advantages = (t["log_probs"] - t["old_log_probs"]).exp(), t["advantages"]
+            terms = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+            terms = torch.where((weight >= 0.5) & (weight <= 5), weight, 0.0) * -terms
+            t["output.loss"] = terms.where(t["action_mask"], 0.0).sum() / tokens * MICRO * RANKS
+
+    def publish(self, store: Store) -> list[str]:
+        """Write the forwards of the old log-probs, and the losses; return their paths."""
+        paths = []
+        for at, (tensors, facts, fields) in enumerate(zip(self.tensors, self.facts, self.fields, strict=True)):
+            common = {
+                "batch_size": 2, "seq_len": PROMPT + ANSWER, "tokens": int(tensors["attention_mask"].sum()), "role": "policy",
+                "run": "ppo", "world_size": RANKS, "model_dtype": "float32", "action_len": ANSWER, **fields,
+            }  # fmt: skip
+            actor = {"zero_stage": 2, "eos_token_id": END}
+            arguments = {k if k == "dp_size" else f"context.{k}": v for k, v in facts.items()}
+            loss = replace(record(at), **(common | {"arguments": arguments, "point": LOSS, "actor": actor}))
+            inputs = {name: tensors[name] for name in ("sequences", "attention_mask", "action_mask")}
+            forward = replace(record(50 + at), **(common | {"grad_enabled": False, "step": 3}))
+            for described, held in ((forward, inputs), (loss, tensors)):
+                paths.append(store.relative(store.publish_dump(*payload.encode(described, held))))
+        return paths
+
+
+def change(name: str, at: Any, value: Any) -> Callable[[Step], None]:
+    """Change an element of a tensor of the first loss."""
+    return lambda step: step.tensors[0][name].__setitem__(at, value)
+
+
+def fact(name: str, value: Any) -> Callable[[Step], None]:
+    return lambda step: [facts.update({name: value}) for facts in step.facts] and None
+
+
+def ends_twice(step: Step) -> None:
+    step.tensors[0]["sequences"][0, -2] = END
+
+
+def same_row(step: Step) -> None:
+    for name in ("sequences", "attention_mask", "action_mask"):
+        step.tensors[1][name][0] = step.tensors[0][name][0]
+    for tensors in step.tensors[:2]:
+        for name in ("old_log_probs", "log_probs", "rollout_log_probs"):
+            tensors[name] -= 9.0
+
+
+def hole(step: Step) -> None:
+    step.tensors[0]["action_mask"][0, 3] = False
+    step.tensors[0]["context.response_length"][0] -= 1
+
+
+def shifted(step: Step) -> None:
+    mask = step.tensors[0]["action_mask"]
+    mask[1] = mask[1].roll(1)
+    mask[1, 0] = True
+    step.tensors[0]["context.response_length"][1] += 1
+    step.fields[0]["step"] = 4
+
+
+FAULTS: dict[str, tuple[Callable[[Step], Any], set[str]]] = {
+    "a placeholder at the appended end token (SkyRL PR#2148)": (
+        change("rollout_log_probs", (0, ANSWER - 1), 0.0),
+        {"placeholder"},
+    ),
+    "a log-prob that is NaN": (change("rollout_log_probs", (0, 2), torch.nan), {"finite"}),
+    "a log-prob above 0": (change("rollout_log_probs", (1, 1), 0.7), {"log-probs"}),
+    "a mask one column further (eval-protocol PR#457)": (shifted, {"lengths", "mask", "truncation"}),
+    "a mask with a hole in a single turn": (hole, {"mask"}),
+    "an answer without an end, not reported (NeMo-RL PR#4042)": (change("sequences", (0, -1), 33), {"truncation"}),
+    "an end token twice (open-instruct PR#1041)": (ends_twice, {"end"}),
+    "the length as a span (OpenRLHF#1243)": (
+        lambda step: (fact("multi_turn", True)(step), hole(step), change("context.response_length", 0, ANSWER)(step)),
+        {"response length"},
+    ),
+    "no advantage in a step": (lambda step: [t["advantages"].zero_() for t in step.tensors], {"advantages"}),
+    "old log-probs at another temperature": (lambda step: [t["log_probs"].mul_(0.7) for t in step.tensors], {"ratio"}),
+    "a gradient four times too small (ms-swift#10117)": (lambda step: step.finish(divided_by=4), {"normalization"}),
+    "a row twice in a step": (same_row, {"duplicates", "groups"}),
+    "another temperature than the engine's (trl#4159)": (fact("rollout.temperature", 0.7), {"temperature"}),
+    "top_p with importance correction (trl#6789)": (fact("rollout.top_p", 0.9), {"sampling"}),
+    "dynamic batches under ZeRO 2": (fact("dynamic_batch", True), {"accumulation"}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
+    plant, laws = FAULTS[fault]
+    step, store = Step(), Store(tmp_path).create()
+    plant(step)
+    if "output.loss" not in step.tensors[0]:
+        step.finish()
+    findings = lint(store.root, step.publish(store))
+    assert {law.name for law in findings.broken} == laws, findings.in_words()
+    assert findings.verdict().word == "WRONG" and with_lint(Verdict("RIGHT", "it ran"), findings).word == "WRONG"
+
+
+def test_a_healthy_step_keeps_every_law_and_the_command_says_so(tmp_path: Path):
+    step, store = Step(), Store(tmp_path).create()
+    step.finish()
+    paths = step.publish(store)
+    assert {law.name for law in lint(store.root, paths).held} == {law.name for law in LAWS}
+    answer = json.loads(invoke(store, "lint", "--json").stdout)
+    assert answer["verdict"] == "RIGHT" and answer["dumps"] == len(paths) and answer["not_checked"] == []
+    assert dict(answer["figures"])["advantages"].startswith("0.0% of the rows")
+
+
+def test_masked_tokens_are_never_compared(tmp_path: Path):
+    """Tool output has placeholders, and rows of several turns have holes."""
+    step, store = Step(), Store(tmp_path).create()
+    fact("multi_turn", True)(step)
+    hole(step)
+    for name in ("rollout_log_probs", "old_log_probs", "advantages"):
+        step.tensors[0][name][0, 3] = 0.0 if name == "rollout_log_probs" else torch.nan
+    step.finish()
+    assert not lint(store.root, step.publish(store)).broken
+
+
+def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
+    """Losses are not selected unless somebody asks for them, and what they alone can show is not checked."""
+    step, store = Step(), Store(tmp_path).create()
+    step.finish()
+    step.publish(store)
+    assert len(json.loads(invoke(store, "dump", "ls", "--json").stdout)) == len(step.tensors)
+    assert len(json.loads(invoke(store, "dump", "ls", "--json", "--where", "point='loss'").stdout)) == len(step.tensors)
+    answer = json.loads(invoke(store, "lint", "--json", "--where", "point='forward'").stdout)
+    assert answer["good"] and "placeholder" in answer["not_checked"][0] + answer["not_checked"][1]
+    with pytest.raises(NothingToDo, match="nothing to lint: no dump matches"):
+        invoke(store, "lint", "--where", "seq_len>99")

@@ -1,0 +1,135 @@
+"""The second truth on small random models: healthy families agree with their formulas, patched modules of transformers do not.
+
+python formulacases.py SCENARIO MODEL_CACHE
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from actorcases import main
+from lawcases import VOCAB
+
+from actordbg.actor import family_models, truth_model
+from actordbg.actor.from_papers import against_formulas
+from actordbg.actor.models import once
+
+LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
+FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "llama2": ("llama2", {}, 13),
+    "llama linear": ("llama2", LINEAR, 13),
+    "llama3": ("llama3", {"tie_word_embeddings": True}, 13),
+    "qwen2": ("qwen2", {}, 13),
+    "qwen3": ("qwen3", {}, 13),
+    "mistral": ("mistral", {}, 13),
+    "gemma2": ("gemma2", {}, 17),
+    "gemma3": ("gemma3", {}, 17),
+    "mixtral": ("mixtral", {}, 0),
+    "phi3": ("phi3", {}, 0),
+    "llama biased": ("llama2", {"attention_bias": True}, 0),
+    "llama yarn": ("llama2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}}, 0),
+}
+"""Family, what its configuration adds, and how many of its modules have formulas."""
+DTYPES = (("bfloat16", torch.float32), ("float32", torch.float64))
+IDS = torch.randint(3, VOCAB, (90,), generator=torch.Generator().manual_seed(1))
+
+
+def truth_of(cache: Path, name: str, weights: str, dtype: torch.dtype) -> Any:
+    family, adds, _ = FAMILIES[name]
+    config = family_models.FAMILIES[family].config | adds
+    path = once(cache / name, lambda folder: family_models._build(folder, dict(config)))
+    return truth_model.load(str(path), weights=weights, dtype=dtype, device=torch.device("cpu"))
+
+
+def healthy(cache: Path) -> None:
+    for name, (*_, modules) in FAMILIES.items():
+        for weights, dtype in DTYPES:
+            found = against_formulas(truth_of(cache, name, weights, dtype), IDS)
+            told = (found.modules, found.tokens, found.differs) if found else (0, 90, "")
+            assert told == (modules, 90, ""), (name, weights, found)
+
+
+def of_norm(model: Any) -> Any:
+    right = model.LlamaRMSNorm.forward
+    return patch.object(model.LlamaRMSNorm, "forward", lambda self, values: 1.05 * right(self, values))
+
+
+def of_epsilon(model: Any) -> Any:
+    def forward(self: Any, values: Any) -> Any:
+        return self.weight * values * torch.rsqrt(values.square().mean(-1, keepdim=True) + 2e-6)
+
+    return patch.object(model.LlamaRMSNorm, "forward", forward)
+
+
+def of_rope(model: Any) -> Any:
+    right = model.apply_rotary_pos_emb
+
+    def rotate(query: Any, key: Any, cos: Any, sin: Any) -> Any:
+        cos, sin = cos.clone(), sin.clone()
+        cos[..., -1], sin[..., -1] = 1, 0
+        return right(query, key, cos, sin)
+
+    return patch.object(model, "apply_rotary_pos_emb", rotate)
+
+
+def of_scale(model: Any) -> Any:
+    right = model.eager_attention_forward
+    return patch.object(
+        model, "eager_attention_forward", lambda *given, scaling, **more: right(*given, scaling=1.001 * scaling, **more)
+    )
+
+
+def of_groups(model: Any) -> Any:
+    return patch.object(model, "repeat_kv", lambda states, times: states.repeat(1, times, 1, 1))
+
+
+def of_residual(model: Any) -> Any:
+    right = model.LlamaDecoderLayer.forward
+    return patch.object(model.LlamaDecoderLayer, "forward", lambda self, h, *a, **more: right(self, h, *a, **more) + 1e-5 * h)
+
+
+def of_product(model: Any) -> Any:
+    def forward(self: Any, values: Any) -> Any:
+        return self.down_proj(self.gate_proj(values).relu() * self.up_proj(values))
+
+    return patch.object(model.LlamaMLP, "forward", forward)
+
+
+def of_positions(model: Any) -> Any:
+    right = model.LlamaRotaryEmbedding.forward
+    return patch.object(
+        model.LlamaRotaryEmbedding, "forward", lambda self, x, position_ids: right(self, x, position_ids + (position_ids > 60))
+    )
+
+
+PATCHES = {
+    of_norm: "LlamaRMSNorm (replaced by",
+    of_epsilon: "LlamaRMSNorm (replaced by",
+    of_rope: "LlamaAttention is wrong",
+    of_scale: "LlamaAttention is wrong",
+    of_groups: "LlamaAttention is wrong",
+    of_residual: "LlamaDecoderLayer (replaced by",
+    of_product: "LlamaMLP (replaced by",
+    of_positions: "LlamaAttention is wrong",
+}
+
+
+def patched(cache: Path) -> None:
+    from transformers.models.llama import modeling_llama
+
+    for weights, dtype in DTYPES:
+        model = truth_of(cache, "llama3", weights, dtype)
+        for plant, words in PATCHES.items():
+            with plant(modeling_llama):
+                found = against_formulas(model, IDS)
+            assert found is not None and words in found.differs, (weights, plant, found)
+        assert not against_formulas(model, IDS).differs  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:], globals())
