@@ -324,7 +324,7 @@ BANK: tuple[Cause, ...] = (
     ),
     Cause(
         "sliding window", "attention",
-        "the attention's window was {amount} tokens, not {own}",
+        "the attention's window of {own} tokens was not applied",
         "compare sliding_window of both sides; an engine may drop it",
         "",
         _window_of, planted=_window, sizes=(2**30,),

@@ -146,11 +146,16 @@ def fit(sample: Sample) -> Fitted:
 
 
 def refined(sample: Sample, fitted: Fitted) -> list[tuple[str, float]]:
-    """Return the sizes to compute around the best fit of a continuous cause that explains much and is not accepted."""
-    best = fitted.nearest
-    if best is None or best.amount is None or not BY_NAME[best.name].along or best.left > fitted.before / 2:
+    """Return the sizes to compute around the best fit of a continuous cause that explains much, if they may improve it: it leaves
+    more than noise, or the nearest tried size is more than 3 % away.
+    """
+    best = fitted.named[0] if fitted.named else fitted.nearest
+    if best is None or best.amount is None or best.z is not None or not (best.name in BY_NAME and BY_NAME[best.name].along):
         return []
-    known = [size for size, _ in sample.curves[best.name]]
+    known = [sample.own[best.name], *(size for size, _ in sample.curves[best.name])]
+    near = min(abs(size / best.amount - 1) for size in known) < 0.03
+    if best.left > fitted.before / 2 or (near and best.left <= ACCEPTED * fitted.noise):
+        return []
     return [(best.name, size) for factor in (0.99, 1.0, 1.01) if (size := best.amount * factor) not in known]
 
 
