@@ -1,5 +1,6 @@
-"""Writes what follows from the code: the reference pages `docs/reference/cli.md`, `catalog.md`, `fsck.md` and
-`replay-settings.md`, the schema of a new catalog, `actordbg/catalog/head.sql`, and its columns, `actordbg/catalog/columns.json`.
+"""Writes what follows from the code: the reference pages `docs/reference/cli.md`, `api.md`, `catalog.md`, `fsck.md` and
+`replay-settings.md`, the schemas of results in `docs/reference/json/`, the schema of a new catalog, `actordbg/catalog/head.sql`,
+and its columns, `actordbg/catalog/columns.json`.
 
     python docs/generate.py            writes them
     python docs/generate.py --check    writes nothing; exit code 1 and a diff if one of them is out of date
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import re
 import sys
 from collections import Counter
@@ -19,7 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import typer
+from api_page import api_markdown
 from catalog_page import catalog_markdown, columns_json, schema_sql
 from fsck_page import fsck_markdown
 from settings_page import settings_markdown
@@ -49,12 +53,27 @@ def pages() -> dict[Path, str]:
     """Every generated page by its path."""
     return {
         REFERENCE / "cli.md": cli_markdown(),
+        REFERENCE / "api.md": f"{HEADER}\n{api_markdown()}",
         REFERENCE / "catalog.md": f"{HEADER}\n{catalog_markdown()}",
         REFERENCE / "fsck.md": f"{HEADER}\n{fsck_markdown()}",
         REFERENCE / "replay-settings.md": f"{HEADER}\n{settings_markdown()}",
+        **{REFERENCE / "json" / f"{name}.schema.json": text for name, text in schemas().items()},
         migrate.SCRIPT: schema_sql(),
         Path(migrate.__file__).with_name("columns.json"): columns_json(),
     }
+
+
+def schemas() -> dict[str, str]:
+    """The JSON schemas of what `--json` prints, by name, from the records themselves."""
+    from actordbg.document.blocks import VerdictData
+    from actordbg.records.comparison_record import ComparisonRecord
+    from actordbg.records.locate_record import Located
+    from actordbg.records.matrix_record import MatrixRecord
+    from actordbg.records.replay_record import LawAnswer, ReplaySpec
+
+    records = {"answer": VerdictData, "comparison": ComparisonRecord, "law": LawAnswer, "located": Located,
+               "matrix": MatrixRecord, "replay-spec": ReplaySpec}  # fmt: skip
+    return {name: json.dumps(msgspec.json.schema(record), indent=1) + "\n" for name, record in records.items()}
 
 
 def commands() -> Iterator[tuple[str, Any]]:

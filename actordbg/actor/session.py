@@ -38,7 +38,7 @@ from actordbg.actor import forward_outcome as measure
 from actordbg.actor import randomness
 from actordbg.actor import rules as known
 from actordbg.actor.actors import actors_of
-from actordbg.actor.backends.backend import change_compilation, compile_counts, open_backend, set_seed
+from actordbg.actor.backends.backend import Backend, change_compilation, compile_counts, open_backend, set_seed
 from actordbg.actor.backends.training import Training
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.model_code import guard, require_consent
@@ -99,11 +99,15 @@ class ActorSession(Decided):
         self._actors.prepare_process()
         set_seed(self.choices.seed)
         self.watch: ReplayStops | None = None
-        self._backend = backend = open_backend(config, self.choices, model_cache, training)
+        self._backend = backend = self.open_backend(training)
         self.actor, self.model, self.device, self.ring_group = backend.actor, backend.model, backend.device, backend.ring_group
         self.gather = backend.gather
         self.records = backend.place.rank % config.lane_width == 0
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
+
+    def open_backend(self, training: Training | None) -> Backend:
+        """Build the Actor in its backend."""
+        return open_backend(self.config, self.choices, self.model_cache, training)
 
     @property
     def is_collective(self) -> bool:

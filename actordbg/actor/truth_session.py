@@ -83,6 +83,7 @@ class TruthSession(Decided):
 
     is_collective = False
     tainted = False
+    keeper = GradientKeeper
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
         os.environ["ACTORDBG_DISABLE"] = "1"
@@ -237,7 +238,7 @@ class TruthSession(Decided):
 
     def _take_gradients(self, outcome: ForwardOutcome, *, keep: bool) -> None:
         """Store the norm over all parameters, and with `keep` each parameter's gradient (see `GradientKeeper`)."""
-        keeper, norms = GradientKeeper(keep), []
+        keeper, norms = self.keeper(keep), []
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:  # the base of an adapter does not
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -8,6 +8,7 @@
     │   ├── UnsafeInput           unsafe-input          3   a file that asks to execute code, or lies about its size
     │   └── Unsupported           unsupported           3   a combination that cannot work here, with the reason
     ├── NothingToDo               nothing               5   nothing was selected
+    ├── BadResult                 bad-result            1   a result is wrong, where the caller asked for an error
     └── EnvironmentProblem        environment           4   something outside actordbg is missing or broken
         ├── StoreProblem          store                 4   the store is missing, unreadable or of another format
         │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
@@ -61,6 +62,12 @@ class NothingToDo(ActordbgError):
 
     code = "nothing"
     exit_code = 5
+
+
+class BadResult(ActordbgError):
+    """A result is wrong, or was not checked, and the caller asked for an error (`Answer.raise_if_wrong`)."""
+
+    code = "bad-result"
 
 
 class UnsafeInput(Refused):

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from actordbg.api.planning import counting
 from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.query import open_fresh, select_dumps
@@ -18,7 +19,7 @@ from actordbg.cli import output
 from actordbg.cli.options import store_of
 from actordbg.cli.output import emit_json, note, note_some, progress, say, say_lines, write_files
 from actordbg.cli.replay_options import ChosenInputs
-from actordbg.cli.replaying import counting, replaying, require_runnable
+from actordbg.cli.replaying import replaying, require_runnable
 from actordbg.document.blocks import Block, Verdict, as_data, verdict_in
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_markdown, as_text

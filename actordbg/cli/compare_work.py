@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+from actordbg.api.planning import counting
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import LAST
@@ -13,7 +14,7 @@ from actordbg.catalog.query import Catalog, get_replay
 from actordbg.cli import output
 from actordbg.cli.options import approve
 from actordbg.cli.output import note
-from actordbg.cli.replaying import counting, replaying
+from actordbg.cli.replaying import replaying
 from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, label
 from actordbg.config.replay_config import TINY
@@ -97,8 +98,8 @@ def truth_and_rounding(
         if model != TINY:
             approve_once()
         with replaying(store, label, len(request.inputs)) as advance:
-            callbacks = {"on_event": counting(advance), "warm": warm}
-            return ensure_lone_rows(store, request, command=f"{command} replay {replay_id}", **callbacks)
+            reason = f"{command} replay {replay_id}"
+            return ensure_lone_rows(store, request, command=reason, on_event=counting(advance), warm=warm)
 
     with WarmGroups() as warm:
         truth = computed(wanted_truth(store, spec, dtype), "computing the truth", "the truth of")

@@ -144,7 +144,8 @@ def _names(store: Store, question: Question) -> list[str]:
 
 def _measured(store: Store, names: Sequence[str], question: Question, settings: Given) -> list[str]:
     """Replay synthetic inputs of the --measure lengths, once per distinct configuration of `names`; return the replay ids."""
-    from actordbg.cli.replaying import counting, replaying
+    from actordbg.api.planning import counting
+    from actordbg.cli.replaying import replaying
     from actordbg.config.as_ran import as_ran, costs
     from actordbg.judge.load_replays import load
     from actordbg.measure.measurements import plan_lengths, settled

@@ -15,6 +15,7 @@ from actordbg.cli.output import note, progress, say_document, table
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
+    from actordbg.api.planning import to_judge
     from actordbg.campaign.family_matrix import FamilyFolder, FamilyResult
 
 
@@ -49,7 +50,7 @@ def families(
 
     from actordbg.actor.family_models import FAMILIES
     from actordbg.campaign.family_matrix import USUAL_AXES, FamilyFolder, families_document, open_folder, subject_of
-    from actordbg.cli.replaying import asked_for, kept
+    from actordbg.cli.replaying import asked_for
     from actordbg.config.replay_config import AXES
     from actordbg.document.blocks import RIGHT, WRONG, Verdict
     from actordbg.replay.supervise import interruptible
@@ -61,7 +62,7 @@ def families(
     flags = dict(settings)
     given = {name: AXES[name].list_of(str(flags.pop(name))) for name in AXES if name in flags}
     axes = {name: values for name in AXES if (values := given.get(name) or USUAL_AXES.get(name))}
-    base = kept(asked_for(ctx, flags), flags)
+    base = to_judge(asked_for(ctx, flags), flags)
     base = replace(base, backward=base.backward is not False)
     place = TemporaryDirectory(prefix="actordbg-families-") if keep is None else nullcontext(open_folder(keep))
     with interruptible(), place as path, (folder := FamilyFolder(Path(path), base, axes)).locked():

@@ -45,6 +45,7 @@ def locate(
 
     Example: actordbg locate --where "rank=0" --model /models/llama-3.1-8b --dtype bf16 --packing
     """
+    from actordbg.api.planning import counting
     from actordbg.cli import replaying
     from actordbg.locate.verdict import verdict_of
     from actordbg.replay.replay_data import data_of
@@ -63,7 +64,7 @@ def locate(
     spec = _of_one_input(spec)
     replaying.require_runnable(store, spec)
     with replaying.replaying(store, "locating", 1) as advance:
-        run_replay(store, spec, on_event=replaying.counting(advance))
+        run_replay(store, spec, on_event=counting(advance))
     results = data_of(store, spec).results
     local = verdict_of(results)
     blocks, answer = _answer(spec, results, local)

@@ -10,9 +10,11 @@ from actordbg.base.errors import UsageError
 from actordbg.cli.options import (
     ConfirmOption,
     Power,
+    command_line,
     option,
     refuse_beside,
 )
+from actordbg.cli.output import say_answer
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions
 from actordbg.cli.setting_options import NONE, Given, TruthDtype, takes_settings, truth_dtype
 
@@ -49,6 +51,8 @@ def matrix(
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
+    from actordbg.api.matrices import matrix_answer, new_record
+    from actordbg.api.planning import to_judge
     from actordbg.base.units import new_replay_id
     from actordbg.campaign import run_matrix as matrices
     from actordbg.cli import matrix_work as work
@@ -59,7 +63,7 @@ def matrix(
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run and show is None)
     if show is not None:
         refuse_beside(ctx, "--show keeps the matrix's settings", "show")
-        return work.print_answer(store, matrices.load(store, show))
+        return say_answer(matrix_answer(store, matrices.load(store, show)))
     if power and no_truth:
         raise UsageError("--power needs a truth comparison", hint="drop --no-truth")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
@@ -71,7 +75,7 @@ def matrix(
     if resume is not None:
         record, chosen, held = work.resumed(store, resume, yes)
     else:
-        base = replaying.kept(replaying.asked_for(ctx, flags), flags)
+        base = to_judge(replaying.asked_for(ctx, flags), flags)
         chosen = work.selected(store, base, inputs)
         held = work.baseline_of(store, baseline, slower)
         options: dict[str, Any] = {
@@ -83,6 +87,11 @@ def matrix(
             "oracle": None if no_truth else truth_dtype(truth),
             "input_files": [str(path.absolute()) for path in inputs.input_file or []],
         }
-        about = {"matrix_id": matrix_id, "selection": inputs.where, "baseline": held and held.matrix_id}
-        record = work.new_record(base, axes, chosen, options, **about)
+        about = {
+            "matrix_id": matrix_id,
+            "command": command_line(),
+            "selection": inputs.where,
+            "baseline": held and held.matrix_id,
+        }
+        record = new_record(base, axes, chosen, options, **about)
     return work.run_cells(store, record, chosen, held, dry_run=dry_run)

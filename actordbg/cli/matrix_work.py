@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 import typer
 
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.rules import require_torch
+from actordbg.api.matrices import matrix_answer
 from actordbg.base.errors import UsageError
 from actordbg.campaign import run_matrix as matrices
-from actordbg.campaign.cell_outcomes import context_of, require_common
-from actordbg.campaign.cells import batches, combinations, make_cells, parse_axes
-from actordbg.campaign.matrix_document import matrix_document
+from actordbg.campaign.cell_outcomes import require_common
+from actordbg.campaign.cells import batches
 from actordbg.campaign.run_matrix import (
     Selection,
     Surroundings,
-    new_matrix,
     run_matrix,
     select,
     select_again,
     steps_left,
 )
 from actordbg.cli import output
-from actordbg.cli.options import approve, command_line
-from actordbg.cli.output import emit_json, note, plural, say, say_document, say_wrapped
+from actordbg.cli.options import approve
+from actordbg.cli.output import emit_json, note, plural, say, say_answer, say_wrapped
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.replaying import nothing_to, replaying, say_skipped
-from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
-from actordbg.replay.selection import require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
 
@@ -54,16 +49,6 @@ def baseline_of(store: Store, name: str | None, slower: float | None) -> MatrixR
     if slower is not None and not slower >= 1:
         raise UsageError(f"--slower must be at least 1, not {slower:g}", hint="for example --slower 1.5")
     return None if name is None else matrices.load(store, name)
-
-
-def new_record(
-    base: ReplayConfig, given: Mapping[str, str], chosen: Selection, options: dict[str, Any], **about: Any
-) -> MatrixRecord:
-    axes = parse_axes(given)
-    configs = combinations(base, axes)
-    require_one_trainer(chosen.rows, (combination.config for combination in configs))
-    cells = make_cells(configs, gather_facts(), chosen.defaults, skip_known=options["skip_known"])
-    return replace(new_matrix(cells, axes, chosen.rows, options), command=command_line(), **about)
 
 
 def resumed(store: Store, name: str, yes: bool) -> tuple[MatrixRecord, Selection, MatrixRecord | None]:
@@ -108,17 +93,10 @@ def run_cells(
         interrupted = True
         note(f"interrupted; results so far are kept, run `actordbg matrix --resume {record.matrix_id}` to continue")
     record = matrices.load(store, record.matrix_id)
-    print_answer(store, record)
+    say_answer(matrix_answer(store, record))
     if interrupted or not record.good:
         raise typer.Exit(130 if interrupted else 1)
     return None
-
-
-def print_answer(store: Store, record: MatrixRecord) -> None:
-    """Print a complete or unfinished matrix."""
-    context = context_of(store, record)
-    answer = {"matrix": record, "good": record.good, "context": context}
-    say_document(matrix_document(record, context), data=answer)
 
 
 def print_plan(cells: Sequence[MatrixCell], dumps: int, loads: Sequence[Sequence[int]]) -> None:

@@ -27,6 +27,7 @@ def noise(
 
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
+    from actordbg.api.planning import counting
     from actordbg.cli import replaying
     from actordbg.judge.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 
@@ -46,7 +47,7 @@ def noise(
             store,
             spec,
             on_run=lambda name: advance(0, note=name),
-            on_event=replaying.counting(advance),
+            on_event=counting(advance),
             on_passed_over=advance,
         )
     most = moves_most(record)

@@ -21,22 +21,21 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from enum import Enum
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from actordbg.base.errors import ActordbgError, UsageError
-from actordbg.base.foreign_text import in_json, in_line, in_lines
+from actordbg.base.foreign_text import in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
 from actordbg.base.units import with_handles
 
 if TYPE_CHECKING:
     from actordbg.document.blocks import Block
+    from actordbg.document.command_result import CommandResult
     from actordbg.judge.token_charts import Texts
 
 T = TypeVar("T")
@@ -119,6 +118,8 @@ def as_json(answer: Any) -> bool:
 
 def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None:
     """Print `answer` as JSON; with `indent` None, on a single line."""
+    from actordbg.document.command_result import as_json_text
+
     global _answered
     _answered = not err
     typer.echo(as_json_text(answer, indent), err=err)
@@ -126,6 +127,8 @@ def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None
 
 def emit_each(rows: Iterable[Any]) -> int:
     """Stream rows as a JSON list, as `emit` prints a list; write a list for `-o`. Returns the number of rows."""
+    from actordbg.document.command_result import as_json_text
+
     global _answered
     count = 0
     if wanted.files:
@@ -138,11 +141,6 @@ def emit_each(rows: Iterable[Any]) -> int:
         typer.echo(("," if count > 1 else "[") + "\n  " + as_json_text(row, 2).replace("\n", "\n  "), nl=False)
     typer.echo("\n]" if count else "[]")
     return count
-
-
-def as_json_text(answer: Any, indent: int | None = None) -> str:
-    """Encode a result as JSON."""
-    return in_json(json.dumps(answer, default=_plain, indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def say(text: str = "") -> None:
@@ -260,7 +258,7 @@ def say_usage(error: Any) -> None:
 
 def _answer_error(code: str, message: str, hint: str | None) -> None:
     if _wants_json(sys.argv[1:]) and not _answered:
-        typer.echo(as_json_text({"error": {"code": code, "message": message, "hint": hint or None}}, 2))
+        emit_json({"error": {"code": code, "message": message, "hint": hint or None}})
 
 
 def _wants_json(words: Sequence[str]) -> bool:
@@ -329,23 +327,6 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
         bar.end()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, SimpleNamespace):
-        return vars(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {name: held for name, held in fields.items() if not callable(held)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
 _TOKENIZER = "tokenizer.json"
 
 TokenizerFile = Annotated[
@@ -377,31 +358,28 @@ def texts_of(path: Path | None) -> Texts | None:
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def say_document(
-    blocks: Sequence[Block],
-    *,
-    data: Mapping[str, Any],
-) -> None:
-    """Print a result in the requested format, and write the requested files.
+def say_document(blocks: Sequence[Block], *, data: Mapping[str, Any]) -> None:
+    """Print a result in the requested format, and write the requested files. data: its JSON, beside that of the blocks."""
+    from actordbg.document.command_result import CommandResult
 
-    data: the result's JSON, to which the blocks' data is added.
-    """
-    from actordbg.document.blocks import as_data
-    from actordbg.document.page import as_html
-    from actordbg.document.renderings import as_markdown, as_text
+    say_answer(CommandResult(True, data, blocks))
 
-    answer = {**data, **as_data(blocks)}
-    write_files(answer, blocks)
+
+def say_answer(answer: CommandResult) -> None:
+    """Print a result in the requested format, and write the requested files. Its page opens if --open is given."""
+    from actordbg.document.renderings import as_markdown
+
+    write_files(answer.record, answer.page or answer.blocks)
     if wanted.json:
-        emit_json(answer)
+        emit_json(answer.record)
     elif wanted.format == "md":
-        say_lines(as_markdown(blocks))
+        say_lines(as_markdown(answer.blocks))
     else:
-        say_lines(as_text(blocks))
+        say_lines(str(answer))
     if wanted.opened:
         page = wanted.page or temporary_page()
         if wanted.page is None:
-            write_file(page, as_html(blocks))
+            write_file(page, answer.to_html())
         open_page(page)
 
 
@@ -409,6 +387,7 @@ def write_files(answer: Any, blocks: Sequence[Block] = ()) -> None:
     """Write the result to the files of -o, and print a note for each: rows as CSV, a document's charts as a picture."""
     from actordbg.document import page, renderings
     from actordbg.document.blocks import Chart
+    from actordbg.document.command_result import as_json_text
 
     for path in wanted.files:
         form, text = form_of(path), ""

@@ -15,7 +15,7 @@ from actordbg.cli.options import (
     settings_of,
     stored,
 )
-from actordbg.cli.output import emit, note, say_document, say_lines
+from actordbg.cli.output import emit, note, say_answer, say_lines
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, StopOptions
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -58,7 +58,7 @@ def replay(
     """
     from actordbg.actor.model_code import require_consent
     from actordbg.cli import replaying
-    from actordbg.cli.replay_work import ask_for_all, result_blocks, run_planned, say_plan
+    from actordbg.cli.replay_work import ask_for_all, run_planned, say_plan
     from actordbg.config.sources import FSDP_OFF, as_toml, fsdp_is_off
     from actordbg.replay.plan import Plan
     from actordbg.replay.supervise import spec_and_owner
@@ -87,16 +87,15 @@ def replay(
         apart, spans = settings_of(ctx).url is not None, machines.spans_nodes(plan.spec.config)
         stopping = stopping.on(machines.engine, several_nodes=spans, apart=apart, yes=yes)
         machines.run(ctx, f"replay {plan.spec.replay_id}")
-    answer, problem = run_planned(store, plan, stopping, dry_run=dry_run)
-    answer |= of_asked
-    if answer.get("folder"):
-        say_document(result_blocks(store, plan.spec, answer), data=answer)
+    answer, problem = run_planned(store, plan, stopping, dry_run=dry_run, **of_asked)
+    if answer.blocks:
+        say_answer(answer)
     elif answer["selected"] or output.wanted.json:
-        emit(answer, say_plan)
+        emit(answer.data, say_plan)
     if not answer["selected"]:
         raise replaying.nothing_to("replay", store, inputs)
     if problem is not None:
         raise problem
     if answer["status"] == "interrupted":
         raise typer.Exit(130)
-    return require_good(answer["good"])
+    return require_good(answer.ok)

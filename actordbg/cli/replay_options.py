@@ -19,6 +19,7 @@ from actordbg.cli.options import WHERE, option_field, settings_of
 from actordbg.config.replay_config import TOGETHER, ReplayConfig
 
 if TYPE_CHECKING:
+    from actordbg.api.planning import DumpSelection
     from actordbg.debug.replay_stops import StopOrder
     from actordbg.records.replay_record import ReplaySpec
     from actordbg.replay.group_engine import GroupEngine
@@ -53,6 +54,13 @@ class ChosenInputs:
         if self.shuffle_inputs and self.order not in (None, "shuffle"):
             raise UsageError(f"--shuffle-inputs conflicts with --order {self.order}", hint="use only one")
         return "shuffle" if self.shuffle_inputs else self.order or "time"
+
+    @property
+    def selection(self) -> DumpSelection:
+        """The selection without --failed and the presets (`DumpSelection.narrowed`)."""
+        from actordbg.api.planning import DumpSelection
+
+        return DumpSelection(self.where, tuple(self.input_file or ()), self.ordered, self.max_inputs, self.random_seed)
 
 
 ENGINES = ("local", "ray")

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from actordbg.api.planning import counting, why_nothing
+from actordbg.api.replays import replay_answer
 from actordbg.base.errors import ActordbgError, UsageError
-from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import in_time
 from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
 from actordbg.cli import output
-from actordbg.cli.output import human_bytes, note, plural, say_wrapped
+from actordbg.cli.output import note, plural, say_wrapped
 from actordbg.cli.replay_options import LONG_S, MOST_UNASKED, StopOptions
-from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
-from actordbg.config.as_ran import as_ran, costs, on_machine
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.cli.replaying import replaying, require_runnable, say_skipped
+from actordbg.config.as_ran import as_ran, costs
 from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
-from actordbg.document.blocks import Block, Heading, Items
-from actordbg.judge.replay_document import replay_numbers, replay_results
-from actordbg.judge.report_model import ReplaySummary
-from actordbg.judge.summary import summary_of
-from actordbg.judge.verdicts import replay_verdict
-from actordbg.records.journal import TENSORS, read_results
+from actordbg.document.command_result import CommandResult
+from actordbg.records.journal import read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.plan import Plan
-from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 
@@ -71,26 +66,22 @@ def expected_seconds(catalog: Catalog, spec: ReplaySpec) -> float | None:
     return None
 
 
-def run_planned(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool) -> tuple[dict[str, Any], Exception | None]:
-    """Run a planned replay; return its result, and the error that ended it early, if any."""
+def run_planned(
+    store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, **about: Any
+) -> tuple[CommandResult, Exception | None]:
+    """Run a planned replay; return its result, and the error that ended it early, if any. about: more of its JSON."""
     spec = plan.spec
     say_skipped(plan.skipped)
-    answer: dict[str, Any] = {
-        "replay_id": None,
-        "selected": len(spec.inputs),
-        "skipped": plan.skipped,
-        "findings": [],
-        "good": True,
-    }
+    about |= {"selected": len(spec.inputs), "skipped": plan.skipped, "findings": []}
     if not spec.inputs:
-        return answer | {"status": "nothing to replay", "note": what_there_is(store, spec.where), "shares": []}, None
-    answer["findings"] = require_runnable(store, spec)
+        unplanned = {"status": "nothing to replay", "note": why_nothing(store, spec.where), "shares": []}
+        return CommandResult(True, about | {"replay_id": None, "good": True} | unplanned, ()), None
+    about["findings"] = require_runnable(store, spec)
     for text in plan.notes:
         note(text)
     if dry_run:
-        return answer | _planned(store, spec), None
-    ended, problem = _supervised(store, spec, stopping.order(spec))
-    return answer | ended, problem
+        return CommandResult(True, about | {"replay_id": None, "good": True} | _planned(store, spec), ()), None
+    return _supervised(store, spec, stopping.order(spec), about)
 
 
 _ALIGNED = {
@@ -122,7 +113,9 @@ def _planned(store: Store, spec: ReplaySpec) -> dict[str, Any]:
     return {"status": "planned", "note": text, "shares": shares}
 
 
-def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[str, Any], Exception | None]:
+def _supervised(
+    store: Store, spec: ReplaySpec, stops: StopOrder, about: dict[str, Any]
+) -> tuple[CommandResult, Exception | None]:
     """Run it with a progress bar, and read the result from the store, even after Ctrl-C or a failed launch.
 
     Raises errors from before the start (its folder cannot be written, another process runs it).
@@ -167,88 +160,10 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
         if not begun:
             raise
         problem = error
-    answer = answer_of(store, spec, restarts)
-    if interrupted and answer["status"] != "complete":
-        answer["status"] = "interrupted"
-    return answer, problem
+    return replay_answer(store, spec, restarts=restarts, interrupted=interrupted, **about), problem
 
 
-def is_good(summary: ReplaySummary, config: ReplayConfig) -> bool:
-    """Check that every input passed, ranks agree under `--align same`, and no law failed."""
-    differ = config.align == "same" and summary.ranks is not None and bool(summary.ranks.differ)
-    return summary.counts.passed == summary.counts.inputs and not differ and (summary.laws is None or summary.laws.good)
-
-
-_COUNTS = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
-_RECORDED = ("golden", "golden_entropy", "generators", "not_compared")
-"""Distances from the run's own outputs, and what could not be compared with them."""
-
-
-def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> dict[str, Any]:
-    """Read a replay's result from the store: a short form of its summary in `actordbg report`.
-
-    Times in seconds over steady inputs. `folded_ids` counts inputs with token ids outside the model's vocabulary, which were
-    wrapped (modulo its size). `folder` has the journals and logs; `kept_bytes` is the size of log-probs, entropies and gradients.
-    """
-    folder = store.replays / spec.replay_id
-    data = data_of(store, spec)
-    summary = summary_of(data)
-    counts = {name: getattr(summary.counts, name) for name in _COUNTS}
-    copied = ("replay_id", "status", "peak_memory_bytes", *_RECORDED, "ranks", "laws", "resolved")
-    return {
-        **{name: getattr(summary, name) for name in copied},
-        **counts,
-        "selected": len(spec.inputs),
-        "good": is_good(summary, spec.config),
-        "note": "",
-        "shares": [],
-        "restarts": restarts,
-        "forward_median_s": summary.forward.median,
-        "forward_p95_s": summary.forward.p95,
-        "first_forward_s": summary.warm_up.first_forward.median,
-        "backward_median_s": summary.backward.median,
-        "tokens_per_s": summary.tokens_per_s.median,
-        "folded_ids": summary.logprobs.folded_ids if summary.logprobs else 0,
-        "asked_for_same": spec.config.align == "same",
-        "failures": [
-            {"signature": group.name, "error": group.cause}
-            | {name: getattr(group, name) for name in ("count", "statuses", "explanation", "ways_out", "examples")}
-            for group in summary.failures
-        ],
-        "configuration": on_machine(spec.config, data.resolved) if data.resolved else "",
-        "folder": str(folder),
-        "kept_bytes": _size_of(folder / TENSORS),
-    }
-
-
-def _size_of(folder: Path) -> int:
-    """Return the total size of the files in a folder; 0 if it is missing or unreadable, which must not lose a replay's result."""
-    try:
-        return sum(path.stat().st_size for path in folder.iterdir())
-    except OSError:
-        return 0
-
-
-def result_blocks(store: Store, spec: ReplaySpec, answer: dict[str, Any]) -> list[Block]:
-    """Build the document of a replay that ran: a part of what `actordbg report` says of it."""
-    summary = summary_of(data_of(store, spec))
-    beside = {
-        "restarts": answer["restarts"],
-        "your model": answer["recorded_model"] and f"the dumps recorded it: --model {in_shell(answer['recorded_model'])}",
-        "saved": answer["kept_bytes"] and f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare`",
-        "journals, logs": answer["folder"],
-    }
-    facts = Items([f"{name}: {text}" for name, text in beside.items() if text])
-    return [
-        Heading(f"replay {spec.replay_id}", 1),
-        replay_verdict(summary),
-        *replay_results(summary),
-        *replay_numbers(summary),
-        facts,
-    ]
-
-
-def say_plan(answer: dict[str, Any]) -> None:
+def say_plan(answer: Mapping[str, Any]) -> None:
     """Print the plan of a dry run as text, or why nothing is replayed."""
     say_wrapped(answer["note"], "  ")
     for share in answer["shares"]:

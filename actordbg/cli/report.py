@@ -19,7 +19,6 @@ from actordbg.cli.output import (
     Format,
     TokenizerFile,
     as_json,
-    as_json_text,
     note,
     open_page,
     say,
@@ -90,7 +89,7 @@ def report(
 
 def _index(store: Store, chosen: Format) -> str:
     from actordbg.catalog.query import open_fresh
-    from actordbg.document.blocks import as_data
+    from actordbg.document.command_result import CommandResult
     from actordbg.document.page import as_html
     from actordbg.document.renderings import as_markdown, as_text
     from actordbg.judge.replay_list import index_document, listed
@@ -98,7 +97,7 @@ def _index(store: Store, chosen: Format) -> str:
     catalog = open_fresh(store)
     blocks = index_document(catalog, commands=chosen == "html")
     if chosen == "json":
-        return as_json_text({"replays": listed(catalog), **as_data(blocks)}, 2) + "\n"
+        return CommandResult(True, {"replays": listed(catalog)}, blocks).to_json(2) + "\n"
     return {"html": as_html, "md": as_markdown, "text": as_text}[chosen](blocks)
 
 

@@ -146,7 +146,7 @@ def merged_settings(command: str, **options: Any) -> Given:
         _add(given, found, value, f"--set {words}")
     if (file := options.get(_CONFIG)) is not None:
         lists = [setting.name for setting in known.values() if _takes_list(setting, command)]
-        added = sources.beneath(given, sources.settings_in(file.table, file.name, known.values(), lists))
+        added = sources.beneath(given, sources.settings_in(file.table, f"{file.name}: [replay]", known.values(), lists))
         summary = ", ".join(f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items())
         output.note(f"from {file.name}: {summary or 'nothing beyond the given flags'}")
         given = added | given

@@ -178,12 +178,14 @@ def fsdp_is_off() -> bool:
 
 
 def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
-    values = settings_in(settings.replay, Path(settings.file).name, _BY_OPTION.values())
+    values = settings_in(settings.replay, f"{Path(settings.file).name}: [replay]", _BY_OPTION.values())
     return {name: (value, settings.file) for name, value in values.items()}
 
 
 def settings_in(table: Mapping[str, Any], where: str, known: Iterable[Setting], lists: Collection[str] = ()) -> dict[str, Any]:
-    """Read a file's [replay] table: the values by the settings' names. Those of `lists` may be lists, and become comma lists.
+    """Read settings by option name, such as a file's [replay] table: the values by the settings' names.
+
+    where: whose they are, in words. Those of `lists` may be lists, and become comma lists.
 
     Raises UsageError for a key that is not `known`, a value of another type, and a key in two spellings.
     """
@@ -192,13 +194,13 @@ def settings_in(table: Mapping[str, Any], where: str, known: Iterable[Setting], 
     for key, value in table.items():
         setting = by_option.get(key.replace("_", "-"))
         if setting is None:
-            raise UsageError(f"{where}: [replay] has an unknown key {key!r}", hint=near(key, by_option))
+            raise UsageError(f"{where} has an unknown key {key!r}", hint=near(key, by_option))
         listed = value if isinstance(value, list) and setting.name in lists else [value]
         if not all(setting.takes(item) for item in listed):
-            text = f"{where}: [replay] {key} = {value!r} is not of type {setting.kind.__name__}"
+            text = f"{where} {key} = {value!r} is not of type {setting.kind.__name__}"
             raise UsageError(text, hint="correct the file")
         if setting.name in values:
-            raise UsageError(f"{where}: [replay] {key} appears in two spellings", hint="keep one spelling")
+            raise UsageError(f"{where} {key} appears in two spellings", hint="keep one spelling")
         values[setting.name] = ",".join(map(setting.typed, listed)) if setting.name in lists else setting.kind(value)
     return values
 

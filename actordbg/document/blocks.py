@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from actordbg.config.replay_config import TOY_MODEL
 
@@ -167,8 +167,24 @@ def verdict_in(blocks: Iterable[Block]) -> Verdict | None:
     return next((block for block in blocks if isinstance(block, Verdict)), None)
 
 
+class VerdictData(TypedDict, total=False):
+    """The part of a result's JSON that every judging command has, with the fields of `Verdict`.
+
+    verdict: its word. sentence: the whole verdict. charts: title, words and Vega-Lite specification of each. good: whether the
+    exit code is 0, which the command adds.
+    """
+
+    verdict: str
+    sentence: str
+    figures: Sequence[tuple[str, str]]
+    not_checked: Sequence[str]
+    next: str
+    charts: Sequence[dict[str, Any]]
+    good: bool
+
+
 def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
-    """Return the parts of a document that are added to its JSON: the verdict, and the charts as Vega-Lite specifications."""
+    """Return the parts of a document that are added to its JSON (`VerdictData`)."""
     verdict = verdict_in(blocks)
     data = {} if verdict is None else asdict(verdict) | {"verdict": verdict.word, "sentence": verdict.sentence}
     charts = [

@@ -82,6 +82,12 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
     )
 
 
+def as_fragment(blocks: Sequence[Block]) -> str:
+    """Render blocks for a notebook's cell: the page's style, confined to them, and no script, so nothing is left to click."""
+    style = re.sub(r"(?<![-\w.])(:root|html|body)(?=[,{])", "&", asset("page.css"))
+    return f'<div class="actordbg"><style>.actordbg{{{style} .copy{{display:none}}}}</style>{as_body(blocks)}</div>'
+
+
 def policy(style: str, scripts: Iterable[str], forms: bool = False) -> str:
     """Return the Content-Security-Policy: the page's own style and scripts, embedded pictures, and nothing else."""
     allowed = " ".join(_hashed(script) for script in scripts)

@@ -25,7 +25,7 @@ from actordbg.formats.weight_hashes import met_weights
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
 from actordbg.judge.explain_outputs import with_explanation
-from actordbg.judge.find_truth import ensure_rounding, ensure_truth
+from actordbg.judge.find_truth import Runner, ensure_rounding, ensure_truth
 from actordbg.judge.lint import Findings, with_lint
 from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
@@ -119,20 +119,22 @@ def run_check(
     *,
     recorded: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
+    run: Runner = run_replay,
     **callbacks: Any,
 ) -> CheckFound:
     """Run the replay `spec` and compare it with the truth; with `recorded` also with the run's recorded outputs.
 
     If laws are checked, the model is also compared with transformers' own, and one input is judged module by module.
-    on_stage: called with the name of each stage as it begins. callbacks: `on_event` of `run_replay`. Raises what
-    `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
+    on_stage: called with the name of each stage as it begins. run: what runs it and the truth. callbacks: `on_event` of
+    `run_replay`. Raises what `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
     spec = replace(spec, locate=min(1, spec.config.laws))
     with WarmGroups(reopen=True) as warm:
         callbacks["warm"] = warm
         warm.share(spec.replay_id)
         on_stage(REPLAYING)
-        run_replay(store, spec, **callbacks)
+        run(store, spec, **callbacks)
+        callbacks["run"] = run
         data = data_of(store, spec)
         if not any(result.status == PASSED for result in data.results):
             return CheckFound(data, no_truth="no input passed")

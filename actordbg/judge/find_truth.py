@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +32,11 @@ from actordbg.judge.sides import open_replay, tensors_path
 from actordbg.records.journal import SPEC, read_results, read_standing
 from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
-from actordbg.replay.supervise import load_spec, run_replay
+from actordbg.replay.supervise import ReplayOutcome, load_spec, run_replay
 from actordbg.store.layout import Store
+
+Runner = Callable[..., ReplayOutcome]
+"""Runs a replay: `run_replay`, or another function with its arguments."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,9 @@ def ensure_truth(store: Store, replay_id: str, *, dtype: str = ANY_WIDER, **call
     """Return the id of a finished truth for every input of a replay: an id, a prefix, or "last".
 
     dtype: "fp32", "fp64", or ANY_WIDER: the next wider dtype than the replay's.
-    Reuses an existing truth, else runs it now; `callbacks` are passed to `run_replay`. Raises StoreProblem for an unknown replay
-    or a replay that built no actor, Unsupported if no input has a truth, and whatever `run_replay` raises.
+    Reuses an existing truth, else runs it now; `callbacks` are passed to `run_replay`, or to the `run` among them. Raises
+    StoreProblem for an unknown replay or a replay that built no actor, Unsupported if no input has a truth, and whatever
+    `run_replay` raises.
     """
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
     return ensure_lone_rows(store, wanted, command=f"the truth of replay {replay_id}", **callbacks)
@@ -78,7 +83,7 @@ def ensure_rounding(store: Store, replay_id: str, *, planted: bool = False, **ca
     return None
 
 
-def ensure_lone_rows(store: Store, wanted: Wanted, *, command: str, **callbacks: Any) -> str:
+def ensure_lone_rows(store: Store, wanted: Wanted, *, command: str, run: Runner = run_replay, **callbacks: Any) -> str:
     """Return the id of the newest matching replay in the store; if none matches, run it. command: recorded as its reason."""
     replay_id = find_truth(store, wanted)
     if replay_id is not None:
@@ -93,7 +98,7 @@ def ensure_lone_rows(store: Store, wanted: Wanted, *, command: str, **callbacks:
         command=command,
         versions=wanted.versions,
     )
-    outcome = run_replay(store, spec, **callbacks)
+    outcome = run(store, spec, **callbacks)
     if PASSED not in outcome.counts:
         first = next(iter(outcome.results.values()))
         raise Unsupported(

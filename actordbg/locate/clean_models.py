@@ -47,7 +47,7 @@ def truth(session: ActorSession, device: torch.device) -> Iterator[Any]:
     """Load the truth's model, and compute exact products while the block lasts. Unsupported for a model with images."""
     narrow, trust = dtype_of(session), consent.is_given(session.config.model)
     wide = torch.float64 if narrow is torch.float32 else torch.float32
-    with _flags_restored(), _unpartitioned():
+    with flags_restored(), _unpartitioned():
         model = truth_model.load(_path_of(session), weights=DTYPES[session.choices.dtype], dtype=wide, device=device, trust=trust)
         if hasattr(model, "set_experts_implementation"):  # grouped products have no fp64
             model.set_experts_implementation("eager")
@@ -79,7 +79,7 @@ def _unpartitioned() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _flags_restored() -> Iterator[None]:
+def flags_restored() -> Iterator[None]:
     """Restore what `truth_model.exact_products` changes in the process."""
     precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32
     cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark

@@ -1,4 +1,4 @@
-"""Judge each module of a loaded model on its own, in one forward in which no error can travel.
+"""Judge each module of a loaded model on its own, in one forward and one backward in which no error can travel.
 
 In one forward of the suspect on a recorded input, the output of every module without children, of every decoder layer, and the
 input of each, is replaced by the truth's, at the same tokens. So what a module adds is its own. Two things are held against
@@ -7,14 +7,20 @@ the truth before they are replaced:
     out    a module's output:        error(out)  = |suspect's output, given the truth's input - the truth's output|
     into   what came into a module:  error(into) = |what operations made of the truth's values - the truth's input|
 
-`into` judges what lies *between* modules: attention, a gated product, a residual. Both are divided by the same error of the
-clean model (`clean_models`) at the same place, forced in the same way, row by row:
+`into` judges what lies *between* modules: attention, a gated product, a residual. The backward of that forward meets the same
+places (`GradientTap`), and there the gradient is compared, and replaced by the truth's:
+
+    back into   what a module gives back to its input, given the truth's output gradient
+    back out    what comes back to a module's output: what the operations behind it made of the truth's gradients
+
+Each error is divided by the same error of the clean model (`clean_models`) at the same place, forced in the same way:
 
     ratio = sqrt(sum over tokens of error^2 of the suspect / sum over tokens of error^2 of the clean model)
 
 A healthy configuration has 1.00 everywhere, in any dtype: the floor is not an estimate. The truth is fp32 for bf16 and fp16
 weights, fp64 for fp32. It runs each row alone, so its tensors are [1, n, ...] or [n, ...]; the suspect's are [B, S, ...], packed
 [1, T, ...], or flattened [N, ...]. `index` says which of the truth's T tokens lies at each of its N positions (-1: padding).
+Gradient checkpointing runs modules again in the backward: they get the same values, and nothing is judged twice.
 
 Integers are compared exactly (token ids, positions) and replaced where they route: the experts get the truth's choice of experts.
 
@@ -29,69 +35,35 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actordbg.actor.backends.fsdp2 import decoder_layers
-from actordbg.actor.forward_outcome import plain_name
-from actordbg.records.locate_record import INTO, OUT
-
-Key = tuple[str, str, int, int]
-"""A place: module, INTO or OUT, which call of the module in one forward, which of the call's tensors."""
+from actordbg.locate.places import Key, Places, Sums, Tape, in_tokens
+from actordbg.records.locate_record import BACK, INTO, OUT
 
 
-@dataclass
-class Tape:
-    """What the truth's modules took and gave, by place: a tensor [n, features...] for each row, on the host.
+class GradientTap(torch.autograd.Function):
+    """Gives a tensor another value in the forward, and its gradient to `give` in the backward, which may replace it.
 
-    lengths: the tokens n of each row. strange: modules with tensors whose tokens cannot be told apart.
+    own: the tensor that the gradient goes back to. before: the previous tap, whose backward then runs in any case, with
+    zeros where no gradient reaches it. new: a tuple of the other value, or of None to leave it.
     """
 
-    values: dict[Key, list[Tensor]] = field(default_factory=dict)
-    lengths: list[int] = field(default_factory=list)
-    strange: set[str] = field(default_factory=set)
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, before: Tensor | None, new: tuple[Tensor | None], give: Handler) -> Tensor:
+        ctx.give = give
+        return own.view_as(own) if new[0] is None else new[0]
 
-    def at(self, key: Key, row: int | None) -> Tensor | None:
-        """Return a place's values [n, features...] of one row, or [T, features...] of all; None unless each row has them."""
-        parts = self.values.get(key, [])
-        if len(parts) != len(self.lengths) or len({part.shape[1:] for part in parts}) != 1:
-            return None
-        return torch.cat(parts) if row is None else parts[row]
-
-    @property
-    def nbytes(self) -> int:
-        """Size on the host; a tensor that several places share counts once."""
-        return sum({id(part): part.nbytes for parts in self.values.values() for part in parts}.values())
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        new = ctx.give(gradient)
+        return gradient if new is None else new, None, None, None
 
 
-@dataclass
-class Sums:
-    """What one place adds up over `tokens` tokens of `width` elements. errors: squared error of each of the truth's T tokens,
-    float64. own: sum of the values times the truth's; truths: sum of the truth's squares.
-    """
-
-    errors: Tensor
-    width: int
-    tokens: int = 0
-    own: float = 0.0
-    truths: float = 0.0
-
-
-def places_of(model: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the modules that are places, by plain name: (module, whether its inputs are judged too).
-
-    Those without children, those with parameters of their own (experts), and, for their outputs, the decoder layers.
-    """
-    layers = {id(layer) for layer in decoder_layers(model)}
-    found = {}
-    for name, module in model.named_modules():
-        whole = next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None
-        if name and (whole or id(module) in layers):
-            found[plain_name(name)] = module, whole
-    return found
+Handler = Callable[[Tensor], Tensor | None]
 
 
 class Hooks(ABC):
@@ -100,6 +72,7 @@ class Hooks(ABC):
     def __init__(self, count: int) -> None:
         self.count = count
         self._calls: Counter[str] = Counter()
+        self._tapped_before: Tensor | None = None
 
     @abstractmethod
     def take(self, key: Key, flat: Tensor, module: Any) -> Tensor | None:
@@ -108,70 +81,85 @@ class Hooks(ABC):
     def odd(self, key: Key) -> None:  # noqa: B027 - a hook that only records has nothing to do here
         """Handle a tensor whose tokens cannot be told."""
 
+    def wants(self, key: Key, values: Tensor) -> bool:
+        """Check whether the gradient of a place matters. values: those at the place."""
+        return values.requires_grad
+
+    def is_known(self, key: Key) -> bool:
+        """Check whether this forward had the place before: a checkpointed layer runs again in the backward."""
+        return False
+
     @contextlib.contextmanager
-    def on(self, places: dict[str, tuple[Any, bool]]) -> Iterator[None]:
+    def on(self, places: Places) -> Iterator[None]:
         """Hook the places while the block lasts. Inputs are seen before any other hook, outputs after all others."""
         with contextlib.ExitStack() as undone:
-            for name, (module, whole) in places.items():
-                if whole:
-                    pre = module.register_forward_pre_hook(self._before(name), with_kwargs=True, prepend=True)
-                    undone.callback(pre.remove)
-                undone.callback(module.register_forward_hook(self._after(name)).remove)
+            for name, (module, kinds) in places.items():
+                if INTO in kinds:
+                    before = self._before(name, only_first=OUT not in kinds)
+                    undone.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+                if OUT in kinds:
+                    undone.callback(module.register_forward_hook(self._after(name)).remove)
             yield
 
-    def _before(self, name: str) -> Callable[..., Any]:
+    def _before(self, name: str, only_first: bool) -> Callable[..., Any]:
         def hook(module: Any, args: Any, kwargs: Any) -> Any:
-            return self._each((args, kwargs), (name, INTO, self._calls[name]), module)
+            return self._each((args, kwargs), (name, INTO, self.call_of(name)), module, 1 if only_first else None)
 
         return hook
 
     def _after(self, name: str) -> Callable[..., Any]:
         def hook(module: Any, _args: Any, output: Any) -> Any:
-            call = self._calls[name]
+            call = self.call_of(name)
             self._calls[name] += 1
             return self._each(output, (name, OUT, call), module)
 
         return hook
 
-    def _each(self, value: Any, of: tuple[str, str, int], module: Any) -> Any:
+    def call_of(self, name: str) -> int:
+        """Return which call of a module this is."""
+        return self._calls[name]
+
+    def _each(self, value: Any, of: tuple[str, str, int], module: Any, most: int | None = None) -> Any:
         seen = 0
 
         def visit(each: Any) -> Any:
             nonlocal seen
             if isinstance(each, Tensor):
+                if seen == most:
+                    return each
                 key, seen = (*of, seen), seen + 1
-                placed, turned = in_tokens(each, self.count, module)
-                if placed is None:
-                    self.odd(key) if each.is_floating_point() else None
-                    return each
-                new = self.take(key, placed.reshape(self.count, *placed.shape[2:]), module)
-                if new is None:
-                    return each
-                new = new.reshape(placed.shape)
-                return (new.transpose(1, 2) if turned else new).reshape(each.shape)
+                return self._tapped(each, key, module)
             if type(each) in (tuple, list):
                 return type(each)(map(visit, each))
             return {name: visit(item) for name, item in each.items()} if type(each) is dict else each
 
-        with torch.no_grad():
-            return visit(value)
+        return visit(value)
 
+    def _tapped(self, values: Tensor, key: Key, module: Any) -> Tensor:
+        """Handle the values at a place, and arrange that their gradient is handled when it comes back."""
+        again = self.is_known(key)
+        new = self._handled(values, key, module)
+        back = key[0], BACK[key[1]], key[2], key[3]
+        tracked = new is not None and values.requires_grad  # such as embeddings of a frozen model, for gradient checkpointing
+        if values.is_floating_point() and torch.is_grad_enabled() and (tracked or self.wants(back, values)):
+            own = values if values.requires_grad else values.detach().requires_grad_()
+            before = None if again else self._tapped_before
+            give = partial(self._handled, key=back, module=module)
+            self._tapped_before = GradientTap.apply(own, before, (new,), give)  # type: ignore[no-untyped-call]
+            return self._tapped_before
+        return values if new is None else new
 
-def in_tokens(values: Tensor, count: int, module: Any) -> tuple[Tensor | None, bool]:
-    """View a tensor of `count` tokens as [b, s, ...] with b * s = `count`, and say whether two axes were turned for that.
-
-    Known: [b, s, ...], [count, ...], heads before tokens [b, h, s, d], and, in norms of heads, [count * h, d]. None for others.
-    """
-    shape = values.shape
-    if values.dim() >= 2 and shape[0] * shape[1] == count:
-        return values, False
-    if values.dim() == 4 and shape[0] * shape[2] == count:
-        return values.transpose(1, 2), True
-    if values.dim() and shape[0] == count:
-        return values[None], False
-    if values.dim() == 2 and shape[0] % count == 0 and "Norm" in type(module).__name__:
-        return values.reshape(1, count, -1, shape[1]), False
-    return None, False
+    @torch.no_grad()
+    def _handled(self, values: Tensor, key: Key, module: Any) -> Tensor | None:
+        placed, turned = in_tokens(values, self.count, module)
+        if placed is None:
+            self.odd(key) if values.is_floating_point() else None
+            return None
+        new = self.take(key, placed.reshape(self.count, *placed.shape[2:]), module)
+        if new is None:
+            return None
+        new = new.reshape(placed.shape)
+        return (new.transpose(1, 2) if turned else new).reshape(values.shape)
 
 
 class Recording(Hooks):
@@ -198,34 +186,41 @@ class Recording(Hooks):
 class Forcing(Hooks):
     """Compares a model with a tape, and replaces its values by the tape's.
 
-    index: int [count], the truth's token at each position, -1 for none. sums: added to, by place. row: the only row of the tape
-    that the model runs, None for all. part: this rank's place among the ranks that split features, and their number. wrong: the
-    tokens whose integers differ, by place. unchecked: by module, why a place could not be judged.
+    index: int [count], the truth's token at each position, -1 for none. part: this rank's place among the ranks that split
+    features, and their number. sums: the errors, by place. wrong: the tokens whose integers differ, by place. unchecked: by
+    module, why a place could not be judged.
     """
 
-    def __init__(
-        self, tape: Tape, index: Tensor, sums: dict[Key, Sums], row: int | None = None, part: tuple[int, int] = (0, 1)
-    ) -> None:
+    def __init__(self, tape: Tape, index: Tensor, part: tuple[int, int] = (0, 1)) -> None:
         super().__init__(len(index))
-        self.tape, self.row, self.part = tape, row, part
+        self.tape, self.part = tape, part
         self.valid = (index >= 0).nonzero().flatten()
         self.tokens = index[self.valid]
-        start = 0 if row is None else sum(tape.lengths[:row])
-        self._of_row, self._total = self.tokens - start, sum(tape.lengths)
-        self.sums = sums
+        self.sums: dict[Key, Sums] = {}
+        self._forced: set[Key] = set()
+        self._known = Counter({key[0]: key[2] + 1 for key in sorted(tape.values, key=lambda key: key[2])})
         self.wrong: dict[Key, Tensor] = {}
         self.unchecked: dict[str, str] = {}
         self._shifted: set[str] = set()
+
+    def call_of(self, name: str) -> int:
+        return self._calls[name] % max(1, self._known[name])  # a checkpointed layer runs again in the backward
+
+    def wants(self, key: Key, values: Tensor) -> bool:
+        return key in self.tape.values
+
+    def is_known(self, key: Key) -> bool:
+        return key in self._forced
 
     def odd(self, key: Key) -> None:
         if key in self.tape.values:
             self.unchecked.setdefault(key[0], "its tensors have another layout than the truth's")
 
     def take(self, key: Key, flat: Tensor, module: Any) -> Tensor | None:
-        want = self.tape.at(key, self.row)
+        want = self.tape.at(key)
         if want is None:
             return None
-        want = want[self._of_row]
+        want = want[self.tokens]
         have = flat[self.valid.to(flat.device)]
         if have.shape != want.shape:
             want = self._part_of(want, have.shape)
@@ -239,7 +234,17 @@ class Forcing(Hooks):
                 return None
         elif key[3] == 0 or key[1] == INTO:  # a router returns more than its logits, which is where its choice shows
             self._add(key, have, want)
-        return flat.clone().index_copy_(0, self.valid.to(flat.device), want.to(flat.dtype))
+        self._forced.add(key)
+        given = torch.zeros_like(flat) if key[1] in BACK.values() else flat.clone()
+        return given.index_copy_(0, self.valid.to(flat.device), want.to(flat.dtype))
+
+    def count_lost_gradients(self) -> None:
+        """Judge as zeros, after a backward, the gradients that did not come: taps in checkpointed layers may not run at all."""
+        for key in [key for key in self._forced if key[1] in BACK]:
+            back = key[0], BACK[key[1]], key[2], key[3]
+            want = None if back in self.sums else self.tape.at(back)
+            if want is not None:
+                self._add(back, torch.zeros_like(want[self.tokens]), want[self.tokens])
 
     def _part_of(self, want: Tensor, shape: torch.Size) -> Tensor | None:
         """Return the part of the features [n, ...] that this rank holds; None if the shapes do not differ by such a part."""
@@ -250,16 +255,13 @@ class Forcing(Hooks):
         return want.chunk(size, cut[0])[rank]
 
     def _add(self, key: Key, have: Tensor, want: Tensor) -> None:
-        if key[0] in self._shifted:
+        if key[0] in self._shifted or key in self.sums:
             return
         wide, truth = have.to(want.dtype).flatten(1), want.flatten(1)
-        sums = self.sums.get(key)
-        if sums is None:
-            sums = self.sums[key] = Sums(torch.zeros(self._total, dtype=torch.float64), truth.shape[1])
-        sums.errors[self.tokens] = (wide - truth).square().sum(1).double().cpu().nan_to_num(torch.inf, torch.inf)
-        sums.tokens += len(self.tokens)
-        sums.own += float((wide * truth).sum(dtype=torch.float64))
-        sums.truths += float(truth.square().sum(dtype=torch.float64))
+        errors = torch.zeros(sum(self.tape.lengths), dtype=torch.float64)
+        errors[self.tokens] = (wide - truth).square().sum(1).double().cpu().nan_to_num(torch.inf, torch.inf)
+        own, power = (float((truth * other).sum(dtype=torch.float64)) for other in (wide, truth))
+        self.sums[key] = Sums(errors, truth.shape[1], len(self.tokens), own, power)
 
     def _compare_exactly(self, key: Key, have: Tensor, want: Tensor, module: Any) -> None:
         """Compare token ids, or positions. Rotary positions may be shifted: only differences between them matter."""

@@ -35,7 +35,10 @@ from actordbg.records.locate_record import EVERYTHING, MOST, ModelIdentity
 from actordbg.trainers.rows_actor import text_config
 
 _SCALARS = (bool, int, float, str, type(None))
-_OF_A_CALL = ("use_cache", "output_", "return_", "gradient_checkpointing", "_token_id", "dtype", "transformers_version")
+_OF_A_CALL = (
+    "use_cache", "output_", "return_", "gradient_checkpointing", "_token_id", "dtype", "transformers_version",
+    "name_or_path",
+)  # fmt: skip
 """Parts of names of settings that say how a model is called or was saved, not what it computes."""
 _NARROWER = (torch.bfloat16, torch.float16)
 

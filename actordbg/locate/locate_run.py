@@ -1,65 +1,54 @@
-"""Run the forced forward of one input through a loaded Actor, and judge each place.
+"""Run the forced forward and backward of one input through a loaded Actor, and judge each place.
 
     located = LocateRun(session, dump, outcome, backward, together, tell).run()
 
-The truth and the clean model run row by row in this process, one after the other, so only one of them lies beside the suspect.
-Then the suspect runs once, through the very call of the Actor that every replay makes, so its packing, its masks and its kernels
-are judged. If ranks compute together, all of them do this at the same time, each for its own input, once all agree that they can.
+The truth runs row by row, then the clean model runs all rows at once, padded on the right; one is freed before the other is
+loaded, so only one of them lies beside the suspect. Then the suspect runs once, through the very call of the Actor that every
+replay makes, so its packing, its masks and its kernels are judged. If ranks compute together, all of them do this at the same
+time, each for its own input, once all agree that they can.
 
-A place is wrong if one of these holds:
-
-    ratio over all tokens > LIMIT[dtype] + SPREAD / sqrt(elements)
-    ratio over one row    > ROW[dtype] + SPREAD / sqrt(elements of the row)
-
-Two healthy kernels differ by chance where there are few elements, and in fp32 by their order of summation, so fp32's limits are
-wide; a fault there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the
-dtype's rounding of the truth. Ranks that split a matrix round their partial sums, which the clean model does not have, so
-with N of them the limits are sqrt(N) times as wide.
+The loss is the mean of -log-prob over the judged tokens. Its backward is the backend's own: gradients of parameters are averaged
+and gathered as in any replay, and so are the truth's and the clean model's before they are compared (`samples_of`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from actordbg.actor.forward_outcome import ForwardOutcome, release
+from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper, plain_name, release, sample
 from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
 from actordbg.laws import changes
 from actordbg.locate.clean_models import clean_model, dtype_of, one_line, truth
-from actordbg.locate.forced_forward import Forcing, Key, Recording, Sums, Tape, places_of
-from actordbg.locate.token_patterns import pattern_of
-from actordbg.records.locate_record import EVERYTHING, INTO, MOST, OUT, FormulaCheck, Located, PlaceResult
+from actordbg.locate.forced_forward import Forcing, Recording
+from actordbg.locate.judgement import judge
+from actordbg.locate.places import Key, Sums, Tape, places_of
+from actordbg.records.locate_record import EVERYTHING, GRADIENT, FormulaCheck, Located
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 
-LIMIT = {torch.bfloat16: 1.1, torch.float16: 1.1, torch.float32: 4.0}
-ROW = {torch.bfloat16: 1.25, torch.float16: 1.25, torch.float32: 8.0}
-SPREAD = 4.0
 MOST_TOKENS = 1024
 """Tokens of a row that are judged: later ones run, with their own values."""
 MOST_BYTES = 4 * 2**30
 """Bytes of the truth's values that are held; rows beyond run, with their own values."""
-MOST_FIELDS, MOST_RATIO = 96, 1e9
-"""Fields of tokens that a heat map has, and the largest ratio that it shows."""
-_COPIED = 1 / 64
 
 
 @dataclass
 class LocateRun:
-    """The forced forward of one input that `outcome` has run. together: other ranks compute with this rank. tell: called with
-    the name of each next step. out_of_step: why this process has to be replaced afterwards.
+    """The forced forward of one input that `outcome` has run, with `backward` also its backward. together: other ranks compute
+    with this rank. tell: called with the name of each next step. out_of_step: why this process has to be replaced afterwards.
     """
 
     session: ActorSession
@@ -70,6 +59,7 @@ class LocateRun:
     tell: Callable[[str], None] = lambda name: None
     out_of_step: str = ""
     _floor: dict[Key, Sums] = field(default_factory=dict)
+    _unchecked: dict[str, str] = field(default_factory=dict)
     _formulas: FormulaCheck | None = None
 
     def run(self) -> Located:
@@ -95,7 +85,11 @@ class LocateRun:
             notes += ("run eagerly: a compiled graph has no places inside",)
         if sum(tape.lengths) < int(self.call.inputs["attention_mask"].sum()):
             notes += (f"judged {sum(tape.lengths):,} tokens: at most {MOST_TOKENS:,} of a row",)
-        located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes)
+        if not self.backward:
+            notes += ("judged without a backward (--backward judges gradients too)",)
+        found.unchecked = self._unchecked | found.unchecked
+        ranks = dist.get_world_size() if self.together else 1
+        located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks)
         return replace(located, formulas=self._formulas)
 
     def _unsupported(self) -> str:
@@ -137,26 +131,58 @@ class LocateRun:
         device, record = self.session.device, self.dump.record
         self.call = changes.plain_call(self.dump, int(self.session.resolved["vocab_size"]))
         ids, real = self.call.inputs["sequences"], changes.attended(self.call)
-        columns = [real[row].nonzero().flatten()[:MOST_TOKENS] for row in range(len(ids))]
-        self._rows: list[Tensor] = [ids[row, own].to(device) for row, own in enumerate(columns)]
+        self._columns = [of_row.nonzero().flatten()[:MOST_TOKENS] for of_row in real]
+        weights = (changes.next_tokens(self.call) & (real.cumsum(1)[:, 1:] <= MOST_TOKENS)).double()
+        self._weights = weights / weights.sum().clamp(min=1)
+        if self.backward and dtype_of(self.session) is torch.float16:
+            self._unchecked["the backward"] = "the loss scale of fp16 is in its gradients"
+        self._follows = self.backward and not self._unchecked
+        named = self.session.model.named_parameters()
+        trained = {plain_name(name) for name, each in named if each.requires_grad and self._follows}
+        rows = [ids[row, columns].to(device) for row, columns in enumerate(self._columns)]
+        terms = [self._weights[row, columns[:-1]] for row, columns in enumerate(self._columns)]
         self.tell("locate: truth")
-        with truth(self.session, device) as model, torch.no_grad():
+        with truth(self.session, device) as model, torch.set_grad_enabled(self._follows):
             follow_adapters(model, record.actor)
-            for row in self._rows:
-                if tape.nbytes < MOST_BYTES:
+            self._truths = samples_of(model, trained)
+            for number, row in enumerate(rows):
+                if tape.nbytes < MOST_BYTES and len(row):
                     with Recording(tape, len(row)).on(places_of(model)):
-                        _forward(model, row) if len(row) else None
-            self._formulas = against_formulas(model, max(self._rows, key=len))
-        self._features = self._known_of(columns[: len(tape.lengths)])
+                        self._run(model, row[None], terms[number][None])
+                else:
+                    tape.lengths.append(0)
+                    self._weights[number] = 0
+            with torch.no_grad():
+                self._formulas = against_formulas(model, max(rows, key=len))
+        self._features = self._known_of([own[:length] for own, length in zip(self._columns, tape.lengths, strict=True)])
+        for name in trained.difference(self._truths):
+            self._unchecked[f"the gradient of {name}"] = "transformers' model has no such gradient"
+        run = [number for number, length in enumerate(tape.lengths) if length]
+        batch, index, padded = (
+            pad_sequence(parts, batch_first=True, padding_value=fill)
+            for parts, fill in (
+                ([rows[number] for number in run], 0),
+                (list(torch.split(torch.arange(sum(tape.lengths)), [tape.lengths[number] for number in run])), -1),
+                ([terms[number] for number in run], 0),
+            )
+        )
         self.tell("locate: healthy")
-        with clean_model(self.session, device) as model, torch.no_grad(), self.session.autocast(record):
+        with clean_model(self.session, device) as model, torch.set_grad_enabled(self._follows):
             follow_adapters(model, record.actor)
-            start = 0
-            for number, length in enumerate(tape.lengths):
-                index = torch.arange(start, start + length)
-                with Forcing(tape, index, self._floor, number).on(places_of(model)):
-                    _forward(model, self._rows[number])
-                start += length
+            self._healthy = samples_of(model, trained)
+            forcing = Forcing(tape, index.flatten())
+            with self.session.autocast(record), forcing.on(places_of(model)):
+                self._run(model, batch, padded, (index >= 0).long().to(device))
+        self._floor = forcing.sums
+
+    def _run(self, model: Any, ids: Tensor, weights: Tensor, real: Tensor | None = None) -> None:
+        """Run rows [R, n] padded on the right, and the backward of -sum(weights [R, n - 1] * log-probs) if gradients are on."""
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        logits = model(ids, attention_mask=real, position_ids=positions, use_cache=False).logits
+        if torch.is_grad_enabled():
+            wide = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32)) / self.outcome.temperature
+            log_probs = torch.log_softmax(wide, -1).gather(-1, ids[:, 1:, None])[..., 0]
+            (-(log_probs * weights.to(log_probs)).sum()).backward()  # type: ignore[no-untyped-call]
 
     def _known_of(self, columns: list[Tensor]) -> dict[str, Any]:
         """Return what is known of each of the truth's tokens, numpy [T] by feature. columns: those of each row."""
@@ -168,187 +194,71 @@ class LocateRun:
 
     def _forcing(self, tape: Tape) -> Forcing:
         """Build the hooks for the suspect: which of the truth's tokens lies at each position that it computes."""
-        real = changes.attended(self.call)
-        numbers = torch.full(real.shape, -1)
+        numbers = torch.full(changes.attended(self.call).shape, -1)
         start = 0
         for row, length in enumerate(tape.lengths):
-            columns = real[row].nonzero().flatten()[:length]
-            numbers[row, columns] = torch.arange(start, start + length)
+            numbers[row, self._columns[row][:length]] = torch.arange(start, start + length)
             start += length
         rows, columns = changes.places(self.call, self.outcome.packing).unbind(1)
         size = self.session.config.tp
-        return Forcing(tape, numbers[rows, columns], {}, part=(int(self.session.resolved["rank"]) % size, size))
+        return Forcing(tape, numbers[rows, columns], part=(int(self.session.resolved["rank"]) % size, size))
 
     def _force(self, forcing: Forcing) -> None:
         self.tell("locate: forced forward")
-        model = self.session.model
+        model, keeper = self.session.model, GradientKeeper()
         with changes.eagerly(model), forcing.on(places_of(model)):
-            self.session.probe(self.call, lambda *_: None, backward=self.backward)
+            if not self._follows:
+                self.session.probe(self.call, lambda *_: None, backward=self.backward)
+                return
+            with _arrivals(model, self._truths) as arrived:
+                self.session.gradient(self.call, self._weights, keeper=keeper)
+        forcing.count_lost_gradients()
+        for name in sorted(self._truths):
+            want, healthy = (self._averaged(samples[name]) for samples in (self._truths, self._healthy))
+            key = (name, GRADIENT, 0, 0)
+            came = name in arrived or not arrived  # ZeRO 3 keeps the gradient of the backward before; FSDP2 calls no hooks
+            own = keeper.tensors.get(PREFIX + name, torch.zeros(())) if came else torch.zeros(())
+            forcing.sums[key] = Sums.of(own.expand_as(want), want)
+            self._floor[key] = Sums.of(healthy.to(dtype_of(self.session)), want)
+
+    def _averaged(self, values: Tensor) -> Tensor:
+        """Average over the ranks that compute together, as their backward does."""
+        if not self.together:
+            return values
+        values = values.to(self.session.device)
+        dist.all_reduce(values)
+        return (values / dist.get_world_size()).cpu()
 
 
-def judge(
-    tape: Tape,
-    found: Forcing,
-    floor: dict[Key, Sums],
-    dtype: torch.dtype,
-    features: Mapping[str, Any],
-    notes: tuple[str, ...] = (),
-) -> Located:
-    """Hold the suspect's errors against the clean model's, place by place. features: of each token, for `pattern_of`."""
-    unchecked = dict(found.unchecked)
-    judged_whole = {module for module, kind, *_ in floor if kind == OUT}
-    for module in sorted(tape.strange):  # an activation inside experts is judged by what they give
-        if module.rpartition(".")[0] not in judged_whole:
-            unchecked.setdefault(module, "its tokens cannot be told apart")
-    missing = {key[0] for key in floor if key not in found.sums}
-    partly = {_layer(module) for module in missing}
-    judged: list[PlaceResult] = []
-    heat: dict[str, Tensor] = {}
-    for key, clean in floor.items():
-        if key[0] in missing:
-            unchecked.setdefault(key[0], "this model has no such module, or does not call it")
-        elif _layer(key[0]) in partly and (key[1] == INTO or key[0] in partly):
-            unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
-        else:
-            ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
-            layer = _layer(key[0])
-            heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
-            judged.append(_place(key, found.sums[key], clean, tape.lengths, dtype, math.sqrt(found.part[1]), ratios, features))
-    judged += [_wrong_integers(key, tokens, features) for key, tokens in found.wrong.items()]
-    wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
-    wrong.sort(key=lambda place: math.inf if place.ratio is None else place.ratio, reverse=True)
-    return Located(
-        places=len(judged),
-        wrong=tuple(wrong[:MOST]),
-        count=len(wrong),
-        largest=max((place.ratio for place in judged if place.ratio is not None), default=None),
-        unchecked=tuple(f"{module}: {why}" for module, why in unchecked.items()),
-        dtype=str(dtype).removeprefix("torch."),
-        tokens=sum(tape.lengths),
-        notes=notes,
-        **(_heat(heat, features) if wrong else {}),
-    )
+@contextlib.contextmanager
+def _arrivals(model: Any, names: Container[str]) -> Iterator[set[str]]:
+    """Give the set of parameters, by plain name, that a gradient has reached inside the block."""
+    arrived: set[str] = set()
+    with contextlib.ExitStack() as undone:
+        for name, parameter in model.named_parameters():
+            if plain_name(name) in names:
+                hook = parameter.register_hook(lambda _, plain=plain_name(name): arrived.add(plain))
+                undone.callback(hook.remove)
+        yield arrived
 
 
-def _heat(by_layer: Mapping[str, Tensor], features: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Located` that are drawn: each row in fields of so many tokens that there are about MOST_FIELDS."""
-    rows, positions = features["row"], features["position"]
-    width = max(1, -(-len(rows) // MOST_FIELDS))
-    in_row = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    starts = np.flatnonzero(in_row % width == 0).tolist()
-    parts = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
-    return {
-        "heat": {
-            layer: tuple(float(f"{min(MOST_RATIO, float(ratios[part].max())):.3g}") for part in parts)
-            for layer, ratios in by_layer.items()
-        },
-        "fields": tuple((int(rows[part.start]), int(positions[part.start]), int(positions[part.stop - 1])) for part in parts),
-    }
+def samples_of(model: Any, trained: set[str]) -> dict[str, Tensor]:
+    """Train these parameters of a model and no others; return a dict that fills with samples of their gradients, float64.
 
-
-def _layer(module: str) -> str:
-    """Return the name of the decoder layer that a module is in, up to the first number; its own name outside of layers."""
-    parts = module.split(".")
-    number = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))
-    return ".".join(parts[: number + 1])
-
-
-def _least(clean: Sums, dtype: torch.dtype) -> float:
-    """Return the squared error of an element below which no error is worth a word: what a copy would cost."""
-    power = clean.truths / max(1, clean.tokens * clean.width)
-    return max((_COPIED * torch.finfo(dtype).eps) ** 2 * power, 1e-300)
-
-
-def _token_ratios(own: Sums, clean: Sums, lengths: list[int], dtype: torch.dtype) -> Tensor:
-    """Return the error of each token, in units of its row's healthy error: float64 [T]."""
-    healthy = torch.cat([part.mean().expand(len(part)) for part in torch.split(clean.errors / clean.width, lengths)])
-    return (own.errors / own.width / healthy.clamp_min(_least(clean, dtype))).sqrt()
-
-
-def _place(
-    key: Key,
-    own: Sums,
-    clean: Sums,
-    lengths: list[int],
-    dtype: torch.dtype,
-    wider: float,
-    ratios: Tensor,
-    features: Mapping[str, Any],
-) -> PlaceResult:
-    """Judge a place over all tokens, and over each row; tokens count where twice the row's healthy error is exceeded.
-
-    wider: a factor of the limits. ratios: those of each token.
+    The places are those of `forward_outcome.sample`. Gradients of several backwards are added up; none is kept whole.
     """
-    least = _least(clean, dtype)
-    errors, healthy = own.errors / own.width, clean.errors / clean.width
+    samples: dict[str, Tensor] = {}
 
-    def ratio_of(part: slice) -> float:
-        return math.sqrt(float(errors[part].mean()) / max(float(healthy[part].mean()), least))
+    def take(parameter: Tensor, name: str) -> None:
+        assert parameter.grad is not None
+        samples[name] = samples.get(name, 0) + sample(parameter.grad).to("cpu", torch.float64)
+        parameter.grad = None
 
-    rows, start, above = [], 0, torch.zeros(len(ratios), dtype=torch.bool)
-    for row, length in enumerate(lengths):
-        part = slice(start, start + length)
-        start += length
-        if length and ratio_of(part) > wider * ROW[dtype] + SPREAD / math.sqrt(length * own.width):
-            rows.append(row)
-            above[part] = ratios[part] > 2
-    elements, ratio = own.tokens * own.width, ratio_of(slice(None))
-    gain = own.own / own.truths if own.truths else math.nan
-    pattern = pattern_of(above.numpy(), features)
-    return PlaceResult(
-        module=key[0],
-        kind=key[1],
-        what=words_of(key),
-        ratio=ratio if math.isfinite(ratio) else None,
-        limit=wider * LIMIT[dtype] + SPREAD / math.sqrt(elements),
-        gain=gain if math.isfinite(gain) else None,
-        rows=tuple(rows),
-        of_rows=len(lengths),
-        tokens=int(above.sum()),
-        of_tokens=own.tokens,
-        position=int(features["position"][int(above.nonzero()[0])]) if bool(above.any()) else None,
-        pattern=pattern.sentence if pattern else "",
-    )
-
-
-def _wrong_integers(key: Key, tokens: Tensor, features: Mapping[str, Any]) -> PlaceResult:
-    """Build the place of token ids or positions that are not the input's. tokens: which."""
-    rows, above = features["row"], np.zeros(len(features["row"]), bool)
-    above[tokens.numpy()] = True
-    pattern = pattern_of(above, features)
-    return PlaceResult(
-        module=key[0],
-        kind=INTO,
-        what=f"the token ids or positions that come into {key[0]}",
-        ratio=None,
-        limit=1.0,
-        rows=tuple(np.unique(rows[above]).tolist()),
-        of_rows=int(rows[-1]) + 1,
-        tokens=len(tokens),
-        of_tokens=len(rows),
-        position=int(features["position"][int(tokens[0])]),
-        pattern=pattern.sentence if pattern else "",
-    )
-
-
-def words_of(key: Key) -> str:
-    """Name a place: the module, or the operations between modules whose result comes into it."""
-    module, kind, *_ = key
-    if kind != INTO:
-        return module
-    parent, _, leaf = module.rpartition(".")
-    if leaf in _BEHIND_ATTENTION and any(part in parent.rpartition(".")[2] for part in ("attn", "attention", "mixer")):
-        return f"the attention of {parent}"
-    return f"the gated product of {parent}" if leaf == "down_proj" else f"what comes into {module}"
-
-
-_BEHIND_ATTENTION = ("o_proj", "out_proj", "c_proj", "dense", "norm")
-
-
-def _forward(model: Any, ids: Tensor) -> None:
-    """Run one row [n] alone."""
-    positions = torch.arange(len(ids), device=ids.device)
-    model(ids[None], position_ids=positions[None], use_cache=False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+        if name in trained:
+            parameter.register_post_accumulate_grad_hook(partial(take, name=name))
+    return samples
 
 
 def _free_bytes(device: torch.device) -> int | None:

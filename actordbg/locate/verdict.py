@@ -16,12 +16,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from actordbg.base.units import plural
-from actordbg.records.locate_record import IDENTITY, INTO, LOCATED, Located, ModelIdentity, PlaceResult
+from actordbg.records.locate_record import (
+    BACK,
+    GRADIENT,
+    IDENTITY,
+    INTO,
+    LOCATED,
+    OUT,
+    Located,
+    ModelIdentity,
+    PlaceResult,
+    is_backward,
+)  # fmt: skip
 from actordbg.records.replay_record import ResultRecord
 
 RIGHT, WRONG, NOT_CHECKED = "RIGHT", "WRONG", "NOT CHECKED"
 _GAIN_SHOWS = 2e-4
 """A gain this far from 1 is worth a figure: rounding to bf16 alone does not reach it."""
+_LOST = 1e-9
+"""A gradient below this part of the truth's did not arrive."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,8 @@ class LocalVerdict:
         if self.word == NOT_CHECKED:
             return next(iter(self.unchecked), "no input was judged place by place")
         assert located is not None
-        counts = f"{located.places:,} places in one dump, {self.looked_at:,} tensors and attributes"
+        backward = f" and {located.gradients:,} gradients" if located.gradients else ""
+        counts = f"{located.places:,} places{backward} in one dump, {self.looked_at:,} tensors and attributes"
         return f"held against the clean model module by module ({counts})"
 
     @property
@@ -106,15 +120,21 @@ def verdict_of(results: Sequence[ResultRecord]) -> LocalVerdict | None:
 def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False) -> str:
     """Say how far a place is from the truth, where, and, unless the cause is known, what its kind of place rules out."""
     unit = "fp32" if dtype == "float32" else "bf16" if dtype == "bfloat16" else dtype
+    if is_backward(place.kind) and place.gain is not None and abs(place.gain) < _LOST:
+        ends = {BACK[OUT]: "comes back to", BACK[INTO]: "goes back through", GRADIENT: "reaches"}
+        return f"no gradient {ends[place.kind]} {place.module}"
     if place.ratio is None:
         far = "are not the input's" if place.limit == 1.0 else "is not finite"
     else:
         far = f"is {place.ratio:,.3g} times as far from the truth as a healthy {unit} model's"
     words = f"{place.what} {far}"
     shows = place.gain is not None and abs(place.gain - 1) > _GAIN_SHOWS and place.kind != INTO and place.ratio is not None
+    if shows and place.kind == GRADIENT:
+        words = f"{place.module}'s gradient is {place.gain:.4g} times the truth's"
+        return f"{words}, an error {place.ratio:,.3g} times a healthy {unit} model's"
     details = [*_where(place), *([f"{place.gain:.4g} times the truth's"] if shows else [])]
     words += f" ({'; '.join(details)})" if details else ""
-    if cause_known or place.ratio is None:
+    if cause_known or place.ratio is None or is_backward(place.kind):
         return words
     if 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
         return f"{words}: rows behind the first see others, or their positions do not restart"

@@ -22,6 +22,17 @@ IDENTITY, LOCATED, FORMULAS = "identity", "located", "formulas"
 """Keys in a result's `extra`."""
 OUT, INTO = "out", "into"
 """Kinds of places: a module's output, and what came into it."""
+BACK = {OUT: "back out", INTO: "back into"}
+"""The kind of a place in the backward: the gradient that comes back to a module's output, or that it gives back to its input."""
+GRADIENT = "gradient"
+"""The kind of a parameter's gradient; the place has the parameter's name."""
+
+
+def is_backward(kind: str) -> bool:
+    """Check whether a place of this kind is in the backward."""
+    return kind not in (OUT, INTO)
+
+
 MOST = 20
 """Most differences and most wrong places that a record keeps; it has the count of all."""
 EVERYTHING = "everything"
@@ -44,7 +55,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class PlaceResult:
-    """A place that exceeds its limit. module: its name; kind: OUT or INTO; what: in words.
+    """A place that exceeds its limit. module: its name; kind: OUT, INTO, a kind of BACK, or GRADIENT; what: in words.
 
     ratio: the root mean square error over all tokens, in units of the healthy model's; None if infinite. gain: the values,
     regressed on the truth's: 1.01 for a matrix times 1.01. rows: those that exceed the limit by themselves; of_rows: of how many.
@@ -81,10 +92,11 @@ class FormulaCheck:
 
 @dataclass(frozen=True)
 class Located:
-    """The forced forward of one input. places: how many were judged. wrong: those above their limits, the largest first, MOST at
-    most; count: of all. largest: the largest ratio. unchecked: places, or "everything", without a judgement, with the reason.
+    """The forced forward of one input, and its backward.
 
-    dtype: of the weights. tokens: how many were judged. notes: such as "run eagerly: compiled graphs have no places".
+    places, gradients: how many were judged forward and backward. wrong: those above their limits, forward first, then the
+    largest, MOST at most; count: of all. largest: the largest ratio. unchecked: places, or "everything", without a judgement,
+    with the reason. dtype: of the weights. tokens: how many were judged. notes: such as "run eagerly: ...".
     heat: if a place is wrong, the largest ratio of a token, by layer and field; fields: the row of each field, and its first and
     last position in the padded row.
     formulas: the truth's own modules against the formulas of their papers; None for a model without formulas.
@@ -98,6 +110,7 @@ class Located:
     dtype: str = ""
     tokens: int = 0
     notes: tuple[str, ...] = ()
+    gradients: int = 0
     heat: dict[str, tuple[float, ...]] = field(default_factory=dict)
     fields: tuple[tuple[int, int, int], ...] = ()
     formulas: FormulaCheck | None = None

@@ -140,7 +140,7 @@ def recorded(
         """Return the model and the rows of a call, and the rows as arguments; None if it has none, or they cannot be read."""
         try:
             rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
-            return None if rows is None else (kind.of(rows), rows, _named(rows))
+            return None if rows is None else (kind.of(rows), rows, named_rows(rows))
         except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
             tell(f"{seam.where}: a call was not recorded: {describe(error)}")
             with contextlib.suppress(Exception):
@@ -195,7 +195,7 @@ def arguments_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: di
     return arguments
 
 
-def _named(rows: Rows) -> dict[str, Any]:
+def named_rows(rows: Rows) -> dict[str, Any]:
     """Return the rows as arguments of an equivalent Actor.forward. Without a mask, all tokens are real."""
     flags = {"return_logprobs": rows.action_mask is None, "return_entropy": rows.entropy, "return_output": rows.entropy}
     more = flat(rows.more) if rows.more else {}
@@ -262,7 +262,7 @@ def _of_next(values: torch.Tensor, rows: Rows, total: int) -> torch.Tensor:
 
 def read_scores(seam: Seam, rows: Rows, output: Any) -> Scores:
     """Return the log-probs and entropies of a result, those of packed rows as [1, T-1]. Raises whatever the adapter raises."""
-    scores, given = seam.result(output), _named(rows)
+    scores, given = seam.result(output), named_rows(rows)
     actions = given.get("action_mask")
     ids, logits = given["sequences"], scores.logits
     if logits is None or scores.log_probs is not None:

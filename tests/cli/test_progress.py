@@ -10,8 +10,8 @@ from rich.console import Console
 from roots import SUPPORT
 from supervised import Bench, make_spec
 
+from actordbg.api.planning import counting
 from actordbg.cli.progress_bar import Bar
-from actordbg.cli.replaying import counting
 from actordbg.store.layout import Store
 
 

@@ -217,7 +217,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     assert "/nowhere is not a folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16", "--quiet").stdout
     assert said.startswith(
-        "RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; held against the clean model module by module (49 "
+        "RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; held against the clean model module by module (53 "
     )
     assert (
         "  peak memory in one worker (TOY MODEL)  " in said

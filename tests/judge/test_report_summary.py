@@ -12,8 +12,8 @@ import pytest
 from reportcases import NOW, dump_id, given, replay, result
 
 from actordbg.actor.signatures import known_failures
+from actordbg.api.replays import is_good
 from actordbg.base.units import letter_of
-from actordbg.cli.replay_work import is_good
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_text
 from actordbg.judge.agreement import agreement_of, ranks_in_words

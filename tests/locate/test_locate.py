@@ -21,7 +21,7 @@ from actordbg.store.layout import Store
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("scenario", ["faults", "others", "healthy"])
+@pytest.mark.parametrize("scenario", ["faults", "backward", "others", "healthy"])
 def test_a_fault_is_named_by_its_module_and_a_healthy_model_is_right(tmp_path: Path, scenario: str) -> None:
     run_scenario(scenario, tmp_path, program=locatecases.__file__)
 
@@ -38,7 +38,7 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store: Store, tmp_path
     healthy = CliRunner().invoke(app, asked)
     answer = json.loads(healthy.stdout)
     assert healthy.exit_code == 0 and answer["word"] == "RIGHT", healthy.output
-    assert answer["located"]["places"] == 49 and answer["looked_at"] == 116 and answer["located"]["largest"] < 1.05
+    assert answer["located"]["places"] == 53 and answer["looked_at"] == 116 and answer["located"]["largest"] < 1.05
     for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.EPSILON_OF_A_NORM).items():
         monkeypatch.setenv(name, value)
     faulty = CliRunner().invoke(app, [*options[:-1], answer["replay_id"]])

@@ -23,6 +23,7 @@ from supervised import booted, spec_of
 from typer.testing import CliRunner
 from victims import wait_for
 
+from actordbg.api.replays import replay_answer
 from actordbg.base.errors import (
     ActordbgError,
     CorruptDump,
@@ -37,9 +38,7 @@ from actordbg.base.units import new_replay_id
 from actordbg.catalog.query import open_fresh
 from actordbg.cli import output, replay_work
 from actordbg.cli.app import app
-from actordbg.cli.replay_work import answer_of, result_blocks
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.document.renderings import as_text
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
@@ -117,9 +116,9 @@ def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_n
         result=lambda index: {"worker": index, "forward_s": 0.133, "logprob_count": 3, "folded_ids": index != 1},
     )  # fmt: skip
     (store.replays / name / TENSORS / "gone").symlink_to("nowhere")
-    answer = answer_of(store, load_spec(store, name), 0)
+    answer = replay_answer(store, load_spec(store, name))
     assert (answer["folded_ids"], answer["kept_bytes"]) == (2, 0)
-    said = " ".join(as_text(result_blocks(store, load_spec(store, name), answer | {"recorded_model": None})).split())
+    said = " ".join(str(answer).split())
     assert "token ids of 2 inputs were wrapped (modulo) into the model's vocabulary" in said
     assert "forward while warming up (TOY MODEL) 0.133 s" in said
 
@@ -189,7 +188,7 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
     ran: list[Any] = []
     asked: list[str] = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
-    monkeypatch.setattr("actordbg.cli.replaying.find_model", lambda model: None)
+    monkeypatch.setattr("actordbg.api.planning.find_model", lambda model: None)
     monkeypatch.setattr("actordbg.cli.replaying.require_consent", lambda model: None)
     invoke(store)
     assert ran[-1].config.model == "tiny", "a pipe is not asked"

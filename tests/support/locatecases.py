@@ -22,7 +22,7 @@ from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
-from actordbg.locate.verdict import RIGHT, WRONG, LocalVerdict, verdict_of
+from actordbg.locate.verdict import RIGHT, WRONG, LocalVerdict, lines_of, verdict_of
 from actordbg.records.locate_record import IDENTITY, LOCATED
 from actordbg.records.replay_record import PASSED, ResultRecord
 
@@ -84,6 +84,18 @@ def code_changed(model: Any) -> Iterator[None]:
     hook.remove()
 
 
+def gradient(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A parameter's gradient is changed on its way."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        hook = model.get_parameter(name).register_hook(change)
+        yield
+        hook.remove()
+
+    return plant
+
+
 def rounded(values: Any) -> Any:
     return values.bfloat16().float()
 
@@ -108,6 +120,53 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "rows": (rows_see_each_other, "the attention of model.layers.", ""),
 }
 """Each fault: how it is planted, the place with the largest excess, and a part of the difference in what the model is."""
+
+
+def cut(forward: Any) -> Any:
+    """A forward whose output has no graph."""
+    return lambda values: forward(values).detach()
+
+
+def cut_off(forward: Any) -> Any:
+    """A forward whose input gets no gradient."""
+    return lambda values: forward(values.detach())
+
+
+BACKWARD: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+    "flipped": (gradient(f"{SCALE}.k_proj.weight", lambda g: -g), (f"{SCALE}.k_proj.weight's gradient is -1 times the truth's",)),
+    "scaled": (gradient(f"{L1}.mlp.up_proj.weight", lambda g: g * 1.02), (f"{L1}.mlp.up_proj.weight's gradient is 1.02 times",)),
+    "lost": (gradient(f"{L2}.input_layernorm.weight", torch.zeros_like), (f"no gradient reaches {L2}.input_layernorm.weight",)),
+    "detached": (
+        attribute(f"{SCALE}.v_proj", "forward", cut),
+        (f"no gradient reaches {SCALE}.v_proj.weight", f"no gradient goes back through {SCALE}.v_proj"),
+    ),
+    "an MLP's input": (attribute(f"{L2}.mlp", "forward", cut_off), (f"no gradient goes back through {L2}.mlp",)),
+}
+"""Each fault of the backward, and everything that is said of it."""
+
+
+def backward(cache: Path) -> None:
+    """Every fault of the backward is named and nothing else, with checkpointed layers too; a frozen model needs no gradient."""
+    for dtype, packing in (("bf16", True), ("fp32", False)):
+        config = ReplayConfig(model=four_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True)
+        with open_actor(config, model_cache=cache) as session:
+            for number, (name, (plant, expected)) in enumerate(BACKWARD.items()):
+                with plant(session.model):
+                    found = local(session, dump_of("both", rows=3, length=64), backward=True)
+                said = sorted(lines_of(found))
+                assert found.word == WRONG and len(said) == len(expected), (dtype, packing, name, said)
+                assert all(line.startswith(words) for line, words in zip(said, sorted(expected), strict=True)), (name, said)
+                if number == 0:
+                    session.model.gradient_checkpointing_enable({"use_reentrant": False})
+            session.model.gradient_checkpointing_enable({"use_reentrant": True})
+            session.model.enable_input_require_grads()
+            for name, parameter in session.model.named_parameters():
+                parameter.requires_grad_("up_proj" in name)  # as with an adapter: most of the model is frozen
+            found = local(session, dump_of("both", rows=3, length=64), backward=True)
+            assert found.word == RIGHT and found.located.gradients > 50 and not found.unchecked, found
+            with BACKWARD["scaled"][0](session.model):
+                found = local(session, dump_of("both", rows=3, length=64), backward=True)
+            assert "up_proj.weight's gradient is 1.02 times" in found.said and found.located.count == 1, found
 
 
 def faults(cache: Path) -> None:
@@ -178,11 +237,14 @@ def healthy(cache: Path) -> None:
     for family in ("llama", "qwen3", "gemma2", "mixtral"):
         for number, (dtype, packing) in enumerate((dtype, packing) for dtype in ("bf16", "fp32") for packing in (False, True)):
             attn = ("sdpa", "eager")[(number + len(family)) % 2]  # every combination, in some family
-            config = ReplayConfig(model=str(model_of(cache, family)), dtype=dtype, packing=packing, attn=attn, through="rows")
+            config = ReplayConfig(
+                model=str(model_of(cache, family)), dtype=dtype, packing=packing, attn=attn, through="rows", backward=True
+            )
             with open_actor(config, model_cache=cache) as session:
-                found = local(session, dump_of("both", rows=3, length=30 + 7 * number))
+                found = local(session, dump_of("both", rows=3, length=30 + 7 * number), backward=True)
             assert found.word == RIGHT and not found.unchecked, (family, dtype, packing, attn, found)
-            assert found.looked_at > 100 and found.located.places > 35, found
+            assert found.looked_at > 100 and found.located.places > 35 and found.located.gradients > 60, found
+            assert found.located.largest < (1.1 if dtype == "bf16" else 3.0), (family, dtype, packing, attn, found.located)
 
 
 TOGETHER: dict[str, dict[str, Any]] = {
@@ -202,6 +264,10 @@ def together(cache: Path) -> None:
         with open_actor(config, defaults=own.record, model_cache=cache) as session:
             found = local(session, own, backward=True, together=session.is_collective)
             assert found.word == RIGHT and found.looked_at > 100 and len(found.identities) == 2, (name, found)
+            if name.startswith("ZeRO"):  # FSDP2 calls no hooks of parameters
+                with gradient("model.layers.1.mlp.up_proj.weight", lambda g: g * (1 + rank))(session.model):
+                    found = local(session, own, backward=True, together=session.is_collective)
+                assert "up_proj.weight's gradient is 1." in found.said and found.located.count == 1, (name, found)
             session.model.model.layers[1].self_attn.scaling *= 1 + 0.05 * rank
             found = local(session, own, backward=True, together=session.is_collective)
             assert found.differences[0].endswith("(on rank 1 of 2)"), (name, found)

@@ -1,0 +1,103 @@
+"""Write calls and tensors in memory into a store as dumps, at once and in this thread: for notebooks and tests.
+
+A training job is recorded by `actordbg.capture` instead, which never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from actordbg.api.dump_list import StoredDump, typed
+from actordbg.api.tapping import Caller as Caller
+from actordbg.api.tapping import Tap
+from actordbg.capture.facts import facts_of_actor, facts_of_call, plain_facts, rank_of_process, versions
+from actordbg.catalog.query import get_dump
+from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord
+from actordbg.formats.encoding import of_torch, pack, record_of, serialize
+from actordbg.formats.ringfile import host_name
+from actordbg.store.layout import Store
+from actordbg.store.payload import Dump as LoadedDump
+from actordbg.store.payload import as_torch, widen_plain
+from actordbg.trainers.recorded_model import named_rows
+from actordbg.trainers.seam import Rows, Scores, Seam
+
+
+def encoded(rows: Rows, scores: Scores, caller: Caller, run: str, number: int = 0) -> tuple[DumpRecord, bytes]:
+    """Build a call's record and payload. Packed rows are separated. Raises Unsupported if masks do not fit the tokens."""
+    given = named_rows(rows)
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    returns = "log_probs" if rows.action_mask is None else "action_log_probs"
+    outputs = {returns: scores.log_probs, "entropy": scores.entropy}
+    tensors |= {OUTPUT_PREFIX + name: values for name, values in outputs.items() if values is not None}
+    plain = {name: of_torch(tensor.detach().cpu().contiguous()) for name, tensor in tensors.items()}
+    step, grad, *state = facts_of_call(caller)
+    batch, length = given["sequences"].shape
+    numbers = (number, time.time_ns(), time.monotonic_ns(), step, int(secrets.token_hex(4), 16), batch, length)
+    fields: dict[str, Any] = {
+        "run": run,
+        "pid": os.getpid(),
+        "host": host_name(),
+        "role": "policy",
+        "extra": {},
+        **rank_of_process(),
+        **plain_facts(grad, *state),
+        "arguments": {name: value for name, value in given.items() if name not in tensors},
+        **facts_of_actor(caller),
+    }
+    return serialize(record_of(fields, numbers, plain, versions()), plain)
+
+
+def in_memory(rows: Rows, scores: Scores, caller: Caller) -> LoadedDump:
+    """Return a call as a dump that lies in no store."""
+    record, data = encoded(rows, scores, caller, "memory")
+    return LoadedDump(record, {name: as_torch(plain) for name, plain in widen_plain(record, data).items()})
+
+
+class CallRecording(Tap):
+    """A `Tap` that writes each call as a dump of `run` into a store, with its log-probs. dump_ids: those of the dumps so far."""
+
+    def __init__(self, target: Any, store: Store, run: str, on_dump: Callable[[str], object] = lambda dump_id: None) -> None:
+        super().__init__(target, self._write)
+        self.dump_ids: list[str] = []
+        self._store, self._run, self._on_dump = store, run, on_dump
+
+    @property
+    def where(self) -> str:
+        """The condition that selects just these dumps."""
+        return f"dump_id in ({', '.join(map(repr, self.dump_ids))})"
+
+    def write(self, rows: Rows, scores: Scores, seam: Seam) -> None:
+        """Write rows that are already here."""
+        self._write(rows, scores, Caller(rows, seam, self.adapter))
+
+    def _write(self, rows: Rows, scores: Scores, caller: Caller) -> None:
+        record, data = encoded(rows, scores, caller, self._run, len(self.dump_ids))
+        self._store.create().put_dump(record, pack(record, data), hint="make room, or open another store")
+        self.dump_ids.append(record.dump_id)
+        self._on_dump(record.dump_id)
+
+    def dumps(self) -> list[StoredDump]:
+        """Return the recorded dumps."""
+        return [typed(self._store, get_dump(self._store, dump_id)) for dump_id in self.dump_ids]
+
+
+def batch_rows(model: Any, batch: Mapping[str, Any], temperature: float = 1.0) -> Rows:
+    """Read a batch of `model(**batch)` as rows. Raises Unsupported for a batch that has none."""
+    from actordbg.base.errors import Unsupported
+    from actordbg.trainers.plain_adapter import Plain
+    from actordbg.trainers.seam import NoPolicy, Unreadable
+
+    try:
+        rows = Plain.seams[0].rows({**batch, "self": model})
+    except (Unreadable, NoPolicy) as why:
+        raise Unsupported(f"this batch has no rows to check: {why}", hint="pass input_ids [B, S] and attention_mask") from None
+    if rows is None:
+        raise Unsupported("this batch has no input_ids", hint="pass input_ids [B, S] and attention_mask")
+    rows.temperature = temperature
+    return rows

@@ -1,0 +1,131 @@
+"""The result of a command as a value: its data, its verdict and its document, whoever asked for it.
+
+    answer = store.check(where="seq_len>4096")       # `actordbg check --where ...` builds the same one
+    answer.ok, answer.verdict, answer.sentence       # False, "WRONG", "WRONG: 3 of 8 dumps differ from the truth by ..."
+    answer["max_abs"]                                # any key that `--json` prints
+    answer.raise_if_wrong()                          # BadResult: the sentence, and the next command as its hint
+
+The command line prints it, a notebook shows the first screen of its page, and a test raises it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from actordbg.base.errors import BadResult
+from actordbg.base.foreign_text import in_json
+from actordbg.document.blocks import Block, Heading, as_data
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CommandResult(Mapping[str, Any]):
+    """The result of a command. ok: its exit code would be 0. data: what its JSON has beside the verdict. page: all blocks of its
+    page, if that has more than the text; `blocks` are those of the text.
+    """
+
+    ok: bool
+    data: Mapping[str, Any]
+    blocks: Sequence[Block]
+    page: Sequence[Block] = ()
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """Everything that `--json` prints, as plain data. Times in seconds, memory in bytes, log-probs in nats."""
+        record: dict[str, Any] = json.loads(self.to_json())
+        return record
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return what `--json` prints."""
+        return as_json_text({**self.data, **as_data(self.blocks)}, indent)
+
+    @property
+    def verdict(self) -> str:
+        """RIGHT, WRONG, FAILED or NOT CHECKED; "" for a command that measures and does not judge."""
+        return str(self.get("verdict", ""))
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, with what was not checked."""
+        return str(self.get("sentence", ""))
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """The figures of the verdict by name, with their units, the deciding figure first."""
+        return dict(self.get("figures", ()))
+
+    @property
+    def not_checked(self) -> tuple[str, ...]:
+        """Everything that the verdict does not cover."""
+        return tuple(self.get("not_checked", ()))
+
+    @property
+    def next(self) -> str:
+        """The command to run next; "" for none."""
+        return str(self.get("next", ""))
+
+    def raise_if_wrong(self) -> None:
+        """Raise BadResult unless the result is ok."""
+        if not self.ok:
+            raise BadResult(self.sentence, hint=self.next)
+
+    def to_html(self) -> str:
+        """Return the self-contained HTML page."""
+        from actordbg.document.page import as_html
+
+        return as_html(self.page or self.blocks)
+
+    def _repr_html_(self) -> str:
+        """Return the page's first screen, which a notebook shows: everything before the second section."""
+        from actordbg.document.page import as_fragment
+
+        blocks = list(self.page or self.blocks)
+        return as_fragment([*blocks[:1], *takewhile(lambda block: not isinstance(block, Heading), blocks[1:])])
+
+    def __str__(self) -> str:
+        from actordbg.document.renderings import as_text
+
+        return as_text(self.blocks)
+
+    def __repr__(self) -> str:
+        return f"<{self.sentence or 'an answer'}>"
+
+    def __getitem__(self, name: str) -> Any:
+        return self.record[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.record)
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+
+def as_json_text(answer: Any, indent: int | None = None) -> str:
+    """Encode a result as JSON."""
+    return in_json(json.dumps(answer, default=_plain, indent=indent, ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SimpleNamespace):
+        return vars(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: held for name, held in fields.items() if not callable(held)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,206 @@
+"""Judge each place of a forced forward and backward, in units of the clean model's error there.
+
+    ratio = sqrt(sum over tokens of error^2 of the suspect / sum over tokens of error^2 of the clean model)
+
+A place is wrong if one of these holds:
+
+    ratio over all tokens > LIMIT[dtype] + SPREAD / sqrt(elements)
+    ratio over one row    > ROW[dtype] + SPREAD / sqrt(elements of the row)
+
+Two healthy kernels differ by chance where there are few elements, and in fp32 by their order of summation, so fp32's limits are
+wide; a fault there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the
+dtype's rounding of the truth. Ranks that split a matrix round their partial sums, and ranks that average gradients round the
+average, which the clean model does not do, so with N of them these limits are sqrt(N) times as wide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actordbg.locate.forced_forward import Forcing
+from actordbg.locate.places import Key, Sums, Tape
+from actordbg.locate.token_patterns import pattern_of
+from actordbg.records.locate_record import BACK, GRADIENT, INTO, MOST, OUT, Located, PlaceResult, is_backward
+
+LIMIT = {torch.bfloat16: 1.1, torch.float16: 1.1, torch.float32: 4.0}
+ROW = {torch.bfloat16: 1.25, torch.float16: 1.25, torch.float32: 8.0}
+SPREAD = 4.0
+MOST_FIELDS, MOST_RATIO = 96, 1e9
+"""Fields of tokens that a heat map has, and the largest ratio that it shows."""
+_COPIED = 1 / 64
+
+
+def judge(
+    tape: Tape,
+    found: Forcing,
+    floor: dict[Key, Sums],
+    dtype: torch.dtype,
+    features: Mapping[str, Any],
+    notes: tuple[str, ...] = (),
+    ranks: int = 1,
+) -> Located:
+    """Hold the suspect's errors against the clean model's, place by place.
+
+    features: of each token, for `pattern_of`. ranks: how many average the gradients of parameters.
+    """
+    unchecked = dict(found.unchecked)
+    judged_whole = {module for module, kind, *_ in floor if kind == OUT}
+    for module in sorted(tape.strange):  # an activation inside experts is judged by what they give
+        if module.rpartition(".")[0] not in judged_whole:
+            unchecked.setdefault(module, "its tokens cannot be told apart")
+    missing = {key[0] for key in floor if key not in found.sums}
+    partly = {_layer(module) for module in missing}
+    judged: list[PlaceResult] = []
+    heat: dict[str, Tensor] = {}
+    for key, clean in floor.items():
+        if key[0] in missing:
+            unchecked.setdefault(key[0], "this model has no such module, or does not call it")
+        elif _layer(key[0]) in partly and (key[1] in (INTO, BACK[OUT]) or key[0] in partly):
+            unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
+        elif key[1] == GRADIENT:
+            judged.append(_place(key, found.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features))
+        else:
+            ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
+            layer = _layer(key[0])
+            heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
+            judged.append(_place(key, found.sums[key], clean, tape.lengths, dtype, math.sqrt(found.part[1]), ratios, features))
+    judged += [_wrong_integers(key, tokens, features) for key, tokens in found.wrong.items()]
+    wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
+    wrong.sort(key=lambda place: (is_backward(place.kind), -math.inf if place.ratio is None else -place.ratio))
+    gradients = sum(is_backward(place.kind) for place in judged)
+    return Located(
+        places=len(judged) - gradients,
+        gradients=gradients,
+        wrong=tuple(wrong[:MOST]),
+        count=len(wrong),
+        largest=max((place.ratio for place in judged if place.ratio is not None), default=None),
+        unchecked=tuple(f"{module}: {why}" for module, why in unchecked.items()),
+        dtype=str(dtype).removeprefix("torch."),
+        tokens=sum(tape.lengths),
+        notes=notes,
+        **(_heat(heat, features) if wrong else {}),
+    )
+
+
+def _heat(by_layer: Mapping[str, Tensor], features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Located` that are drawn: each row in fields of so many tokens that there are about MOST_FIELDS."""
+    rows, positions = features["row"], features["position"]
+    width = max(1, -(-len(rows) // MOST_FIELDS))
+    in_row = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    starts = np.flatnonzero(in_row % width == 0).tolist()
+    parts = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
+    return {
+        "heat": {
+            layer: tuple(float(f"{min(MOST_RATIO, float(ratios[part].max())):.3g}") for part in parts)
+            for layer, ratios in by_layer.items()
+        },
+        "fields": tuple((int(rows[part.start]), int(positions[part.start]), int(positions[part.stop - 1])) for part in parts),
+    }
+
+
+def _layer(module: str) -> str:
+    """Return the name of the decoder layer that a module is in, up to the first number; its own name outside of layers."""
+    parts = module.split(".")
+    number = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[: number + 1])
+
+
+def _least(clean: Sums, dtype: torch.dtype) -> float:
+    """Return the squared error of an element below which no error is worth a word: what a copy would cost."""
+    power = clean.truths / max(1, clean.tokens * clean.width)
+    return max((_COPIED * torch.finfo(dtype).eps) ** 2 * power, 1e-300)
+
+
+def _token_ratios(own: Sums, clean: Sums, lengths: list[int], dtype: torch.dtype) -> Tensor:
+    """Return the error of each token, in units of its healthy error or its row's, whichever is larger: float64 [T]."""
+    healthy = torch.cat([part.clamp_min(float(part.mean())) for part in torch.split(clean.errors / clean.width, lengths)])
+    return (own.errors / own.width / healthy.clamp_min(_least(clean, dtype))).sqrt()
+
+
+def _place(
+    key: Key,
+    own: Sums,
+    clean: Sums,
+    lengths: list[int],
+    dtype: torch.dtype,
+    wider: float,
+    ratios: Tensor,
+    features: Mapping[str, Any],
+) -> PlaceResult:
+    """Judge a place over all tokens, and over each row; tokens count where twice the healthy error is exceeded.
+
+    wider: a factor of the limits. ratios: those of each token.
+    """
+    least = _least(clean, dtype)
+    errors, healthy = own.errors / own.width, clean.errors / clean.width
+
+    def ratio_of(part: slice) -> float:
+        return math.sqrt(float(errors[part].mean()) / max(float(healthy[part].mean()), least))
+
+    rows, start, above = [], 0, torch.zeros(len(ratios), dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        part = slice(start, start + length)
+        start += length
+        if length and ratio_of(part) > wider * ROW[dtype] + SPREAD / math.sqrt(length * own.width):
+            rows.append(row)
+            above[part] = ratios[part] > 2
+    elements, ratio = own.tokens * own.width, ratio_of(slice(None))
+    gain = own.own / own.truths if own.truths else math.nan
+    pattern = pattern_of(above.numpy(), features) if lengths else None
+    return PlaceResult(
+        module=key[0],
+        kind=key[1],
+        what=words_of(key),
+        ratio=ratio if math.isfinite(ratio) else None,
+        limit=wider * LIMIT[dtype] + SPREAD / math.sqrt(elements),
+        gain=gain if math.isfinite(gain) else None,
+        rows=tuple(rows),
+        of_rows=len(lengths),
+        tokens=int(above.sum()),
+        of_tokens=own.tokens,
+        position=int(features["position"][int(above.nonzero()[0])]) if bool(above.any()) else None,
+        pattern=pattern.sentence if pattern else "",
+    )
+
+
+def _wrong_integers(key: Key, tokens: Tensor, features: Mapping[str, Any]) -> PlaceResult:
+    """Build the place of token ids or positions that are not the input's. tokens: which."""
+    rows, above = features["row"], np.zeros(len(features["row"]), bool)
+    above[tokens.numpy()] = True
+    pattern = pattern_of(above, features)
+    return PlaceResult(
+        module=key[0],
+        kind=INTO,
+        what=f"the token ids or positions that come into {key[0]}",
+        ratio=None,
+        limit=1.0,
+        rows=tuple(np.unique(rows[above]).tolist()),
+        of_rows=int(rows[-1]) + 1,
+        tokens=len(tokens),
+        of_tokens=len(rows),
+        position=int(features["position"][int(tokens[0])]),
+        pattern=pattern.sentence if pattern else "",
+    )
+
+
+def words_of(key: Key) -> str:
+    """Name a place: the module, the operations between modules whose result comes into it, or a gradient."""
+    module, kind, *_ = key
+    if kind == OUT:
+        return module
+    if is_backward(kind):
+        names = {BACK[OUT]: "the gradient that comes back to", BACK[INTO]: "the input gradient of", GRADIENT: "the gradient of"}
+        return f"{names[kind]} {module}"
+    parent, _, leaf = module.rpartition(".")
+    if leaf in _BEHIND_ATTENTION and any(part in parent.rpartition(".")[2] for part in ("attn", "attention", "mixer")):
+        return f"the attention of {parent}"
+    return f"the gated product of {parent}" if leaf == "down_proj" else f"what comes into {module}"
+
+
+_BEHIND_ATTENTION = ("o_proj", "out_proj", "c_proj", "dense", "norm")

@@ -1,0 +1,101 @@
+"""Places of a model, where it is held against the truth: which there are, their values, and how far those are apart.
+
+tape.at(("model.norm", OUT, 0, 0))       # the truth's values there, [T, features]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actordbg.actor.backends.fsdp2 import decoder_layers
+from actordbg.actor.forward_outcome import plain_name
+from actordbg.records.locate_record import INTO, OUT
+
+Key = tuple[str, str, int, int]
+"""A place: module, kind, which call of the module in one forward, which of the call's tensors."""
+
+
+@dataclass
+class Tape:
+    """What the truth's modules took and gave, and the gradients, by place: a tensor [n, features...] for each row, on the host.
+
+    lengths: the tokens n of each row. strange: modules with tensors whose tokens cannot be told apart.
+    """
+
+    values: dict[Key, list[Tensor]] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)
+    strange: set[str] = field(default_factory=set)
+
+    def at(self, key: Key) -> Tensor | None:
+        """Return a place's values [T, features...]; None unless each row with tokens has them."""
+        parts = self.values.get(key, [])
+        if len(parts) != sum(map(bool, self.lengths)) or len({part.shape[1:] for part in parts}) != 1:
+            return None
+        return torch.cat(parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Size on the host; a tensor that several places share counts once."""
+        return sum({id(part): part.nbytes for parts in self.values.values() for part in parts}.values())
+
+
+@dataclass
+class Sums:
+    """What one place adds up over `tokens` tokens of `width` elements. errors: squared error of each of the truth's T tokens,
+    float64. own: sum of the values times the truth's; truths: sum of the truth's squares.
+    """
+
+    errors: Tensor
+    width: int
+    tokens: int = 0
+    own: float = 0.0
+    truths: float = 0.0
+
+    @classmethod
+    def of(cls, have: Tensor, want: Tensor) -> Sums:
+        """Compare values that belong to no token, one by one."""
+        wide, truth = have.double(), want.double()
+        errors = (wide - truth).square().nan_to_num(torch.inf, torch.inf)
+        return cls(errors, 1, len(truth), float((wide * truth).sum()), float(truth.square().sum()))
+
+
+Places = dict[str, tuple[Any, tuple[str, ...]]]
+"""Modules by plain name, each with the kinds of places that it has."""
+
+
+def places_of(model: Any) -> Places:
+    """Return the modules that are places.
+
+    Both ends of those without children and of those with parameters of their own (experts), the outputs of decoder layers, and
+    what comes into the blocks of a layer (its attention, its MLP), which is one tensor for several modules in them.
+    """
+    layers = {id(layer) for layer in decoder_layers(model)}
+    blocks = {id(block) for layer in model.modules() if id(layer) in layers for block in layer.children()}
+    found: Places = {}
+    for name, module in model.named_modules():
+        whole = next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None
+        kinds = (INTO, OUT) if whole else (OUT,) if id(module) in layers else (INTO,) if id(module) in blocks else ()
+        if name and kinds:
+            found[plain_name(name)] = module, kinds
+    return found
+
+
+def in_tokens(values: Tensor, count: int, module: Any) -> tuple[Tensor | None, bool]:
+    """View a tensor of `count` tokens as [b, s, ...] with b * s = `count`, and say whether two axes were turned for that.
+
+    Known: [b, s, ...], [count, ...], heads before tokens [b, h, s, d], and, in norms of heads, [count * h, d]. None for others.
+    """
+    shape = values.shape
+    if values.dim() >= 2 and shape[0] * shape[1] == count:
+        return values, False
+    if values.dim() == 4 and shape[0] * shape[2] == count:
+        return values.transpose(1, 2), True
+    if values.dim() and shape[0] == count:
+        return values[None], False
+    if values.dim() == 2 and shape[0] % count == 0 and "Norm" in type(module).__name__:
+        return values.reshape(1, count, -1, shape[1]), False
+    return None, False

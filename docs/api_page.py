@@ -1,0 +1,73 @@
+"""The page of the Python API, read from the source of the names that `import actordbg` offers: signatures and docstrings."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ("examples/check_model.py", "examples/use_store.py")
+"""Scripts that the page shows, and a test runs."""
+BEGINNING = """\
+`import actordbg` loads nothing until a name is used. Errors are [the exceptions](errors.md) that commands report, with `message`,
+`hint` and `code`. Nothing here prints or exits. Settings are [those of the command line](replay-settings.md), with underscores:
+`store.check(model="/models/llama", packing=True)`. What an answer's `record` holds has [schemas](json/answer.schema.json).
+"""
+MORE = {"OpenStore.dumps": ("api/dump_list.py", "DumpList"), "OpenStore.record": ("api/recording.py", "CallRecording"),
+        "truth": ("api/own_model.py", "Truth")}  # fmt: skip
+"""Classes whose instances a name returns, shown after it."""
+
+
+def api_markdown() -> str:
+    """The page."""
+    lines = ["# Python API", "", *BEGINNING.splitlines(), ""]
+    for path in EXAMPLES:
+        lines += ["```python", (ROOT / path).read_text().strip(), "```", ""]
+    homes = _homes()
+    for name in ("open", "OpenStore", "CommandResult", "check_model", "truth", "record", "StoredDump"):
+        lines += _of(homes[name], name)
+        lines += [line for after, (path, kind) in MORE.items() if after.partition(".")[0] == name for line in _of(path, kind)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _homes() -> dict[str, str]:
+    """Return the file of each name, by the imports of the package's root."""
+    tree = ast.parse((ROOT / "actordbg" / "__init__.py").read_text())
+    imports = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("actordbg.")
+    ]
+    return {name.name: node.module.removeprefix("actordbg.").replace(".", "/") + ".py" for node in imports for name in node.names}
+
+
+def _of(path: str, name: str) -> list[str]:
+    """Return the section of a function, or of a class and its public members."""
+    tree = ast.parse((ROOT / "actordbg" / path).read_text())
+    node = next(node for node in tree.body if getattr(node, "name", "") == name)
+    title = f"actordbg.{name}" if path in _homes().values() and name in _homes() else name
+    if not isinstance(node, ast.ClassDef):
+        return [f"## {title}", "", *_signature(node), ""]
+    lines = [f"## {title}", "", _text(node), ""]
+    for member in _members(node):
+        if any(isinstance(mark, ast.Name) and "property" in mark.id for mark in member.decorator_list):
+            lines += [f"- `.{member.name}`: {' '.join(_text(member).split())}"]
+        else:
+            lines += ["", f"### {name}.{member.name}", "", *_signature(member)]
+    return [*lines, ""]
+
+
+def _members(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
+    members = [member for member in node.body if isinstance(member, ast.FunctionDef) and member.name[0] != "_"]
+    yield from sorted(members, key=lambda member: not member.decorator_list)
+
+
+def _signature(node: ast.AST) -> list[str]:
+    assert isinstance(node, ast.FunctionDef)
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    shown = ast.unparse(node.args).removeprefix("self, ").removeprefix("self")
+    return ["```text", f"{node.name}({shown}){returns}", "```", "", _text(node)]
+
+
+def _text(node: ast.AST) -> str:
+    return inspect.cleandoc(ast.get_docstring(node) or "")  # type: ignore[arg-type]
