@@ -26,7 +26,6 @@ from actordbg.causes.fit import ACCEPTED, Array, Fit, Fitted, fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.document.blocks import number
 from actordbg.judge.comparing import OF_TOKENS
-from actordbg.judge.dump_figures import unlike
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, wanted_rounding, wanted_truth
 from actordbg.judge.sides import GoldenSide, ReplaySide, Values, open_replay, opened, tensors_path, why_not
 from actordbg.judge.thresholds import measures
@@ -40,6 +39,9 @@ ROUNDS = 2
 """How often sizes around a fitted one are computed, for causes that are not linear."""
 
 
+RECORDED = "recorded"
+
+
 @dataclass(frozen=True)
 class _Computed:
     """The sides to fit with: the truth under causes, each row alone in the run's dtype, and truths of other models by name."""
@@ -49,64 +51,78 @@ class _Computed:
     others: Mapping[str, ReplaySide]
 
 
-def explain_outputs(
-    store: Store,
-    replay_id: str,
-    *,
-    recorded: Mapping[str, Array] | None = None,
-    models: Sequence[str] = (),
-    only: Collection[str] | None = None,
-    **callbacks: Any,
-) -> ExplainedOutputs:
+def explain_outputs(store: Store, replay_id: str, *, only: Collection[str] | None = None, **more: Any) -> ExplainedOutputs:
     """Fit the bank's causes to what the run recorded for the inputs of a replay of the same model.
 
-    recorded: other log-probs to fit instead, such as a rollout engine's, by dump id, of the shape of the dump's own. models:
-    further models (checkpoints of other steps, the base without its adapter) whose weights the other side may have had. only: ids
-    of dumps to choose from. callbacks: passed to `run_replay`. Raises Unsupported if there is nothing to fit, and what
-    `run_replay` raises.
+    only: ids of dumps to choose from. more: see `explain_sides`, which raises the same.
     """
     ours = open_replay(query.open_fresh(store), replay_id)
     golden = GoldenSide(store, ours, ours.inputs)
-    if blocked := why_not(ours, golden):
-        raise Unsupported(blocked, hint="replay the run's own model, whole")
-    found = {}
+    recorded: dict[str, Array] = {}
     for dump_id in ours.inputs if only is None else [each for each in ours.inputs if each in only]:
-        values, replayed = _recorded(golden, dump_id, recorded), ours.read(dump_id)
-        if not isinstance(values, str) and not isinstance(replayed, str) and not unlike(replayed, values):
-            found[dump_id] = values, replayed
-        if len(found) == MOST:
-            break
+        if len(recorded) < MOST and not isinstance(values := golden.read(dump_id), str):
+            recorded[dump_id] = values.log_probs
+    return explain_sides(store, replay_id, {RECORDED: recorded}, **more)[RECORDED]
+
+
+def explain_sides(
+    store: Store,
+    replay_id: str,
+    sides: Mapping[str, Mapping[str, Array]],
+    *,
+    models: Sequence[str] = (),
+    temperature: float | None = None,
+    **callbacks: Any,
+) -> dict[str, ExplainedOutputs]:
+    """Fit the bank's causes to each of several sides, such as a rollout engine and the run.
+
+    sides: by name, log-probs by dump id, of the shape of a replay's; the dumps that all have are fitted, at most `MOST`. models:
+    further models (checkpoints of other steps, the base without its adapter) whose weights a side may have had. temperature: the
+    configured one, if not the replay's. callbacks: passed to `run_replay`. Raises Unsupported if there is nothing to fit, and
+    what `run_replay` raises.
+    """
+    ours = open_replay(query.open_fresh(store), replay_id)
+    if blocked := why_not(ours, GoldenSide(store, ours, ours.inputs)):
+        raise Unsupported(blocked, hint="replay the run's own model, whole")
+    found: dict[str, Values] = {}
+    for dump_id in sorted(set.intersection(*map(set, sides.values())), key=[*ours.inputs].index):
+        values = ours.read(dump_id)
+        shapes = {side[dump_id].shape for side in sides.values()}
+        if len(found) < MOST and not isinstance(values, str) and shapes == {values.log_probs.shape}:
+            found[dump_id] = values
     if not found:
         raise Unsupported("no dump has log-probs of both the run and the replay", hint="record with --with-outputs")
-    wanted = _lone(wanted_truth(store, load_spec(store, replay_id)), found)
-    rounding = wanted_rounding(store, load_spec(store, replay_id))
-    catalog = query.open_fresh
+    spec = load_spec(store, replay_id)
+    wanted, rounding = _lone(wanted_truth(store, spec), found, temperature), wanted_rounding(store, spec)
 
     def computed(request: Wanted, what: str) -> ReplaySide:
         done = ensure_lone_rows(store, request, command=f"{what} of replay {replay_id}", **callbacks)
-        return open_replay(catalog(store), done)
+        return open_replay(query.open_fresh(store), done)
 
-    sides = _Computed(
-        computed(replace(wanted, config=replace(wanted.config, causes="all")), "causes"),
-        computed(_lone(rounding, found), "the rounding") if rounding else None,
-        {
-            model: computed(
-                replace(wanted, config=replace(wanted.config, model=model), versions=versions_of(model)), "other weights"
-            )
-            for model in models
-        },
+    with_causes = replace(wanted, config=replace(wanted.config, causes="all"))
+    of_models = {
+        model: replace(wanted, config=replace(wanted.config, model=model), versions=versions_of(model)) for model in models
+    }
+    known = _Computed(
+        computed(with_causes, "causes"),
+        computed(_lone(rounding, found, temperature), "the rounding") if rounding else None,
+        {model: computed(request, "other weights") for model, request in of_models.items()},
     )
-    own = dict(sides.truth.resolved["causes"])
-    pieces = {dump_id: piece for dump_id, both in found.items() if (piece := _piece(store, dump_id, *both, sides))}
-    fitted = fit(sample := sample_of([*pieces.values()], own))
-    for _ in range(ROUNDS):
-        if not (near := ",".join(f"{name}={size!r}" for name, size in refined(sample, fitted))):
-            break
-        finer = computed(replace(wanted, config=replace(wanted.config, causes=near)), "causes")
-        pieces = {dump_id: _with(store, dump_id, piece, finer) for dump_id, piece in pieces.items()}
-        fitted = fit(sample := sample_of([*pieces.values()], own))
-    temperatures = {both[1].temperature for both in found.values()}
-    return told(fitted, own, len(pieces), temperatures.pop() if len(temperatures) == 1 else None)
+    own = dict(known.truth.resolved["causes"])
+    pieces = {dump_id: piece for dump_id, values in found.items() if (piece := _piece(store, dump_id, values, known))}
+    temperatures = {known.truth.results[dump_id].extra.get("temperature") for dump_id in pieces}
+    explained = {}
+    for name, side in sides.items():
+        for left in range(ROUNDS, -1, -1):
+            sample = sample_of([replace(piece, recorded=side[dump_id]) for dump_id, piece in pieces.items()], own)
+            fitted = fit(sample)
+            near = ",".join(f"{cause}={size!r}" for cause, size in refined(sample, fitted))
+            if not near or not left:
+                break
+            finer = computed(replace(wanted, config=replace(wanted.config, causes=near)), "causes")
+            pieces = {dump_id: _with(store, dump_id, piece, finer) for dump_id, piece in pieces.items()}
+        explained[name] = told(fitted, own, len(pieces), next(iter(temperatures)) if len(temperatures) == 1 else None)
+    return explained
 
 
 def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -> ComparisonRecord:
@@ -129,33 +145,24 @@ def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -
     return replace(record, explained=explained, reasons=(*explained.sentences, *record.reasons))
 
 
-def _lone(wanted: Wanted, found: Collection[str]) -> Wanted:
+def _lone(wanted: Wanted, found: Collection[str], temperature: float | None) -> Wanted:
     """Return what is wanted, for these dumps and without gradients."""
     config = replace(wanted.config, backward=False, keep_gradients=False)
-    return replace(wanted, config=config, inputs=tuple(each for each in wanted.inputs if each.dump_id in found),
-                   with_gradients=frozenset())  # fmt: skip
+    config = config if temperature is None else replace(config, temperature=temperature)
+    inputs = tuple(each for each in wanted.inputs if each.dump_id in found)
+    return replace(wanted, config=config, inputs=inputs, with_gradients=frozenset())
 
 
-def _recorded(golden: GoldenSide, dump_id: str, recorded: Mapping[str, Array] | None) -> Values | str:
-    """Return what the run recorded, or `recorded` in its place."""
-    values = golden.read(dump_id)
-    if recorded is None or isinstance(values, str):
-        return values
-    given = recorded.get(dump_id)
-    return "no log-probs were given" if given is None else replace(values, log_probs=given)
-
-
-def _piece(store: Store, dump_id: str, recorded: Values, own: Values, sides: _Computed) -> Piece | None:
+def _piece(store: Store, dump_id: str, own: Values, known: _Computed) -> Piece | None:
     """Return a dump's log-probs; None if it has no truth. The replay's own count as healthy where they are as near as rounding
     is.
     """
-    truth = sides.truth.read(dump_id)
+    truth = known.truth.read(dump_id)
     if isinstance(truth, str):
         return None
-    piece = Piece(recorded.log_probs, truth.mask, truth.log_probs, _causes(store, dump_id, sides.truth), (), {
-        name: values.log_probs for name, side in sides.others.items() if not isinstance(values := side.read(dump_id), str)
-    })  # fmt: skip
-    rounded = sides.rounding.read(dump_id) if sides.rounding else ""
+    others = {name: each.log_probs for name, side in known.others.items() if not isinstance(each := side.read(dump_id), str)}
+    piece = Piece(own.log_probs, truth.mask, truth.log_probs, _causes(store, dump_id, known.truth), (), others)
+    rounded = known.rounding.read(dump_id) if known.rounding else ""
     if isinstance(rounded, str):
         return piece
 

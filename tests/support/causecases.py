@@ -16,12 +16,16 @@ import numpy as np
 import torch
 from actorcases import main
 from lawcases import dump_of, model_of
-from locatecases import attribute, rounded
+from locatecases import attribute, four_layers, rounded
+from replaycases import publish
 
 from actordbg.actor.session import open_actor
 from actordbg.causes.fit import Fitted, fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.config.replay_config import WIDER, ReplayConfig
+from actordbg.formats.dump_record import OUTPUT_PREFIX
+from actordbg.store.layout import Store
+from actordbg.store.payload import encode, load
 
 Arrays = list[Any]
 """Log-probs of each dump."""
@@ -254,6 +258,22 @@ def healthy(cache: Path) -> None:
                 for attn in ("sdpa", "eager"):
                     found = bench.explain(bench.values(bench.ran(packing=packing, attn=attn)))
                     assert not found.named and not found.unknown and not found.placeholders, (family, dtype, packing, attn, found)
+
+
+def recorded(cache: Path) -> dict[str, str]:
+    """Two stores with dumps of a run at temperature 0.7: one recorded its log-probs at that temperature, the other at 1."""
+    folders = {"model": four_layers(cache, "llama", vocab_size=4096)}
+    for name, temperature in (("healthy", 0.7), ("raw", 1.0)):
+        store = Store(cache / name).create()
+        folders[name] = str(store.root)
+        inputs = publish(store, 2, length=64, model_dtype="torch.float32", temperature=0.7)
+        config = ReplayConfig(model=folders["model"], dtype="fp32", through="rows", temperature=temperature)
+        with open_actor(config, model_cache=cache) as session:
+            for item in inputs:
+                dump = load(store.root / item.path)
+                own = {f"{OUTPUT_PREFIX}action_log_probs": session.run(dump, backward=False).log_probs}
+                store.publish_dump(*encode(dump.record, dump.tensors | own))
+    return folders
 
 
 if __name__ == "__main__":
