@@ -25,6 +25,7 @@ from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
+from actordbg.formats.weight_hashes import MET_WEIGHTS
 from actordbg.locate.clean_models import flags_restored
 from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
@@ -72,6 +73,7 @@ class OwnEngine(ActorEngine):
         else:
             self._session = TruthSession(config, defaults, cache)
         self._resources.callback(self._session.close)
+        self._session.resolved[MET_WEIGHTS] = {"same": [None], "other": {}, "unknown": 0}  # the call had this very model
         return self._begun()
 
 

@@ -65,6 +65,10 @@ class OpenStore:
         """Return the dumps that a condition selects, by time, newest, length or longest. Raises WhereError."""
         return DumpList(self._store, where, order)
 
+    def sample(self, where: str | None = None, count: int = SAMPLE) -> DumpList:
+        """Return a diverse sample of the dumps that a condition selects: those that `check` replays."""
+        return self.dumps(self._sampled(where, count))
+
     def dump(self, name: str = "last") -> StoredDump:
         """Return a dump by its id, the beginning of an id, or its handle; by default the newest."""
         return typed(self._store, get_dump(self._store.require(), name))

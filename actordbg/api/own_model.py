@@ -36,6 +36,7 @@ from actordbg.document.command_result import CommandResult
 from actordbg.formats.encoding import pack
 from actordbg.judge.check import run_check
 from actordbg.locate.clean_models import flags_restored
+from actordbg.records.comparison_record import MISMATCH
 from actordbg.store.layout import Store
 from actordbg.trainers.find_adapter import installed
 from actordbg.trainers.rows_actor import resolved_attention, resolved_dtype
@@ -75,6 +76,7 @@ def judged(
     model = _plain(rows.model)
     layouts = (False, True) if packing is None and not rows.packed else (bool(packing) or rows.packed,)
     answers: dict[str, CommandResult] = {}
+    far = False
     with _saved(model) as (store, config):
         record, data = encoded(replace(rows, entropy=True), scores, caller or _caller(rows), "memory")
         store.put_dump(record, pack(record, data), hint="make room in the folder of temporary files")
@@ -84,21 +86,29 @@ def judged(
             spec = planned(store, asked, DumpSelection(), "actordbg.check_model(model, batch)").spec
             checked = run_check(store, spec, recorded=scores.log_probs is not None, run=partial(run_here, model=model))
             answers[NAMES[packed]] = check_answer(store, checked, of=1)
-    return _together(answers)
+            far |= checked.comparison is not None and checked.comparison.verdict == MISMATCH
+    return _together(answers, _EAGER if far and resolved_attention(model) != "eager" else "")
 
 
-def _together(answers: Mapping[str, CommandResult]) -> CommandResult:
+_EAGER, _PADDED = 'model.set_attn_implementation("eager")', "actordbg.check_model(model, batch, packing=False)"
+"""What to try next: if the model is right then, the kernel, or the packing, is at fault."""
+
+
+def _together(answers: Mapping[str, CommandResult], other_kernel: str) -> CommandResult:
     """Join the answers of both layouts: the worst decides, and the others are named."""
     verdicts = {name: verdict for name, answer in answers.items() if (verdict := verdict_in(answer.blocks)) is not None}
     worst = min(verdicts, key=lambda name: WORST_FIRST.index(verdicts[name].word))
     others = "".join(f"; {name}: {verdict.word}" for name, verdict in verdicts.items() if name != worst)
     left = dict.fromkeys(why for verdict in verdicts.values() for why in verdict.not_checked)
+    packs = worst == NAMES[True] and NAMES[False] in verdicts
+    known = verdicts[worst].good or verdicts[worst].next.startswith("actordbg locate")  # the verdict names the module
+    following = "" if known else _PADDED if packs else other_kernel
     whole = replace(
         verdicts[worst],
         said=f"{worst}: {verdicts[worst].said}{others}",
         not_checked=tuple(left),
         figures=verdicts[worst].figures[:1],
-        next="",
+        next=following,
     )
     page: list[Block] = [Heading("actordbg.check_model", 1), whole]
     for name, answer in answers.items():

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from actordbg.base.errors import Unsupported
+from actordbg.base.errors import NothingToDo, Unsupported
 from actordbg.capture.facts import unwrap
 from actordbg.trainers.find_adapter import of_user
 from actordbg.trainers.plain_adapter import Plain
@@ -50,11 +50,12 @@ class Tap:
     """A context manager around the target's calls; a tapped function can also be called itself (a decorator).
 
     target: a model, the name of an adapter, or a function that takes rows (IDS, MASKS, `action_mask`, `model`) and returns
-    log-probs, or an output with `logits`. skipped: calls that are not rows of a policy, by reason.
+    log-probs, or an output with `logits`. required: a block without a call is an error, not a warning. skipped: calls that are
+    not rows of a policy, by reason.
     """
 
-    def __init__(self, target: Any, on_call: OnCall) -> None:
-        self.target, self.on_call, self.calls = target, on_call, 0
+    def __init__(self, target: Any, on_call: OnCall, *, required: bool = False) -> None:
+        self.target, self.on_call, self.required, self.calls = target, on_call, required, 0
         self.skipped: Counter[str] = Counter()
         self._undo = ExitStack()
         self._busy = False
@@ -86,7 +87,11 @@ class Tap:
         self._undo.close()
         if not self.calls and raised[0] is None:
             reasons = "; ".join(f"{why} ({count})" for why, count in self.skipped.items()) or "there was none"
-            warnings.warn(f"actordbg: no call of {self.target!r:.60} was seen: {reasons}", stacklevel=2)
+            name = self.target if isinstance(self.target, str) else type(self.target).__name__
+            message = f"no call of {name} was seen: {reasons}"
+            if self.required:
+                raise NothingToDo(message, hint="call it inside the block")
+            warnings.warn(f"actordbg: {message}", stacklevel=2)
 
     def _replace(self, holder: Any, name: str, function: Any) -> None:
         """Replace an attribute until the block ends; an inherited one is inherited again."""

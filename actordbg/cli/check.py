@@ -52,6 +52,7 @@ def check(
     from actordbg.document.blocks import Items
     from actordbg.document.page import check_place
     from actordbg.judge.check import check_data
+    from actordbg.judge.explanation import explain
     from actordbg.judge.exports import junit_xml
 
     flags = replaying.flags_of(settings)
@@ -67,8 +68,9 @@ def check(
     findings = None if inputs.input_file else work.lint_newest(store, of_all)
     checked = replace(work.run_with_bar(store, plan.spec, of_run), lint=findings)
     verdict = checked.verdict(of=of, recorded=recorded)
-    page, blocks = work.write_check_page(store, checked, verdict)
-    data = check_data(checked, verdict, of=of) | {"page": str(page)}
+    explained = explain(store, checked, verdict)
+    page, blocks = work.write_check_page(store, checked, verdict, explained)
+    data = check_data(checked, verdict, of=of) | {"page": str(page), "explanation": explained.data}
     facts = Items((f"configuration: {data['configuration']}",))
     work.print_check([verdict, facts], blocks, data)
     if junit is not None:

@@ -27,6 +27,7 @@ from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, check_blocks, run_check
+from actordbg.judge.explanation import Explanation
 from actordbg.judge.exports import workflow_commands
 from actordbg.judge.lint import Findings, lint
 from actordbg.judge.load_replays import pictures
@@ -128,9 +129,9 @@ def run_with_bar(store: Store, spec: ReplaySpec, recorded: bool) -> CheckFound:
         raise typer.Exit(130) from None
 
 
-def write_check_page(store: Store, checked: CheckFound, verdict: Verdict) -> tuple[Path, Sequence[Block]]:
+def write_check_page(store: Store, checked: CheckFound, verdict: Verdict, explained: Explanation) -> tuple[Path, Sequence[Block]]:
     """Return the page's path and blocks; without -o FILE.html it is written here, into the store's reports/."""
-    blocks = check_blocks(checked, verdict, pictures(store, checked.data))
+    blocks = check_blocks(checked, verdict, explained.blocks, pictures(store, checked.data))
     if output.wanted.page is not None:
         return output.wanted.page, blocks
     make_folder(store.reports)

@@ -45,34 +45,41 @@ def locate(
 
     Example: actordbg locate --where "rank=0" --model /models/llama-3.1-8b --dtype bf16 --packing
     """
-    from actordbg.api.planning import counting
     from actordbg.cli import replaying
     from actordbg.locate.verdict import verdict_of
-    from actordbg.replay.replay_data import data_of
-    from actordbg.replay.supervise import run_replay
 
     flags = replaying.flags_of(settings)
     if replay is not None:
         refuse_beside(ctx, "a replay has its own configuration and inputs", "replay", "yes")
     store, chosen = replaying.opened(ctx, chosen)
     if replay is not None:
-        spec = _of_replay(store, replay, yes)
+        spec = spec_of(store, replay, yes)
     else:
         spec = replaying.planned(store, replaying.asked_for(ctx, flags).config, chosen).spec
     if not spec.inputs:
         raise replaying.nothing_to("locate a fault with", store, chosen)
-    spec = _of_one_input(spec)
-    replaying.require_runnable(store, spec)
-    with replaying.replaying(store, "locating", 1) as advance:
-        run_replay(store, spec, on_event=counting(advance))
-    results = data_of(store, spec).results
+    spec, results = run_located(store, spec)
     local = verdict_of(results)
     blocks, answer = _answer(spec, results, local)
     say_document(blocks, data=answer)
     require_good(answer["good"])
 
 
-def _of_replay(store: Store, name: str, yes: bool) -> ReplaySpec:
+def run_located(store: Store, spec: ReplaySpec) -> tuple[ReplaySpec, Sequence[ResultRecord]]:
+    """Judge the model of `spec` module by module on one of its inputs, in another replay; return that and its results."""
+    from actordbg.api.planning import counting
+    from actordbg.cli import replaying
+    from actordbg.replay.replay_data import data_of
+    from actordbg.replay.supervise import run_replay
+
+    spec = of_one_input(spec)
+    replaying.require_runnable(store, spec)
+    with replaying.replaying(store, "locating", 1) as advance:
+        run_replay(store, spec, on_event=counting(advance))
+    return spec, data_of(store, spec).results
+
+
+def spec_of(store: Store, name: str, yes: bool) -> ReplaySpec:
     """Read a replay's specification. Raises UsageError for a truth; asks before another user's model is loaded."""
     from actordbg.actor.model_code import require_consent
     from actordbg.base.errors import UsageError
@@ -88,7 +95,7 @@ def _of_replay(store: Store, name: str, yes: bool) -> ReplaySpec:
     return spec
 
 
-def _of_one_input(spec: ReplaySpec) -> ReplaySpec:
+def of_one_input(spec: ReplaySpec) -> ReplaySpec:
     """Make a new replay of the input that shows the most, in which every place is judged and nothing else is kept."""
     from actordbg.base.units import new_replay_id
     from actordbg.cli.options import command_line
@@ -113,6 +120,7 @@ def _answer(spec: ReplaySpec, results: Sequence[ResultRecord], local: LocalVerdi
     """Build the document, and its JSON: verdict, sentence, what the model is, every wrong place, what was not checked."""
     from actordbg.base.foreign_text import in_shell
     from actordbg.document.blocks import FAILED, Heading, Items, Paragraph
+    from actordbg.judge.token_charts import heat_chart
     from actordbg.locate.verdict import NOT_CHECKED, RIGHT, WRONG, lines_of
     from actordbg.records.replay_record import PASSED
 
@@ -128,6 +136,8 @@ def _answer(spec: ReplaySpec, results: Sequence[ResultRecord], local: LocalVerdi
     blocks: list[Block] = [Heading(f"{word}: {said}", 1)]
     if lines:
         blocks.append(Items(lines))
+    if local and local.located and (chart := heat_chart(local.located)):
+        blocks.append(chart)
     blocks.append(Paragraph(f"next: {following}"))
     return blocks, {
         "word": word,

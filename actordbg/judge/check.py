@@ -38,7 +38,7 @@ from actordbg.locate.verdict import LocalVerdict, verdict_of
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
 from actordbg.records.journal import read_results, read_standing
 from actordbg.records.locate_record import formula_checks
-from actordbg.records.replay_record import PASSED, ReplaySpec
+from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import ReplayData, data_of
 from actordbg.replay.supervise import run_replay
@@ -53,7 +53,8 @@ class CheckFound:
     """The result of a check. comparison: with the truth; None without a truth, and `no_truth` says why.
 
     own: the comparison with the run's recorded outputs, if requested. shared: packages whose code the truth runs too.
-    lint: the laws of the recorded data, if they were checked.
+    lint: the laws of the recorded data, if they were checked. located: results of another replay that judged this replay's model,
+    module by module.
     """
 
     data: ReplayData
@@ -62,6 +63,7 @@ class CheckFound:
     own: ComparisonRecord | None = None
     shared: Sequence[str] = ()
     lint: Findings | None = None
+    located: Sequence[ResultRecord] = ()
 
     @cached_property
     def summary(self) -> ReplaySummary:
@@ -78,18 +80,16 @@ class CheckFound:
         """Each dump's comparison with the run's recorded outputs."""
         return self.own.dumps if self.own else ()
 
-    def verdict(self, *, of: int, recorded: str | None = None) -> Verdict:
-        """Return the verdict. of: the number of dumps the sample was drawn from. recorded: the model that the dumps name."""
+    def verdict(self, *, of: int, **more: Any) -> Verdict:
+        """Return the verdict. of: the number of dumps the sample was drawn from. more: options of `replay_verdict`."""
         left = tuple(self._left())
-        verdict = replay_verdict(
-            self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, recorded=recorded, local=self.local
-        )
+        verdict = replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, local=self.local, **more)
         return verdict if self.lint is None else with_lint(verdict, self.lint)
 
     @cached_property
     def local(self) -> LocalVerdict | None:
         """The verdict on the model, module by module; None without the laws."""
-        return verdict_of(self.data.results)
+        return verdict_of([*self.data.results, *self.located])
 
     def _left(self) -> Iterator[str]:
         """Yield what was not compared: recorded outputs by reason (for other weights, with the condition that excludes them),
@@ -170,10 +170,10 @@ _WORST = 10
 """How many of a comparison's dumps the page lists."""
 
 
-def check_blocks(check: CheckFound, verdict: Verdict, charts: Sequence[Chart]) -> list[Block]:
-    """Build the page: the verdict, both comparisons, the replay's report with its charts."""
+def check_blocks(check: CheckFound, verdict: Verdict, explained: Sequence[Block], charts: Sequence[Chart]) -> list[Block]:
+    """Build the page: the verdict, its explanation, both comparisons, the replay's report with its charts."""
     spec = check.data.spec
-    blocks: list[Block] = [Heading("actordbg check", 1), Paragraph(f"{spec.command}; {spec.created_at}"), verdict]
+    blocks: list[Block] = [Heading("actordbg check", 1), Paragraph(f"{spec.command}; {spec.created_at}"), verdict, *explained]
     for record, against in ((check.own, "the run's recorded outputs"), (check.comparison, "the truth")):
         if record is not None:
             blocks += [Heading(f"Replay against {against}", 2), *details(record, _WORST)]

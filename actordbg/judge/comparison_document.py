@@ -94,6 +94,8 @@ def comparison_verdict(record: ComparisonRecord) -> Verdict:
         model = record.a.settings.get("model")
         next_command = f"actordbg matrix --where {selecting(worst)}" + (f" --model {in_shell(model)}" if model else "")
         next_command = next_command if worst else f"actordbg report {ours}"
+    if word == WRONG and record.b.kind == "truth":
+        next_command = f"actordbg explain {ours}"
     toy = record.a.settings.get("model") == TINY or record.a.label.startswith(TOY_MODEL)
     return Verdict(word, conclusion(record), figures, left, next_command, toy)
 

@@ -125,14 +125,17 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Want
         )
     requested, results = spec.config, read_results(folder)
     with_gradients = frozenset(dump_id for dump_id, result in results.items() if result.grad_norm is not None)
+    backward = requested.backward
+    if backward is None and requested.backend != "plain":  # engines run the backward that the recorded calls ran
+        backward = bool(with_gradients)
     config = ReplayConfig(
         model=requested.model,
         dtype=resolved["dtype"],
         num_layers=requested.num_layers,
         temperature=requested.temperature,
-        backward=requested.backward if requested.backward is not None or requested.backend == "plain" else bool(with_gradients),
+        backward=backward,
         timeout_s=requested.timeout_s,
-        keep_gradients=requested.keep_gradients,
+        keep_gradients=requested.keep_gradients and backward is not False,
         truth=WIDER.get(_computed_in(store, spec), "fp32") if dtype == ANY_WIDER else dtype,
     )
     versions = versions_of(requested.model)

@@ -125,12 +125,16 @@ def measures(dump: DumpComparison) -> dict[str, float]:
     return measured
 
 
+_QUANTITIES = {"entropy": "entropies", "loss": "the loss", "grad": "gradients", "parameter": "gradients"}
+"""What a measure is of, by a part of its name; else of log-probs."""
+
+
 def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float]) -> tuple[DumpComparison, float]:
     """Return the dump with verdict and reasons, and its severity: the largest measure / threshold (1: exactly at the threshold).
 
     Reasons that the dump already has are mismatches under any thresholds. One more says which measure is furthest above its
-    threshold, and names the others. A measure above a threshold of 0 counts as just
-    outside, so that it does not hide others. A share of one token is not checked: `max_abs` judges a single token.
+    threshold, and which other quantities are above theirs. A measure above a threshold of 0 counts as just outside, so that it
+    does not hide others. A share of one token is not checked: `max_abs` judges a single token.
     """
     values, severity = measures(dump), math.inf if dump.reasons else 0.0
     real: list[tuple[float, str, str]] = []
@@ -147,15 +151,17 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
         if value > limit:
             against = "" if noise is None else f"{', within' if covered else ' and'} the noise {noise:.3g}"
             parameter = f" ({dump.worst_parameter})" if name == "parameter_distance" and dump.worst_parameter else ""
-            outside.append((times, f"{name} {value:.4g} is above {limit:.4g}{against}{parameter}", name + parameter))
+            quantity = next((of for part, of in _QUANTITIES.items() if part in name), "log-probs")
+            outside.append((times, f"{name} {value:.4g} is above {limit:.4g}{against}{parameter}", quantity))
             real += [] if covered else outside[-1:]
         elif noise is not None and not covered:
             beyond.append(f"{name} {value:.4g} (noise {noise:.3g})")
     verdict = MISMATCH if real or dump.reasons else WITHIN_NOISE if outside else MATCH
     reasons = dump.reasons
     if above := sorted(real or ([] if reasons else outside), reverse=True):
-        also = f"; also above their limits: {', '.join(name for _, _, name in above[1:])}" if above[1:] else ""
-        reasons = (*reasons, above[0][1] + also)
+        *others, last = dict.fromkeys(quantity for _, _, quantity in above)
+        all_of = f"; {', '.join(others)} and {last} are above their limits" if others else ""
+        reasons = (*reasons, above[0][1] + all_of)
     return replace(dump, verdict=verdict, reasons=reasons, beyond_noise=tuple(beyond)), severity
 
 

@@ -32,6 +32,7 @@ from actordbg.document.specifications import (
     thinned,
 )
 from actordbg.formats.encoding import Array
+from actordbg.records.locate_record import Located
 
 FIELDS, ROWS, POINTS = 110, 24, 1200
 """The most fields per row, rows, and scatter points that a chart has."""
@@ -183,3 +184,23 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
     table = Grid(("tokens", "|A - B| at most, nats"), tuple((f"{share:.1%}", number(value, 3)) for share, value in shares))
     spec = layered([], dots, *lines, height=260)
     return Chart("A vs. B, per token", says + bands, spec, table, note * (len(kept) < len(points)), half=True)
+
+
+def heat_chart(located: Located) -> Chart | None:
+    """Draw layers x tokens: the largest error of a token in each layer, in units of a healthy model's; None if none is wrong."""
+    if not located.heat:
+        return None
+    fields: list[dict[str, Any]] = [
+        {"a": at, "z": at + 1, "l": layer, "v": value, "c": max(value, 1.0), "w": _where(row, first, last - first + 1)}
+        for layer, values in located.heat.items()
+        for at, ((row, first, last), value) in enumerate(zip(located.fields, values, strict=True))
+    ]
+    worst = max(fields, key=lambda field: float(field["v"]))
+    shown = hints(("l", "layer"), ("w", "tokens"), ("v", "times a healthy model's error"))
+    colors = quantity("c", "times healthy", scale={"type": "log"})
+    heat = layer("rect", fields, x2={"field": "z"}, color=colors, tooltip=shown)
+    height = max(70, min(520, 22 * len(located.heat)))
+    spec = layered([], heat, height=height, x=quantity("a", "field of tokens, row after row"), y=names("l", None))
+    says = f"Largest: {worst['l']}, {worst['w']}, {number(worst['v'], 3)} times the error of a healthy model."
+    rows = [(name, number(max(values), 3)) for name, values in located.heat.items()]
+    return Chart("Errors by layer and token", says, spec, Grid(("layer", "largest, times healthy"), rows, {"layer"}))

@@ -52,23 +52,26 @@ def replay_verdict(
     recorded: str | None = None,
     reported: bool = False,
     local: LocalVerdict | None = None,
+    explained: bool = False,
 ) -> Verdict:
     """Return the verdict of a replay.
 
     of: the number of dumps that its inputs were drawn from. own: the comparison with the run's recorded outputs, if it counts.
     left: what else was not checked. no_truth: why there is no truth. recorded: the model that the dumps name. reported: whether
     this is the replay's own report, so that the next command is another. local: the verdict on the model, module by module.
+    explained: whether this is the replay's own explanation.
     """
     values = as_ran(replay.asked, replay.resolved)
     word, said, deciding = _judged(replay, of or replay.counts.inputs, own, left, no_truth)
     following = _next(replay, word, own, recorded, reported, bool(no_truth) or replay.truth is not None)
-    lawless = replay.laws is not None and not replay.laws.good
-    if local is not None and word in (RIGHT, WRONG, UNCHECKED) and not lawless and local.word == WRONG:
+    if local is not None and word in (RIGHT, WRONG, UNCHECKED) and local.word == WRONG:
         if local.said.partition(":")[0] not in said:  # the truth may name the same module of transformers
             said = f"{said}: {local.said}" if word == WRONG else local.said
-        word, following = WRONG, f"actordbg locate {replay.replay_id}"
+        word, following = WRONG, _next(replay, WRONG, own, recorded, reported, True)
     elif local is not None and word == local.word == RIGHT:
         said += f"; {local.said}"
+    if word == WRONG and not explained:
+        following = f"actordbg explain {replay.replay_id}"
     toy = values["model"] == TINY
     not_checked = (*["your model (--model)"] * toy, *left, *_left(replay, left)) if word in (RIGHT, WRONG) else ()
     figures = (*deciding, *_figures(replay, f" ({TOY_MODEL})" * toy))

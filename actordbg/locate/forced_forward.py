@@ -22,7 +22,8 @@ weights, fp64 for fp32. It runs each row alone, so its tensors are [1, n, ...] o
 [1, T, ...], or flattened [N, ...]. `index` says which of the truth's T tokens lies at each of its N positions (-1: padding).
 Gradient checkpointing runs modules again in the backward: they get the same values, and nothing is judged twice.
 
-Integers are compared exactly (token ids, positions) and replaced where they route: the experts get the truth's choice of experts.
+Token ids and positions are compared exactly. A router's choice of experts, and its weights in any order, are judged at the router
+and replaced: the experts get the truth's. Rounding changes a choice where two experts are equally good, so a tenth is free.
 
 Example:
     with Recording(tape, 24).on(places_of(truth)): ...                # a forward of one row of 24 tokens
@@ -162,6 +163,9 @@ class Hooks(ABC):
         return (new.transpose(1, 2) if turned else new).reshape(values.shape)
 
 
+_FREE_CHOICE = 0.1
+
+
 class Recording(Hooks):
     """Records a row of the truth on a tape."""
 
@@ -202,6 +206,7 @@ class Forcing(Hooks):
         self.wrong: dict[Key, Tensor] = {}
         self.unchecked: dict[str, str] = {}
         self._shifted: set[str] = set()
+        self._routers = {key[0] for key, rows in tape.values.items() if key[1] == OUT and not rows[0].is_floating_point()}
 
     def call_of(self, name: str) -> int:
         return self._calls[name] % max(1, self._known[name])  # a checkpointed layer runs again in the backward
@@ -232,8 +237,15 @@ class Forcing(Hooks):
             if flat.dim() == 1:
                 self._compare_exactly(key, have, want, module)
                 return None
-        elif key[3] == 0 or key[1] == INTO:  # a router returns more than its logits, which is where its choice shows
+            if key[1] == OUT and key not in self.sums:
+                missed = 1 - (have[:, :, None] == want[:, None]).any(-1).double().cpu()
+                errors = torch.zeros(sum(self.tape.lengths), dtype=torch.float64)
+                errors[self.tokens] = (_FREE_CHOICE + missed).sum(1)
+                self.sums[key] = Sums(errors, want.shape[1], len(self.tokens))
+        elif key[3] == 0 or key[1] == INTO:
             self._add(key, have, want)
+        elif key[1] == OUT and key[0] in self._routers:
+            self._add(key, have.sort(-1).values, want.sort(-1).values)
         self._forced.add(key)
         given = torch.zeros_like(flat) if key[1] in BACK.values() else flat.clone()
         return given.index_copy_(0, self.valid.to(flat.device), want.to(flat.dtype))

@@ -55,13 +55,14 @@ def judge(
         if module.rpartition(".")[0] not in judged_whole:
             unchecked.setdefault(module, "its tokens cannot be told apart")
     missing = {key[0] for key in floor if key not in found.sums}
+    unchecked |= dict.fromkeys(sorted(missing - unchecked.keys()), "this model has no such module, or does not call it")
     partly = {_layer(module) for module in missing}
     judged: list[PlaceResult] = []
     heat: dict[str, Tensor] = {}
     for key, clean in floor.items():
         if key[0] in missing:
-            unchecked.setdefault(key[0], "this model has no such module, or does not call it")
-        elif _layer(key[0]) in partly and (key[1] in (INTO, BACK[OUT]) or key[0] in partly):
+            continue
+        if _layer(key[0]) in partly and (key[1] in (INTO, BACK[OUT]) or key[0] in partly):
             unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
         elif key[1] == GRADIENT:
             judged.append(_place(key, found.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features))
@@ -69,7 +70,8 @@ def judge(
             ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
             layer = _layer(key[0])
             heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
-            judged.append(_place(key, found.sums[key], clean, tape.lengths, dtype, math.sqrt(found.part[1]), ratios, features))
+            rounded = dtype if tape.values[key][0].is_floating_point() else torch.bfloat16  # a choice has no rounding of its own
+            judged.append(_place(key, found.sums[key], clean, tape.lengths, rounded, math.sqrt(found.part[1]), ratios, features))
     judged += [_wrong_integers(key, tokens, features) for key, tokens in found.wrong.items()]
     wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
     wrong.sort(key=lambda place: (is_backward(place.kind), -math.inf if place.ratio is None else -place.ratio))

@@ -136,7 +136,8 @@ def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False)
     words += f" ({'; '.join(details)})" if details else ""
     if cause_known or place.ratio is None or is_backward(place.kind):
         return words
-    if 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
+    between = place.kind == INTO or "rotary" in place.module
+    if between and 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
         return f"{words}: rows behind the first see others, or their positions do not restart"
     if place.kind == INTO:
         return f"{words}: a mask, a scale, an angle or a kernel between the modules"

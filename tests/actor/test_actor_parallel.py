@@ -21,7 +21,7 @@ from actorcases import main, make_dump, numbers, run_scenario
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 PARAMETERS = 21
 """Of the tiny model, as transformers names them."""

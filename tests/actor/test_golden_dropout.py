@@ -46,7 +46,7 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(forked_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     cache = tmp_path_factory.mktemp("dropout")
     facts = run_scenario("dropout", cache, program=goldencases.__file__, **WITHOUT_DYNAMO)[0]
     return Recorded(Store(cache / "store"), facts["model"], facts["ids"], facts["drawn"])
@@ -116,7 +116,7 @@ def test_the_answer_and_the_report_tell(recorded: Recorded, default: Replayed):
     assert "against the run's own RNG states: cpu restored for 6 inputs; 5 ended in the run's state" in text
 
 
-def test_dropout_in_attention_is_the_runs_own_padded_and_packed(tmp_path: Path):
+def test_dropout_in_attention_is_the_runs_own_padded_and_packed(forked_workers: None, tmp_path: Path):
     run_scenario("sessions", tmp_path, program=goldencases.__file__, **WITHOUT_DYNAMO, CUDA_VISIBLE_DEVICES="")
 
 

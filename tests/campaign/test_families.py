@@ -104,6 +104,7 @@ def test_two_folders_of_one_name_are_two_subjects(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path):
     store = Store(tmp_path / "kept" / "store")
     given = f"families llama3 qwen3.5 --attn sdpa --dtype fp32,bf16 --keep {tmp_path / 'kept'} --format".split()

@@ -103,6 +103,7 @@ def figures(record: ResultRecord) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 class TestARealOne:
     """Four cells on one loaded Actor: sdpa and eager, compiled or not, packed, with backward."""
 

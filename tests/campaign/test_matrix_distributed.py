@@ -16,7 +16,7 @@ import brokenactor
 import pytest
 import torch
 from replaycases import publish
-from roots import ROOT
+from roots import FORKED, ROOT
 
 from actordbg.actor.signatures import known_failures
 from actordbg.campaign import run_matrix as matrices
@@ -25,7 +25,7 @@ from actordbg.records.journal import read_events
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 USUAL = "--backward --attn sdpa --compile off"
 DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
@@ -34,7 +34,7 @@ def matrix(store: Store, typed: str, code: int | None = None, **variables: str) 
     """What the command leaves in the store. code: how it has to end."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", *typed.split()]
-    environment |= {"PYTHONPATH": str(ROOT)} | variables
+    environment |= {"PYTHONPATH": f"{FORKED}{os.pathsep}{ROOT}"} | variables
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
     assert done.returncode in ((0, 1) if code is None else (code,)), f"{done.stdout[-4000:]}\n{done.stderr}"
     return matrices.load(store, "last")
@@ -86,7 +86,7 @@ def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_
 def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path):
     """Each rank has inputs of its own, so what fsdp2 gives is a mean over two of them. Log-probs and losses are right."""
     broken = brokenactor.environment(tmp_path / "broken", brokenactor.WRONG_GRADIENTS)
-    broken["PYTHONPATH"] = f"{tmp_path / 'broken'}{os.pathsep}{ROOT}"
+    broken["PYTHONPATH"] = f"{tmp_path / 'broken'}{os.pathsep}{FORKED}{os.pathsep}{ROOT}"
     cells = matrix(store, f"--backend plain,fsdp2 --nproc 2 --packing off {USUAL} --dtype bf16", 1, **broken).cells
     assert [cell.settings["backend"] for cell in cells] == ["plain", "fsdp2"]
     for cell in cells:

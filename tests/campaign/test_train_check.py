@@ -43,6 +43,7 @@ DIVERGES_AT = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_five_configurations_agree_over_four_steps_and_three_faults_are_found(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

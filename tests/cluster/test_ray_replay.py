@@ -51,7 +51,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
 
 
 @pytest.fixture(scope="module")
-def cluster(machines: Machines):
+def cluster(forked_workers: None, machines: Machines):
     with ray_cluster(2, machines) as running, connected(ClusterOrder(running.address), "tests"):
         yield running
 
@@ -323,6 +323,7 @@ def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, s
     publish(store, 1, length=33, first=1)
     faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
     options = f"replay --engine ray --address {cluster.address} --groups 1 --ray-debug-error --yes --no-backward"
+    options += " --runtime-env TEMPLATE_OF_WORKERS="  # an editor sees who called whom
     options += (
         f" --runtime-env PYTHONPATH={faulty['PYTHONPATH']}{os.pathsep}{ROOT} --runtime-env BROKEN_ACTOR={faulty['BROKEN_ACTOR']}"
     )

@@ -24,7 +24,7 @@ from actordbg.debug import editor
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 BACKENDS = {
     "fsdp2": ("--backend", "fsdp2", "--nproc", "2"),

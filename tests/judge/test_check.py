@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,12 @@ def judged(**located: Any) -> dict[str, Any]:
         ({}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; not checked: your model (--model); gradients (--backward); the laws (--laws)",
          "actordbg check --model 'org/a model'"),
         ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differ from the truth by more than fp32 rounding; not checked: your model (--model); "
-         "gradients (--backward); the laws (--laws)", 'actordbg matrix --where "dump = \'00000001\'"'),
+         "gradients (--backward); the laws (--laws)", "actordbg explain r-01"),
         ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; "
          "not checked: your model (--model); gradients (--backward); the laws of 1 dump", "actordbg check --model"),
         # a broken law is wrong whatever the truth says
         ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 depends on row 0",
-         'actordbg matrix --where "dump = \'00000002\'"'),
+         "actordbg explain r-01"),
         # module by module: what a green was held against, and a place that is wrong though all outputs are within limits
         ({"result": lambda index: judged()}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; held against the clean "
          "model module by module (49 places in one dump, 116 tensors and attributes); not checked: your model", "actordbg check"),
@@ -98,7 +99,7 @@ def judged(**located: Any) -> dict[str, Any]:
          "match the truth to fp32 rounding; held against the clean model module by module (49 places in one dump, 116 tensors and "
          "attributes); not checked: your model (--model); module by module: model.act: its tokens cannot be told apart; gradients", "actordbg check"),
         ({"result": lambda index: judged(wrong=[PLACE], count=1)}, "WRONG (TOY MODEL): lm_head is 4.34 times as far from the truth as a "
-         "healthy bf16 model's: its parameters and attributes are the checkpoint's, so its code or its kernel differs", "actordbg locate r-01"),
+         "healthy bf16 model's: its parameters and attributes are the checkpoint's, so its code or its kernel differs", "actordbg explain r-01"),
         # a failure is named before anything else
         ({"change": off, "result": lambda index: FAILED if index == 0 else {}},
          "FAILED (TOY MODEL): 1 of 3 dumps did not pass: ValueError, no such thing", "actordbg report r-01"),
@@ -164,7 +165,7 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
     answer = run_check(store, load_spec(store, "r-01"), recorded=True).verdict(of=2)
     assert answer.word == word and answer.said.startswith(said)
     if word == "WRONG":
-        assert answer.next == "actordbg compare r-01 recorded"
+        assert answer.next == "actordbg explain r-01"
         assert answer.figures[0][0].startswith("max diff from the run's"), "the failing figure is the first"
         assert answer.not_checked[0] == "whether the model has the weights of that step (run --hash-weights)"
 
@@ -229,5 +230,8 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert {case.get("classname") for case in suite.iter("testcase")} == KINDS
     assert (tmp_path / "summary.md").read_text().startswith("**RIGHT (TOY MODEL):** ")
+    explained = CliRunner().invoke(app, ["--store", str(store.root), "explain", "--json"])
+    answer = json.loads(explained.stdout)
+    assert explained.exit_code == 0 and answer["verdict"] == "RIGHT" and answer["explanation"]["what"] == [], explained.output
     replayed = get_replay(store, "last")
     assert (replayed.command or "").startswith("actordbg check ") and len(list(store.comparisons.iterdir())) == 1

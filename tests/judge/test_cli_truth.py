@@ -18,7 +18,7 @@ from actordbg.actor.hub_model import versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, UsageError, WhereError
 from actordbg.base.units import new_replay_id
 from actordbg.cli.lazy import filled_in
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig, validate
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
 from actordbg.judge.find_truth import ensure_truth, find_truth, wanted_truth
@@ -230,6 +230,14 @@ def test_a_model_that_was_changed_since_has_another_truth(
         found(store)
     later = write_replay(store, THIRD, INPUTS, model=model)
     assert found(store, later) is None, "the truth of the weights of before is none of these"
+
+
+def test_a_truth_keeps_gradients_only_if_there_is_a_backward(store: Store) -> None:
+    """An engine whose calls ran no backward, under a command that keeps gradients where there are some."""
+    write_replay(store, MINE, INPUTS, backend="deepspeed", zero_stage=2, backward=None, keep_gradients=True)
+    config = wanted_truth(store, load_spec(store, MINE)).config
+    validate(config)
+    assert (config.backward, config.keep_gradients) == (False, False)
 
 
 def test_after_an_upgrade_there_is_another_truth(store: Store) -> None:

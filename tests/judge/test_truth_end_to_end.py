@@ -24,7 +24,7 @@ from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 @pytest.fixture(autouse=True, scope="module")

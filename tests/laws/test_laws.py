@@ -11,7 +11,7 @@ import lawcases
 import pytest
 from actorcases import run_scenario
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 def test_healthy_models_keep_every_law(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: Store, tmp_path: Path) -> None:
     (published,) = publish(store, 1, length=32)
     assert build_families({tmp_path / "qwen": FAMILIES["qwen3_5"].config}) == {}

@@ -209,6 +209,7 @@ def test_a_command_line_that_does_not_exist_is_noticed():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     "blocks", [list(found) for _, found in groupby(RUNNABLE, key=lambda block: (block.page, block.name))],
     ids=lambda blocks: f"{page_id(blocks[0].page)}:{blocks[0].name}",

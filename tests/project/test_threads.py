@@ -32,6 +32,7 @@ def test_every_demonstration_has_a_row_and_says_what_its_users_saw(monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("name", NAMES if WHOLE else first_or_all(NAMES[:9]))
 def test_a_fault_is_found_by_one_command_and_gone_without_it(name: str, tmp_path: Path) -> None:
     """Where the table has figures, the answer has the same, to a tenth."""

@@ -16,7 +16,7 @@ from actordbg.replay.selection import rows_of_files
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 TIMEOUT_S = 15.0
 

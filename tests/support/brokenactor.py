@@ -166,6 +166,8 @@ class Finder:
         return spec
 
 sys.meta_path.insert(0, Finder())
+if "TEMPLATE_OF_WORKERS" in os.environ:
+    import template_of_workers
 """
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import norename  # noqa: F401  registers the file system
-from roots import ROOT, SUPPORT
+from roots import FORKED, ROOT, SUPPORT
 from supervised import Bench
 
 from actordbg.cluster.order import ClusterOrder
@@ -41,6 +41,8 @@ def look(event, arguments):
 AUDITED = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.chmod", "os.truncate", "os.symlink"}
 if FORBIDDEN := os.environ.get("NO_ENTRY"):
     sys.addaudithook(look)
+if "TEMPLATE_OF_WORKERS" in os.environ:
+    import template_of_workers
 """
 
 
@@ -60,7 +62,7 @@ class Machines:
 
     def environment(self, name: str, others: str) -> dict[str, str]:
         """Of machine `name`; those whose names begin with `others` are shut to it."""
-        path = os.pathsep.join(map(str, (self.site, ROOT, SUPPORT)))
+        path = os.pathsep.join(map(str, (self.site, ROOT, SUPPORT, FORKED)))
         return {"XDG_CACHE_HOME": str(self.folder / name), "NO_ENTRY": str(self.folder / others), "PYTHONPATH": path}
 
     def desk(self, name: str) -> dict[str, str]:
@@ -80,7 +82,7 @@ def ray_cluster(nodes: int, machines: Machines | None = None, **of_each: Any) ->
     from ray.cluster_utils import Cluster
 
     before = dict(os.environ)
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, ([machines.site] if machines else []) + [ROOT, SUPPORT]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, ([machines.site] if machines else []) + [ROOT, SUPPORT, FORKED]))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": QUICK})
     try:
         for number in range(nodes):

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from roots import ROOT, script
+from roots import FORKED, ROOT, script
 
 _BLOCK = re.compile(r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FROM_HERE = re.compile(r"^<!--\s*run:\s*(\S+)\s*-->\s*\n+(?!```)", re.MULTILINE)
@@ -149,7 +149,7 @@ def run_blocks(blocks: Iterable[Block], work: Path, **variables: str) -> None:
 
 def _programs(folder: Path) -> str:
     """PATH with a folder in front whose `actordbg` is this checkout's, whatever is installed."""
-    start = f'PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m actordbg "$@"'
+    start = f'PYTHONPATH={shlex.quote(f"{FORKED}:{ROOT}")} exec {shlex.quote(sys.executable)} -m actordbg "$@"'
     script(folder / "actordbg", start)
     return f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 

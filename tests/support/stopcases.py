@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
-from roots import ROOT
+from roots import FORKED, ROOT
 
 from actordbg.base.processes import state_of
 from actordbg.records.journal import SUPERVISOR, read_events, read_results
@@ -46,7 +46,7 @@ MODULE = "openrlhf.models.actor"
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
-    path = os.pathsep.join(part for part in ((extra or {}).get("PYTHONPATH", ""), str(ROOT)) if part)
+    path = os.pathsep.join(part for part in ((extra or {}).get("PYTHONPATH", ""), str(FORKED), str(ROOT)) if part)
     return kept | {"TERM": "dumb"} | (extra or {}) | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import roots
 import torch
 from actorcases import run_scenario
 from adaptercases import small_model
-from roots import ROOT
 
 from actordbg.actor.hub_model import find_model, weights_version
 from actordbg.actor.models import locate
@@ -42,10 +41,11 @@ for _ in range(2):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_adapters_folder(store: Store, tmp_path: Path):
     small_model(tmp_path / "base")
     (tmp_path / "train.py").write_text(TRAINING)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "ACTORDBG_DISABLE": "", "OMP_NUM_THREADS": "1"}
+    environment = roots.environment(ACTORDBG_DISABLE="")
 
     def run(*given: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]
@@ -64,6 +64,7 @@ def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_ada
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_openrlhfs_actor_and_the_truth_have_the_adapter_of_the_folder(tmp_path: Path):
     facts = run_scenario("adapter", tmp_path)[0]
     for role in ("policy", "reference"):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
-from roots import ROOT
+from roots import FORKED, ROOT
 from typer.testing import CliRunner
 
 from actordbg.actor.session import ActorSession
@@ -214,6 +214,7 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written: ModuleType, recording: Store, tmp_path: Path):
     """Three healthy steps, and the checkpoint that the first one met."""
     model, folder = small_model(tmp_path / "model").eval(), str(tmp_path / "model")
@@ -288,6 +289,7 @@ def test_a_trainer_that_is_not_installed_is_named_with_the_way_without_it():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_openrlhf(
     written: ModuleType, store: Store, tmp_path: Path
 ):
@@ -303,7 +305,10 @@ def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_o
     blocked = tmp_path / "blocked" / "openrlhf"
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ImportError('it is not installed')\n")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (blocked.parent, tmp_path, ROOT))), "ACTORDBG_DISABLE": ""}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (blocked.parent, tmp_path, FORKED, ROOT))),
+        "ACTORDBG_DISABLE": "",
+    }
 
     def run(*given: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]

@@ -1,0 +1,253 @@
+"""Put together what is known of a replay: what is wrong, where, since when, what to do, what was ruled out, what was not checked.
+
+    explained = explain(store, checked, checked.verdict(of=8))        # a `judge.check.CheckFound`
+    headline(explained).sentence, explained.blocks, explained.data
+
+Each examination (the model, its modules, laws, ranks, log-probs, recorded outputs) yields `Evidence`, and knows of no other. A
+new examination is one more generator in `_EXAMINATIONS`. Evidence names its side, so that there can be more than one: "A" is the
+replay, "run" are the outputs that the training run recorded. Nothing is computed here: `actordbg explain` runs what is missing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actordbg.base.units import plural
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Heading, Items, Verdict, number
+from actordbg.judge.agreement import ranks_in_words, violation_in_words
+from actordbg.judge.check import CheckFound
+from actordbg.judge.comparison_document import conclusion, excluded
+from actordbg.judge.token_charts import heat_chart
+from actordbg.judge.wrong_tokens import since, wrong_tokens
+from actordbg.locate.verdict import place_in_words
+from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED
+from actordbg.records.locate_record import INTO, PlaceResult, is_backward
+from actordbg.records.replay_record import KEPT, WITHIN_ROUNDING, answers_of
+from actordbg.store.layout import Store
+
+WHAT, WHERE, SINCE, TODO, RULED_OUT, NOT_CHECKED = "what", "where", "since", "to do", "ruled out", "not checked"
+TITLES = {
+    WHAT: "What is wrong",
+    WHERE: "Where",
+    SINCE: "Since",
+    TODO: "What to do",
+    RULED_OUT: "Ruled out",
+    NOT_CHECKED: "Not checked",
+}
+"""The kinds of evidence, in the order of the sections, and their headings."""
+MOST = 5
+REPLAY, RUN = "A", "run"
+"""Sides: the replay, and the outputs that the training run recorded."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an examination says, a sentence without its period. remedy: what to do about it. side: whose values it is about."""
+
+    kind: str
+    said: str
+    remedy: str = ""
+    side: str = REPLAY
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All evidence on a replay, causes first, and the verdict that they explain."""
+
+    verdict: Verdict
+    evidence: tuple[Evidence, ...]
+    charts: tuple[Chart, ...] = ()
+
+    def said(self, kind: str) -> list[str]:
+        """Return the sentences of a kind; of TODO the remedies, each once."""
+        if kind == TODO:
+            return list(dict.fromkeys(piece.remedy for piece in self.evidence if piece.remedy))
+        return [piece.said for piece in self.evidence if piece.kind == kind]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The parts below the verdict: a section for each kind of evidence, and the charts."""
+        listed = [(title, self.said(kind)) for kind, title in TITLES.items()]
+        sections = [block for title, lines in listed if lines for block in (Heading(title, 3), Items(lines))]
+        return [*sections, *self.charts]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The sentences by kind, and the sides that they are about."""
+        return {kind.replace(" ", "_"): self.said(kind) for kind in TITLES} | {
+            "sides": sorted({piece.side for piece in self.evidence})
+        }
+
+
+def explain(store: Store, check: CheckFound, verdict: Verdict) -> Explanation:
+    """Explain the verdict on a replay by its comparisons, laws, ranks and modules."""
+    evidence = [piece for examine in _EXAMINATIONS for piece in examine(store, check)]
+    if verdict.word == WRONG and not any(piece.remedy for piece in evidence if piece.kind == WHAT):
+        evidence.append(Evidence(WHAT, "no cause is known: no tensor, attribute, module or law that was checked is wrong"))
+    if verdict.not_checked:  # which names all of it, in fewer words
+        evidence = [piece for piece in evidence if piece.kind != NOT_CHECKED]
+        evidence += [Evidence(NOT_CHECKED, text) for text in verdict.not_checked]
+    located = check.local.located if check.local else None
+    chart = heat_chart(located) if located else None
+    return Explanation(verdict, tuple(evidence), (chart,) if chart else ())
+
+
+def _failures(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+    for group in check.summary.failures[:MOST]:
+        said = f"{group.name} ({plural(group.count, 'input')})"
+        yield Evidence(WHAT, f"{said}: {group.explanation or ' '.join(group.cause.split())}", "; or ".join(group.ways_out))
+
+
+def _model(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+    """Say what the model is, bit for bit, and what each of its modules does to the truth's input."""
+    local = check.local
+    if local is None:
+        return (yield Evidence(NOT_CHECKED, "the model, module by module"))
+    for difference in local.differences[:MOST]:
+        rank = " on that rank" if " of " in difference.rpartition("(on ")[2] and "(on " in difference else ""
+        yield Evidence(WHAT, difference, f"find what sets it{rank} after the checkpoint is loaded, or load the weights again")
+    located = local.located
+    if local.wrong_formula:
+        yield Evidence(WHAT, local.wrong_formula, "update transformers, or patch that module: the truth runs it as well")
+    elif located is not None and located.formulas:
+        yield Evidence(
+            RULED_OUT, f"{plural(located.formulas.modules, 'module')} of transformers: as in the formulas of their papers"
+        )
+    if located is not None and located.wrong:
+        known = bool(local.differences)
+        first = located.wrong[0]
+        words = place_in_words(first, located.dtype, cause_known=known)
+        yield Evidence(WHERE if known else WHAT, words, "" if known else _of_place(first))
+        if also := [place.what for place in located.wrong[1 : 1 + MOST]]:
+            yield Evidence(WHERE, f"also above {'its limit' if len(also) == 1 else 'their limits'}: {', '.join(also)}")
+    if located is not None and located.places:
+        near, every = "as near to the truth as a healthy model's", located.places + located.gradients
+        many = f"{every - located.count:,} of {every:,}" if located.count else f"all {every:,}"
+        largest = (
+            f" (the largest error is {number(located.largest, 3)} times its)" if not located.count and located.largest else ""
+        )
+        yield Evidence(RULED_OUT, f"{many} places, {located.gradients:,} of them gradients: {near}{largest}")
+    if local.looked_at and not local.differences:
+        ranks = f" on {len(local.identities)} ranks" if len(local.identities) > 1 else ""
+        yield Evidence(
+            RULED_OUT, f"{local.looked_at:,} parameters, buffers, ties and attributes{ranks}: the checkpoint's, bit for bit"
+        )
+    yield from (Evidence(NOT_CHECKED, why) for why in local.unchecked[:MOST])
+
+
+def _of_place(place: PlaceResult) -> str:
+    """Return what to try where a place is wrong without a difference in what the model is."""
+    if 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
+        return _ISOLATION
+    if is_backward(place.kind):
+        return f"look for what changes gradients at {place.module}: a hook, a detached value, a reduction over ranks"
+    if place.kind == INTO:
+        return "replay with `--attn eager`: if that is right, the kernel or its mask is wrong"
+    return f"read the code that {place.module} runs: a patched class, a fused kernel, a hook"
+
+
+_ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
+_OF_LAW = {
+    "state": "look for a cache or a buffer that outlives a call (`use_cache=False`)",
+    "rerun": "replay with `--attn eager`, then with another `--seed`: which operation is not deterministic?",
+    "mask": "compare the path with an action mask with the one without: is the mask applied, shifted, or scaled?",
+    "normalisation": "compute log-softmax in fp32, divide by the configured temperature once, and align labels by one",
+    "neighbour": _ISOLATION,
+    "padding": "pass the attention mask to every layer, and positions that skip the padding",
+    "future": "check the causal mask, and that label t + 1 belongs to logits t",
+    "jacobian": _ISOLATION,
+    "order": _ISOLATION,
+    "alone": _ISOLATION,
+    "additivity": "check how the loss is normalized, and that gradients are zeroed between inputs",
+}
+"""By law: what to try if it is broken."""
+
+
+def _recorded_data(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+    """Say which laws of the recorded data fail: the inputs may be wrong, not what is computed from them."""
+    if check.lint is None:
+        return (yield Evidence(NOT_CHECKED, "the laws of the recorded data"))
+    for law in check.lint.broken[:MOST]:
+        violation = check.lint.answers[law.name].violations[0]
+        yield Evidence(WHAT, f"recorded data: {violation.words}, in {violation.dump_id} ({law.thread})", law.remedy, RUN)
+    if held := check.lint.held:
+        yield Evidence(RULED_OUT, f"{plural(len(held), 'law')} of recorded data: {', '.join(law.name for law in held)}", side=RUN)
+
+
+def _laws(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+    answers: dict[str, set[str]] = defaultdict(set)
+    for result in check.data.results:
+        for answer in answers_of(result.extra):
+            answers[answer.law].add(answer.verdict)
+    laws = check.summary.laws
+    for index, violation in enumerate(laws.violations[:MOST] if laws else ()):  # the first broken law explains the others
+        yield Evidence(WHAT, violation_in_words(violation), "" if index else _OF_LAW.get(violation["law"], ""))
+    holding = [law for law, verdicts in answers.items() if verdicts <= {KEPT, WITHIN_ROUNDING}]
+    if holding and laws:
+        yield Evidence(RULED_OUT, f"laws that hold in {plural(laws.inputs, 'input')}: {', '.join(holding)}")
+
+
+def _ranks(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+    ranks = check.summary.ranks
+    if ranks is not None and ranks.checked:
+        first, *each = ranks_in_words(ranks)
+        yield Evidence(WHERE if ranks.differ else RULED_OUT, "; ".join([first, *each[:2]]))
+
+
+def _truth(store: Store, check: CheckFound) -> Iterator[Evidence]:
+    """Say how far log-probs and gradients are from the truth, in which tokens, and since which input."""
+    record = check.comparison
+    if record is None or record.verdict == NOT_COMPARED:
+        return (yield Evidence(NOT_CHECKED, f"log-probs against the truth{f': {check.no_truth}' if check.no_truth else ''}"))
+    if record.verdict != MISMATCH:
+        yield Evidence(
+            RULED_OUT, f"log-probs of {plural(len(record.compared), 'dump')}: the truth's to {record.a.dtype} rounding"
+        )
+        if known := excluded(record.excludes, record.a.dtype):
+            yield Evidence(RULED_OUT, known.removesuffix("."))
+        return
+    far = sum(dump.verdict == MISMATCH for dump in record.dumps)
+    largest = f", by up to {number(record.furthest[0], 3)} nats" if record.furthest else ""
+    yield Evidence(WHAT, f"{far} of {plural(len(record.compared), 'dump')} differ from the truth{largest}")
+    if (pattern := wrong_tokens(store, record)) is not None:
+        yield Evidence(
+            WHERE, f"wrong tokens: {pattern.sentence}", _ISOLATION if pattern.words.startswith("behind another") else ""
+        )
+    elif any(dump.verdict == MISMATCH and dump.worst_tokens for dump in record.dumps):
+        yield Evidence(WHERE, "wrong tokens: no rule of rows, positions, lengths or ranks covers them")
+    if record.furthest and (tokens := record.dumps[0].worst_tokens):
+        worst = tokens[0]
+        apart = f", {number(worst.difference, 3)} nats" if worst.difference is not None else ""
+        yield Evidence(WHERE, f"the worst token: row {worst.row}, position {worst.position} of {record.dumps[0].dump_id}{apart}")
+    if parameter := record.dumps[0].worst_parameter:
+        ratio = number(record.dumps[0].parameter_distance, 3)
+        yield Evidence(WHERE, f"the gradient that is furthest off: {parameter}, |a - b| / |b| = {ratio}")
+    yield from (Evidence(WHERE, reason) for reason in record.reasons)
+    if when := since(store, record.compared):
+        yield Evidence(SINCE, when)
+
+
+def _run(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+    """Say whether what the training run recorded is what this model gives."""
+    own = check.own
+    if own is None or own.verdict == NOT_COMPARED:
+        return
+    good = own.verdict != MISMATCH
+    yield Evidence(RULED_OUT if good else WHAT, conclusion(own), side=RUN)
+
+
+_EXAMINATIONS = (_failures, _model, _laws, _ranks, _recorded_data, _truth, _run)
+
+
+def headline(explanation: Explanation) -> Verdict:
+    """Return the verdict with its sentence made of the evidence: what, where, since when."""
+    verdict = explanation.verdict
+    if verdict.word in (RIGHT, UNCHECKED):
+        return verdict
+    parts = explanation.said(WHAT)[:1]
+    parts += [where for where in explanation.said(WHERE)[:1] if "wrong token" not in "".join(parts)]
+    parts += [f"since {when}" for when in explanation.said(SINCE)[:1]]
+    return replace(verdict, said="; ".join(parts) or verdict.said, not_checked=())

@@ -1,0 +1,85 @@
+"""A model and a batch in memory: the faults that transformers' own models have, and a truth that is the truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import actordbg
+from actordbg.actor import family_models
+from actordbg.actor.family_models import FAMILIES
+from actordbg.base.errors import Unsupported
+
+IDS = torch.randint(3, 200, (3, 16), generator=torch.Generator().manual_seed(0))
+MASK = ((torch.arange(16) >= torch.tensor([[3], [0], [0]])) & (torch.arange(16) < torch.tensor([[16], [16], [12]]))).long()
+BATCH = {"input_ids": IDS, "attention_mask": MASK}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Tiny tensors on several threads cost four times the processor time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def model_of(folder: Path, family: str, **loading: Any) -> Any:
+    family_models._build(folder, dict(FAMILIES[family].config) if family in FAMILIES else family_models.Family(family, "").config)
+    return AutoModelForCausalLM.from_pretrained(folder, **loading)
+
+
+@pytest.mark.slow
+def test_packed_rows_of_qwen3_5_leak_and_padded_rows_do_not(tmp_path: Path):
+    answer = actordbg.check_model(model_of(tmp_path, "qwen3_5"), BATCH, backward=False)
+    assert answer["padded"]["verdict"] == "RIGHT" and not answer.ok
+    assert answer.sentence.startswith("WRONG: packed: neighbour broken: row 1 depends on row 0")
+
+
+@pytest.mark.slow
+def test_a_wrong_soft_cap_of_gemma2_is_named_and_so_is_an_attention_without_any(tmp_path: Path):
+    model = model_of(tmp_path, "gemma2", attn_implementation="eager")
+    model.model.layers[0].self_attn.attn_logit_softcapping = 5.0
+    named = actordbg.check_model(model, BATCH, packing=False, backward=False)
+    assert "self_attn.attn_logit_softcapping is 5.0; transformers' model from this checkpoint has 50.0" in named.sentence
+    model.model.layers[0].self_attn.attn_logit_softcapping = 50.0
+    assert actordbg.check_model(model, BATCH, packing=False, backward=False).verdict == "RIGHT"
+    model.set_attn_implementation("sdpa")  # which has no soft cap
+    without = actordbg.check_model(model, BATCH, packing=False, backward=False)
+    assert without.verdict == "WRONG" and "set_attn_implementation" in without.next
+
+
+@pytest.mark.slow
+def test_the_truth_has_the_log_probs_and_the_gradients_of_plain_fp64_and_leaves_the_model_as_it_was(tmp_path: Path):
+    model = model_of(tmp_path, "llama")
+    model.train()
+    model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
+    labels = IDS.where(torch.arange(16) >= 8, -100).where(MASK != 0, -100)
+    truth = actordbg.truth(model, {**BATCH, "labels": labels})
+    assert model.training and bool((model.lm_head.weight.grad == 1).all()) and model.lm_head.weight.dtype == torch.float32
+    wide = model.double().eval()
+    wide.zero_grad()
+    positions = (MASK.cumsum(1) - 1).clamp(min=0)
+    logits = wide(IDS, attention_mask=MASK, position_ids=positions, use_cache=False).logits[:, :-1].log_softmax(-1)
+    ours = logits.gather(-1, IDS[:, 1:, None]).squeeze(-1)
+    counted = labels[:, 1:] != -100
+    assert torch.equal(truth.mask, counted) and truth.dtype == "fp64"
+    assert torch.allclose(truth.log_probs[counted].double(), ours[counted], atol=1e-6)
+    assert torch.allclose(truth.entropy[counted].double(), -(logits.exp() * logits).sum(-1)[counted], atol=1e-5)
+    (-ours[counted].mean()).backward()
+    expected = {name: parameter.grad for name, parameter in wide.named_parameters()}
+    assert truth.gradients.keys() == expected.keys() and truth.loss == pytest.approx(float(-ours[counted].mean()), rel=1e-6)
+    assert all(
+        torch.allclose(truth.gradients[name].double(), grad, atol=1e-6) for name, grad in expected.items() if grad is not None
+    )
+
+
+def test_what_cannot_be_judged_is_refused_with_the_reason(tmp_path: Path):
+    with pytest.raises(Unsupported, match="no input_ids"):
+        actordbg.check_model(torch.nn.Linear(2, 2), {})
+    with pytest.raises(Unsupported, match="Linear is not a model of transformers"):
+        actordbg.check_model(torch.nn.Linear(2, 2), BATCH)

@@ -1,0 +1,129 @@
+"""Workers of replays that begin with torch and transformers imported, which takes each of them three seconds of a core.
+
+As a program this is the template, which imports them and forks whenever a worker is started with this folder on PYTHONPATH
+(`conftest.forked_workers`). The process that was started hands over its words, environment, folder and descriptors, and ends as the
+fork ends; if it is killed, so is the fork. It goes on by itself where there is no template, or where a variable differs that
+those packages read when they are imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+
+MODULES = ("actordbg.replay.worker", "actordbg.actor.family_models", "planted_training")
+TESTS = str(Path(__file__).parents[2])
+READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
+NOT_THEN = (
+    "HF_HUB_",
+    "PYTORCH_NVML_",
+    "TORCHDYNAMO_DISABLE",
+    "TORCHELASTIC_",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_FORCE_",
+    "TORCH_NCCL_",
+)
+"""Read later, or set again in each fork."""
+
+
+def read_at_import() -> dict[str, str]:
+    return {
+        name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT) and not name.startswith(NOT_THEN)
+    }
+
+
+def hand_over(template: str, words: list[str]) -> None:
+    """Run a module or a file in a fork, and end as it ends; return if there is none."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(template)
+            request = [words, dict(os.environ), read_at_import(), os.getcwd()]
+            socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
+            code = int(connection.recv(8))
+        except (OSError, ValueError):
+            return
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def serve(path: str, own: dict[str, str]) -> list[str]:
+    """Fork for each request until standard input is closed. Returns in each fork, with the words that it has to run."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        while listener in select.select([listener, 0], [], [])[0]:
+            connection = listener.accept()[0]
+            if os.fork() == 0:
+                listener.close()
+                return attend(connection, own)
+            connection.close()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+    os._exit(0)
+
+
+def attend(connection: socket.socket, own: dict[str, str]) -> list[str]:
+    """Fork a worker, and end when it has ended, or end it when the process is gone that asked. Returns in the worker."""
+    request, descriptors, *_ = socket.recv_fds(connection, 1 << 16, 3)
+    while not request.endswith(b"\n"):
+        request += connection.recv(1 << 16)
+    words, environment, read, folder = json.loads(request)
+    if read != own:
+        os._exit(0)
+    if pid := os.fork():
+        if connection in select.select([connection, os.pidfd_open(pid)], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError):
+            connection.sendall(str(code).encode())
+        os._exit(0)
+    connection.close()
+    os.setsid()
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    sys.modules.pop("sitecustomize", None)
+    importlib.import_module("sitecustomize")  # a fault's (`brokenactor`), where that comes first
+    return words
+
+
+if __name__ == "__main__":
+    import gc
+    import runpy
+
+    own = read_at_import()
+    gc.disable()
+    import huggingface_hub
+    import peft  # noqa: F401
+    import torch._inductor.compile_fx
+    import torch.distributed.fsdp
+    import transformers  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
+    assert len(os.listdir("/proc/self/task")) == 1
+    sys.argv = serve(sys.argv[1], own)
+    torch._dynamo.config.disable = os.environ.get("TORCHDYNAMO_DISABLE") == "1"
+    huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE") == "1"
+    if sys.argv[0] in MODULES:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+elif "TEMPLATE_OF_WORKERS" in os.environ:
+    words = [word for word in sys.orig_argv[1:] if word not in ("-u", "-m")]
+    if words and (words[0] in MODULES or words[0].startswith(TESTS)):
+        hand_over(os.environ["TEMPLATE_OF_WORKERS"], words)

@@ -1,0 +1,600 @@
+"""Faults planted in small random models, as one table; what the judge says of each. Run in a process of its own.
+
+python plantedfaults.py everything MODEL_CACHE      prints a line for each fault and dtype, and the figures
+python plantedfaults.py dozen MODEL_CACHE           asserts what is said of twelve of them
+
+Each fault was written down, with the module and the cause that an engineer would want to read, before the judge saw it. A fault that
+changes no bit of what the Actor computes in a dtype does not count there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from actorcases import main
+from judged import Judged, Truths, judge, same_bits
+from lawcases import FAMILIES, dump_of, log_probs_that, patched
+
+from actordbg.actor import family_models
+from actordbg.actor.models import once
+from actordbg.actor.session import open_actor
+from actordbg.config.replay_config import ReplayConfig
+
+Plant = Callable[[Any], Any]
+"""A context manager over the suspect's model: inside the block it has the fault."""
+BOTH, FP32 = ("fp32", "bf16"), ("fp32",)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault. module: what the headline has to name, "" where no module is at fault. cause: a pattern of the right cause or its kin.
+
+    rows: the only rows that it touches, None for all. packed: how the model is called. trains: a fault of the backward.
+    """
+
+    name: str
+    plant: Plant
+    module: str
+    cause: str
+    family: str = "llama"
+    dtypes: tuple[str, ...] = BOTH
+    rows: tuple[int, ...] | None = None
+    packed: bool = True
+    trains: bool = False
+
+
+# ---- how faults are planted ----
+
+
+def weights(name: str, change: Callable[[torch.Tensor], Any]) -> Plant:
+    """A parameter or a buffer whose values `change` changed: in place, or by returning others."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        held = dict(model.named_parameters()) | dict(model.named_buffers())
+        tensor = held[name]
+        kept = tensor.data.clone()
+        other = change(tensor.data)
+        if isinstance(other, torch.Tensor):
+            tensor.data.copy_(other)
+        yield
+        tensor.data.copy_(kept)
+
+    return plant
+
+
+def all_of(*plants: Plant) -> Plant:
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for each in plants:
+                stack.enter_context(each(model))
+            yield
+
+    return plant
+
+
+def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Plant:
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        holder = model.config if module == "config" else model.get_submodule(module)
+        kept = getattr(holder, name)
+        setattr(holder, name, change(kept))
+        yield
+        setattr(holder, name, kept)
+
+    return plant
+
+
+def output(module: str, change: Callable[[Any], Any]) -> Plant:
+    """The code of a module gives something else: the first of its outputs is changed."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        def hook(_module: Any, _inputs: Any, out: Any) -> Any:
+            return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
+
+        handle = model.get_submodule(module).register_forward_hook(hook)
+        yield
+        handle.remove()
+
+    return plant
+
+
+def forward(module: str, make: Callable[[Any, Any], Callable[..., Any]]) -> Plant:
+    """The module's forward is what `make` makes of the module and its forward."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        holder = model.get_submodule(module)
+        holder.forward = make(holder, holder.forward)
+        yield
+        del holder.forward
+
+    return plant
+
+
+def attention(layer: int, change: Callable[..., Any]) -> Plant:
+    """Let one layer call another attention function: `change(original, module, query, key, value, mask, **more)`."""
+
+    def make(_module: Any, right: Any) -> Any:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+
+        def run(*args: Any, **more: Any) -> Any:
+            original = functions["sdpa"]
+            functions["sdpa"] = lambda *given, **named: change(original, *given, **named)
+            try:
+                return right(*args, **more)
+            finally:
+                functions["sdpa"] = original
+
+        return run
+
+    return forward(f"model.layers.{layer}.self_attn", make)
+
+
+def rotation(layer: int, change: Callable[..., Any]) -> Plant:
+    """Let one layer turn its queries and keys in another way: `change(original, query, key, cos, sin)`."""
+
+    def make(_module: Any, right: Any) -> Any:
+        from transformers.models.llama import modeling_llama
+
+        def run(*args: Any, **more: Any) -> Any:
+            original = modeling_llama.apply_rotary_pos_emb
+            modeling_llama.apply_rotary_pos_emb = lambda *given, **named: change(original, *given)
+            try:
+                return right(*args, **more)
+            finally:
+                modeling_llama.apply_rotary_pos_emb = original
+
+        return run
+
+    return forward(f"model.layers.{layer}.self_attn", make)
+
+
+def positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+    def make(_module: Any, right: Any) -> Any:
+        return lambda values, position_ids, **more: right(values, change(position_ids), **more)
+
+    return forward("model.rotary_emb", make)
+
+
+def gradient(name: str, change: Callable[[Any], Any]) -> Plant:
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        handle = model.get_parameter(name).register_hook(change)
+        yield
+        handle.remove()
+
+    return plant
+
+
+def detached(module: str) -> Plant:
+    return output(module, lambda values: values.detach() + 0 * values)
+
+
+def outside(context: Callable[[], Any]) -> Plant:
+    return lambda _model: context()
+
+
+# ---- changes ----
+
+
+def doubled_row(values: torch.Tensor) -> None:
+    values[3] *= 2
+
+
+def rows_swapped(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda values: torch.cat((values[count : 2 * count], values[:count], values[2 * count :]))
+
+
+def noisy(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(values: torch.Tensor) -> torch.Tensor:
+        return values * (1 + share * torch.randn(values.shape, generator=torch.Generator().manual_seed(3)))
+
+    return change
+
+
+def in_8_bits(values: torch.Tensor) -> torch.Tensor:
+    scale = values.abs().amax(-1, keepdim=True) / 127
+    return (values / scale).round() * scale
+
+
+def rounded(values: Any) -> Any:
+    return values.bfloat16().to(values.dtype)
+
+
+def zeroed(values: torch.Tensor) -> None:
+    values[50:90] = 0
+
+
+def half_scaled(values: torch.Tensor) -> None:
+    values[::2] *= 1.02
+
+
+def no_first_key(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    key = key.clone()
+    key[:, :, 0] = 0
+    return original(module, query, key, value, mask, **more)
+
+
+def heads_permuted(original: Any, *given: Any, **more: Any) -> Any:
+    mixed, rest = original(*given, **more)
+    return mixed.roll(1, 2), rest
+
+
+def window_of_16(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    count = query.shape[2]
+    at = torch.arange(count)
+    near = (at[:, None] - at < 16)[None, None]
+    seen = (
+        near & (at[:, None] >= at)
+        if mask is None
+        else (mask & near if mask.dtype is torch.bool else mask.masked_fill(~near, -1e9))
+    )
+    return original(module, query, key, value, seen, **(more | {"is_causal": False}))
+
+
+def queries_are_keys(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    groups = query.shape[1] // key.shape[1]
+    return original(module, key.repeat_interleave(groups, 1), query[:, ::groups], value, mask, **more)
+
+
+def scores_in_bf16(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    mask = mask if mask is None or mask.dtype is torch.bool else mask.bfloat16()
+    mixed, rest = original(module, query.bfloat16(), key.bfloat16(), value.bfloat16(), mask, **more)
+    return mixed.to(query.dtype), rest
+
+
+def scaled_by(factor: float) -> Callable[..., Any]:
+    def change(original: Any, *given: Any, scaling: Any = None, **more: Any) -> Any:
+        return original(*given, scaling=factor * scaling, **more)
+
+    return change
+
+
+def values_late(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    return original(module, query, key, value.roll(1, 2), mask, **more)
+
+
+def interleaved(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    def turn(values: Any) -> Any:
+        even, odd = values[..., ::2], values[..., 1::2]
+        half = values.shape[-1] // 2
+        c, s = cos[:, None, :, :half], sin[:, None, :, :half]
+        return torch.stack((even * c - odd * s, odd * c + even * s), -1).flatten(-2)
+
+    return turn(query), turn(key)
+
+
+def turned_back(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    return original(query, key, cos, -sin)
+
+
+def only_queries(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    return original(query, key, cos, sin)[0], key
+
+
+def not_the_last_pair(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    cos, sin = cos.clone(), sin.clone()
+    for part in (cos.shape[-1] // 2 - 1, cos.shape[-1] - 1):
+        cos[..., part], sin[..., part] = 1, 0
+    return original(query, key, cos, sin)
+
+
+def one_token_up(values: torch.Tensor) -> torch.Tensor:
+    values = values.clone()
+    values[..., 77] += 0.3
+    return values
+
+
+def of_row(row: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def run(values: torch.Tensor) -> torch.Tensor:
+        values = values.clone()
+        values[row : row + 1] = change(values[row : row + 1])
+        return values
+
+    return run
+
+
+def behind(position: int, factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def run(values: torch.Tensor) -> torch.Tensor:
+        values = values.clone()
+        values[:, position:] *= factor
+        return values
+
+    return run
+
+
+def with_gelu(module: Any, _right: Any) -> Any:
+    gelu = torch.nn.functional.gelu
+    return lambda values: module.down_proj(gelu(module.gate_proj(values)) * module.up_proj(values))
+
+
+def in_bf16(module: Any, _right: Any) -> Any:
+    return lambda values: torch.nn.functional.linear(values.bfloat16(), module.weight.bfloat16()).to(values.dtype)
+
+
+def norm_in_bf16(_module: Any, right: Any) -> Any:
+    return lambda values: right(values.bfloat16().to(values.dtype)).bfloat16().to(values.dtype)
+
+
+def mean_removed(module: Any, _right: Any) -> Any:
+    def run(values: Any) -> Any:
+        wide = values.float() - 0.1 * values.float().mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + module.variance_epsilon)
+        return module.weight * wide.to(values.dtype)
+
+    return run
+
+
+def residual_scaled(_module: Any, right: Any) -> Any:
+    return lambda hidden, *given, **more: right(hidden, *given, **more) - 0.02 * hidden
+
+
+def unnormalised(module: Any, _right: Any) -> Any:
+    def run(hidden: Any) -> Any:
+        logits = torch.nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
+        top, chosen = torch.topk(logits.float().softmax(-1), module.top_k, dim=-1)
+        return logits, top, chosen
+
+    return run
+
+
+def second_best(module: Any, right: Any) -> Any:
+    def run(hidden: Any) -> Any:
+        logits, weights_, _ = right(hidden)
+        others = logits.topk(3, -1).indices
+        return logits, weights_, torch.stack((others[:, 0], others[:, 2]), -1)
+
+    return run
+
+
+def over_capacity(_module: Any, right: Any) -> Any:
+    def run(*given: Any, **more: Any) -> Any:
+        mixed = right(*given, **more).clone()
+        mixed[40:60] = 0
+        return mixed
+
+    return run
+
+
+def mask_one_short() -> Any:
+    """The mask that the model gets lacks the first real token of row 1."""
+
+    def make(original: Any) -> Any:
+        class Short(original):  # type: ignore[misc, valid-type]
+            def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, **more: Any) -> Any:
+                if attention_mask is not None and len(attention_mask) > 1:
+                    attention_mask = attention_mask.clone()
+                    first = int(attention_mask[1].nonzero()[0])
+                    attention_mask[1, first] = 0
+                return original.forward(self, sequences, action_mask, attention_mask, **more)
+
+        return Short
+
+    return patched("Actor", make)
+
+
+def temperature_off() -> Any:
+    return log_probs_that(lambda original, logits, labels, **named: original(logits / 1.02, labels, **named))
+
+
+def shifted_labels() -> Any:
+    return log_probs_that(lambda original, logits, labels, **named: original(logits, labels.roll(1, -1), **named))
+
+
+def capped_log_probs() -> Any:
+    return log_probs_that(lambda original, logits, labels, **named: original(logits, labels, **named).clamp(min=-6))
+
+
+def top_of_logits() -> Any:
+    def change(original: Any, logits: Any, labels: Any, **named: Any) -> Any:
+        least = logits.topk(128, -1).values[..., -1:]
+        low = logits.masked_fill(logits < least, -1e4)
+        return original(low.scatter(-1, labels[..., None], logits.gather(-1, labels[..., None])), labels, **named)
+
+    return log_probs_that(change)
+
+
+L0, L1, L2, L3 = (f"model.layers.{layer}" for layer in range(4))
+HELD = r"times the checkpoint's|differs from the checkpoint's|is 0 in"
+CODE = r"code or its kernel|between the modules"
+BETWEEN = r"a mask, a scale, an angle or a kernel|mask|scale|softmax|rotary|angle"
+FAULTS: tuple[Planted, ...] = (
+    # What the model holds.
+    Planted("gate_proj x0.99", weights(f"{L0}.mlp.gate_proj.weight", lambda v: v * 0.99), f"{L0}.mlp.gate_proj", HELD),
+    Planted("a channel of up_proj doubled", weights(f"{L3}.mlp.up_proj.weight", doubled_row), f"{L3}.mlp.up_proj", HELD),
+    Planted("key heads swapped", weights(f"{L2}.self_attn.k_proj.weight", rows_swapped(8)), f"{L2}.self_attn.k_proj", HELD),
+    Planted("two tokens of the head swapped", weights("lm_head.weight", rows_swapped(40)), "lm_head", HELD),
+    Planted("embeddings zeroed", weights("model.embed_tokens.weight", zeroed), "model.embed_tokens", HELD),
+    Planted("final norm x1.01", weights("model.norm.weight", lambda v: v * 1.01), "model.norm", HELD),
+    Planted("half of a norm x1.02", weights(f"{L1}.input_layernorm.weight", half_scaled), f"{L1}.input_layernorm", HELD),
+    Planted("o_proj transposed", weights(f"{L1}.self_attn.o_proj.weight", lambda v: v.T.clone()), f"{L1}.self_attn.o_proj", HELD),
+    Planted("q_proj in 8 bits", weights(f"{L0}.self_attn.q_proj.weight", in_8_bits), f"{L0}.self_attn.q_proj", HELD),
+    Planted("down_proj in bf16", weights(f"{L2}.mlp.down_proj.weight", rounded), f"{L2}.mlp.down_proj", "rounded to bf16", dtypes=FP32),
+    Planted("v_proj of another step", weights(f"{L3}.self_attn.v_proj.weight", noisy(1e-2)), f"{L3}.self_attn.v_proj", HELD),
+    Planted("lm_head x1.005", weights("lm_head.weight", lambda v: v * 1.005), "lm_head", HELD),
+    Planted(
+        "a layer of another step",
+        all_of(*(weights(f"{L2}.{name}.weight", noisy(1e-2)) for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj"))),
+        L2,
+        HELD,
+    ),
+    Planted("an expert x1.02", weights(f"{L1}.mlp.experts.down_proj", doubled_row), f"{L1}.mlp.experts", HELD, family="mixtral"),
+    # What the model is set to.
+    Planted("an angle x1.01", weights("model.rotary_emb.inv_freq", half_scaled), "model.rotary_emb", HELD),
+    Planted("cosines x1.01", attribute("model.rotary_emb", "attention_scaling", lambda v: v * 1.01), "model.rotary_emb", "attention_scaling"),
+    Planted("epsilon of the final norm", attribute("model.norm", "variance_epsilon", lambda _: 1e-4), "model.norm", "variance_epsilon"),
+    Planted("epsilon of the queries' norm", attribute(f"{L1}.self_attn.q_norm", "variance_epsilon", lambda _: 1e-3), f"{L1}.self_attn.q_norm", "variance_epsilon", family="qwen3"),
+    Planted("all scales x1.02", all_of(*(attribute(f"{at}.self_attn", "scaling", lambda v: v * 1.02) for at in (L0, L1, L2, L3))), "self_attn", "scaling"),
+    Planted("not causal", attribute(f"{L1}.self_attn", "is_causal", lambda _: False), f"{L1}.self_attn", "is_causal|future"),
+    Planted("a soft cap of 30", attribute(f"{L1}.self_attn", "attn_logit_softcapping", lambda _: 30.0), f"{L1}.self_attn", "softcapping", family="gemma2", packed=False),
+    Planted("no final soft cap", attribute("config", "final_logit_softcapping", lambda _: None), "config", "final_logit_softcapping", family="gemma2", packed=False),
+    Planted("a window of 4", attribute("config", "sliding_window", lambda _: 4), "config", "sliding_window", family="gemma2", packed=False),
+    Planted("embeddings' factor", weights("model.embed_tokens.embed_scale", lambda v: v * 1.01), "model.embed_tokens", HELD, family="gemma2", packed=False),
+    Planted("one expert instead of two", attribute(f"{L1}.mlp.gate", "top_k", lambda _: 1), f"{L1}.mlp", "top_k", family="mixtral"),
+    # What the model's code does.
+    Planted("gelu for silu", forward(f"{L1}.mlp", with_gelu), f"{L1}.mlp", f"gated product|{CODE}"),
+    Planted("a norm in bf16", forward(f"{L2}.post_attention_layernorm", norm_in_bf16), f"{L2}.post_attention_layernorm", CODE, dtypes=FP32),
+    Planted("a norm that removes the mean", forward(f"{L0}.post_attention_layernorm", mean_removed), f"{L0}.post_attention_layernorm", CODE),
+    Planted("an MLP with a bias", output(f"{L1}.mlp", lambda v: v + 0.03), L1, f"residual|comes into|{CODE}"),
+    Planted("a residual x0.98", forward(L2, residual_scaled), L2, f"residual|comes into|{CODE}"),
+    Planted("the head in bf16", forward("lm_head", in_bf16), "lm_head", CODE, dtypes=FP32),
+    Planted("a token's logit +0.3", output("lm_head", one_token_up), "lm_head", CODE),
+    Planted("the last row x1.02", output(f"{L1}.mlp.down_proj", of_row(2, lambda v: v * 1.02)), f"{L1}.mlp.down_proj", CODE, packed=False, rows=(2,)),
+    Planted("from position 40 on", output(f"{L2}.self_attn.v_proj", behind(40, 1.03)), f"{L2}.self_attn.v_proj", CODE, packed=False),
+    # Attention and positions.
+    Planted("no first key", attention(0, no_first_key), f"{L0}.self_attn", f"attention of|{BETWEEN}", packed=False),
+    Planted("heads permuted", attention(2, heads_permuted), f"{L2}.self_attn", f"attention of|{BETWEEN}"),
+    Planted("a window of 16 tokens", attention(3, window_of_16), f"{L3}.self_attn", f"attention of|{BETWEEN}", packed=False),
+    Planted("queries for keys", attention(0, queries_are_keys), f"{L0}.self_attn", f"attention of|{BETWEEN}"),
+    Planted("attention in bf16", attention(1, scores_in_bf16), f"{L1}.self_attn", f"attention of|{BETWEEN}", dtypes=FP32),
+    Planted("a scale x1.02 in the kernel", attention(2, scaled_by(1.02)), f"{L2}.self_attn", f"attention of|{BETWEEN}"),
+    Planted("values a token late", attention(1, values_late), f"{L1}.self_attn", f"attention of|{BETWEEN}|depends on", packed=False),
+    Planted("interleaved pairs", rotation(1, interleaved), f"{L1}.self_attn", f"attention of|{BETWEEN}"),
+    Planted("turned backwards", rotation(3, turned_back), f"{L3}.self_attn", f"attention of|{BETWEEN}"),
+    Planted("keys not turned", rotation(0, only_queries), f"{L0}.self_attn", f"attention of|{BETWEEN}"),
+    Planted("a pair not turned", rotation(2, not_the_last_pair), f"{L2}.self_attn", f"attention of|{BETWEEN}"),
+    Planted("positions halved", positions(lambda at: at // 2), "model.rotary_emb", f"positions|{CODE}"),
+    Planted("positions jump at 20", positions(lambda at: at + (at >= 20)), "model.rotary_emb", f"positions|{CODE}"),
+    # Experts.
+    Planted("router weights not normalised", forward(f"{L2}.mlp.gate", unnormalised), f"{L2}.mlp", f"rout|gate|comes into|{CODE}", family="mixtral"),
+    Planted("the third expert for the second", forward(f"{L1}.mlp.gate", second_best), f"{L1}.mlp", f"rout|gate|expert|comes into|{CODE}", family="mixtral"),
+    Planted("tokens over capacity dropped", forward(f"{L3}.mlp.experts", over_capacity), f"{L3}.mlp.experts", f"expert|{CODE}", family="mixtral"),
+    # Beside the model.
+    Planted("temperature x1.02", outside(temperature_off), "", "temperature|normal|log-prob|differ"),
+    Planted("labels a token late", outside(shifted_labels), "", "shift|label|token|log-prob|normal|differ"),
+    Planted("log-probs above -6", outside(capped_log_probs), "", "normal|log-prob|differ"),
+    Planted("half of the vocabulary", outside(top_of_logits), "", "normal|log-prob|vocabulary|top|differ"),
+    # The backward.
+    Planted("o_proj's gradient x0.9", gradient(f"{L1}.self_attn.o_proj.weight", lambda g: 0.9 * g), f"{L1}.self_attn.o_proj", "gradient", trains=True),
+    Planted("a norm's gradient lost", gradient(f"{L2}.input_layernorm.weight", torch.zeros_like), f"{L2}.input_layernorm", "gradient", trains=True),
+    Planted("an MLP detached", detached(f"{L1}.mlp"), f"{L1}.mlp", "gradient", trains=True),
+    Planted("no gradient of the embeddings", gradient("model.embed_tokens.weight", torch.zeros_like), "model.embed_tokens", "gradient", trains=True),
+    Planted("q_proj's gradient flipped", gradient(f"{L3}.self_attn.q_proj.weight", torch.neg), f"{L3}.self_attn.q_proj", "gradient", trains=True),
+    Planted("the head's gradient x1.05", gradient("lm_head.weight", lambda g: 1.05 * g), "lm_head", "gradient", trains=True),
+    Planted("k_proj's gradient counted twice", gradient(f"{L0}.self_attn.k_proj.weight", lambda g: 2 * g), f"{L0}.self_attn.k_proj", "gradient", trains=True),
+)  # fmt: skip
+
+
+# ---- the runner ----
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was said of a fault in a dtype. changed: whether it changed a bit of what the Actor computed."""
+
+    name: str
+    dtype: str
+    changed: bool
+    red: bool
+    by: tuple[str, ...]
+    module: bool
+    cause: bool
+    rows: bool
+    said: str
+
+
+def four_layers(cache: Path, family: str) -> Path:
+    config = dict(FAMILIES[family]) | {"num_hidden_layers": 4}
+    config |= {"layer_types": ["sliding_attention", "full_attention"] * 2} if family == "gemma2" else {}
+    return once(cache / f"{family}-planted", lambda folder: family_models._build(folder, config))
+
+
+def run(cache: Path, faults: Sequence[Planted], dtypes: Sequence[str] = BOTH) -> Iterator[Outcome]:
+    """Plant each fault in a loaded Actor, and judge it; the healthy Actor has to be right before and after."""
+    for dtype in dtypes:
+        for family, trains in dict.fromkeys((fault.family, fault.trains) for fault in faults):
+            chosen = [fault for fault in faults if (fault.family, fault.trains) == (family, trains) and dtype in fault.dtypes]
+            if not chosen:
+                continue
+            model = str(four_layers(cache, family))
+            dump = dump_of("both", rows=3, length=64, actions=40)
+            truth = Truths(cache / f"{family}-{trains}", model, dtype, trains).of(dump, cache)
+            config = ReplayConfig(model=model, dtype=dtype, backward=trains, keep_gradients=trains)
+            with open_actor(config, defaults=dump.record, model_cache=cache) as session:
+                healthy: dict[bool, Judged] = {}
+                for packed in dict.fromkeys(fault.packed for fault in chosen):
+                    healthy[packed] = _judged(session, dump, truth, cache, config, packed)
+                    assert not healthy[packed].by, (family, dtype, packed, healthy[packed].lines)
+                for fault in chosen:
+                    with fault.plant(session.model):
+                        found = _judged(session, dump, truth, cache, config, fault.packed)
+                    yield _outcome(fault, dtype, found, healthy[fault.packed])
+                again = _judged(session, dump, truth, cache, config, chosen[-1].packed)
+                assert same_bits(again, healthy[chosen[-1].packed]), "the last fault is gone"
+
+
+def _judged(session: Any, dump: Any, truth: Any, cache: Path, config: ReplayConfig, packed: bool) -> Judged:
+    session.switch(replace(config, packing=packed), dump.record)
+    return judge(session, dump, truth, cache / "kept")
+
+
+def _outcome(fault: Planted, dtype: str, found: Judged, healthy: Judged) -> Outcome:
+    wrong = found.local.located.wrong if found.local.located else ()
+    names_none = not wrong and not found.local.differences
+    rows = wrong[0].rows if wrong else ()
+    return Outcome(
+        fault.name,
+        dtype,
+        not same_bits(found, healthy),
+        bool(found.by),
+        found.by,
+        fault.module in found.said if fault.module else names_none,
+        bool(re.search(fault.cause, found.said)),
+        fault.rows is None or set(rows) == set(fault.rows),
+        found.said,
+    )
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Count what the bars are about, of the faults that changed what the Actor computed."""
+    real = [each for each in outcomes if each.changed]
+    reds = [each for each in real if each.red]
+    return {
+        "changed": len(real),
+        "of": len(outcomes),
+        "green": [f"{each.name} ({each.dtype})" for each in real if not each.red],
+        "module": round(sum(each.module for each in reds) / max(1, len(reds)), 3),
+        "cause": round(sum(each.cause for each in reds) / max(1, len(reds)), 3),
+        "rows": round(sum(each.rows for each in reds) / max(1, len(reds)), 3),
+    }
+
+
+DOZEN = (
+    "gate_proj x0.99", "key heads swapped", "final norm x1.01", "cosines x1.01", "a norm that removes the mean", "a residual x0.98",
+    "a scale x1.02 in the kernel", "interleaved pairs", "positions jump at 20", "temperature x1.02",
+    "router weights not normalised", "the third expert for the second",
+)  # fmt: skip
+
+
+def dozen(cache: Path) -> None:
+    """In bf16, where outputs show three of them in four, every fault is red, with its module and its cause."""
+    for outcome in run(cache, [fault for fault in FAULTS if fault.name in DOZEN], ["bf16"]):
+        assert outcome.changed and outcome.red and outcome.module and outcome.cause and outcome.rows, outcome
+
+
+def everything(cache: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for dtype in os.environ.get("DTYPES", "bf16 fp32").split():
+        outcomes = []
+        for outcome in run(cache, FAULTS, [dtype]):
+            outcomes.append(outcome)
+            good = (outcome.red, outcome.module, outcome.cause, outcome.rows)
+            marks = "".join(letter if ok else "-" for letter, ok in zip("rmcw", good, strict=True)) if outcome.changed else "===="
+            print(f"{dtype} {marks:5}{outcome.name:36}{','.join(outcome.by):22}{outcome.said[:170]}", flush=True)
+        found[dtype] = figures(outcomes)
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], globals())
