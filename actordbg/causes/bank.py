@@ -273,7 +273,7 @@ BANK: tuple[Cause, ...] = (
     Cause(
         "min-tokens", "sampling",
         "the first token of each answer was sampled without the end token (min_tokens)",
-        "nothing to mend: -log(1 - p_eos) is what min_tokens=1 adds; pass min_tokens=0 to remove it",
+        "nothing to fix: -log(1 - p_eos) is what min_tokens=1 adds; pass min_tokens=0 to remove it",
         "",
         lambda model: 0.0 if _end_ids(model) else None, closed=_no_end, sizes=(1,), expected=True,
     ),

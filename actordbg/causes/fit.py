@@ -1,4 +1,4 @@
-"""Fit causes to recorded log-probs: arrays in, named causes out. Pure.
+"""CauseFit causes to recorded log-probs: arrays in, named causes out. Pure.
 
 All arrays are over the same T tokens, those that the masks of the rows select, row after row, in float64 and nats.
 
@@ -19,7 +19,7 @@ nothing else is searched: with as many rows as there are, some other row always 
 named together: the data cannot tell them apart.
 
 **Arranged** causes move log-probs without a model: shifted by some tokens, or another row's. A shift is tried at all rows at
-once, and another row is searched for each row alone among those of its dump, so a shift is asked first.
+once, and another row is searched for each row alone among those of its dump, so a shift is tried first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ZERO = -1e-3
 
 
 @dataclass(frozen=True)
-class Sample:
+class TokenSample:
     """Log-probs of T tokens. rows: (start, end, number of the dump) of each row.
 
     curves: by cause, (size, log-probs [T]) of each tried size. own: by cause, the size at which nothing is wrong. healthy [H, T]
@@ -81,7 +81,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Fit:
+class CauseFit:
     """A fitted cause. amount: its size (tokens of a shift, rows that are others'); error: its standard error, None if not
     defined.
 
@@ -98,7 +98,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """The answer. named: the cause first, then those that cannot be told from it. expected: causes that are healthy in a rollout.
 
     before: the mean of |recorded - truth|, nats, over `tokens`. nearest: the best fit that was not accepted, if the cause is
@@ -108,18 +108,18 @@ class Fitted:
     before: float
     noise: float
     tokens: int
-    named: tuple[Fit, ...] = ()
+    named: tuple[CauseFit, ...] = ()
     placeholders: int = 0
-    expected: tuple[Fit, ...] = ()
-    nearest: Fit | None = None
+    expected: tuple[CauseFit, ...] = ()
+    nearest: CauseFit | None = None
 
     @property
     def unknown(self) -> bool:
-        """Whether there is a difference beyond noise, and none of the causes explains it."""
+        """Check whether there is a difference beyond noise, and none of the causes explains it."""
         return not self.named and self.before > ACCEPTED * self.noise
 
 
-def fit(sample: Sample) -> Fitted:
+def fit(sample: TokenSample) -> FitResult:
     """Name the causes of a sample's difference. A sample of fewer than `FEWEST` tokens gets no name."""
     zeros = (sample.recorded == 0.0) & (sample.truth < ZERO)
     expected = {name: points[0][1] for name, points in sample.curves.items() if points and BY_NAME[name].expected}
@@ -128,9 +128,9 @@ def fit(sample: Sample) -> Fitted:
         first |= np.abs(values - sample.truth) > sample.noise / 10
     counted = np.isfinite(sample.recorded) & np.isfinite(sample.truth) & ~zeros & ~first
     if counted.sum() < FEWEST:
-        return Fitted(0.0, sample.noise, int(counted.sum()))
+        return FitResult(0.0, sample.noise, int(counted.sum()))
     before = _mean(sample.recorded - sample.truth, counted)
-    named: tuple[Fit, ...] = ()
+    named: tuple[CauseFit, ...] = ()
     nearest = None
     if before > ACCEPTED * sample.noise:
         fits = sorted(_fits(sample, counted), key=lambda each: each.left)
@@ -142,10 +142,10 @@ def fit(sample: Sample) -> Fitted:
     explained = named[0].predicted if named else sample.truth
     placeholders = int((zeros & ~(explained > ZERO)).sum())
     benign = tuple(_expected(sample, expected, first & np.isfinite(sample.recorded), explained))
-    return Fitted(before, sample.noise, int(counted.sum()), named, placeholders, benign, None if named else nearest)
+    return FitResult(before, sample.noise, int(counted.sum()), named, placeholders, benign, None if named else nearest)
 
 
-def refined(sample: Sample, fitted: Fitted) -> list[tuple[str, float]]:
+def refined(sample: TokenSample, fitted: FitResult) -> list[tuple[str, float]]:
     """Return the sizes to compute around the best fit of a continuous cause that explains much, if they may improve it: it leaves
     more than noise, or the nearest tried size is more than 3 % away.
     """
@@ -164,13 +164,13 @@ def _mean(values: Array, where: Array) -> float:
     return float(chosen.mean()) if len(chosen) else math.inf
 
 
-def _allowed(sample: Sample, of: Fit) -> float:
+def _allowed(sample: TokenSample, of: CauseFit) -> float:
     """Return the noise under a cause: that of log-probs at a low temperature is larger, as its logits are."""
     spreads = of.name in BY_NAME and BY_NAME[of.name].spreads and of.amount
     return sample.noise * (max(1.0, sample.own[of.name] / of.amount) if spreads and of.amount else 1.0)
 
 
-def _fits(sample: Sample, counted: Array) -> Iterator[Fit]:
+def _fits(sample: TokenSample, counted: Array) -> Iterator[CauseFit]:
     """Yield the best fit of each cause."""
     for name, points in sample.curves.items():
         if BY_NAME[name].expected or not points:
@@ -191,14 +191,14 @@ def _fits(sample: Sample, counted: Array) -> Iterator[Fit]:
             yield _scored(sample, ROWS, moved, predicted, counted)
 
 
-def _scored(sample: Sample, name: str, amount: float | None, predicted: Array, counted: Array) -> Fit:
+def _scored(sample: TokenSample, name: str, amount: float | None, predicted: Array, counted: Array) -> CauseFit:
     """Return the fit with what it leaves; infinite if it covers less than half of the tokens."""
     covered = counted & np.isfinite(predicted)
     left = _mean(sample.recorded - predicted, counted) if covered.sum() * 2 >= counted.sum() else math.inf
-    return Fit(name, amount, None, predicted, left)
+    return CauseFit(name, amount, None, predicted, left)
 
 
-def _points(sample: Sample, name: str, points: Sequence[tuple[float, Array]]) -> tuple[Array, Array]:
+def _points(sample: TokenSample, name: str, points: Sequence[tuple[float, Array]]) -> tuple[Array, Array]:
     """Return x of the tried sizes and of none, in order, and their log-probs [P, T]. x is log(size / own), or size / own - 1."""
     own, log = sample.own[name], BY_NAME[name].along == "log"
     at = [(math.log(size / own) if log else size / own - 1, values) for size, values in points]
@@ -215,8 +215,8 @@ def between(xs: Array, values: Array, x: float) -> Array:
     return total
 
 
-def _along(sample: Sample, name: str, points: Sequence[tuple[float, Array]], counted: Array) -> Fit:
-    """Fit the size of a continuous cause: the least mean of |remainder|, by steps, then by golden section."""
+def _along(sample: TokenSample, name: str, points: Sequence[tuple[float, Array]], counted: Array) -> CauseFit:
+    """CauseFit the size of a continuous cause: the least mean of |remainder|, by steps, then by golden section."""
     xs, values = _points(sample, name, points)
 
     def left(x: float) -> float:
@@ -232,7 +232,7 @@ def _along(sample: Sample, name: str, points: Sequence[tuple[float, Array]], cou
     x = (low + high) / 2
     error = _spread(sample, np.where(counted, slope_at(xs, values, x), 0.0)) * math.sqrt(math.pi / 2)
     predicted = between(xs, values, x)
-    return Fit(name, *_sized(sample, name, x, error), predicted, _mean(sample.recorded - predicted, counted))
+    return CauseFit(name, *_sized(sample, name, x, error), predicted, _mean(sample.recorded - predicted, counted))
 
 
 def slope_at(xs: Array, values: Array, x: float) -> Array:
@@ -241,14 +241,14 @@ def slope_at(xs: Array, values: Array, x: float) -> Array:
     return (between(xs, values, x + width) - between(xs, values, x - width)) / (2 * width)
 
 
-def _sized(sample: Sample, name: str, x: float, error: float) -> tuple[float, float]:
+def _sized(sample: TokenSample, name: str, x: float, error: float) -> tuple[float, float]:
     """Return the size at x, and its standard error."""
     own = sample.own[name]
     size = own * (math.exp(x) if BY_NAME[name].along == "log" else 1 + x)
     return size, error * (size if BY_NAME[name].along == "log" else own)
 
 
-def _spread(sample: Sample, slope: Array) -> float:
+def _spread(sample: TokenSample, slope: Array) -> float:
     """Return the standard error of the amount of `slope` [T] that a least-squares fit finds in the draws and the real
     differences.
 
@@ -262,7 +262,7 @@ def _spread(sample: Sample, slope: Array) -> float:
     return max(white, *(float(np.sqrt(np.mean(each**2))) for each in found))
 
 
-def _shifted(sample: Sample, lag: int) -> Array:
+def _shifted(sample: TokenSample, lag: int) -> Array:
     """Return the truth of the token `lag` further in the same row [T]."""
     shifted = np.full_like(sample.truth, np.nan)
     for start, end, _ in sample.rows:
@@ -272,7 +272,7 @@ def _shifted(sample: Sample, lag: int) -> Array:
     return shifted
 
 
-def _other_rows(sample: Sample, counted: Array) -> tuple[Array, int]:
+def _other_rows(sample: TokenSample, counted: Array) -> tuple[Array, int]:
     """Return, for each row, the truth of the row of its dump that fits best [T], and how many rows are others' than their own."""
     predicted, moved = np.full_like(sample.truth, np.nan), 0
     for start, end, dump in sample.rows:
@@ -288,7 +288,7 @@ def _other_rows(sample: Sample, counted: Array) -> tuple[Array, int]:
     return predicted, moved
 
 
-def _together(sample: Sample, accepted: Sequence[Fit], counted: Array) -> Iterator[Fit]:
+def _together(sample: TokenSample, accepted: Sequence[CauseFit], counted: Array) -> Iterator[CauseFit]:
     """Yield the best accepted fit, and those that the tokens cannot tell from it."""
     for each in accepted:
         apart = np.abs(sample.recorded - each.predicted) - np.abs(sample.recorded - accepted[0].predicted)
@@ -298,7 +298,7 @@ def _together(sample: Sample, accepted: Sequence[Fit], counted: Array) -> Iterat
             yield each
 
 
-def _hidden(sample: Sample, counted: Array) -> Iterator[Fit]:
+def _hidden(sample: TokenSample, counted: Array) -> Iterator[CauseFit]:
     """Yield a cause that token by token is hidden in the noise, and those of its kin that cannot be told from it."""
     found = []
     for name, points in sample.curves.items():
@@ -315,13 +315,14 @@ def _hidden(sample: Sample, counted: Array) -> Iterator[Fit]:
         if present and abs(x) > HIDDEN * error and max(map(abs, others), default=0.0) < HIDDEN * error / 3:
             predicted = sample.truth + slope * x
             amount, spread = _sized(sample, name, x, error) if xs else (size, None)
-            found.append(Fit(name, amount, spread, predicted, _mean(sample.recorded - predicted, counted), x / error))
+            found.append(CauseFit(name, amount, spread, predicted, _mean(sample.recorded - predicted, counted), x / error))
     found.sort(key=lambda each: -abs(each.z or 0.0))
     yield from (each for each in found if abs(each.z or 0.0) > 0.8 * abs(found[0].z or 0.0))
 
 
-def _amount(sample: Sample, slope: Array, counted: Array) -> tuple[float, float, list[float]] | None:
-    """Fit the amount of `slope` [T] in recorded - truth, with the healthy differences as regressors beside it; weighted by token.
+def _amount(sample: TokenSample, slope: Array, counted: Array) -> tuple[float, float, list[float]] | None:
+    """CauseFit the amount of `slope` [T] in recorded - truth, with the healthy differences as regressors beside it; weighted by
+    token.
 
     Returns the amount, its standard error (from the draws, fitted likewise), and the amounts in the healthy differences.
     """
@@ -345,7 +346,7 @@ def _amount(sample: Sample, slope: Array, counted: Array) -> tuple[float, float,
     return of(y, healthy), error, others
 
 
-def _expected(sample: Sample, expected: Mapping[str, Array], first: Array, explained: Array) -> Iterator[Fit]:
+def _expected(sample: TokenSample, expected: Mapping[str, Array], first: Array, explained: Array) -> Iterator[CauseFit]:
     """Yield causes that are healthy in a rollout, if they explain what is left at the tokens that they move."""
     for name, values in expected.items():
         moved = values - sample.truth
@@ -356,4 +357,4 @@ def _expected(sample: Sample, expected: Mapping[str, Array], first: Array, expla
         share = float(y @ size / (size @ size))
         error = math.sqrt(float(np.mean((y - share * size) ** 2)) / float(size @ size))
         if abs(share - 1.0) <= max(0.2, 3 * error) and share > 4 * error:
-            yield Fit(name, None, None, explained + moved, float(np.abs(y - size).mean()))
+            yield CauseFit(name, None, None, explained + moved, float(np.abs(y - size).mean()))

@@ -1,4 +1,4 @@
-"""Gather log-probs of many dumps into one `Sample`: the tokens that the masks select, row after row."""
+"""Gather log-probs of many dumps into one `TokenSample`: the tokens that the masks select, row after row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actordbg.causes.bank import BY_NAME
-from actordbg.causes.fit import Array, Sample
+from actordbg.causes.fit import Array, TokenSample
 
 PREFIX = "cause/"
 """Prefix of the names of log-probs under a cause: PREFIX + "NAME=SIZE"."""
@@ -30,7 +30,7 @@ class Piece:
     weights: Mapping[str, Array] = field(default_factory=dict)
 
 
-def sample_of(pieces: Sequence[Piece], own: Mapping[str, float]) -> Sample:
+def sample_of(pieces: Sequence[Piece], own: Mapping[str, float]) -> TokenSample:
     """Gather pieces. A cause, a healthy computation or other weights that a piece lacks are left out of all."""
 
     def chosen(values: Sequence[Array]) -> Array:
@@ -55,7 +55,7 @@ def sample_of(pieces: Sequence[Piece], own: Mapping[str, float]) -> Sample:
     shared = min((len(piece.healthy) for piece in pieces), default=0)
     healthy = [chosen([piece.healthy[index] for piece in pieces]) - truth for index in range(shared)]
     others = set.intersection(*(set(piece.weights) for piece in pieces)) if pieces else set()
-    return Sample(
+    return TokenSample(
         chosen([piece.recorded for piece in pieces]),
         truth,
         rows,

@@ -217,7 +217,7 @@ class ReplayConfig:
     )  # fmt: skip
     causes: str | None = setting(
         None,
-        help="Also compute the truth under causes of wrong log-probs, to name the one that a run has.",
+        help="Also compute the truth under causes of wrong log-probs, to name the cause that a run has.",
         column="causes of wrong log-probs that the truth was also computed under: all, or NAME=SIZE,...; NULL if none",
         words="under causes ({})", unset="no causes", quiet=(None,), commands=(), flag_only=True, decides_truth=True,
         resolved=None,

@@ -22,7 +22,7 @@ from actordbg.actor.rules import LEAKED
 from actordbg.base.errors import ActordbgError, Unsupported
 from actordbg.catalog import query
 from actordbg.causes.bank import BY_NAME, PLACEHOLDER, SHIFT, WEIGHTS
-from actordbg.causes.fit import ACCEPTED, Array, Fit, Fitted, fit, refined
+from actordbg.causes.fit import ACCEPTED, Array, CauseFit, FitResult, fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.document.blocks import number
 from actordbg.judge.comparing import OF_TOKENS
@@ -52,7 +52,7 @@ class _Computed:
 
 
 def explain_outputs(store: Store, replay_id: str, *, only: Collection[str] | None = None, **more: Any) -> ExplainedOutputs:
-    """Fit the bank's causes to what the run recorded for the inputs of a replay of the same model.
+    """CauseFit the bank's causes to what the run recorded for the inputs of a replay of the same model.
 
     only: ids of dumps to choose from. more: see `explain_sides`, which raises the same.
     """
@@ -74,7 +74,7 @@ def explain_sides(
     temperature: float | None = None,
     **callbacks: Any,
 ) -> dict[str, ExplainedOutputs]:
-    """Fit the bank's causes to each of several sides, such as a rollout engine and the run.
+    """CauseFit the bank's causes to each of several sides, such as a rollout engine and the run.
 
     sides: by name, log-probs by dump id, of the shape of a replay's; the dumps that all have are fitted, at most `MOST`. models:
     further models (checkpoints of other steps, the base without its adapter) whose weights a side may have had. temperature: the
@@ -183,11 +183,11 @@ def _with(store: Store, dump_id: str, piece: Piece, finer: ReplaySide) -> Piece:
     return replace(piece, causes={**piece.causes, **_causes(store, dump_id, finer)})
 
 
-def told(fitted: Fitted, own: Mapping[str, float], dumps: int, temperature: float | None) -> ExplainedOutputs:
+def told(fitted: FitResult, own: Mapping[str, float], dumps: int, temperature: float | None) -> ExplainedOutputs:
     """Put a fit into words. temperature: that of the truth, if it is the same in all dumps; amounts of temperature are times
     this.
     """
-    zeros = [Fit(PLACEHOLDER, fitted.placeholders, None, np.zeros(0), fitted.before)] * bool(fitted.placeholders)
+    zeros = [CauseFit(PLACEHOLDER, fitted.placeholders, None, np.zeros(0), fitted.before)] * bool(fitted.placeholders)
     named, also = (tuple(_named(each, own, temperature) for each in fits) for fits in (fitted.named, [*zeros, *fitted.expected]))
     nearest = (
         f"{_named(fitted.nearest, own, temperature).said}, leaves {number(fitted.nearest.left, 3)}" if fitted.nearest else ""
@@ -195,7 +195,7 @@ def told(fitted: Fitted, own: Mapping[str, float], dumps: int, temperature: floa
     return ExplainedOutputs(fitted.before, fitted.noise, fitted.tokens, dumps, named, also, fitted.unknown, nearest)
 
 
-def _named(each: Fit, own: Mapping[str, float], temperature: float | None) -> NamedCause:
+def _named(each: CauseFit, own: Mapping[str, float], temperature: float | None) -> NamedCause:
     """Describe a fit. An amount that has an error is given with it."""
     model = each.name.removeprefix(f"{WEIGHTS} ")
     cause = BY_NAME[WEIGHTS if model != each.name else each.name]

@@ -51,7 +51,7 @@ class ExplainedRollout:
 
     @property
     def sentence(self) -> str:
-        """Which side is wrong, and why."""
+        """Say which side is wrong, and why."""
         tokens = f"over {self.rollout.tokens:,} tokens"
         if not self.wrong:
             far = f"{self.rollout.before:.3g} and {self.run.before:.3g} nats"
@@ -64,7 +64,7 @@ class ExplainedRollout:
 
     @property
     def sentences(self) -> list[str]:
-        """What was found on each side."""
+        """Return what was found on each side."""
         sides = ((ROLLOUT, self.rollout), (RUN, self.run))
         return [text.replace("recorded log-probs", f"{name} log-probs") for name, side in sides for text in side.sentences]
 

@@ -250,7 +250,7 @@ class ExplainedOutputs:
     same tokens.
 
     causes: those that the data cannot tell apart; `also`: what is wrong, or usual in a rollout, besides. unknown: there is a
-    difference, and it is none of the bank's causes; nearest: the best of them, in words.
+    difference, and none of the bank's causes explains it; nearest: the best of them, in words.
     """
 
     before: Real

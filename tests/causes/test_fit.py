@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actordbg.causes.bank import BY_NAME
-from actordbg.causes.fit import Fitted, Sample, between, fit, refined
+from actordbg.causes.fit import FitResult, TokenSample, between, fit, refined
 from actordbg.judge.explain_outputs import told
 
 ROWS, TOKENS, VOCABULARY = 6, 200, 40
@@ -39,7 +39,7 @@ class Drawn:
             "min-tokens": [(1.0, self.at(1.0) + 0.2 * first)],
         }
         rows = [(row * TOKENS, (row + 1) * TOKENS, row // 3) for row in range(ROWS)]
-        self.sample = Sample(self.healthy(), self.at(1.0), rows, np.stack([self.rounding()]), self.draws(), self.curves, own)
+        self.sample = TokenSample(self.healthy(), self.at(1.0), rows, np.stack([self.rounding()]), self.draws(), self.curves, own)
 
     def at(self, temperature: float) -> Any:
         scaled = self.logits / temperature
@@ -54,11 +54,11 @@ class Drawn:
     def healthy(self) -> Any:
         return self.at(1.0) + self.rounding()
 
-    def fitted(self, recorded: Any) -> Fitted:
+    def fitted(self, recorded: Any) -> FitResult:
         return fit(replace(self.sample, recorded=recorded))
 
 
-def names(fitted: Fitted) -> list[str]:
+def names(fitted: FitResult) -> list[str]:
     return [each.name for each in fitted.named]
 
 

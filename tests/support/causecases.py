@@ -20,7 +20,7 @@ from locatecases import attribute, four_layers, rounded
 from replaycases import publish
 
 from actordbg.actor.session import open_actor
-from actordbg.causes.fit import Fitted, fit, refined
+from actordbg.causes.fit import FitResult, fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.config.replay_config import WIDER, ReplayConfig
 from actordbg.formats.dump_record import OUTPUT_PREFIX
@@ -83,7 +83,7 @@ class Bench:
     def values(outcomes: list[Any]) -> Arrays:
         return [outcome.log_probs.double().numpy() for outcome in outcomes]
 
-    def explain(self, recorded: Arrays) -> Fitted:
+    def explain(self, recorded: Arrays) -> FitResult:
         """What is fitted to log-probs [B, A] of each dump, with the sizes that a fit asks for."""
         causes = [{name: each.double().numpy() for name, each in ran.tensors.items() if PREFIX in name} for ran in self.truth]
         for _ in range(3):
@@ -170,7 +170,7 @@ HIDDEN = {"inv_freq in bf16", "head in bf16"}
 """Too small to be seen in bf16 on so few tokens, or healthy there."""
 
 
-def named(fitted: Fitted, name: str, amount: float | None, case: Any, beside: int = 0) -> None:
+def named(fitted: FitResult, name: str, amount: float | None, case: Any, beside: int = 0) -> None:
     """The cause is the first that is named, within its error, with at most so many others of its kin."""
     names = [each.name for each in fitted.named]
     assert names[:1] == [name] and len(names) <= 1 + beside, (case, name, fitted)
