@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,16 @@ from actordbg.actor.model_code import require_consent
 from actordbg.api import planning
 from actordbg.api.dump_list import DumpList, StoredDump, typed
 from actordbg.api.planning import Advance, DumpSelection
-from actordbg.base.errors import NothingToDo, Unsupported
+from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
-from actordbg.catalog.query import count_dumps, get_dump, open_fresh
+from actordbg.catalog.query import count_dumps, get_dump, get_replay, open_fresh, select_dumps
 from actordbg.config import consent
 from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, SETTINGS, ReplayConfig
 from actordbg.config.sources import Asked, build_config, load_settings, settings_in
 from actordbg.document.command_result import CommandResult
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Plan
-from actordbg.replay.supervise import run_replay
+from actordbg.replay.replay_data import data_of
+from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
@@ -137,7 +139,7 @@ class OpenStore:
 
         recorded: also judge the run's own outputs; then `model` must hold that step's weights.
         """
-        from actordbg.api.checks import check_answer
+        from actordbg.api.checks import check_answer, lint_newest
         from actordbg.judge.check import run_check
 
         with self._consent(trust_remote_code):
@@ -157,7 +159,53 @@ class OpenStore:
                 on_stage=lambda stage: advance(0, note=stage),
                 on_event=planning.counting(advance),
             )
+            if not files:
+                checked = replace(checked, lint=lint_newest(self._store, where))
             return check_answer(self._store, checked, of=len(plan.spec.inputs) if files else of, recorded=model)
+
+    def compare(
+        self, a: str = "last", b: str = "truth", *, where: str | None = None, truth: str = ANY_WIDER, flat: bool = False,
+        worst: int = 10, trust_remote_code: bool = False, **limits: float,
+    ) -> CommandResult:  # fmt: skip
+        """Compare a replay with another, with "truth" (computed if it is missing) or with "recorded", the run's own outputs.
+
+        truth: its dtype. flat: fixed limits instead of rounding measured on each dump. worst: how many dumps the text lists.
+        limits: of measures, in nats or shares ([list](thresholds.md)): `max_abs=0.01`.
+        """
+        from actordbg.judge.comparing import compare, save
+        from actordbg.judge.comparison_document import comparison_charts, document
+        from actordbg.judge.find_truth import ensure_rounding, ensure_truth
+        from actordbg.judge.thresholds import asked
+
+        with self._consent(trust_remote_code):
+            catalog, own = open_fresh(self._store.require(), where), asked(dict(limits))
+            replay_id, rounding, on_event = get_replay(catalog, a).replay_id, None, planning.counting(self.on_progress)
+            only = None if where is None else {row.dump_id for row in select_dumps(catalog, where)}
+            if b == "truth":
+                b = ensure_truth(self._store, replay_id, dtype=truth, on_event=on_event)
+                rounding = None if flat else ensure_rounding(self._store, replay_id, on_event=on_event)
+            record = compare(self._store, replay_id, b, thresholds=own, rounding=rounding, only=only)
+            save(self._store, record)
+            blocks = document(record, worst, comparison_charts(self._store, record))
+            return CommandResult(record.good, {**vars(record), "good": record.good}, blocks)
+
+    def locate(
+        self, replay: str | None = None, *, where: str | None = None, trust_remote_code: bool = False, **settings: Any
+    ) -> CommandResult:
+        """Name the module in which a configuration goes wrong: that of a replay, or these settings on the dumps of `where`."""
+        from actordbg.api.locating import locate_answer, of_one_input
+
+        with self._consent(trust_remote_code):
+            if replay is not None and (where is not None or settings):
+                raise UsageError("a replay has its own configuration and inputs", hint="name a replay, or settings")
+            if replay is not None:
+                spec = load_spec(self._store, get_replay(self._store.require(), replay).replay_id)
+            else:
+                spec = self._planned("locate", self._requested(settings)[0].config, self._selected(where, ())).spec
+            spec = of_one_input(spec, spec.command)
+            planning.require_runnable(self._store, spec)
+            run_replay(self._store, spec, planning.counting(self._steps(1)))
+            return locate_answer(spec, data_of(self._store, spec).results)
 
     def matrix(
         self, where: str | None = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,

@@ -9,7 +9,7 @@ import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good
-from actordbg.cli.output import open_page, write_file
+from actordbg.cli.output import say_answer, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -46,13 +46,12 @@ def check(
 
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
     """
+    from actordbg.api.checks import check_answer, lint_newest
     from actordbg.catalog.query import count_dumps, open_fresh
     from actordbg.cli import check_work as work
     from actordbg.cli import replaying
-    from actordbg.document.blocks import Items
+    from actordbg.document.blocks import verdict_in
     from actordbg.document.page import check_place
-    from actordbg.judge.check import check_data
-    from actordbg.judge.explanation import explain
     from actordbg.judge.exports import junit_xml
 
     flags = replaying.flags_of(settings)
@@ -65,18 +64,16 @@ def check(
     if not plan.spec.inputs:
         raise replaying.nothing_to("check", store, inputs)
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
-    findings = None if inputs.input_file else work.lint_newest(store, of_all)
+    with output.progress("reading", None) as advance:
+        findings = None if inputs.input_file else lint_newest(store, of_all, on_dump=advance)
     checked = replace(work.run_with_bar(store, plan.spec, of_run), lint=findings)
-    verdict = checked.verdict(of=of, recorded=recorded)
-    explained = explain(store, checked, verdict)
-    page, blocks = work.write_check_page(store, checked, verdict, explained)
-    data = check_data(checked, verdict, of=of) | {"page": str(page), "explanation": explained.data}
-    facts = Items((f"configuration: {data['configuration']}",))
-    work.print_check([verdict, facts], blocks, data)
+    answer = check_answer(store, checked, of=of, recorded=recorded)
+    page = work.write_check_page(store, answer)
+    say_answer(replace(answer, data={**answer.data, "page": str(page)}), page)
     if junit is not None:
+        verdict = verdict_in(answer.blocks)
+        assert verdict is not None
         write_file(junit, junit_xml(checked, verdict).decode())
-    if output.wanted.opened:
-        open_page(page)
     if github:
-        work.annotate(checked, [verdict, facts])
-    require_good(verdict.good)
+        work.annotate(checked, answer.blocks)
+    require_good(answer.ok)

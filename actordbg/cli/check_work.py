@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from actordbg.api.planning import counting
 from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.base.units import plural
-from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.catalog.selections import joined
 from actordbg.cli import output
 from actordbg.cli.options import store_of
-from actordbg.cli.output import emit_json, note, note_some, progress, say, say_lines, write_files
+from actordbg.cli.output import note, note_some, progress, say
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.replaying import replaying, require_runnable
-from actordbg.document.blocks import Block, Verdict, as_data, verdict_in
-from actordbg.document.page import as_html
-from actordbg.document.renderings import as_markdown, as_text
+from actordbg.document.blocks import Block, verdict_in
+from actordbg.document.command_result import CommandResult
+from actordbg.document.renderings import as_markdown
 from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder
-from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, check_blocks, run_check
-from actordbg.judge.explanation import Explanation
+from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, run_check
 from actordbg.judge.exports import workflow_commands
-from actordbg.judge.lint import Findings, lint
-from actordbg.judge.load_replays import pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import PICKLES
@@ -90,17 +85,6 @@ def with_paths(ctx: typer.Context, paths: list[Path], inputs: ChosenInputs) -> C
     return replace(inputs, where=joined(inputs.where, f"dump_id in ({chosen})"))
 
 
-LINTED = 256
-"""Most dumps whose recorded data `check` checks, the newest: whole steps, and about a second."""
-
-
-def lint_newest(store: Store, where: str | None, most: int | None = LINTED) -> Findings:
-    """Check the laws of the recorded data on the newest dumps, losses included, that a condition selects."""
-    rows = select_dumps(open_fresh(store, where), where, order="newest", limit=most, losses=True)
-    with progress("reading", len(rows)) as advance:
-        return lint(store.root, [row.path for row in rows], advance)
-
-
 def run_with_bar(store: Store, spec: ReplaySpec, recorded: bool) -> CheckFound:
     """Run the check with a progress bar over all its stages. On Ctrl-C, keep the results and print how to continue."""
     require_runnable(store, spec)
@@ -129,27 +113,14 @@ def run_with_bar(store: Store, spec: ReplaySpec, recorded: bool) -> CheckFound:
         raise typer.Exit(130) from None
 
 
-def write_check_page(store: Store, checked: CheckFound, verdict: Verdict, explained: Explanation) -> tuple[Path, Sequence[Block]]:
-    """Return the page's path and blocks; without -o FILE.html it is written here, into the store's reports/."""
-    blocks = check_blocks(checked, verdict, explained.blocks, pictures(store, checked.data))
+def write_check_page(store: Store, answer: CommandResult) -> Path:
+    """Return the page's path; without -o FILE.html it is written here, into the store's reports/."""
     if output.wanted.page is not None:
-        return output.wanted.page, blocks
+        return output.wanted.page
     make_folder(store.reports)
-    path = store.reports / f"check-{checked.data.spec.replay_id}.html"
-    atomic_write(path, as_html(blocks).encode())
-    return path, blocks
-
-
-def print_check(brief: Sequence[Block], blocks: Sequence[Block], data: Mapping[str, Any]) -> None:
-    """Print the result, and write the files of -o, whose document has all blocks."""
-    answer = {**data, **as_data(brief)}
-    write_files(answer, blocks)
-    if output.wanted.json:
-        return emit_json(answer)
-    if output.wanted.format == "md":
-        return say_lines(as_markdown(brief))
-    say_lines(as_text(brief))
-    return say(f"page: {data['page']}")
+    path = store.reports / f"check-{answer['replay_id']}.html"
+    atomic_write(path, answer.to_html().encode())
+    return path
 
 
 def annotate(checked: CheckFound, document: Sequence[Block]) -> None:

@@ -146,7 +146,7 @@ def compare(
     blocks = document(record, limit, charts)
     if b in RECORDED_NAMES and (weights := work.recorded_weights(store, judged)):
         blocks.insert(2, Paragraph(f"Weights: {weights}."))
-    say_document(blocks, data=vars(record))
+    say_document(blocks, data={**vars(record), "good": record.good})
     if path is not None and not output.wanted.json:
         note(f"saved as {path}")
     require_good(record.good)

@@ -119,8 +119,9 @@ def _located(store: Store, spec: ReplaySpec) -> Sequence[ResultRecord]:
     """Return the results of an earlier `locate` of this configuration, or run it now, on the input that shows the most."""
     import contextlib
 
+    from actordbg.api.locating import of_one_input
     from actordbg.base.errors import ActordbgError
-    from actordbg.cli.locate import of_one_input, run_located
+    from actordbg.cli.locate import run_located
     from actordbg.records.journal import SPEC
     from actordbg.replay.replay_data import data_of
     from actordbg.replay.supervise import load_spec

@@ -26,15 +26,16 @@ def lint(
 
     Example: actordbg lint --where "last 2h"
     """
+    from actordbg.api.checks import lint_newest
     from actordbg.base.errors import NothingToDo
     from actordbg.catalog.query import open_fresh
     from actordbg.catalog.selections import no_match
     from actordbg.cli import output
-    from actordbg.cli.check_work import lint_newest
     from actordbg.judge.lint import lint_blocks, lint_data
 
     store = store_of(ctx).require()
-    findings = lint_newest(store, where, max_inputs)
+    with output.progress("reading", None) as advance:
+        findings = lint_newest(store, where, max_inputs, advance)
     if not findings.dumps and not findings.unreadable:
         if output.wanted.allow_empty:
             raise typer.Exit(0)

@@ -365,8 +365,11 @@ def say_document(blocks: Sequence[Block], *, data: Mapping[str, Any]) -> None:
     say_answer(CommandResult(True, data, blocks))
 
 
-def say_answer(answer: CommandResult) -> None:
-    """Print a result in the requested format, and write the requested files. Its page opens if --open is given."""
+def say_answer(answer: CommandResult, written: Path | None = None) -> None:
+    """Print a result in the requested format, and write the requested files. Its page opens if --open is given.
+
+    written: the page, if it has been written already; text names it.
+    """
     from actordbg.document.renderings import as_markdown
 
     write_files(answer.record, answer.page or answer.blocks)
@@ -376,9 +379,11 @@ def say_answer(answer: CommandResult) -> None:
         say_lines(as_markdown(answer.blocks))
     else:
         say_lines(str(answer))
+        if written is not None:
+            say(f"page: {written}")
     if wanted.opened:
-        page = wanted.page or temporary_page()
-        if wanted.page is None:
+        page = written or wanted.page or temporary_page()
+        if written is None and wanted.page is None:
             write_file(page, answer.to_html())
         open_page(page)
 

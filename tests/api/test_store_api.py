@@ -12,11 +12,9 @@ import pytest
 from replaycases import publish
 from roots import ROOT, environment
 from runkit import python
-from typer.testing import CliRunner
 
 import actordbg
 from actordbg.base.errors import BadResult, NothingToDo, UsageError, WhereError
-from actordbg.cli.app import app
 from actordbg.document.blocks import Heading, Paragraph, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.store.layout import Store
@@ -117,22 +115,6 @@ def test_nothing_selected_is_an_error_that_says_what_there_is(tmp_path: Path):
     publish(Store(tmp_path / "store").create(), 1)
     with pytest.raises(NothingToDo, match="nothing to check: no dump matches seq_len>9999"):
         actordbg.open(tmp_path / "store").check("seq_len>9999")
-
-
-@pytest.mark.slow
-def test_replay_laws_check_and_matrix_return_what_the_commands_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    publish(Store(tmp_path / "store").create(), 2, length=24)
-    steps: list[int] = []
-    store = actordbg.open(tmp_path / "store", on_progress=lambda count, note="", total=None: steps.append(count))
-    lawful = store.laws(sample=1)
-    checked = store.check(backward=False)
-    cells = store.matrix(max_inputs=1, packing=[False, True], attn=["eager"], backward=False)
-    assert capfd.readouterr() == ("", "") and sum(steps) >= 3
-    assert lawful.ok and lawful["laws"]["inputs"] == 1 and lawful["passed"] == 1
-    assert (checked.verdict, checked["dumps"], checked.ok) == ("RIGHT", 2, True) and "<main" in checked.to_html()
-    assert cells.ok and [cell["status"] for cell in cells["matrix"]["cells"]] == ["passed"] * 2
-    printed = CliRunner().invoke(app, ["--store", str(store.folder), "report", checked["replay_id"], "-f", "json"])
-    assert json.loads(printed.stdout)["replays"][0]["command"].startswith("actordbg check --where")
 
 
 @pytest.mark.slow

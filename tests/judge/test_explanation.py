@@ -94,7 +94,7 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
     ran: list[str] = []
 
     def run_located(store: Store, spec: Any) -> Any:
-        from actordbg.cli.locate import of_one_input
+        from actordbg.api.locating import of_one_input
 
         one = of_one_input(spec)
         ran.append(one.inputs[0].dump_id)

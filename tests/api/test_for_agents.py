@@ -1,0 +1,113 @@
+"""What coding agents read: the skill's commands exist, and `--json` is what the published schemas say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import docpages
+import msgspec
+import pytest
+from replaycases import publish
+from roots import ROOT
+from typer.testing import CliRunner
+
+import actordbg
+from actordbg.cli.app import app
+from actordbg.document.blocks import VerdictData
+from actordbg.store.layout import Store
+
+SKILL, SCHEMAS = ROOT / "docs" / "skill" / "SKILL.md", ROOT / "docs" / "reference" / "json"
+COMMANDS = re.findall(r"`(actordbg [^`.(]+[^`]*)`", SKILL.read_text())
+REQUIRED = ("verdict", "sentence", "figures", "not_checked", "next", "good")
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.split()[0] == "actordbg"])
+def test_every_command_of_the_skill_exists(command: str):
+    for arguments in docpages.invocations(command):
+        docpages.parse(arguments)
+
+
+def test_the_skill_begins_with_its_name_and_names_every_key_and_every_schema():
+    text = SKILL.read_text()
+    assert re.match(r"---\nname: actordbg\ndescription: .+\n---\n", text)
+    assert [key for key in REQUIRED if f"`{key}`" not in text] == []
+    assert [
+        path.name for path in SCHEMAS.glob("*.json") if path.name not in text and path.name != "replay-spec.schema.json"
+    ] == []
+
+
+def as_schema_says(name: str, record: Any) -> None:
+    """Check the keys and JSON types of a record by its schema: as much of JSON Schema as msgspec writes."""
+    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
+    _valid(record, schema, schema["$defs"], name)
+
+
+def _valid(value: Any, schema: dict[str, Any], known: dict[str, Any], at: str) -> None:
+    if "$ref" in schema:
+        return _valid(value, known[schema["$ref"].rpartition("/")[2]], known, at)
+    if "anyOf" in schema:
+        errors = []
+        for each in schema["anyOf"]:
+            try:
+                return _valid(value, each, known, at)
+            except AssertionError as error:
+                errors.append(error)
+        raise errors[0]
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "boolean": bool,
+        "integer": int,
+        "number": (int, float),
+        "null": type(None),
+    }
+    assert "type" not in schema or isinstance(value, kinds[schema["type"]]), (at, schema, value)
+    if isinstance(value, dict):
+        assert set(schema.get("required", ())) <= value.keys(), at
+        for key, each in schema.get("properties", {}).items():
+            if key in value:
+                _valid(value[key], each, known, f"{at}.{key}")
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            inside = [*schema.get("prefixItems", ())][number : number + 1] or [schema.get("items") or {}]
+            _valid(item, inside[0], known, f"{at}[{number}]")
+    return None
+
+
+@pytest.mark.slow
+def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    publish(Store(tmp_path / "store").create(), 2, length=24)
+    steps: list[int] = []
+    store = actordbg.open(tmp_path / "store", on_progress=lambda count, note="", total=None: steps.append(count))
+    answers = {
+        "check": store.check(backward=False),
+        "laws": store.laws(sample=1, backward=False),
+        "matrix": store.matrix(max_inputs=1, packing=[True], attn=["eager"], backward=False),
+        "locate": store.locate("@2"),
+    }
+    answers["compare"] = store.compare("@2", "truth")
+    assert capfd.readouterr() == ("", "") and sum(steps) >= 3
+    for name, answer in answers.items():
+        assert [key for key in REQUIRED if key not in answer] == [], name
+        msgspec.convert(answer.record, VerdictData)
+        as_schema_says("answer", answer.record)
+        for arguments in docpages.invocations(answer.next):
+            docpages.parse(arguments)
+    assert {name: answer.verdict for name, answer in answers.items() if name in ("check", "locate")} == dict.fromkeys(
+        ("check", "locate"), "RIGHT"
+    )
+    assert all(answer.ok for answer in answers.values()) and answers["laws"]["laws"]["inputs"] == 1
+    assert answers["check"]["dumps"] == 2 and "<main" in answers["check"].to_html()
+    as_schema_says("matrix", answers["matrix"]["matrix"])
+    as_schema_says("comparison", answers["compare"].record)
+    printed = CliRunner().invoke(app, ["--store", str(store.folder), "compare", "@2", "truth", "--json"])
+    ours = json.loads(printed.stdout)
+    assert ours.keys() == answers["compare"].record.keys() and ours["sentence"] == answers["compare"].sentence
+    told = json.loads(CliRunner().invoke(app, ["--store", str(store.folder), "report", "@2", "-f", "json"]).stdout)
+    assert told["replays"][0]["command"].startswith("actordbg ")
