@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,19 @@ def api_markdown() -> str:
     for name in ("open", "OpenStore", "CommandResult", "check_model", "truth", "record", "StoredDump"):
         lines += _of(homes[name], name)
         lines += [line for after, (path, kind) in MORE.items() if after.partition(".")[0] == name for line in _of(path, kind)]
+    plugin = ast.parse((ROOT / "actordbg" / "api" / "pytest_plugin.py").read_text())
+    lines += ["## The pytest plugin", "", *_docstring(plugin), "", "`examples/trainer_ci` is a trainer's CI in twelve lines: two GRPO steps of TRL on a CPU.", ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _docstring(module: ast.Module) -> list[str]:
+    """Return a module's docstring with its indented lines as a block of code."""
+    blocks = re.split(r"\n\n(?=\S)", ast.get_docstring(module) or "")
+    first, *others = (re.split(r"(?m)^\n?(?=    )", block, maxsplit=1) for block in blocks)
+    lines: list[str] = []
+    for prose, *code in (first, *others):
+        lines += [prose.strip(), ""] + (["```python", inspect.cleandoc(code[0]), "```", ""] if code else [])
+    return lines[:-1]
 
 
 def _homes() -> dict[str, str]:
