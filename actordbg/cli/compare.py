@@ -105,6 +105,7 @@ def compare(
     from actordbg.judge.comparison_document import comparison_charts, document
     from actordbg.judge.sides import RECORDED_NAMES
     from actordbg.judge.thresholds import asked
+    from actordbg.judge.wrong_tokens import wrong_tokens
 
     take_consent(trust_remote_code)
     dtype = truth_dtype(truth)
@@ -141,6 +142,8 @@ def compare(
     moves = floor.floor.get("max_abs") if floor else None
     charts = comparison_charts(store, record, texts, moves) if output.wanted.whole or output.wanted.opened else []
     blocks = document(record, limit, charts)
+    if (pattern := wrong_tokens(store, record)) is not None:
+        blocks.insert(2, Paragraph(f"Wrong tokens: {pattern.sentence}."))
     if b in RECORDED_NAMES and (weights := work.recorded_weights(store, judged)):
         blocks.insert(2, Paragraph(f"Weights: {weights}."))
     say_document(blocks, data={**vars(record), "good": record.good})
