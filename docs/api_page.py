@@ -16,6 +16,7 @@ BEGINNING = """\
 `hint` and `code`. Nothing here prints or exits. Settings are [those of the command line](replay-settings.md), with underscores:
 `store.check(model="/models/llama", packing=True)`. What an answer's `record` holds has [schemas](json/answer.schema.json).
 """
+EXAMPLE_CI = "`examples/trainer_ci` is a trainer's CI in twelve lines: two GRPO steps of TRL on a CPU."
 MORE = {"OpenStore.dumps": ("api/dump_list.py", "DumpList"), "OpenStore.record": ("api/recording.py", "CallRecording"),
         "truth": ("api/own_model.py", "Truth")}  # fmt: skip
 """Classes whose instances a name returns, shown after it."""
@@ -31,7 +32,7 @@ def api_markdown() -> str:
         lines += _of(homes[name], name)
         lines += [line for after, (path, kind) in MORE.items() if after.partition(".")[0] == name for line in _of(path, kind)]
     plugin = ast.parse((ROOT / "actordbg" / "api" / "pytest_plugin.py").read_text())
-    lines += ["## The pytest plugin", "", *_docstring(plugin), "", "`examples/trainer_ci` is a trainer's CI in twelve lines: two GRPO steps of TRL on a CPU.", ""]
+    lines += ["## The pytest plugin", "", *_docstring(plugin), "", EXAMPLE_CI]
     return "\n".join(lines).rstrip() + "\n"
 
 
