@@ -31,7 +31,7 @@ from functools import cached_property
 from typing import Any
 
 from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
-from actordbg.formats.dump_record import is_plain_name, kinds_of
+from actordbg.formats.dump_record import FORWARD, is_plain_name, kinds_of
 from actordbg.formats.store_files import StoreFiles, atomic_write, open_regular, read_regular
 
 NAN, EXCEPTION, OOM, SLOW, LOGPROBS, BEFORE = "nan", "exception", "oom", "slow", "logprobs", "before"
@@ -100,13 +100,13 @@ class Control:
     """What to record. `None` means unlimited.
 
     `every`: record one call in N, starting with the first; 0: only calls that a trigger keeps. `max_dumps`, `max_bytes` (of
-    files): limits per actor instance and process. `ranks`: record only these. `min_seq_len`: the least S of `sequences`.
-    `with_outputs`: also store what the call returned; `with_rng`: also store the RNG
-    state before it. `triggers`: see the module; `before`: calls kept from the ring before each triggered call; `max_triggered`:
-    limit per actor and trigger since `dump enable`. `keep_bytes`: limit of the run's dumps in bytes; rotation removes the oldest
-    unpinned ones first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for no ring; `ring_dir`:
-    its folder, None for the default. `writer`: what encodes and publishes, one of WRITERS. `generation`: counts changes of this
-    file.
+    files): limits per actor instance and process. `ranks`: record only these. `min_seq_len`: the least S of `sequences`. `calls`:
+    the capture points; forwards are always recorded. `with_outputs`: also store what the call returned; `with_rng`: also
+    store the RNG state before it. `triggers`: see the module; `before`: calls kept from the ring before each triggered call;
+    `max_triggered`: limit per actor and trigger since `dump enable`. `keep_bytes`: limit of the run's dumps in bytes; rotation
+    removes the oldest unpinned ones first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for
+    no ring; `ring_dir`: its folder, None for the default. `writer`: what encodes and publishes, one of WRITERS. `generation`:
+    counts changes of this file.
     """
 
     enabled: bool
@@ -119,6 +119,7 @@ class Control:
     ranks: tuple[int, ...] | None = None
     min_seq_len: int | None = None
     free_floor_bytes: int = DEFAULT_FREE_FLOOR
+    calls: tuple[str, ...] = (FORWARD,)
     with_outputs: bool = False
     with_rng: bool = False
     triggers: tuple[str, ...] = ()
@@ -169,7 +170,7 @@ MAX_RING = 256
 GONE = ("level", "max_seq_len")
 """Keys of earlier versions that limit nothing any more."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
-_ITEMS: dict[str, Any] = {"ranks": int, "triggers": str}
+_ITEMS: dict[str, Any] = {"ranks": int, "triggers": str, "calls": str}
 _KINDS = kinds_of(Control)
 
 

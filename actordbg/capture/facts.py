@@ -136,7 +136,8 @@ def facts_of_actor(actor: Any) -> dict[str, Any]:
     model_name = scrub(path) if isinstance(path, str) and path else None
     parameters = getattr(model, "parameters", None)
     first = next(iter(parameters()), None) if callable(parameters) else None
-    return {"model_name": model_name, "model_dtype": dtype_name(first.dtype) if first is not None else None, "actor": facts}
+    named = {"model_name": model_name, "model_dtype": dtype_name(first.dtype) if first is not None else None}
+    return {**named, "actor": facts, **getattr(actor, "recorded_fields", {})}
 
 
 def unwrap(model: Any) -> Any:
@@ -234,7 +235,10 @@ class Bound:
 
 
 class Binder:
-    """Binds the arguments of calls of one function whose first parameter is `self`."""
+    """Binds the arguments of calls of a function whose first parameter is `self`. `returns`, `control`: of losses (`losses`)."""
+
+    returns: tuple[str, ...] = ()
+    control: Any = None
 
     def __init__(self, function: Callable[..., Any]) -> None:
         parameters = list(inspect.signature(function).parameters.values())[1:]

@@ -30,7 +30,7 @@ from torch.compiler import is_compiling
 from actordbg.capture.facts import Binder, note_trainer
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.recorder import Recorder
-from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.dump_record import LOSS, is_plain_name
 from actordbg.formats.store_files import StoreFiles
 
 MARK = "__actordbg_forward__"
@@ -46,12 +46,13 @@ class Slot:
     """Where a wrapped forward finds its process's recorder; renewed in a forked child.
 
     A call runs `enter` first. It is None while recording is off, and `_arrive`, which starts the watch thread, before the first
-    call.
+    call. `packages`: those of the Actors, whose losses may be recorded too.
     """
 
     def __init__(self, store: StoreFiles, run: str | None) -> None:
         self._store = store
         self._run = run
+        self.packages: set[str] = set()
         self._left_to_parent: list[Recorder] = []
 
         def traced() -> None:
@@ -85,7 +86,12 @@ class Slot:
     def _follow(self) -> None:
         """Turn recording on or off, as the recorder's switch says."""
         if self._arrived:
-            self.enter = self.recorder.enter if self.recorder.control is not None else None
+            control = self.recorder.control
+            self.enter = self.recorder.enter if control is not None else None
+            if control is not None and LOSS in control.calls:
+                from actordbg.capture import losses  # which most processes never need
+
+                losses.attach(self, wrap)
 
 
 _slots: dict[str, Slot] = {}
@@ -104,7 +110,9 @@ def install(actor_cls: type, *, store: str | None = None) -> bool:
         return False
     if not hasattr(original, MARK):
         note_trainer(actor_cls)
-        actor_cls.forward = wrap(original, _slot(root))  # type: ignore[attr-defined]
+        slot = _slot(root)
+        slot.packages.add(actor_cls.__module__.partition(".")[0])
+        actor_cls.forward = wrap(original, slot)  # type: ignore[attr-defined]
     return True
 
 

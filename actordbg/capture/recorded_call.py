@@ -160,8 +160,8 @@ class Kind:
 
     `fields`: their common record fields. `tensors`: (name, dtype) of each, in order. `text`: the kind as JSON. `leading`: see
     `Layout`; `layouts`: by shapes and strides. `weight`: bytes that the plain arguments count as. `returns`: name of the
-    log-probs that a call returns. `shared`: other calls also refer to this kind. `ring`, `at`: where a ring holds `text`;
-    (0, 0): the call's own extent has to hold it.
+    log-probs that a call returns, or the names of all its results. `shared`: other calls also refer to this kind. `ring`, `at`:
+    where a ring holds `text`; (0, 0): the call's own extent has to hold it.
     """
 
     fields: dict[str, Any]
@@ -169,7 +169,7 @@ class Kind:
     text: bytes
     leading: int = -1
     weight: int = 0
-    returns: str = "log_probs"
+    returns: str | tuple[str, ...] = "log_probs"
     shared: bool = False
     ring: Ring | None = None
     at: tuple[int, int] = (0, 0)
@@ -211,7 +211,7 @@ def kind_of(
     kind = instance.kinds.get(key := tuple(key))
     if kind is None:
         bound = binder.bind(args, kwargs)
-        kind, sorted_tensors = _kind(ledger, instance, call, bound), list(bound.tensors.values())
+        kind, sorted_tensors = _kind(ledger, instance, call, bound, binder.returns), list(bound.tensors.values())
         alike = key and not bound.extra and not any(bound.groups.values())  # similar calls get the same kind
         if alike and [*map(id, tensors)] == [*map(id, sorted_tensors)] and len(instance.kinds) < _MOST:
             kind.shared = True
@@ -226,7 +226,7 @@ def kind_of(
     return kind, layout, tensors, addresses
 
 
-def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) -> Kind:
+def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound, returns: tuple[str, ...]) -> Kind:
     fields = {
         **{name: getattr(ledger.identity, name) for name in ("run", "host", "pid", "instance")},
         **instance.rank,
@@ -240,8 +240,8 @@ def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) ->
     tensors = tuple((name, dtype_name(tensor.dtype)) for name, tensor in bound.tensors.items())
     mask = "action_mask" in bound.tensors or "action_mask" in bound.extra
     of_actions = mask or bound.arguments.get("num_actions") is not None  # the second in old trainers
-    returns = "action_log_probs" if of_actions else "log_probs"
-    return Kind(fields, tensors, sealed({"fields": fields, "tensors": tensors}), bound.leading, bound.argument_bytes, returns)
+    named = returns or ("action_log_probs" if of_actions else "log_probs")
+    return Kind(fields, tensors, sealed({"fields": fields, "tensors": tensors}), bound.leading, bound.argument_bytes, named)
 
 
 LEFT = -1

@@ -63,7 +63,7 @@ class Recorder:
     """Records the calls of one process into one store. Not used across a fork: the child makes a new one.
 
     `control`: the switch in force, None while recording is off; `on_change` is called when it may have changed. `stray` counts
-    calls that the recorder failed to count. `compiled`: torch.compile traced a forward.
+    calls that the recorder failed to count. `compiled`: torch.compile traced a forward. `last`: the last call that was copied.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Recorder:
         self._strays_booked = 0
         self.control: Control | None = None
         self.ring: Ring | None = None
+        self.last: Item | None = None
         self.closed = False
         self.notices = notices or Notices()
         self.watcher = ControlWatcher(store, on_problem=lambda text: self.notices.warn("control", text), job=run)
@@ -128,7 +129,8 @@ class Recorder:
 
     def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
         """Count a call that is about to run and, if it is selected, copy it. Raises no Exception."""
-        control, ring = self.control, self.ring
+        control: Control | None = binder.control or self.control
+        ring = self.ring
         if control is None or ring is None:
             return None
         open_: Item | Ledger | None = None
@@ -144,7 +146,7 @@ class Recorder:
             if reason is not None and not ring.keep and not control.triggers:
                 return None
             item = Item(self.pid, ledger, control, ring, number, reason, OPEN if reason is None else SAMPLED)
-            open_ = item
+            open_ = self.last = item
             return self._hand_over(item) if self._copy(item, instance, actor, binder, args, kwargs) else None
         except BaseException as error:  # an edge: assignments only
             if isinstance(error, Exception):

@@ -203,17 +203,19 @@ class Copier:
         return self._devices[where]
 
 
-def named_outputs(output: Any, returns: str, logits: bool = False) -> dict[str, torch.Tensor]:
+def named_outputs(output: Any, returns: str | tuple[str, ...], logits: bool = False) -> dict[str, torch.Tensor]:
     """Return the small tensors of `forward`'s result, named `output.<name>`.
 
     A trainer returns log-probs, `(log-probs, model output)` or the model output, which may carry `entropy`, and in some trainers
-    the log-probs. `returns`: the name of the log-probs. With `logits`, a result without log-probs gets the sum of its logits (a
-    float32 scalar) instead: that reads the logits once on their device, and waits for nothing.
+    the log-probs. `returns`: the name of the log-probs, or of all results. With `logits`, a result without log-probs gets the
+    sum of its logits (a float32 scalar) instead: that reads the logits once on their device, and waits for nothing.
     """
     outputs: dict[str, Any] = {}
     several = isinstance(output, (tuple, list)) and not hasattr(output, "logits")
     parts = list(output) if several else [output]
-    if parts and isinstance(parts[0], torch.Tensor):
+    if isinstance(returns, tuple):
+        outputs, parts, returns = dict(zip(returns, parts, strict=False)), [], returns[0]
+    elif parts and isinstance(parts[0], torch.Tensor):
         outputs[returns] = parts.pop(0)
     for part in parts:
         outputs = {name: getattr(part, name, None) for name in (returns, "entropy")} | outputs
@@ -222,11 +224,8 @@ def named_outputs(output: Any, returns: str, logits: bool = False) -> dict[str, 
         if type(values) is torch.Tensor and values.is_floating_point():
             with torch.no_grad():
                 outputs[LOGITS_SUM] = values.detach().sum(dtype=torch.float32)
-    return {
-        OUTPUT_PREFIX + name: value
-        for name, value in outputs.items()
-        if type(value) is torch.Tensor and storable(value) and not value.is_meta
-    }
+    tensors = {name: value for name, value in outputs.items() if type(value) is torch.Tensor}
+    return {OUTPUT_PREFIX + name: value for name, value in tensors.items() if storable(value) and not value.is_meta}
 
 
 def cost(tensors: Iterable[torch.Tensor]) -> int:

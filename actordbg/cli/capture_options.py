@@ -35,6 +35,7 @@ class CaptureOptions:
     ranks: str | None = option_field(None, "Only these ranks, e.g. 0,1,4-7.", metavar="RANKS")
     min_seq_len: int | None = option_field(None, "Only calls with S >= N.", min=0)
     free_floor: str = option_field("5GiB", "Drop calls while free disk is below this.", metavar="SIZE", rank=30)
+    calls: str = option_field("forward", "What to record: forward, or forward,loss.", metavar="CALL,...")
     with_outputs: bool = option_field(False, "Also store the returned log-probs (and entropy).")
     with_rng: bool = option_field(False, "Also store the RNG state before the call.", rank=30)
     on: str | None = option_field(
@@ -110,10 +111,22 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
         ranks=parse_ranks(options.ranks) if options.ranks else None,
         free_floor_bytes=parse_size("--free-floor", options.free_floor),
         triggers=words,
+        calls=_parse_calls(options.calls),
         ring_bytes=parse_size("--recorder-bytes", options.ring_bytes),
         ring_dir=ring_dir,
         **{name: getattr(options, name) for name in same},
     )
+
+
+def _parse_calls(text: str) -> tuple[str, ...]:
+    """Parse `forward,loss`. Raises UsageError."""
+    from actordbg.formats.dump_record import FORWARD, POINTS
+
+    calls = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if FORWARD not in calls or (unknown := {*calls} - {*POINTS}):
+        message = f"--calls {text!r}: {'forward is missing' if FORWARD not in calls else f'there is no {min(unknown)}'}"
+        raise UsageError(message, hint="pass --calls forward or --calls forward,loss")
+    return calls
 
 
 def checked_run_name(run: str | None) -> str | None:
@@ -157,6 +170,7 @@ def limits_in_words(control: dict[str, Any]) -> str:
         f"the newest {human_bytes(control['keep_bytes'])}": control["keep_bytes"] is not None,
         f"last {plural(control['ring'], 'call')} buffered" if control["ring"] else "no calls buffered": True,
         f"minimum free disk {human_bytes(control['free_floor_bytes'])}": True,
+        "with losses": "loss" in control.get("calls", ()),
         "with outputs": control["with_outputs"],
         "with RNG state": control["with_rng"],
     }

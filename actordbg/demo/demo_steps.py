@@ -105,7 +105,7 @@ class Demo:
             self.tell(f"  [{self._elapsed()}] {f'step {progress.step}  ' * stepped}{progress.text}")
         if stepped and not self._dumping:
             self._dumping = True
-            self._actordbg("dump", "enable")
+            self._actordbg("dump", "enable", "--calls", "forward,loss")
 
     def _replay(self) -> None:
         replays = Store(self.directory / "store").replays

@@ -127,6 +127,15 @@ TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
 }
 """Package -> the first version without the trap, and the trap."""
 
+KNOWN_FAILURES = (
+    (
+        "dynamic batches", {TRAINER.package: (0, 11), "deepspeed": (0, 19)},
+        "train.dynamic_batch_enable under ZeRO 1 or 2 applies only the gradient of the last micro-batch of each step",
+        "leave it off, or use ds.zero_stage 3; `actordbg lint` checks a recorded run",
+    ),
+)  # fmt: skip
+"""Settings that give wrong numbers with these packages from these versions on: name, versions, what happens, and a way out."""
+
 MODULE_OF = {"PIL": "pillow", "flash_attn": "flash-attn", "yaml": "pyyaml", "skimage": "scikit-image"}
 """Distributions whose module has another name."""
 
@@ -160,6 +169,9 @@ def check(versions: Versions) -> Iterator[Check]:
     yield ok("actordbg", actordbg.__version__)
     for need, packages in PACKAGES.items():
         yield from (_package(versions[name], need, name, known) for name, known in packages.items())
+    for name, since, fault, remedy in KNOWN_FAILURES:
+        if all(release(versions[package] or "0") >= first for package, first in since.items()):
+            yield warn(name, fault, remedy)
     if versions["ray"]:
         yield _debugger(versions["debugpy"])
     if versions["torch"]:

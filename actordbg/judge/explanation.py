@@ -116,8 +116,10 @@ def _model(_store: Store, check: CheckFound) -> Iterator[Evidence]:
         yield Evidence(
             RULED_OUT, f"{plural(located.formulas.modules, 'module')} of transformers: as in the formulas of their papers"
         )
+    if located is not None and located.kernel:
+        yield Evidence(WHAT, located.kernel, "replay with `--attn eager`, or a kernel that computes this model's attention")
     if located is not None and located.wrong:
-        known = bool(local.differences)
+        known = bool(local.differences or located.kernel)
         first = located.wrong[0]
         words = place_in_words(first, located.dtype, cause_known=known)
         yield Evidence(WHERE if known else WHAT, words, "" if known else _of_place(first))

@@ -197,14 +197,26 @@ class RecordedCall:
 
     @cached_property
     def terms(self) -> Terms | None:
-        """The PPO loss of this call's tokens, recomputed from its arguments; None for another loss.
+        """Return the sums of this loss's terms, recomputed from its arguments; None for a forward, and for an unknown loss."""
+        known = self.log_probs()
+        supervised = self.is_loss and "old_log_probs" not in known and "log_probs" in known
+        each = -known["log_probs"].astype("f8") if supervised else self._ppo_terms(known)
+        if each is None or self.active is None:
+            return None
+        each = np.where(self.active, each, 0.0)
+        count = self.active.sum(1)
+        means = each.sum(1)[count > 0] / count[count > 0]
+        return Terms(float(each.sum()), float(means.sum()), float(np.abs(each).sum()), int(count.sum()), int((count > 0).sum()))
+
+    def _ppo_terms(self, known: Mapping[str, Numbers]) -> Numbers | None:
+        """Return the terms of a PPO loss, float64 [B, A]; None for another loss.
 
         Source: `PolicyLoss.forward` of OpenRLHF 0.11 (clip, dual clip, importance correction by token).
         """
         loss: dict[str, Any] = {name: self.fact(f"loss.{name}") for name in _ATTRIBUTES}
-        known, advantages = self.log_probs(), self.array("advantages")
-        names = {"log_probs", "old_log_probs"} | ({"rollout_log_probs"} if loss["is_correction_level"] == "token" else set())
-        if loss["policy_loss_type"] != "ppo" or advantages is None or self.active is None or not names <= known.keys():
+        advantages, corrected = self.array("advantages"), loss["is_correction_level"] == "token"
+        names = {"log_probs", "old_log_probs"} | ({"rollout_log_probs"} if corrected else set())
+        if loss["policy_loss_type"] != "ppo" or advantages is None or not names <= known.keys():
             return None
         if loss["is_correction_level"] not in (None, "off", "token") or loss["is_correction_gating"] not in (None, "ratio"):
             return None
@@ -214,16 +226,13 @@ class RecordedCall:
             terms = np.minimum(ratio * wide, np.clip(ratio, 1 - loss["clip_eps_low"], 1 + loss["clip_eps_high"]) * wide)
             if loss["dual_clip"] is not None:
                 terms = np.where(wide < 0, np.maximum(terms, loss["dual_clip"] * wide), terms)
-            if loss["is_correction_level"] == "token":
+            if corrected:
                 low, high = loss["is_correction_threshold"]
                 correction = np.exp(old - known["rollout_log_probs"])
                 inside = (correction >= low) & (correction <= high)
                 clipped = loss["is_correction_mode"] == "clip"
                 terms *= np.clip(correction, low, high) if clipped else np.where(inside, correction, 0.0)
-        terms = np.where(self.active, -terms, 0.0)
-        count = self.active.sum(1)
-        means = terms.sum(1)[count > 0] / count[count > 0]
-        return Terms(float(terms.sum()), float(means.sum()), float(np.abs(terms).sum()), int(count.sum()), int((count > 0).sum()))
+        return -terms
 
 
 _ATTRIBUTES = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actordbg.base.units import plural
+from actordbg.base.units import plural, release
 from actordbg.document.blocks import number
 from actordbg.judge.recorded_calls import Numbers, RecordedCall
 
@@ -27,6 +27,8 @@ LOSS_OFF = {True: 1e-4, False: 0.01}
 """Largest distance of a loss from its terms, relative to the sum of absolute terms, by fp32."""
 IMPROBABLE, LONG = 30.0, 48
 """A row may appear twice if its actions are more likely than e^-30, or, without log-probs, fewer than this."""
+ACCUMULATES_LAST = (0, 19)
+"""The release of DeepSpeed in which ZeRO 1 and 2 were seen to drop all but the last gradient; earlier ones were not tried."""
 USUAL_END = 0.5
 """Share of the rows whose last action must be the same token for it to count as the end token."""
 
@@ -143,7 +145,7 @@ def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 def _end_token(calls: Sequence[RecordedCall]) -> int | None:
     """Return the id that ends responses: the model's, else that of most rows; None if rows end with various ids."""
-    recorded = {call.record.actor.get("eos_token_id") for call in calls}
+    recorded = {call.fact("eos_token_id") for call in calls if call.is_loss}
     if len(recorded) == 1 and type(only := recorded.pop()) is int:
         return only
     ends = Counter(int(last) for call in calls if call.ends is not None for last in call.ends[:, 1] if last >= 0)
@@ -251,7 +253,7 @@ def _normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
         ranks = {call.record.rank for call in losses}
         terms = [call.terms for call in losses]
         known = [(each, call.fact("loss")) for each, call in zip(terms, losses, strict=True) if each is not None]
-        whole = len(ranks) == record.world_size and len(losses) == len(ranks) * (accumulation or 0)
+        whole = len(ranks) == (record.world_size or 1) and len(losses) == len(ranks) * (accumulation or 0)
         if not whole or len(known) < len(losses) or any(loss is None for _, loss in known) or losses[0].fact("dynamic_batch"):
             continue
         tokens, rows = sum(each.tokens for each, _ in known), sum(each.rows for each, _ in known)
@@ -270,11 +272,12 @@ def _normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
 def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for words, losses in _steps(calls):
         first, by_rank = losses[0], Counter(call.record.rank for call in losses)
+        since = release(first.record.versions.get("deepspeed", ""))[:2] >= ACCUMULATES_LAST
         if first.fact("engine_accumulation") is None or first.fact("dynamic_batch") is None:
             continue
         answer.looked_at += 1
         stage, most = first.record.actor.get("zero_stage"), max(by_rank.values())
-        if first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
+        if since and first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
             said = f"{words}: of {most} micro-batches under ZeRO {stage}, only the gradient of the last is applied"
             answer.violations.append(Violation(first.record.dump_id, said))
 
@@ -336,7 +339,7 @@ def _sampling(calls: Sequence[RecordedCall], answer: Answer) -> None:
         answer.rows(call, np.full(1, bool(cut) and level != "off"), words)
 
 
-_LOSSES = "losses (dump enable --calls forward,loss)"
+_LOSSES = "policy losses (dump enable --calls forward,loss)"
 _SCORES = "log-probs (dump enable --with-outputs, or --calls forward,loss)"
 LAWS = (
     RecordedLaw(

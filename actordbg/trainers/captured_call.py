@@ -27,6 +27,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import Unsupported
+from actordbg.formats.dump_record import FORWARD
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.trainers.find_adapter import cannot_import
 from actordbg.trainers.seam import Rows
@@ -83,6 +84,8 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
     if not record.replayable:
         reasons = "; ".join(f"{name}: {why}" for name, why in record.extra.items()) or "no reason recorded"
         raise Unsupported(f"the call could not be recorded whole ({reasons})", hint=_ANOTHER)
+    if record.point != FORWARD:
+        raise Unsupported(f"the dump is a {record.point}, and only forwards are replayed", hint=_ANOTHER)
     if "sequences" not in inputs:
         raise Unsupported("the dump holds no sequences", hint=_ANOTHER)
     from actordbg.formats.encoding import require_fit  # with numpy, which not every desk has

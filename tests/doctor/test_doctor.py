@@ -108,6 +108,7 @@ ON = Control(enabled=True, run="r", since="2026-01-01T00:00:00.000000Z")
 FINDINGS: list[tuple[Callable[[Here], object], str, str, str]] = [
     (installed("transformers", "5.23.0"), "transformers", "warn", "known good: 5.15.0"),
     (installed("transformers", "4.52.4"), "transformers", "warn", "silently wrong"),
+    (installed("deepspeed", "0.19.6"), "dynamic batches", "warn", "only the gradient of the last micro-batch"),
     (installed("torch", "2.13.0+cpu"), "torch", "ok", "2.13.0+cpu"),
     (without("torch"), "torch", "bad", "replay, check and actor init need it"),
     (without("zstandard"), "zstandard", "bad", "capture needs it"),

@@ -28,7 +28,7 @@ LOSS_FACTS = {
     "loss.token_level_loss": True, "loss.is_correction_level": "token", "loss.is_correction_gating": "ratio",
     "loss.is_correction_mode": "mask", "loss.is_correction_threshold": [0.5, 5.0],
     "engine_accumulation": MICRO, "dynamic_batch": False, "multi_turn": False, "n_samples_per_prompt": 2,
-    "rollout.temperature": 1.0, "rollout.top_p": 1.0, "dp_size": RANKS,
+    "rollout.temperature": 1.0, "rollout.top_p": 1.0, "eos_token_id": END, "dp_size": RANKS,
 }  # fmt: skip
 
 
@@ -80,9 +80,9 @@ class Step:
         for at, (tensors, facts, fields) in enumerate(zip(self.tensors, self.facts, self.fields, strict=True)):
             common = {
                 "batch_size": 2, "seq_len": PROMPT + ANSWER, "tokens": int(tensors["attention_mask"].sum()), "role": "policy",
-                "run": "ppo", "world_size": RANKS, "model_dtype": "float32", "action_len": ANSWER, **fields,
+                "run": "ppo", "world_size": RANKS, "model_dtype": "float32", "versions": {"deepspeed": "0.19.6"}, "action_len": ANSWER, **fields,
             }  # fmt: skip
-            actor = {"zero_stage": 2, "eos_token_id": END}
+            actor = {"zero_stage": 2}
             arguments = {k if k == "dp_size" else f"context.{k}": v for k, v in facts.items()}
             loss = replace(record(at), **(common | {"arguments": arguments, "point": LOSS, "actor": actor}))
             inputs = {name: tensors[name] for name in ("sequences", "attention_mask", "action_mask")}

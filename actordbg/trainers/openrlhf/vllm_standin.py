@@ -7,8 +7,9 @@ strategy, experience maker and reward path.
 Weights are synchronized as in a real run: after each step OpenRLHF broadcasts every parameter through vLLM's NCCL communicator,
 which is gloo here. So the samples come from the policy after its last update.
 
-This module has only what OpenRLHF calls without colocation, sleep mode, images or sampled log-probs; anything else raises
-AttributeError.
+Log-probs are those of the whole vocabulary at the sampling temperature, whatever top_p and top_k; vLLM processes them too.
+
+This module has only what OpenRLHF calls without colocation, sleep mode or images; anything else raises AttributeError.
 """
 
 from __future__ import annotations
@@ -81,12 +82,18 @@ class AsyncLLMEngine:
                 min_new_tokens=params.min_tokens,
                 eos_token_id=self._tokenizer.eos_token_id,
                 pad_token_id=self._tokenizer.pad_token_id,
+                return_dict_in_generate=True,
+                output_logits=True,
             )
-        tokens = generated[0, ids.shape[1] :].tolist()
+        tokens = generated.sequences[0, ids.shape[1] :].tolist()
+        chosen = [
+            {token: SimpleNamespace(logprob=float((logits[0].float() / params.temperature).log_softmax(-1)[token]))}
+            for token, logits in zip(tokens, generated.logits, strict=True)
+        ]
         text = self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
         stopped = bool(tokens) and tokens[-1] == self._tokenizer.eos_token_id
-        reason = "stop" if stopped else "length"
-        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, text=text, finish_reason=reason, logprobs=None)])
+        reason, named = "stop" if stopped else "length", chosen if params.logprobs is not None else None
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, text=text, finish_reason=reason, logprobs=named)])
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
         """Run `init_process_group` or `update_weight`, which a real engine runs in its workers."""

@@ -1,0 +1,236 @@
+"""Losses are recorded beside forwards: OpenRLHF's own PolicyLoss on small tensors, called as its training step calls it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from capturekit import Recording
+from commandline import invoke
+from torch import nn
+
+from actordbg.base.errors import UsageError
+from actordbg.base.imports import is_there
+from actordbg.capture import hook, losses
+from actordbg.judge.lint import lint
+from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.store.layout import Store
+from actordbg.store.payload import Dump
+
+pytestmark = pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
+ROWS, PROMPT, ANSWER, MICRO = 2, 4, 6, 2
+
+
+class Engine(nn.Module):
+    """A DeepSpeed engine's facts: steps, accumulation; and a model of two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.global_steps, self.micro_steps = 7, 0
+        self.weight = nn.Parameter(torch.tensor([0.5, -0.25]))
+
+    def gradient_accumulation_steps(self) -> int:
+        return MICRO
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        return self.micro_steps % MICRO == MICRO - 1
+
+    def zero_optimization_stage(self) -> int:
+        return 2
+
+
+class Actor(nn.Module):
+    """An Actor whose log-probs are functions of its parameters."""
+
+    temperature, packing_samples = 1.0, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Engine()
+
+    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, return_output: bool = False) -> Any:
+        wide = sequences[:, -action_mask.shape[1] :].float() / 50
+        log_probs = -(self.model.weight[0] * wide).exp() + self.model.weight[1]
+        return (log_probs, SimpleNamespace()) if return_output else log_probs
+
+
+@dataclass
+class Experience:
+    """What OpenRLHF's training step gets."""
+
+    sequences: Any
+    attention_mask: Any
+    action_mask: Any
+    action_log_probs: Any
+    rollout_log_probs: Any
+    advantages: Any
+    rewards: Any
+    response_length: Any
+    truncated: Any
+    kl: Any = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class ActorPPOTrainer:
+    """The part of OpenRLHF's trainer that calls forward and loss."""
+
+    def __init__(self, actor: Any, loss: Any) -> None:
+        self.actor, self.actor_loss_fn, self.tokenizer = actor, loss, SimpleNamespace(eos_token_id=2)
+        rollout = SimpleNamespace(temperature=1.0, top_p=1.0, n_samples_per_prompt=2)
+        train = SimpleNamespace(dynamic_batch_enable=False, agent_func_path=None)
+        self.strategy = SimpleNamespace(accumulated_gradient=MICRO, args=SimpleNamespace(rollout=rollout, train=train))
+
+    def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> Any:
+        given = experience
+        log_probs, _ = self.actor(given.sequences, given.action_mask, attention_mask=given.attention_mask, return_output=True)
+        result = self.actor_loss_fn(
+            log_probs, given.action_log_probs, given.advantages, action_mask=given.action_mask,
+            rollout_log_probs=given.rollout_log_probs, **(loss_batch_info or {}),
+        )  # fmt: skip
+        result[0].backward()
+        self.actor.model.micro_steps += 1
+        return result
+
+
+@pytest.fixture
+def openrlhf(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """OpenRLHF's loss.py alone, without what its package imports; beside it an Actor and a trainer like its own."""
+    import importlib.util
+
+    (root,) = importlib.util.find_spec("openrlhf").submodule_search_locations or []
+    for name, where in (("openrlhf", root), ("openrlhf.models", f"{root}/models"), ("openrlhf.trainer.ray", f"{root}/none")):
+        package = ModuleType(name)
+        package.__path__ = [where]
+        monkeypatch.setitem(sys.modules, name, package)
+    if "deepspeed" not in sys.modules:
+        monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))  # utils.py imports it, and loss.py does not use it
+    for name in ("openrlhf.models.loss", "openrlhf.models.utils"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module("openrlhf.models.loss")
+    made = {"openrlhf.models.actor": type("Actor", (Actor,), {"forward": Actor.forward}),
+            "openrlhf.trainer.ray.ppo_actor": type("ActorPPOTrainer", (ActorPPOTrainer,), {"training_step": ActorPPOTrainer.training_step})}  # fmt: skip
+    for name, kind in made.items():
+        module = ModuleType(name)
+        setattr(module, kind.__name__, kind)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(losses, "_attached", set())
+    actor, trainer = made.values()
+    yield SimpleNamespace(Actor=actor, Trainer=trainer, PolicyLoss=sys.modules["openrlhf.models.loss"].PolicyLoss)
+    for name in ("openrlhf.models.loss", "openrlhf.models.utils"):
+        sys.modules.pop(name, None)
+
+
+def train(openrlhf: SimpleNamespace, recording: Recording | None, steps: int = 4) -> list[dict[str, Any]]:
+    """Train: the old log-probs of all micro-batches, then a step for each. Returns each loss with its results and gradients."""
+    if recording is not None:
+        recording.slot.packages.add("openrlhf")
+        openrlhf.Actor.forward = hook.wrap(vars(openrlhf.Actor)["forward"], recording.slot)
+    actor = openrlhf.Actor()
+    loss = openrlhf.PolicyLoss(is_correction_level="token")
+    trainer, batches = openrlhf.Trainer(actor, loss), []
+    made = torch.Generator().manual_seed(3)
+    for _ in range(steps):
+        lengths = torch.randint(2, ANSWER + 1, (ROWS, 1), generator=made)
+        at = torch.arange(ANSWER)
+        prompt = torch.randint(10, 90, (1, PROMPT), generator=made).expand(ROWS, -1)
+        answer = torch.randint(10, 90, (ROWS, ANSWER), generator=made).where(at < lengths - 1, 2).where(at < lengths, 0)
+        mask = at < lengths
+        sequences, attention = torch.cat((prompt, answer), 1), torch.cat((torch.ones_like(prompt), mask.long()), 1)
+        with torch.no_grad():
+            old = actor(sequences, mask, attention_mask=attention)
+        advantages = torch.randn(ROWS, 1, generator=made).expand(ROWS, ANSWER)
+        facts = (torch.rand(ROWS, generator=made), lengths[:, 0].float(), torch.zeros(ROWS).bool())
+        batches.append(Experience(sequences, attention, mask, old, old + 0.02, advantages, *facts))
+    results = []
+    for number, batch in enumerate(batches):
+        window = batches[number // MICRO * MICRO :][:MICRO]
+        info = {"dp_size": 1, "batch_num_tokens": sum(each.action_mask.sum() for each in window).float() / MICRO}
+        actor.zero_grad()
+        result = trainer.training_step(batch, 0.01, number, info)
+        results.append({"result": result, "gradient": actor.model.weight.grad.clone(), "experience": batch})
+        if number % MICRO == MICRO - 1:
+            actor.model.global_steps += 1
+    return results
+
+
+def losses_of(recording: Recording) -> tuple[list[Dump], list[Dump]]:
+    """The recorded forwards, and the recorded losses."""
+    dumps = recording.dumps()
+    return [d for d in dumps if d.record.point == "forward"], [d for d in dumps if d.record.point == "loss"]
+
+
+def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrlhf: SimpleNamespace, store: Store):
+    recording = Recording(store, calls=("forward", "loss"), with_outputs=True)
+    results = train(openrlhf, recording)
+    forwards, recorded = losses_of(recording)
+    by_id = {forward.record.dump_id: forward for forward in forwards}
+    assert len(forwards) == 2 * len(recorded) == 2 * len(results)
+    for number, (dump, told) in enumerate(zip(recorded, results, strict=True)):
+        facts, experience = dump.record.arguments, told["experience"]
+        forward = by_id[facts["context.forward"]]
+        assert torch.equal(forward.outputs["action_log_probs"], dump.tensors["log_probs"]) and forward.record.grad_enabled
+        assert torch.equal(dump.tensors["sequences"], experience.sequences)
+        for name, value in zip(("loss", "clip_ratio", "ppo_kl", "vllm_kl", "is_filter_ratio"), told["result"], strict=True):
+            assert torch.equal(dump.outputs[name], value.detach()), name
+        for name in ("rewards", "response_length", "truncated"):
+            assert torch.equal(dump.tensors[f"context.{name}"], getattr(experience, name))
+        assert facts["context.loss.clip_eps_high"] == 0.2 and facts["context.micro_batch"] == number and facts["dp_size"] == 1
+        assert facts["context.engine_accumulation"] == MICRO and facts["context.boundary"] == (number % MICRO == MICRO - 1)
+        assert dump.record.step == forward.record.step == 7 + number // MICRO and dump.record.role == "policy"
+        terms = RecordedCall.read(str(store.dump_path(dump.record))).terms
+        assert terms is not None
+        tokens = float(dump.tensors["batch_num_tokens"])
+        assert terms.by_token / tokens == pytest.approx(float(told["result"][0].detach()), rel=1e-5)
+    findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
+    held = {law.name for law in findings.held}
+    assert not findings.broken and {"normalization", "placeholder", "truncation", "response length"} <= held, findings.in_words()
+
+
+def test_recording_changes_no_loss_and_no_gradient(openrlhf: SimpleNamespace, store: Store):
+    before = train(openrlhf, None)
+    after = train(openrlhf, Recording(store, calls=("forward", "loss")))
+    for ours, theirs in zip(after, before, strict=True):
+        assert torch.equal(ours["gradient"], theirs["gradient"])
+        assert all(map(torch.equal, ours["result"], theirs["result"]))
+
+
+def test_losses_follow_their_forwards_whatever_limits_chose_these(openrlhf: SimpleNamespace, store: Store):
+    recording = Recording(store, calls=("forward", "loss"), every=3)
+    train(openrlhf, recording, steps=6)
+    forwards, recorded = losses_of(recording)
+    trained = {forward.record.dump_id for forward in forwards if forward.record.grad_enabled}
+    assert trained and {dump.record.arguments["context.forward"] for dump in recorded} == trained
+
+
+def test_who_records_forwards_alone_has_nothing_attached(openrlhf: SimpleNamespace, store: Store):
+    original = openrlhf.PolicyLoss.forward
+    recording = Recording(store)
+    train(openrlhf, recording)
+    assert openrlhf.PolicyLoss.forward is original and not losses._attached
+    assert all(dump.record.point == "forward" for dump in recording.dumps())
+
+
+@pytest.mark.parametrize("broken", ["_context", "_whole"])
+def test_a_fault_of_the_recorder_loses_the_record_and_never_the_loss(
+    openrlhf: SimpleNamespace, store: Store, monkeypatch: pytest.MonkeyPatch, broken: str
+):
+    def fails(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(losses, broken, fails)
+    recording = Recording(store, calls=("forward", "loss"))
+    assert len(train(openrlhf, recording)) == 4
+    forwards, recorded = losses_of(recording)
+    assert len(forwards) == 8 and not recorded and recording.recorder.stray == 4
+
+
+def test_a_call_that_does_not_exist_is_refused(tmp_path: Path):
+    for typed in ("loss", "forward,lost"):
+        with pytest.raises(UsageError, match="--calls"):
+            invoke(Store(tmp_path), "dump", "enable", "--calls", typed)
