@@ -105,6 +105,8 @@ def compare(
     from actordbg.judge.comparison_document import comparison_charts, document
     from actordbg.judge.sides import RECORDED_NAMES
     from actordbg.judge.thresholds import asked
+    from actordbg.judge.wrong_tokens import wrong_tokens
+    from actordbg.records.comparison_record import MISMATCH
 
     take_consent(trust_remote_code)
     dtype = truth_dtype(truth)
@@ -136,11 +138,15 @@ def compare(
             only=only,
             on_progress=lambda done, total: advance(1, total=total),
         )
+    if b in RECORDED_NAMES and record.verdict == MISMATCH:
+        record = work.explained(store, record, yes)
     path = work.kept(store, record)
     settle(store)
     moves = floor.floor.get("max_abs") if floor else None
     charts = comparison_charts(store, record, texts, moves) if output.wanted.whole or output.wanted.opened else []
     blocks = document(record, limit, charts)
+    if (pattern := wrong_tokens(store, record)) is not None:
+        blocks.insert(2, Paragraph(f"Wrong tokens: {pattern.sentence}."))
     if b in RECORDED_NAMES and (weights := work.recorded_weights(store, judged)):
         blocks.insert(2, Paragraph(f"Weights: {weights}."))
     say_document(blocks, data={**vars(record), "good": record.good})

@@ -8,7 +8,7 @@ import formulacases
 import pytest
 from actorcases import run_scenario
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 def test_transformers_own_modules_are_held_against_the_papers(tmp_path: Path) -> None:

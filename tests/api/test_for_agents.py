@@ -79,6 +79,7 @@ def _valid(value: Any, schema: dict[str, Any], known: dict[str, Any], at: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -118,6 +118,7 @@ def test_nothing_selected_is_an_error_that_says_what_there_is(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("script", ["check_model.py", "use_store.py"])
 def test_the_examples_of_the_page_run(script: str, tmp_path: Path):
     command = [sys.executable, str(ROOT / "examples" / script)]

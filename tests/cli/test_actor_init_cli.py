@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commandline import program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 def init(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -184,6 +184,7 @@ def test_other_programs_get_every_failure_as_text(store: Store) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def actordbg(*words: str, code: int = 0) -> Result:
         monkeypatch.setattr(sys, "argv", ["actordbg", "check", *words])

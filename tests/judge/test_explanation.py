@@ -86,6 +86,9 @@ def test_causes_places_and_what_was_ruled_out_are_named(
     else:
         assert answer["explanation"]["what"][0] in answer["sentence"] or word == "FAILED"
         assert "actordbg explain" not in answer["next"]
+    if "packing" in replayed:
+        compared = CliRunner().invoke(app, ["--store", str(store.root), "compare", "r-01", "truth"]).stdout
+        assert "Wrong tokens: behind another row of the pack: 54 of 54" in compared and "next: actordbg explain r-01" in compared
     assert len(answer["charts"]) == int(PLACE.what in answer["sentence"])
 
 

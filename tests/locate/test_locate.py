@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from actordbg.cli.app import app
 from actordbg.store.layout import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 @pytest.mark.parametrize("scenario", ["faults", "backward", "others"])

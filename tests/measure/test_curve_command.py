@@ -109,6 +109,7 @@ def test_what_means_nothing_is_a_usage_error(replayed: Store, typed: str):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_measuring_replays_made_up_inputs_as_the_named_replay_was(store: Store):
     """For real: the tiny model, eager attention and a backward, which made-up inputs do not ask for by themselves."""
     pytest.importorskip("openrlhf")

@@ -115,7 +115,7 @@ if __name__ == "__main__":
 
     gc.freeze()
     gc.enable()
-    assert len(os.listdir("/proc/self/task")) == 1
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
     sys.argv = serve(sys.argv[1], own)
     torch._dynamo.config.disable = os.environ.get("TORCHDYNAMO_DISABLE") == "1"
     huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE") == "1"
