@@ -10,7 +10,7 @@ never needs to be nearer than the flat limits of the truth's dtype: fp32's for b
 | mean_abs, gradient_distance | 1.5 times the effect of rounding |
 | p99_abs | 2 times |
 | max_abs, entropy_max_abs | 3 times |
-| parameter_distance | 3 times that of the same parameter, or of the median parameter |
+| parameter_distance | 3 times that of the same parameter, or of the median parameter; below SUMMED 6 times |
 | grad_norm_rel | the limit of gradient_distance: a norm moves by no more than its vector |
 | loss_abs | the limit of mean_abs: a mean moves by no more than its terms |
 | clip_share | flat, or 3 times |
@@ -68,6 +68,8 @@ from actordbg.records.comparison_record import GOOD, MISMATCH, DumpComparison
 
 FACTORS = {"mean_abs": 1.5, "p99_abs": 2.0, "max_abs": 3.0, "entropy_max_abs": 3.0, "gradient_distance": 1.5}
 PARAMETER = CLIPPED = 3.0
+SUMMED = 1e-3
+"""A distance that the order of summation alone explains, in recurrences more than in attention."""
 BY_TOKEN = ("p99_abs", "max_abs", "entropy_max_abs", "clip_share", "parameter_distance")
 FEW, SOME = 64, 16
 LOST = 0.9
@@ -137,7 +139,8 @@ class Rounding:
             factor, least = 2 * PARAMETER, min(LOST, 2 * flat.get("parameter_distance", LOST))
             some = _tokens(ours) >= SOME
             alone = [name for name in alone if ".experts." not in name or (some and not _ONE_EXPERT.search(name))]
-        return {name: max(factor * max(here.distances.get(name, 0.0), usual), least) for name in alone}
+        measured = {name: factor * max(here.distances.get(name, 0.0), usual) for name in alone}
+        return {name: max(limit, min(2 * limit, SUMMED), least) for name, limit in measured.items()}
 
     def _rounded(self, here: DumpComparison) -> dict[str, float]:
         """Return by measure the effect of rounding on this dump, mixed with that on all dumps (see the module's docstring)."""

@@ -4,11 +4,12 @@
 
 A place is wrong if one of these holds:
 
-    ratio over all tokens > LIMIT[dtype] + SPREAD / sqrt(elements)
-    ratio over one row    > ROW[dtype] + SPREAD / sqrt(elements of the row)
+    ratio over all tokens > LIMIT[dtype] * (1 + SPREAD / sqrt(elements))
+    ratio over one row    > ROW[dtype] * (1 + SPREAD / sqrt(elements of the row))
 
-Two healthy kernels differ by chance where there are few elements, and in fp32 by their order of summation, so fp32's limits are
-wide; a fault there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the
+Two healthy kernels differ by chance where few elements have most of the error, so with the clean model's squared errors e
+elements are counted as (sum of e)^2 / (sum of e^2) * width. In fp32 kernels differ by their order of summation, so fp32's limits
+are wide; a fault there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the
 dtype's rounding of the truth. Ranks that split a matrix round their partial sums, and ranks that average gradients round the
 average, which the clean model does not do, so with N of them these limits are sqrt(N) times as wide.
 """
@@ -145,14 +146,18 @@ def _place(
     def ratio_of(part: slice) -> float:
         return math.sqrt(float(errors[part].mean()) / max(float(healthy[part].mean()), least))
 
+    def spread_of(part: slice) -> float:
+        total, squares = float(healthy[part].sum()), float(healthy[part].square().sum())
+        return 1 + SPREAD / math.sqrt((total * total / squares if squares else max(1, len(healthy[part]))) * own.width)
+
     rows, start, above = [], 0, torch.zeros(len(ratios), dtype=torch.bool)
     for row, length in enumerate(lengths):
         part = slice(start, start + length)
         start += length
-        if length and ratio_of(part) > wider * ROW[dtype] + SPREAD / math.sqrt(length * own.width):
+        if length and ratio_of(part) > wider * ROW[dtype] * spread_of(part):
             rows.append(row)
             above[part] = ratios[part] > 2
-    elements, ratio = own.tokens * own.width, ratio_of(slice(None))
+    ratio = ratio_of(slice(None))
     gain = own.own / own.truths if own.truths else math.nan
     pattern = pattern_of(above.numpy(), features) if lengths else None
     return PlaceResult(
@@ -160,7 +165,7 @@ def _place(
         kind=key[1],
         what=words_of(key),
         ratio=ratio if math.isfinite(ratio) else None,
-        limit=wider * LIMIT[dtype] + SPREAD / math.sqrt(elements),
+        limit=wider * LIMIT[dtype] * spread_of(slice(None)),
         gain=gain if math.isfinite(gain) else None,
         rows=tuple(rows),
         of_rows=len(lengths),
@@ -200,9 +205,16 @@ def words_of(key: Key) -> str:
         names = {BACK[OUT]: "the gradient that comes back to", BACK[INTO]: "the input gradient of", GRADIENT: "the gradient of"}
         return f"{names[kind]} {module}"
     parent, _, leaf = module.rpartition(".")
-    if leaf in _BEHIND_ATTENTION and any(part in parent.rpartition(".")[2] for part in ("attn", "attention", "mixer")):
+    if is_attention(key):
         return f"the attention of {parent}"
     return f"the gated product of {parent}" if leaf == "down_proj" else f"what comes into {module}"
+
+
+def is_attention(key: Key) -> bool:
+    """Check whether a place is the result of an attention: what comes into the module behind it."""
+    parent, _, leaf = key[0].rpartition(".")
+    block = parent.rpartition(".")[2]
+    return key[1] == INTO and leaf in _BEHIND_ATTENTION and any(part in block for part in ("attn", "attention", "mixer"))
 
 
 _BEHIND_ATTENTION = ("o_proj", "out_proj", "c_proj", "dense", "norm")

@@ -32,7 +32,7 @@ from actordbg.locate.clean_models import flags_restored
 from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
 from actordbg.locate.verdict import LocalVerdict, lines_of, verdict_of
-from actordbg.records.comparison_record import MISMATCH, DumpComparison
+from actordbg.records.comparison_record import GOOD, MISMATCH, DumpComparison
 from actordbg.records.locate_record import IDENTITY, LOCATED
 from actordbg.records.replay_record import LAWS, PASSED, LawAnswer, ResultRecord, in_words, violations
 
@@ -129,7 +129,7 @@ def judge(session: Any, dump: Any, against: tuple[Values, Values, bool], folder:
         said = "; ".join([*compared.reasons[:1], *local.unchecked[:1]]) or local.said
     lines = (*broken, *lines_of(local), *compared.reasons)
     bits = (outcome.log_probs, outcome.entropy, outcome.loss, {name: outcome.tensors[name] for name in sorted(outcome.tensors)})
-    word = "WRONG" if reds else local.word if local.word != "WRONG" else "RIGHT"
+    word = "WRONG" if reds else "RIGHT" if compared.verdict in GOOD else "NOT CHECKED"
     return Judged(word, said, reds, lines, local, compared, bits)
 
 
