@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from actordbg.cli.app import app
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 @pytest.mark.parametrize("scenario", ["planted", "others", "healthy"])

@@ -14,7 +14,7 @@ FILES = (
     "campaign/test_train_check.py", "campaign/test_matrix_distributed.py", "project/test_examples.py",
     "campaign/test_matrix_command.py", "trainers/test_made_up_trainer.py", "laws/test_laws.py", "judge/test_truth_end_to_end.py",
     "trainers/test_lora.py", "campaign/test_families.py", "project/test_benchmarks.py", "debug/test_stops_in_replays.py",
-    "capture/test_capture_faults.py", "replay/test_replay_launch.py", "actor/test_model_code.py", "project/test_threads.py",
+    "causes/test_causes.py", "capture/test_capture_faults.py", "replay/test_replay_launch.py", "actor/test_model_code.py", "project/test_threads.py",
     "replay/test_replay_plain.py", "catalog/test_private_catalog.py", "actor/test_actor_parallel.py",
     "actor/test_golden_dropout.py", "replay/test_replay_align_real.py", "dumps/test_killed_anywhere.py", "fuzz/test_fuzz.py",
     "laws/test_laws_command.py", "api/test_for_agents.py", "api/test_store_api.py", "judge/test_check.py",
