@@ -121,6 +121,7 @@ def _located(store: Store, spec: ReplaySpec) -> Sequence[ResultRecord]:
 
     from actordbg.api.locating import of_one_input
     from actordbg.base.errors import ActordbgError
+    from actordbg.catalog.query import LOCATED
     from actordbg.cli.locate import run_located
     from actordbg.records.journal import SPEC
     from actordbg.replay.replay_data import data_of
@@ -133,4 +134,4 @@ def _located(store: Store, spec: ReplaySpec) -> Sequence[ResultRecord]:
             alike = all(getattr(there, name) == getattr(wanted, name) for name in ("config", "inputs", "versions"))
             if there.locate and alike and (results := data_of(store, there).results):
                 return results
-    return run_located(store, spec)[1]
+    return run_located(store, spec, f"{LOCATED}{spec.replay_id}")[1]
