@@ -236,6 +236,9 @@ def _run(_store: Store, check: CheckFound) -> Iterator[Evidence]:
     if own is None or own.verdict == NOT_COMPARED:
         return
     good = own.verdict != MISMATCH
+    if own.explained is not None:
+        remedies = "; or ".join(cause.remedy for cause in own.explained.causes or own.explained.also)
+        yield from (Evidence(WHAT, sentence, remedies, RUN) for sentence in own.explained.sentences[:1])
     yield Evidence(RULED_OUT if good else WHAT, conclusion(own), side=RUN)
 
 
