@@ -35,14 +35,14 @@ ROLLOUT, RUN = "rollout", "run"
 
 @dataclass(frozen=True)
 class ExplainedRollout:
-    """What is wrong between a rollout and the run. apart: the mean of |rollout - run|, nats. figures: the field's names for how
-    far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
+    """What is wrong between a rollout and the run. apart: the mean of |rollout - run|, nats. dashboards: the field's names for
+    how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
     """
 
     rollout: ExplainedOutputs
     run: ExplainedOutputs
     apart: float
-    figures: dict[str, float]
+    dashboards: dict[str, float]
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class ExplainedRollout:
 
     @property
     def blocks(self) -> list[Block]:
-        """What a page and `actordbg explain --against rollout` show."""
+        """Return what a page and `actordbg explain --against rollout` show."""
         causes = [cause for side in (self.rollout, self.run) for cause in side.causes]
         remedies = Items(tuple(dict.fromkeys(cause.remedy for cause in causes)))
         to_do: list[Block] = [Heading("What to do", 3), remedies] if causes else []
@@ -82,7 +82,7 @@ class ExplainedRollout:
             *to_do,
             Heading("How far apart", 3),
             Grid(("mean of |difference|, nats", "measured", "noise"), tuple(rows), {"mean of |difference|, nats"}),
-            Grid(("name on a dashboard", "rollout and run"), tuple((name, number(v)) for name, v in self.figures.items()),
+            Grid(("name on a dashboard", "rollout and run"), tuple((name, number(v)) for name, v in self.dashboards.items()),
                  {"name on a dashboard"}),
         ]  # fmt: skip
 
