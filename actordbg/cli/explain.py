@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 
-class Against(str, Enum):
+class OtherSide(str, Enum):
     """Sides that a run can be explained against."""
 
     ROLLOUT = "rollout"
@@ -35,7 +35,7 @@ def explain(
         help="The replay to explain: an id, a name, `@1` or `last`.",
         autocompletion=stored("replay"),
     ),
-    against: Against | None = option(
+    against: OtherSide | None = option(
         None, "Say which side is wrong: rollout, the engine's recorded log-probs (needs `dump enable --calls forward,loss`)."
     ),
     other_model: list[str] = option(
