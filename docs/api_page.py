@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ BEGINNING = """\
 `hint` and `code`. Nothing here prints or exits. Settings are [those of the command line](replay-settings.md), with underscores:
 `store.check(model="/models/llama", packing=True)`. What an answer's `record` holds has [schemas](json/answer.schema.json).
 """
+EXAMPLE_CI = "`examples/trainer_ci` is a trainer's CI in twelve lines: two GRPO steps of TRL on a CPU."
 MORE = {"OpenStore.dumps": ("api/dump_list.py", "DumpList"), "OpenStore.record": ("api/recording.py", "CallRecording"),
         "truth": ("api/own_model.py", "Truth")}  # fmt: skip
 """Classes whose instances a name returns, shown after it."""
@@ -29,7 +31,19 @@ def api_markdown() -> str:
     for name in ("open", "OpenStore", "CommandResult", "check_model", "truth", "record", "StoredDump"):
         lines += _of(homes[name], name)
         lines += [line for after, (path, kind) in MORE.items() if after.partition(".")[0] == name for line in _of(path, kind)]
+    plugin = ast.parse((ROOT / "actordbg" / "api" / "pytest_plugin.py").read_text())
+    lines += ["## The pytest plugin", "", *_docstring(plugin), "", EXAMPLE_CI]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _docstring(module: ast.Module) -> list[str]:
+    """Return a module's docstring with its indented lines as a block of code."""
+    blocks = re.split(r"\n\n(?=\S)", ast.get_docstring(module) or "")
+    first, *others = (re.split(r"(?m)^\n?(?=    )", block, maxsplit=1) for block in blocks)
+    lines: list[str] = []
+    for prose, *code in (first, *others):
+        lines += [prose.strip(), ""] + (["```python", inspect.cleandoc(code[0]), "```", ""] if code else [])
+    return lines[:-1]
 
 
 def _homes() -> dict[str, str]:

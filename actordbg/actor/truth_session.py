@@ -26,7 +26,8 @@ import inspect
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.models import locate
 from actordbg.actor.truth_model import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
+from actordbg.causes import signatures
+from actordbg.causes.bank import Closed
 from actordbg.config import consent
 from actordbg.config.choices import Choices, choose, first_of, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
@@ -109,6 +112,7 @@ class TruthSession(Decided):
         call, record = text_call(dump, self.resolved["vocab_size"], self._device), dump.record
         training = bool(first_of(record.training, backward)) and not self._dropout
         self._model.train(training)
+        follow_adapters(self._model, record.actor)
         measure.reset_peak(self._device)
         try:
             outcome = self._rows(call, dump, backward)
@@ -130,6 +134,14 @@ class TruthSession(Decided):
                 for size in sizes:
                     with planted(self._model, fault, size):
                         outcome.tensors[f"{PREFIX}{fault}/{size:g}"] = self._rows(call, dump, False).log_probs
+        if keep and self.config.causes:
+
+            def rows(closed: Mapping[str, Closed]) -> dict[str, Tensor]:
+                ran = self._rows(call, dump, False, closed)
+                return {"": ran.log_probs, **ran.tensors}
+
+            dtype = getattr(torch, DTYPES[self.choices.dtype])
+            outcome.tensors |= signatures.tensors(self._model, self.config.causes, dtype, rows)
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
@@ -148,7 +160,8 @@ class TruthSession(Decided):
         del self._model
         gc.collect()
 
-    def _rows(self, call: ReplayedCall, dump: Dump, backward: bool) -> ForwardOutcome:
+    def _rows(self, call: ReplayedCall, dump: Dump, backward: bool, closed: Mapping[str, Closed] | None = None) -> ForwardOutcome:
+        """Compute the rows. closed: for causes, other log-probs to compute from the same logits, by their names in `tensors`."""
         device, given, mask = self._device, call.arguments, call.mask
         sequences, own = given["sequences"], given.get("position_ids")
         attended = _attended(given.get("attention_mask"), sequences)
@@ -157,14 +170,14 @@ class TruthSession(Decided):
         log_probs = torch.zeros(mask.shape)
         entropy = torch.zeros(mask.shape) if dump.record.arguments.get("return_entropy") else None
         count = max(int(mask.sum()), 1)
-        follow_adapters(self._model, dump.record.actor)
         forward_s = backward_s = loss = 0.0
         narrowed = truth_model.Narrowed(self._dtype)
+        beside = {name: torch.zeros(mask.shape) for name in closed or ()}
         for row, columns, chosen in _chosen_tokens(mask.cpu(), attended.cpu()):
             began = measure.now(device)
             ids, places = sequences[row, attended[row]], mask[row].nonzero().squeeze(-1).cpu()
             labels = sequences[row, (columns + 1).to(device)]
-            with torch.set_grad_enabled(backward), narrowed:
+            with torch.set_grad_enabled(backward), narrowed if closed is None else nullcontext():
                 logits = self._logits(ids, chosen.to(device), None if own is None else own[row, attended[row]])
                 logits = logits.to(self._wide) / temperature
                 normalizer = torch.logsumexp(logits, dim=-1)
@@ -175,6 +188,10 @@ class TruthSession(Decided):
                 mean = (torch.softmax(flat, dim=-1) * flat).sum(-1)
                 entropy[row, places] = (normalizer.detach() - mean).float().cpu()
             log_probs[row, places] = scores.detach().float().cpu()
+            with torch.no_grad():
+                for name, function in (closed or {}).items():
+                    first = torch.arange(len(labels), device=device) == 0
+                    beside[name][row, places] = function(logits, labels, first).float().cpu()
             forward_s += measure.now(device) - began
             if backward:
                 began = measure.now(device)
@@ -196,6 +213,7 @@ class TruthSession(Decided):
             folded=call.folded,
             temperature=temperature,
             notes=notes,
+            tensors=beside,
         )
 
     def _against_formulas(self, call: ReplayedCall) -> FormulaCheck | None:
@@ -235,6 +253,7 @@ class TruthSession(Decided):
             "oracle": self.config.truth,
             "experts": has_experts(self._model),
             "undropped": self._dropout,
+            "causes": signatures.owns(self._model) if self.config.causes else None,
             "shared_code": truth_model.shared_code(self._model),
             "dtype": self.choices.dtype,
             "packing": False,

@@ -1,15 +1,17 @@
 """The pytest plugin, for a trainer's own tests: nothing to import, and nothing loaded until a test uses it.
 
-    def test_grpo(actordbg_check):                               # the failure's text is the verdict
-        with actordbg_check.calls("trl"):                        # each of the trainer's calls, by the weights it had
+    def test_grpo(actordbg_check):  # the failure's text is the verdict
+        with actordbg_check.calls("trl"):  # each of the trainer's calls, by the weights it had
             trainer.train()
 
+
     def test_model(actordbg_check):
-        actordbg_check(model, batch)                             # `actordbg.check_model`
-        actordbg_check("store", where="seq_len>4096")            # `actordbg check`
+        actordbg_check(model, batch)  # `actordbg.check_model`
+        actordbg_check("store", where="seq_len>4096")  # `actordbg check`
+
 
     @pytest.mark.actordbg_dumps("store", where="rank=0", sample=8)
-    def test_dump(actordbg_dump): ...                            # once for each of 8 dumps, a `StoredDump`
+    def test_dump(actordbg_dump): ...  # once for each of 8 dumps, a `StoredDump`
 
 `--actordbg-html DIR` writes the page of each check there.
 """

@@ -93,6 +93,7 @@ CREATE TABLE replay (
     oracle VARCHAR,  -- dtype of the truth, fp32 or fp64; NULL if the replay is not a truth
     vary VARCHAR,  -- how inputs were varied to measure noise; NULL if they were not
     planted BOOLEAN,  -- whether planted faults of known sizes were also computed, for --power (1 yes, 0 no)
+    causes VARCHAR,  -- causes of wrong log-probs that the truth was also computed under: all, or NAME=SIZE,...; NULL if none
     timeout_s FLOAT,  -- time limit of each input, in seconds
     keep_tensors BOOLEAN,  -- whether outputs were saved under tensors/ (1 yes, 0 no)
     keep_gradients BOOLEAN,  -- whether parameter gradients were saved there as well (1 yes, 0 no)
@@ -247,5 +248,5 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0016');
+INSERT INTO alembic_version VALUES ('0017');
 

@@ -106,6 +106,7 @@ def compare(
     from actordbg.judge.sides import RECORDED_NAMES
     from actordbg.judge.thresholds import asked
     from actordbg.judge.wrong_tokens import wrong_tokens
+    from actordbg.records.comparison_record import MISMATCH
 
     take_consent(trust_remote_code)
     dtype = truth_dtype(truth)
@@ -137,6 +138,8 @@ def compare(
             only=only,
             on_progress=lambda done, total: advance(1, total=total),
         )
+    if b in RECORDED_NAMES and record.verdict == MISMATCH:
+        record = work.explained(store, record, yes)
     path = work.kept(store, record)
     settle(store)
     moves = floor.floor.get("max_abs") if floor else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 from actordbg.api.planning import counting
-from actordbg.base.errors import EnvironmentProblem, StoreProblem, Unsupported, UsageError
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import LAST
 from actordbg.catalog.query import Catalog, get_replay
@@ -20,6 +21,7 @@ from actordbg.config.replay_config import TINY
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge import noise_floor
 from actordbg.judge.comparing import save
+from actordbg.judge.explain_outputs import with_explanation
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.replay.group_engine import WarmGroups
@@ -62,6 +64,19 @@ def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
         words[words.index("replay")] = "noise"
         command = " ".join(in_shell(word) for word in words if word not in ("--keep-tensors", "--keep-gradients")) + mark
     raise UsageError(f"no noise floor was measured under the configuration of {replay_id}", hint=f"run {command}")
+
+
+def explained(store: Store, record: ComparisonRecord, yes: bool) -> ComparisonRecord:
+    """Name the cause of a mismatch with recorded outputs. Asks for approval before loading the model of another user's replay."""
+    replay_id = record.a.replay_id or ""
+    spec, owner = spec_and_owner(store, replay_id)
+    try:
+        store.require_writable()
+        approve(f"replay {replay_id}, whose model {spec.config.model!r} would be loaded", owner, yes)
+    except ActordbgError as problem:
+        return replace(record, reasons=(*record.reasons, f"no cause was searched for: {problem.message}"))
+    with replaying(store, "naming the cause", len(record.compared)) as advance, WarmGroups() as warm:
+        return with_explanation(store, record, on_event=counting(advance), warm=warm)
 
 
 def truth_and_rounding(

@@ -215,6 +215,13 @@ class ReplayConfig:
         words=("no fault planted", "with planted faults"), quiet=(False,), commands=(), flag_only=True, decides_truth=True,
         resolved=None,
     )  # fmt: skip
+    causes: str | None = setting(
+        None,
+        help="Also compute the truth under causes of wrong log-probs, to name the cause that a run has.",
+        column="causes of wrong log-probs that the truth was also computed under: all, or NAME=SIZE,...; NULL if none",
+        words="under causes ({})", unset="no causes", quiet=(None,), commands=(), flag_only=True, decides_truth=True,
+        resolved=None,
+    )  # fmt: skip
     timeout_s: float = run_setting(
         600.0,
         help="Time limit per input, compilation included (default 600).",

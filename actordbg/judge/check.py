@@ -24,6 +24,7 @@ from actordbg.document.blocks import Block, Chart, Heading, Paragraph, Verdict
 from actordbg.formats.weight_hashes import met_weights
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
+from actordbg.judge.explain_outputs import with_explanation
 from actordbg.judge.find_truth import Runner, ensure_rounding, ensure_truth
 from actordbg.judge.lint import Findings, with_lint
 from actordbg.judge.load_replays import load
@@ -44,6 +45,7 @@ from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 
 REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what the dtype costs"
+EXPLAINING = "comparing with recorded outputs"
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,9 @@ def run_check(
         warm.share(None)
         own = None
         if recorded:
-            save(store, own := compare(store, spec.replay_id, RECORDED))
+            own = compare(store, spec.replay_id, RECORDED)
+            on_stage(EXPLAINING)
+            save(store, own := with_explanation(store, own, **callbacks))
         try:
             on_stage(TRUTH)
             truth = ensure_truth(store, spec.replay_id, **callbacks)

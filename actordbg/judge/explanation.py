@@ -116,8 +116,10 @@ def _model(_store: Store, check: CheckFound) -> Iterator[Evidence]:
         yield Evidence(
             RULED_OUT, f"{plural(located.formulas.modules, 'module')} of transformers: as in the formulas of their papers"
         )
+    if located is not None and located.kernel:
+        yield Evidence(WHAT, located.kernel, "replay with `--attn eager`, or a kernel that computes this model's attention")
     if located is not None and located.wrong:
-        known = bool(local.differences)
+        known = bool(local.differences or located.kernel)
         first = located.wrong[0]
         words = place_in_words(first, located.dtype, cause_known=known)
         yield Evidence(WHERE if known else WHAT, words, "" if known else _of_place(first))
@@ -235,7 +237,10 @@ def _run(_store: Store, check: CheckFound) -> Iterator[Evidence]:
     own = check.own
     if own is None or own.verdict == NOT_COMPARED:
         return
-    good = own.verdict != MISMATCH
+    good, explained = own.verdict != MISMATCH, getattr(own, "explained", None)
+    if explained is not None and not good:  # causes that were fitted to the recorded log-probs
+        remedies = "; or ".join(f"{cause.remedy} ({cause.thread})" for cause in explained.causes)
+        yield from (Evidence(WHAT, sentence, remedies, RUN) for sentence in explained.sentences)
     yield Evidence(RULED_OUT if good else WHAT, conclusion(own), side=RUN)
 
 

@@ -154,7 +154,8 @@ def _own_in_words(own: ComparisonRecord, dtype: str) -> str:
     fault = f"; {LEAKED}" if any(LEAKED in dump.reasons for dump in bad) else ""
     many = f"{len(bad):,} of {plural(len(own.compared), 'dump')}"
     furthest = ", ".join(f"{name} by {amount}" for name, amount in amounts) or bad[0].reasons[0]
-    return f"in {many} the run's outputs are not what its model gives in {dtype}: {furthest}{agree}{fault}"
+    causes = "".join(f"; {sentence}" for sentence in own.explained.sentences) if own.explained else ""
+    return f"in {many} the run's outputs are not what its model gives in {dtype}: {furthest}{agree}{fault}{causes}"
 
 
 def _left(replay: ReplaySummary, known: Sequence[str]) -> Iterator[str]:

@@ -213,9 +213,16 @@ def words_of(key: Key) -> str:
         names = {BACK[OUT]: "the gradient that comes back to", BACK[INTO]: "the input gradient of", GRADIENT: "the gradient of"}
         return f"{names[kind]} {module}"
     parent, _, leaf = module.rpartition(".")
-    if leaf in _BEHIND_ATTENTION and any(part in parent.rpartition(".")[2] for part in ("attn", "attention", "mixer")):
+    if is_attention(key):
         return f"the attention of {parent}"
     return f"the gated product of {parent}" if leaf == "down_proj" else f"what comes into {module}"
+
+
+def is_attention(key: Key) -> bool:
+    """Check whether a place is the result of an attention: what comes into the module behind it."""
+    parent, _, leaf = key[0].rpartition(".")
+    block = parent.rpartition(".")[2]
+    return key[1] == INTO and leaf in _BEHIND_ATTENTION and any(part in block for part in ("attn", "attention", "mixer"))
 
 
 _BEHIND_ATTENTION = ("o_proj", "out_proj", "c_proj", "dense", "norm")

@@ -31,6 +31,7 @@ from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
 from actordbg.laws import changes
+from actordbg.locate import kernels
 from actordbg.locate.clean_models import clean_model, dtype_of, one_line, truth
 from actordbg.locate.forced_forward import Forcing, Recording
 from actordbg.locate.judgement import judge
@@ -62,6 +63,7 @@ class LocateRun:
     _unchecked: dict[str, str] = field(default_factory=dict)
     _formulas: FormulaCheck | None = None
     _lost: dict[str, str] = field(default_factory=dict)
+    _kernel: str = ""
 
     def run(self) -> Located:
         """Judge every place. What cannot be judged is named in `unchecked`; no error of it fails the input."""
@@ -91,7 +93,7 @@ class LocateRun:
         found.unchecked = self._unchecked | found.unchecked
         ranks = dist.get_world_size() if self.together else 1
         located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
-        return replace(located, formulas=self._formulas)
+        return replace(located, formulas=self._formulas, kernel=self._kernel)
 
     def _unsupported(self) -> str:
         """Return why this configuration or this input has no clean counterpart, or ""."""
@@ -172,9 +174,17 @@ class LocateRun:
         with clean_model(self.session, device) as model, torch.set_grad_enabled(self._follows):
             follow_adapters(model, record.actor)
             self._healthy = samples_of(model, trained)
-            forcing = Forcing(tape, index.flatten())
+            forcing, attended = Forcing(tape, index.flatten()), (index >= 0).long().to(device)
             with self.session.autocast(record), forcing.on(places_of(model)):
-                self._run(model, batch, padded, (index >= 0).long().to(device))
+                self._run(model, batch, padded, attended)
+            attn, dtype = self.session.choices.attn, dtype_of(self.session)
+            if attn != "eager" and (far := kernels.far_off(forcing.sums, dtype)):
+                model.set_attn_implementation("eager")
+                eager = Forcing(tape, index.flatten())
+                with torch.no_grad(), self.session.autocast(record), eager.on(places_of(model)):
+                    self._run(model, batch, padded, attended)
+                if ratio := kernels.hold_against_eager(forcing.sums, eager.sums, far, dtype):
+                    self._kernel = kernels.in_words(attn, model.config.get_text_config(), ratio, len(far))
         self._floor = forcing.sums
 
     def _run(self, model: Any, ids: Tensor, weights: Tensor, real: Tensor | None = None) -> None:

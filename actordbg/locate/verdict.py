@@ -78,7 +78,9 @@ class LocalVerdict:
             if (more := max(identity.count for identity in self.identities) - 1 if self.differences else 0) > 0:
                 parts[0] += f" (and {plural(more, 'more difference')})"
             parts += [self.wrong_formula] * bool(self.wrong_formula)
-            if located and located.wrong:
+            if located and located.kernel:
+                parts.append(located.kernel)
+            elif located and located.wrong:
                 parts.append(place_in_words(located.wrong[0], located.dtype, cause_known=bool(self.differences)))
                 parts += [f"{plural(located.count - 1, 'other place')} above its limit"] * (located.count > 1)
             return "; ".join(parts)
@@ -155,6 +157,7 @@ def lines_of(local: LocalVerdict) -> Iterator[str]:
     yield from (*local.differences, *[local.wrong_formula] * bool(local.wrong_formula))
     located = local.located
     if located is not None:
+        yield from [located.kernel] * bool(located.kernel)
         yield from (place_in_words(place, located.dtype, cause_known=True) for place in located.wrong)
         yield from located.notes
     yield from (f"{NOT_CHECKED}: {why}" for why in local.unchecked)

@@ -228,10 +228,63 @@ class SideInfo:
 
 
 @dataclass(frozen=True)
+class NamedCause:
+    """A cause that explains recorded log-probs. said: in words, with its amount. amount: in the cause's own unit; error: its
+    standard error. left: mean of |recorded - truth under the cause|, nats. z: for a cause that no single token shows, how many
+    standard errors its amount is from none.
+    """
+
+    name: str
+    said: str
+    remedy: str
+    thread: str
+    amount: Real | None = None
+    error: Real | None = None
+    left: Real | None = None
+    z: Real | None = None
+
+
+@dataclass(frozen=True)
+class ExplainedOutputs:
+    """Why recorded log-probs are not the truth's. before: the mean of |recorded - truth|, nats; noise: that of rounding, on the
+    same tokens.
+
+    causes: those that the data cannot tell apart; `also`: what is wrong, or usual in a rollout, besides. unknown: there is a
+    difference, and none of the bank's causes explains it; nearest: the best of them, in words.
+    """
+
+    before: Real
+    noise: Real
+    tokens: int
+    dumps: int
+    causes: tuple[NamedCause, ...] = ()
+    also: tuple[NamedCause, ...] = ()
+    unknown: bool = False
+    nearest: str = ""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The causes, with what each explains; () if recorded log-probs are the truth's to rounding."""
+        noise = f"noise {self.noise:.2g}"
+        also = tuple(f"recorded log-probs: {cause.said}" for cause in self.also)
+        if self.unknown:
+            near = f"; the nearest: {self.nearest}" * bool(self.nearest)
+            return (f"recorded log-probs: unknown cause ({self.before:.3g} nats, {noise}{near})", *also)
+        if not self.causes:
+            return also
+        best, names = self.causes[0], " or ".join(cause.said for cause in self.causes)
+        size = f"{self.before:.3g} -> {best.left:.3g} nats, {noise}"
+        if best.z is not None:
+            size = f"{abs(best.z):.0f} standard errors over {self.tokens:,} tokens; no single token shows it, {noise} nats"
+        return (f"recorded log-probs: {names} ({size})", *also)
+
+
+@dataclass(frozen=True)
 class ComparisonRecord(StoredRecord):
     """`actordbg compare A B`: both sides, the thresholds that were applied, a verdict overall and for each dump, worst
     dumps first. rounding_id: the replay that measured the effect of the dtype's rounding on each dump, if limits follow it; each
     dump then has its own `limits`. excludes: the smallest faults that would have been a mismatch (`judge.measured_limits`).
+    explained: what the causes of a mismatch with recorded outputs are.
     """
 
     what: ClassVar[str] = "comparison"
@@ -248,6 +301,7 @@ class ComparisonRecord(StoredRecord):
     noise_id: str | None = None
     reasons: tuple[str, ...] = ()
     excludes: dict[str, float | None] = field(default_factory=dict)
+    explained: ExplainedOutputs | None = None
 
     @property
     def good(self) -> bool:

@@ -102,6 +102,7 @@ class Located:
     heat: if a place is wrong, the largest ratio of a token, by layer and field; fields: the row of each field, and its first and
     last position in the padded row.
     formulas: the truth's own modules against the formulas of their papers; None for a model without formulas.
+    kernel: what the attention kernel of transformers does that is wrong, in words; "" if it is right.
     """
 
     places: int = 0
@@ -116,6 +117,7 @@ class Located:
     heat: dict[str, tuple[float, ...]] = field(default_factory=dict)
     fields: tuple[tuple[int, int, int], ...] = ()
     formulas: FormulaCheck | None = None
+    kernel: str = ""
 
 
 def formula_checks(results: Iterable[ResultRecord]) -> list[FormulaCheck]:

@@ -47,7 +47,6 @@ def test_a_wrong_soft_cap_of_gemma2_is_named_and_so_is_an_attention_without_any(
     named = actordbg.check_model(model, BATCH, packing=False, backward=False)
     assert "self_attn.attn_logit_softcapping is 5.0; transformers' model from this checkpoint has 50.0" in named.sentence
     model.model.layers[0].self_attn.attn_logit_softcapping = 50.0
-    assert actordbg.check_model(model, BATCH, packing=False, backward=False).verdict == "RIGHT"
     model.set_attn_implementation("sdpa")  # which has no soft cap
     without = actordbg.check_model(model, BATCH, packing=False, backward=False)
     assert without.verdict == "WRONG" and "set_attn_implementation" in without.next

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from comparecases import given, publish_golden, write_replay
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
-from actordbg.judge.check import run_check
+from actordbg.judge.check import CheckFound, run_check
+from actordbg.judge.comparing import compare
+from actordbg.judge.explanation import explain
 from actordbg.records.locate_record import Located, ModelIdentity, PlaceResult
+from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -106,8 +110,6 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
         path = store.replays / "r-04" / "spec.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"locate": 1}))
         there = load_spec(store, "r-04")
-        from actordbg.replay.replay_data import data_of
-
         return there, data_of(store, there).results
 
     monkeypatch.setattr("actordbg.cli.locate.run_located", run_located)
@@ -135,3 +137,18 @@ def test_the_runs_own_outputs_are_a_side_of_their_own(store: Store) -> None:
     run_check(store, load_spec(store, "r-01"), recorded=True)
     answer = explained(store, 1, "r-01")
     assert answer["explanation"]["sides"] == ["A", "run"] and "the run's recorded outputs" in answer["explanation"]["what"][0]
+
+
+def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(store: Store) -> None:
+    inputs, made = publish_golden(store, 2)
+    made[0]["log_probs"][1, 0] -= 1.5
+    write_replay(store, "r-01", inputs, model="/m", change=lambda index, _: made[index], result=lambda _: {"folded_ids": False})
+    record = compare(store, "r-01", "recorded")
+    cause = SimpleNamespace(remedy="send the temperature to the engine", thread="verl#1")
+    vars(record)["explained"] = SimpleNamespace(
+        causes=[cause], sentences=("recorded log-probs: temperature 0.7 was not applied",)
+    )
+    check = CheckFound(data_of(store, load_spec(store, "r-01")), own=record)
+    why = explain(store, check, check.verdict(of=2, explained=True)).data
+    assert why["what"][0] == "recorded log-probs: temperature 0.7 was not applied"
+    assert why["to_do"] == ["send the temperature to the engine (verl#1)"]

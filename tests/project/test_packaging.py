@@ -49,6 +49,9 @@ def test_the_wheel_is_one_package_that_imports_lists_and_checks_in_an_environmen
     assert {name.split("/")[0] for name in packed if "dist-info" not in name} == {"actordbg"}
     migrations = {Path(name).name for name in packed if name.startswith("actordbg/_migrations/versions/")}
     assert migrations == {path.name for path in (ROOT / "migrations/versions").glob("*.py")} != set()
+    assert "actordbg/py.typed" in packed
+    (entries,) = (name for name in packed if name.endswith("entry_points.txt"))
+    assert b"[pytest11]" in zipfile.ZipFile(wheel).read(entries)
     folder = "actordbg/install/pythonpath/"
     assert [name for name in packed if name.startswith(folder)] == [f"{folder}sitecustomize.py"]
 

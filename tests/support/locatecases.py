@@ -267,6 +267,22 @@ def others(cache: Path) -> None:
         assert any("layers.1.mlp.down_proj" in each for each in found.unchecked) and found.word == RIGHT, found
 
 
+def kernels(cache: Path) -> None:
+    """sdpa leaves out Gemma2's soft cap, as transformers' own model in sdpa does: eager attention is the healthy one."""
+    layers = ["sliding_attention", "full_attention"] * 2
+    model = four_layers(cache, "gemma2", layer_types=layers, attn_logit_softcapping=0.05)
+    for dtype in ("bf16", "fp32"):
+        for attn, word in (("sdpa", WRONG), ("eager", RIGHT)):
+            config = ReplayConfig(model=model, dtype=dtype, attn=attn, through="rows")
+            with open_actor(config, model_cache=cache) as session:
+                found = local(session, dump_of("both", rows=3, length=64))
+            said = found.said, [place.what for place in found.located.wrong]
+            assert found.word == word and not found.differences, (dtype, said)
+            if word == WRONG:
+                assert "sdpa ignores the soft cap of the attention logits (attn_logit_softcapping 0.05)" in found.said, said
+                assert {name.partition(" model.")[0] for name in said[1]} == {"the attention of"} and len(said[1]) == 4, said
+
+
 class Fused(torch.nn.Module):
     """An MLP in one module: transformers' has no such place."""
 

@@ -1,0 +1,77 @@
+"""Log-probs of the truth's model under each cause of the bank, and under rounding: computed where the truth is, in its worker.
+
+`tensors` names what it computes: `cause/NAME=SIZE`, and `cause/noise=SEED`, a draw of what rounding does. In a draw every
+module's output is moved by at most half a rounding step of the run's dtype, at random: y (1 + u eps / 2), u uniform in [-1, 1].
+Rounding to nearest moves a value by as much (Higham, Accuracy and Stability of Numerical Algorithms, 2.1), but by an amount that
+repeats in every call, and in products and sums within a module too. So draws have the shape of rounding's effect, not exactly its
+size: `fit` scales them to a real one. Each costs one forward of the truth, as does each size of a planted cause; closed causes
+cost none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actordbg.causes.bank import BANK, BY_NAME, Closed
+from actordbg.causes.gather import NOISE, PREFIX
+
+DRAWS = 8
+ALL = "all"
+
+Rows = Callable[[Mapping[str, Closed]], Mapping[str, Tensor]]
+"""Runs the truth's rows: given closed causes by name, returns log-probs [B, A] or [B, S-1] of each, and of the forward ("")."""
+
+
+def owns(model: Any) -> dict[str, float]:
+    """Return, by name, the size at which nothing is wrong, of every cause that this model can have."""
+    found = {cause.name: cause.own(model) for cause in BANK}
+    return {name: own for name, own in found.items() if own is not None}
+
+
+def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows) -> dict[str, Tensor]:
+    """Return the log-probs under each wanted cause, by PREFIX + "NAME=SIZE". wanted: ALL, or "NAME=SIZE,NAME=SIZE".
+
+    dtype: the run's, in which draws round. ALL includes the draws.
+    """
+    own = owns(model)
+    if wanted == ALL:
+        asked = [(name, size) for name in own for size in BY_NAME[name].tried(own[name])]
+    else:
+        asked = [(name, float(size)) for name, _, size in (text.partition("=") for text in wanted.split(","))]
+    closed = {f"{name}={size!r}": make(model, size) for name, size in asked if (make := BY_NAME[name].closed)}
+    found = dict(rows(closed))
+    found.pop("")
+    for name, size in asked:
+        if (plant := BY_NAME[name].planted) is not None:
+            with plant(model, size):
+                found[f"{name}={size!r}"] = rows({})[""]
+    for seed in range(DRAWS if wanted == ALL else 0):
+        with rounded(model, torch.finfo(dtype).eps / 2, seed):
+            found[f"{NOISE}={seed}"] = rows({})[""]
+    return {PREFIX + name: values for name, values in found.items()}
+
+
+@contextmanager
+def rounded(model: Any, step: float, seed: int) -> Iterator[None]:
+    """Move each module's output by up to `step` of itself, at random, within the block."""
+    generators = {parameter.device: torch.Generator(parameter.device).manual_seed(seed) for parameter in model.parameters()}
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return value * (1 + step * (2 * torch.rand(value.shape, generator=generators[value.device], device=value.device) - 1))
+
+    def hook(_module: Any, _inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return tuple(map(moved, output))
+        return moved(output)
+
+    hooks = [module.register_forward_hook(hook) for module in model.modules() if module is not model]
+    yield
+    for handle in hooks:
+        handle.remove()

@@ -1,0 +1,208 @@
+"""Name the cause of wrong log-probs of which there are only the numbers: those that a run recorded, or a rollout engine returned.
+
+The truth is computed once more for at most `MOST` dumps, with every cause of the bank (`actordbg.causes.bank`): log-probs per
+cause, and draws of what rounding does. With it come real computations in the run's dtype: each row alone, and the replay's own
+results where they are right. `actordbg.causes.fit` then fits what was recorded.
+
+    explained = explain_outputs(store, replay_id)
+    explained.sentence     # "temperature 0.7 was not applied (0.518 -> 0.014 nats, noise 0.01)"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from actordbg.actor.hub_model import versions_of
+from actordbg.actor.rules import LEAKED
+from actordbg.base.errors import ActordbgError, Unsupported
+from actordbg.catalog import query
+from actordbg.causes.bank import BY_NAME, PLACEHOLDER, SHIFT, WEIGHTS
+from actordbg.causes.fit import ACCEPTED, Array, CauseFit, FitResult, fit, refined
+from actordbg.causes.gather import PREFIX, Piece, sample_of
+from actordbg.document.blocks import number
+from actordbg.judge.comparing import OF_TOKENS
+from actordbg.judge.find_truth import Wanted, ensure_lone_rows, wanted_rounding, wanted_truth
+from actordbg.judge.sides import GoldenSide, ReplaySide, Values, open_replay, opened, tensors_path, why_not
+from actordbg.judge.thresholds import measures
+from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, ExplainedOutputs, NamedCause
+from actordbg.replay.supervise import load_spec
+from actordbg.store.layout import Store
+
+MOST = 8
+"""Dumps that are fitted: each costs some fifty forwards of the truth."""
+ROUNDS = 2
+"""How often sizes around a fitted one are computed, for causes that are not linear."""
+
+
+RECORDED = "recorded"
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """The sides to fit with: the truth under causes, each row alone in the run's dtype, and truths of other models by name."""
+
+    truth: ReplaySide
+    rounding: ReplaySide | None
+    others: Mapping[str, ReplaySide]
+
+
+def explain_outputs(store: Store, replay_id: str, *, only: Collection[str] | None = None, **more: Any) -> ExplainedOutputs:
+    """CauseFit the bank's causes to what the run recorded for the inputs of a replay of the same model.
+
+    only: ids of dumps to choose from. more: see `explain_sides`, which raises the same.
+    """
+    ours = open_replay(query.open_fresh(store), replay_id)
+    golden = GoldenSide(store, ours, ours.inputs)
+    recorded: dict[str, Array] = {}
+    for dump_id in ours.inputs if only is None else [each for each in ours.inputs if each in only]:
+        if len(recorded) < MOST and not isinstance(values := golden.read(dump_id), str):
+            recorded[dump_id] = values.log_probs
+    return explain_sides(store, replay_id, {RECORDED: recorded}, **more)[RECORDED]
+
+
+def explain_sides(
+    store: Store,
+    replay_id: str,
+    sides: Mapping[str, Mapping[str, Array]],
+    *,
+    models: Sequence[str] = (),
+    temperature: float | None = None,
+    **callbacks: Any,
+) -> dict[str, ExplainedOutputs]:
+    """CauseFit the bank's causes to each of several sides, such as a rollout engine and the run.
+
+    sides: by name, log-probs by dump id, of the shape of a replay's; the dumps that all have are fitted, at most `MOST`. models:
+    further models (checkpoints of other steps, the base without its adapter) whose weights a side may have had. temperature: the
+    configured one, if not the replay's. callbacks: passed to `run_replay`. Raises Unsupported if there is nothing to fit, and
+    what `run_replay` raises.
+    """
+    ours = open_replay(query.open_fresh(store), replay_id)
+    if blocked := why_not(ours, GoldenSide(store, ours, ours.inputs)):
+        raise Unsupported(blocked, hint="replay the run's own model, whole")
+    found: dict[str, Values] = {}
+    for dump_id in sorted(set.intersection(*map(set, sides.values())), key=[*ours.inputs].index):
+        values = ours.read(dump_id)
+        shapes = {side[dump_id].shape for side in sides.values()}
+        if len(found) < MOST and not isinstance(values, str) and shapes == {values.log_probs.shape}:
+            found[dump_id] = values
+    if not found:
+        raise Unsupported("no dump has log-probs of both the run and the replay", hint="record with --with-outputs")
+    spec = load_spec(store, replay_id)
+    wanted, rounding = _lone(wanted_truth(store, spec), found, temperature), wanted_rounding(store, spec)
+
+    def computed(request: Wanted, what: str) -> ReplaySide:
+        done = ensure_lone_rows(store, request, command=f"{what} of replay {replay_id}", **callbacks)
+        return open_replay(query.open_fresh(store), done)
+
+    with_causes = replace(wanted, config=replace(wanted.config, causes="all"))
+    of_models = {
+        model: replace(wanted, config=replace(wanted.config, model=model), versions=versions_of(model)) for model in models
+    }
+    known = _Computed(
+        computed(with_causes, "causes"),
+        computed(_lone(rounding, found, temperature), "the rounding") if rounding else None,
+        {model: computed(request, "other weights") for model, request in of_models.items()},
+    )
+    own = dict(known.truth.resolved["causes"])
+    pieces = {dump_id: piece for dump_id, values in found.items() if (piece := _piece(store, dump_id, values, known))}
+    temperatures = {known.truth.results[dump_id].extra.get("temperature") for dump_id in pieces}
+    explained = {}
+    for name, side in sides.items():
+        for left in range(ROUNDS, -1, -1):
+            sample = sample_of([replace(piece, recorded=side[dump_id]) for dump_id, piece in pieces.items()], own)
+            fitted = fit(sample)
+            near = ",".join(f"{cause}={size!r}" for cause, size in refined(sample, fitted))
+            if not near or not left:
+                break
+            finer = computed(replace(wanted, config=replace(wanted.config, causes=near)), "causes")
+            pieces = {dump_id: _with(store, dump_id, piece, finer) for dump_id, piece in pieces.items()}
+        explained[name] = told(fitted, own, len(pieces), next(iter(temperatures)) if len(temperatures) == 1 else None)
+    return explained
+
+
+def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -> ComparisonRecord:
+    """Explain a comparison with recorded outputs whose log-probs differ; where that is not possible, add the reason.
+
+    Unchanged if no log-prob is beyond its limit, and if a rule already names the cause.
+    """
+    far = [
+        dump.dump_id
+        for dump in record.dumps
+        if dump.verdict == MISMATCH
+        and any(measures(dump).get(name, 0.0) > (dump.limits or record.thresholds).get(name, math.inf) for name in OF_TOKENS)
+    ]
+    if not far or any(LEAKED in dump.reasons for dump in record.dumps):
+        return record
+    try:
+        explained = explain_outputs(store, record.a.replay_id or "", only=far, **callbacks)
+    except ActordbgError as problem:
+        return replace(record, reasons=(*record.reasons, f"no cause was searched for: {problem.message}"))
+    return replace(record, explained=explained, reasons=(*explained.sentences, *record.reasons))
+
+
+def _lone(wanted: Wanted, found: Collection[str], temperature: float | None) -> Wanted:
+    """Return what is wanted, for these dumps and without gradients."""
+    config = replace(wanted.config, backward=False, keep_gradients=False)
+    config = config if temperature is None else replace(config, temperature=temperature)
+    inputs = tuple(each for each in wanted.inputs if each.dump_id in found)
+    return replace(wanted, config=config, inputs=inputs, with_gradients=frozenset())
+
+
+def _piece(store: Store, dump_id: str, own: Values, known: _Computed) -> Piece | None:
+    """Return a dump's log-probs; None if it has no truth. The replay's own count as healthy where they are as near as rounding
+    is.
+    """
+    truth = known.truth.read(dump_id)
+    if isinstance(truth, str):
+        return None
+    others = {name: each.log_probs for name, side in known.others.items() if not isinstance(each := side.read(dump_id), str)}
+    piece = Piece(own.log_probs, truth.mask, truth.log_probs, _causes(store, dump_id, known.truth), (), others)
+    rounded = known.rounding.read(dump_id) if known.rounding else ""
+    if isinstance(rounded, str):
+        return piece
+
+    def away(values: Values) -> float:
+        return float(np.abs(values.log_probs - truth.log_probs)[truth.mask].mean())
+
+    near = away(own) <= ACCEPTED * away(rounded)
+    return replace(piece, healthy=(rounded.log_probs, own.log_probs) if near else (rounded.log_probs,))
+
+
+def _causes(store: Store, dump_id: str, side: ReplaySide) -> dict[str, Array]:
+    """Read a dump's log-probs under each cause."""
+    with opened(tensors_path(store, side.row.replay_id, dump_id)) as file:
+        return {name: file.get_tensor(name) for name in file.keys() if name.startswith(PREFIX)}  # noqa: SIM118
+
+
+def _with(store: Store, dump_id: str, piece: Piece, finer: ReplaySide) -> Piece:
+    return replace(piece, causes={**piece.causes, **_causes(store, dump_id, finer)})
+
+
+def told(fitted: FitResult, own: Mapping[str, float], dumps: int, temperature: float | None) -> ExplainedOutputs:
+    """Put a fit into words. temperature: that of the truth, if it is the same in all dumps; amounts of temperature are times
+    this.
+    """
+    zeros = [CauseFit(PLACEHOLDER, fitted.placeholders, None, np.zeros(0), fitted.before)] * bool(fitted.placeholders)
+    named, also = (tuple(_named(each, own, temperature) for each in fits) for fits in (fitted.named, [*zeros, *fitted.expected]))
+    nearest = (
+        f"{_named(fitted.nearest, own, temperature).said}, leaves {number(fitted.nearest.left, 3)}" if fitted.nearest else ""
+    )
+    return ExplainedOutputs(fitted.before, fitted.noise, fitted.tokens, dumps, named, also, fitted.unknown, nearest)
+
+
+def _named(each: CauseFit, own: Mapping[str, float], temperature: float | None) -> NamedCause:
+    """Describe a fit. An amount that has an error is given with it."""
+    model = each.name.removeprefix(f"{WEIGHTS} ")
+    cause = BY_NAME[WEIGHTS if model != each.name else each.name]
+    amount, error, none, said = each.amount, each.error, own.get(each.name), cause.said
+    if each.name == "temperature" and temperature and amount:
+        amount, error, none = amount * temperature, (error or 0.0) * temperature, temperature
+        said = "temperature {own} was not applied" if none != 1.0 and abs(amount - 1.0) < 0.02 else said
+    shown = f"{amount:+}" if cause.name == SHIFT else number(amount, 4) + (f" ± {number(error, 1)}" if error else "")
+    said = said.format(amount=shown, own=number(none, 4), model=model)
+    return NamedCause(each.name, said, cause.remedy, cause.thread, amount, error, each.left, each.z)

@@ -1,0 +1,134 @@
+"""Say which side is wrong where rollout and trainer disagree: the rollout's recorded log-probs, the run's own, and the truth's.
+
+A dashboard has the difference of the first two, which names no side. The truth names it: a side is right if its mean distance
+from the truth is at most 1.5 times the noise of rounding on the same tokens. The bank's causes are fitted to whichever
+side is not.
+
+Both come from recorded losses (`dump enable --calls forward,loss`): `rollout_log_probs` is what the engine returned, `log_probs`
+is what the training forward gave for the same tokens. Which side is wrong is relative to the temperature: the truth has the one
+that the rollout was configured with, where it was recorded.
+
+    explained = explain_rollout(store, replay_id)
+    explained.sentence   # "the rollout is wrong, the run is right: rollout log-probs: the adapter was not applied ..."
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actordbg.base.errors import StoreProblem, Unsupported
+from actordbg.catalog import query
+from actordbg.causes.fit import Array
+from actordbg.judge.explain_outputs import explain_sides
+from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.judge.sides import open_replay
+from actordbg.records.comparison_record import ExplainedOutputs
+from actordbg.store.layout import Store
+
+ROLLOUT, RUN = "rollout", "run"
+
+
+@dataclass(frozen=True)
+class ExplainedRollout:
+    """What is wrong between a rollout and the run. apart: the mean of |rollout - run|, nats. figures: the field's names for how
+    far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
+    """
+
+    rollout: ExplainedOutputs
+    run: ExplainedOutputs
+    apart: float
+    figures: dict[str, float]
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The sides that are further from the truth than rounding, or in which a cause was found."""
+        sides = {ROLLOUT: self.rollout, RUN: self.run}
+        return tuple(name for name, side in sides.items() if side.causes or side.unknown)
+
+    @property
+    def sentence(self) -> str:
+        """Say which side is wrong, and why."""
+        tokens = f"over {self.rollout.tokens:,} tokens"
+        if not self.wrong:
+            far = f"{self.rollout.before:.3g} and {self.run.before:.3g} nats"
+            return f"rollout and run are both right: {far} from the truth {tokens}"
+        right = {ROLLOUT: RUN, RUN: ROLLOUT}[self.wrong[0]]
+        first = (
+            f"the {self.wrong[0]} is wrong, the {right} is right" if len(self.wrong) == 1 else "rollout and run are both wrong"
+        )
+        return f"{first}: {'; '.join(self.sentences)}"
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return what was found on each side."""
+        sides = ((ROLLOUT, self.rollout), (RUN, self.run))
+        return [text.replace("recorded log-probs", f"{name} log-probs") for name, side in sides for text in side.sentences]
+
+
+def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedRollout:
+    """Explain how the rollout and the run differ on the inputs of a replay, whose losses were recorded.
+
+    models, callbacks: see `explain_sides`. Raises Unsupported if no loss of these inputs has the rollout's log-probs, and what
+    `explain_sides` raises.
+    """
+    losses = dict(_losses(store, replay_id))
+    if not losses:
+        raise Unsupported(
+            "no recorded loss of these inputs has the rollout's log-probs",
+            hint="record with `dump enable --calls forward,loss`, and let the trainer request them "
+            "(OpenRLHF: --algo.advantage.is_correction_level token)",
+        )
+    temperatures = {loss.fact("rollout.temperature") for loss in losses.values()}
+    arrays = {dump_id: loss.log_probs() for dump_id, loss in losses.items()}
+    sides = {
+        ROLLOUT: {dump_id: named["rollout_log_probs"] for dump_id, named in arrays.items()},
+        RUN: {dump_id: named["log_probs"] for dump_id, named in arrays.items()},
+    }
+    temperature = temperatures.pop() if len(temperatures) == 1 else None
+    explained = explain_sides(store, replay_id, sides, models=models, temperature=temperature, **callbacks)
+    masks = {dump_id: loss.active for dump_id, loss in losses.items()}
+    rollout, run = (np.concatenate([side[dump_id][masks[dump_id]] for dump_id in arrays]) for side in sides.values())
+    figures = field_figures(rollout.astype(np.float64), run.astype(np.float64))
+    return ExplainedRollout(explained[ROLLOUT], explained[RUN], figures["train_rollout_logprob_abs_diff"], figures)
+
+
+def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:
+    """Yield the losses with log-probs of rollout and run, by the dump of their forward, of a replay's inputs."""
+    catalog = query.open_fresh(store)
+    inputs = open_replay(catalog, replay_id).inputs
+    for row in query.each_dump(catalog, "point = 'loss'", losses=True):
+        try:
+            loss = RecordedCall.read(str(store.root / row.path))
+        except StoreProblem:
+            continue
+        forward = str(loss.fact("forward"))
+        if forward in inputs and {"rollout_log_probs", "log_probs"} <= loss.log_probs().keys():
+            yield forward, loss
+
+
+def field_figures(rollout: Array, run: Array) -> dict[str, float]:
+    """Return how far log-probs of the same tokens [T] are apart, by the names that dashboards have. d = run - rollout, in nats.
+
+    | name | formula | from |
+    |---|---|---|
+    | vllm_kl, rollout_corr/kl | mean(-d) | OpenRLHF's PolicyLoss, verl's rollout correction (k1) |
+    | mismatch_kl | mean(exp(d) - 1 - d) | prime-rl (k3) |
+    | train_rollout_logprob_abs_diff, sampling_logp_difference | mean(abs(d)) | slime, TRL |
+    | token_mult_prob_error | mean(exp(abs(d))) | NeMo-RL |
+    | rollout_probs_diff_mean | mean(abs(exp(run) - exp(rollout))) | verl: of probabilities, not of logs |
+    | rollout_is_eff_sample_size | mean(w) ** 2 / mean(w ** 2), w = exp(d) | verl |
+    """
+    apart = run - rollout
+    ratio = np.exp(apart)
+    return {
+        "vllm_kl": float(-apart.mean()),
+        "mismatch_kl": float((ratio - 1 - apart).mean()),
+        "train_rollout_logprob_abs_diff": float(np.abs(apart).mean()),
+        "token_mult_prob_error": float(np.exp(np.abs(apart)).mean()),
+        "rollout_probs_diff_mean": float(np.abs(np.exp(run) - np.exp(rollout)).mean()),
+        "rollout_is_eff_sample_size": float(ratio.mean() ** 2 / (ratio**2).mean()),
+    }

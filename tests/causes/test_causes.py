@@ -1,0 +1,40 @@
+"""Causes planted in real models are named from log-probs alone, and nothing is named in healthy ones.
+
+The asserts are in the scenarios (`causecases`), which run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import causecases
+import pytest
+from actorcases import run_scenario
+from typer.testing import CliRunner
+
+from actordbg.cli.app import app
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("scenario", ["planted", "others", "healthy"])
+def test_a_cause_is_named_with_its_amount_and_a_healthy_model_has_none(tmp_path: Path, scenario: str) -> None:
+    run_scenario(scenario, tmp_path, program=causecases.__file__, OMP_NUM_THREADS="1")
+
+
+def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path: Path) -> None:
+    """A run that was configured with temperature 0.7 recorded log-probs without it; another one was healthy."""
+    (folders,) = run_scenario("recorded", tmp_path, program=causecases.__file__, OMP_NUM_THREADS="1")
+    for name, said in (("raw", "recorded log-probs: temperature 0.7 was not applied (0."), ("healthy", "")):
+        asked = ["check", "--recorded", "--model", folders["model"], "--through", "rows", "--no-laws"]
+        checked = CliRunner().invoke(app, ["--store", folders[name], *asked])
+        assert (said or "RIGHT") in " ".join(checked.stdout.split()), checked.output
+        assert checked.exit_code == (1 if said else 0), checked.output
+        compared = CliRunner().invoke(app, ["--store", folders[name], "compare", "last", "recorded", "--json"])
+        explained = json.loads(compared.stdout)["explained"]
+        if said:
+            assert [cause["name"] for cause in explained["causes"]] == ["temperature"] and not explained["unknown"]
+            assert explained["causes"][0]["amount"] == pytest.approx(1.0, abs=1e-4) and explained["dumps"] == 2
+        else:
+            assert explained is None, "nothing is searched for where nothing differs"

@@ -1,0 +1,282 @@
+"""Causes planted in small random models, and what the bank names from log-probs alone. Run in a process of its own.
+
+python causecases.py SCENARIO MODEL_CACHE
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from actorcases import main
+from lawcases import dump_of, model_of
+from locatecases import attribute, four_layers, rounded
+from replaycases import publish
+
+from actordbg.actor.session import open_actor
+from actordbg.causes.fit import FitResult, fit, refined
+from actordbg.causes.gather import PREFIX, Piece, sample_of
+from actordbg.config.replay_config import WIDER, ReplayConfig
+from actordbg.formats.dump_record import OUTPUT_PREFIX
+from actordbg.store.layout import Store
+from actordbg.store.payload import encode, load
+
+Arrays = list[Any]
+"""Log-probs of each dump."""
+
+
+def sampled(model: Any, seed: int) -> Any:
+    """A call of four rows, padded on both sides, whose answers the model sampled with top-p 0.9."""
+    dump = dump_of("both", rows=4, length=128, actions=110, seed=seed)
+    torch.manual_seed(seed)
+    for ids, real in zip(dump.tensors["sequences"], dump.tensors["attention_mask"].bool(), strict=True):
+        more = int(real.sum()) - 16
+        made = model.generate(
+            ids[real][:16][None], do_sample=True, top_p=0.9, top_k=0, max_new_tokens=more, eos_token_id=None, pad_token_id=0
+        )
+        ids[real] = made[0]
+    return dump
+
+
+@dataclass
+class Bench:
+    """A model's dumps, their truth under all causes, and healthy log-probs: each row alone, and a replay's."""
+
+    model: str
+    dtype: str
+    cache: Path
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.plain = AutoModelForCausalLM.from_pretrained(self.model, attn_implementation="eager").eval()
+        self.dumps = [sampled(self.plain, self.seed + index) for index in range(2)]
+        self.opened = contextlib.ExitStack()
+        self.session = self.open(attn="sdpa")
+        self.wide = self.open(through=None, truth=WIDER[self.dtype], causes="all")
+        self.truth = self.run(self.wide)
+        self.own = self.wide.resolved["causes"]
+        self.healthy = [self.values(self.ran(through=None, truth=self.dtype)), self.values(self.run(self.session))]
+        self.weights: dict[str, Arrays] = {}
+
+    def open(self, **settings: Any) -> Any:
+        given: dict[str, Any] = {"model": self.model, "dtype": self.dtype, "through": "rows"} | settings
+        return self.opened.enter_context(open_actor(ReplayConfig(**given), model_cache=self.cache))
+
+    def run(self, session: Any) -> list[Any]:
+        return [session.run(dump, backward=False, keep=True) for dump in self.dumps]
+
+    def ran(self, plant: Callable[[Any], Any] | None = None, **settings: Any) -> list[Any]:
+        """What a replay gives, in which something may be planted. With settings, it is another one."""
+        session = self.open(**settings) if settings else self.session
+        with plant(session.model) if plant else contextlib.nullcontext():
+            return self.run(session)
+
+    @staticmethod
+    def values(outcomes: list[Any]) -> Arrays:
+        return [outcome.log_probs.double().numpy() for outcome in outcomes]
+
+    def explain(self, recorded: Arrays) -> FitResult:
+        """What is fitted to log-probs [B, A] of each dump, with the sizes that a fit asks for."""
+        causes = [{name: each.double().numpy() for name, each in ran.tensors.items() if PREFIX in name} for ran in self.truth]
+        for _ in range(3):
+            pieces = [
+                Piece(
+                    recorded[index],
+                    self.truth[index].mask.numpy(),
+                    self.truth[index].log_probs.double().numpy(),
+                    causes[index],
+                    [each[index] for each in self.healthy],
+                    {name: each[index] for name, each in self.weights.items()},
+                )
+                for index in range(len(self.dumps))
+            ]
+            fitted = fit(sample := sample_of(pieces, self.own))
+            near = ",".join(f"{name}={size!r}" for name, size in refined(sample, fitted))
+            if not near:
+                break
+            self.wide.config = replace(self.wide.config, causes=near)
+            for known, ran in zip(causes, self.run(self.wide), strict=True):
+                known |= {name: each.double().numpy() for name, each in ran.tensors.items() if PREFIX in name}
+        return fitted
+
+    def logits(self) -> Arrays:
+        """The plain model's logits [B, A, V] that predict the actions."""
+        with torch.no_grad():
+            return [self._logits(dump) for dump in self.dumps]
+
+    def _logits(self, dump: Any) -> Any:
+        real = dump.tensors["attention_mask"]
+        positions = (real.cumsum(-1) - 1).clamp(min=0)
+        logits = self.plain(dump.tensors["sequences"], attention_mask=real, position_ids=positions).logits
+        return logits[:, -1 - dump.tensors["action_mask"].shape[1] : -1]
+
+    def warped(self, warper: Any) -> Arrays:
+        """Healthy log-probs, and what one of transformers' samplers makes of a distribution."""
+        moved = []
+        for dump, logits, healthy in zip(self.dumps, self.logits(), self.healthy[1], strict=True):
+            labels = dump.tensors["sequences"][:, -logits.shape[1] :]
+            after = torch.stack([warper(labels, row) for row in logits]).log_softmax(-1)
+            change = (after - logits.log_softmax(-1)).gather(-1, labels[..., None])[..., 0]
+            moved.append(healthy + change.double().numpy() * dump.tensors["action_mask"].numpy())
+        return moved
+
+
+def theta(size: float) -> Callable[[Any], Any]:
+    return attribute("model.rotary_emb", "inv_freq", lambda inv_freq: inv_freq ** (np.log(size) / np.log(1e4)))
+
+
+def every(kind: str, name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Change an attribute of all modules of a kind."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Any:
+        with contextlib.ExitStack() as undo:
+            for module in model.modules():
+                if kind in type(module).__name__:
+                    undo.enter_context(patch.object(module, name, change(getattr(module, name))))
+            yield
+
+    return plant
+
+
+@contextlib.contextmanager
+def head_in_bf16(model: Any) -> Any:
+    def narrow(module: Any, inputs: Any, output: Any) -> Any:
+        return torch.nn.functional.linear(inputs[0].bfloat16(), module.weight.bfloat16()).to(output.dtype)
+
+    hook = model.lm_head.register_forward_hook(narrow)
+    yield
+    hook.remove()
+
+
+PLANTED: dict[str, tuple[Callable[[Any], Any], float]] = {
+    "norm epsilon": (every("Norm", "variance_epsilon", lambda _: 1e-3), 1e-3),
+    "attention scale": (every("Attention", "scaling", lambda scale: scale * 1.3), 1.3),
+    "rope theta": (theta(10_500.0), 10_500.0),
+    "rope scaling": (attribute("model.rotary_emb", "inv_freq", lambda inv_freq: inv_freq / 4), 4.0),
+    "inv_freq in bf16": (attribute("model.rotary_emb", "inv_freq", rounded), 1.0),
+    "head in bf16": (head_in_bf16, 1.0),
+}
+"""Causes that change the model, by name: how they are planted, without the bank's own code, and their size."""
+HIDDEN = {"inv_freq in bf16", "head in bf16"}
+"""Too small to be seen in bf16 on so few tokens, or healthy there."""
+
+
+def named(fitted: FitResult, name: str, amount: float | None, case: Any, beside: int = 0) -> None:
+    """The cause is the first that is named, within its error, with at most so many others of its kin."""
+    names = [each.name for each in fitted.named]
+    assert names[:1] == [name] and len(names) <= 1 + beside, (case, name, fitted)
+    best = fitted.named[0]
+    if amount is not None and best.amount is not None:
+        # a truth in fp64 is stored as fp32, so no amount is nearer than some 1e-5 of itself
+        assert abs(best.amount - amount) <= 5 * (best.error or 0.0) + 2e-5 * abs(amount), (case, name, best.amount, best.error)
+
+
+def planted(cache: Path) -> None:
+    """Every cause is named with its amount, in fp32 and bf16, and nothing is named that is hidden."""
+    from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    for family, dtype in (("llama", "fp32"), ("llama", "bf16"), ("qwen3", "bf16")):
+        bench, case = Bench(str(model_of(cache, family)), dtype, cache), (family, dtype)
+        for name, (plant, size) in PLANTED.items():
+            found = bench.explain(bench.values(bench.ran(plant)))
+            if dtype == "bf16" and name in HIDDEN:
+                assert not found.named and not found.unknown, (case, name, found)
+            else:
+                named(found, name, size, case)
+        for temperature in (0.7, 0.97, 1.4):
+            named(bench.explain(bench.values(bench.ran(temperature=temperature))), "temperature", temperature, case)
+        for name, size, warper in (
+            ("top-p", 0.9, TopPLogitsWarper(0.9)), ("top-k", 20, TopKLogitsWarper(20)), ("min-p", 0.05, MinPLogitsWarper(0.05)),
+        ):  # fmt: skip
+            named(bench.explain(bench.warped(warper)), name, size, case)
+        arranged(bench, case)
+
+
+def arranged(bench: Bench, case: Any) -> None:
+    """What moves log-probs without a model: a shift, rows that are others', placeholders; and what is nobody's is unknown."""
+    healthy, masks = bench.healthy[1], [ran.mask.numpy() for ran in bench.truth]
+    named(bench.explain([np.roll(each, -1, axis=1) for each in healthy]), "shift", 1, case)
+    named(bench.explain([each[[1, 0, 2, 3]] for each in healthy]), "other rows", 4, case)
+    zeros = [each.copy() for each in healthy]
+    zeros[0][:, 50] = 0.0
+    found = bench.explain(zeros)
+    assert (found.placeholders, found.named, found.unknown) == (4, (), False), (case, found)
+    noisy = [each + np.random.default_rng(0).normal(0, 0.3, each.shape) * mask for each, mask in zip(healthy, masks, strict=True)]
+    found = bench.explain(noisy)
+    assert found.unknown and not found.named, (case, found)
+
+
+def others(cache: Path) -> None:
+    """Weights of another step, an adapter that is missing, a window and soft caps that are not applied, an end token not allowed."""
+    bench = Bench(str(model_of(cache, "llama")), "fp32", cache)
+    for scale in (1e-3, 2e-3):
+        for parameter in bench.plain.parameters():
+            parameter.data += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * scale * parameter.std()
+        bench.plain.save_pretrained(cache / f"moved {scale}")
+    moved = {f"moved {scale}": str(cache / f"moved {scale}") for scale in (1e-3, 2e-3)}
+    stale = bench.values(bench.ran(model=moved["moved 0.001"]))
+    assert bench.explain(stale).unknown
+    bench.weights = {name: bench.values(bench.ran(model=model, truth="fp64", through=None)) for name, model in moved.items()}
+    named(bench.explain(stale), "weights moved 0.001", None, "llama")
+    ends = [each.log_softmax(-1)[..., 2].exp().double().numpy() for each in Bench(bench.model, "fp32", cache).logits()]
+    first = [each.cumsum(-1) * each == 1 for each in (ran.mask.numpy() for ran in bench.truth)]
+    sampler = [each - np.log1p(-end) * where for each, end, where in zip(bench.healthy[1], ends, first, strict=True)]
+    found = bench.explain(sampler)
+    assert [each.name for each in found.expected] == ["min-tokens"] and not found.named and not found.unknown, found
+    without_a_mask_or_a_cap(cache)
+
+
+def without_a_mask_or_a_cap(cache: Path) -> None:
+    bench = Bench(str(model_of(cache, "gemma2")), "bf16", cache)
+
+    def capless(model: Any) -> Any:
+        stack = contextlib.ExitStack()
+        stack.enter_context(patch.object(model.config, "final_logit_softcapping", None))
+        stack.enter_context(every("Attention", "attn_logit_softcapping", lambda _: None)(model))
+        return stack
+
+    named(bench.explain(bench.values(bench.ran(capless, attn="eager"))), "soft cap", None, "gemma2")
+    windowless = bench.ran(lambda model: patch.object(model.config, "sliding_window", 10**6), attn="eager")
+    named(bench.explain(bench.values(windowless)), "sliding window", None, "gemma2")
+
+
+def healthy(cache: Path) -> None:
+    """Nothing is named, nothing is unknown: families, dtypes, kernels, packed or padded, several seeds."""
+    for number, family in enumerate(("llama", "qwen3", "mixtral")):
+        for dtype in ("bf16", "fp32"):
+            bench = Bench(str(model_of(cache, family)), dtype, cache, seed=10 * number)
+            for packing in (False, True):
+                for attn in ("sdpa", "eager"):
+                    found = bench.explain(bench.values(bench.ran(packing=packing, attn=attn)))
+                    assert not found.named and not found.unknown and not found.placeholders, (family, dtype, packing, attn, found)
+
+
+def recorded(cache: Path) -> dict[str, str]:
+    """Two stores with dumps of a run at temperature 0.7: one recorded its log-probs at that temperature, the other at 1."""
+    folders = {"model": four_layers(cache, "llama", vocab_size=4096)}
+    for name, temperature in (("healthy", 0.7), ("raw", 1.0)):
+        store = Store(cache / name).create()
+        folders[name] = str(store.root)
+        inputs = publish(store, 2, length=64, model_dtype="torch.float32", temperature=0.7)
+        config = ReplayConfig(model=folders["model"], dtype="fp32", through="rows", temperature=temperature)
+        with open_actor(config, model_cache=cache) as session:
+            for item in inputs:
+                dump = load(store.root / item.path)
+                own = {f"{OUTPUT_PREFIX}action_log_probs": session.run(dump, backward=False).log_probs}
+                store.publish_dump(*encode(dump.record, dump.tensors | own))
+    return folders
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:], globals())
