@@ -119,7 +119,6 @@ class Control:
     ranks: tuple[int, ...] | None = None
     min_seq_len: int | None = None
     free_floor_bytes: int = DEFAULT_FREE_FLOOR
-    calls: tuple[str, ...] = (FORWARD,)
     with_outputs: bool = False
     with_rng: bool = False
     triggers: tuple[str, ...] = ()
@@ -130,6 +129,7 @@ class Control:
     ring_bytes: int = DEFAULT_RING_BYTES
     ring_dir: str | None = None
     writer: str = "thread"
+    calls: tuple[str, ...] = (FORWARD,)
 
     def __post_init__(self) -> None:
         _ = self.on  # ValueError for unknown triggers

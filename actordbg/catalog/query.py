@@ -269,7 +269,9 @@ def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[Re
         was_typed = typed and words[:1] == ["actordbg"] and "replay" in words
         if was_typed or not (row.config.get("oracle") or row.config.get("vary")):
             rows.append(row)
-    own = [row for row in rows if not (row.command or "").startswith(_CELL) and is_mine(catalog.store.replays / row.replay_id)]
+    own = [
+        row for row in rows if not (row.command or "").startswith(_BY_OTHERS) and is_mine(catalog.store.replays / row.replay_id)
+    ]
     return own or rows
 
 
@@ -281,8 +283,10 @@ def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> Rep
 
 OPEN = ("interrupted", "unfinished")
 """Statuses of a replay that did not end: it was interrupted, or it is running or was killed."""
-_CELL = "matrix "
-"""Beginning of the command of a matrix cell (`matrix.run_matrix`)."""
+LOCATED = "modules of replay "
+"""Beginning of the command of the replay in which `explain` judges another replay's modules."""
+_BY_OTHERS = ("matrix ", LOCATED)
+"""Beginnings of the commands of replays that other commands start: `matrix.run_matrix` its cells."""
 
 
 def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import typer
 
-from actordbg.cli.options import ConfirmOption, TrustRemoteCode, require_good, store_of, stored, take_consent
+from actordbg.base.errors import UsageError
+from actordbg.cli.options import ConfirmOption, TrustRemoteCode, option, require_good, store_of, stored, take_consent
 from actordbg.cli.output import note, say_document
 
 if TYPE_CHECKING:
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 
+class OtherSide(str, Enum):
+    """Sides that a run can be explained against."""
+
+    ROLLOUT = "rollout"
+
+
 def explain(
     ctx: typer.Context,
     replay: str = typer.Argument(
@@ -26,6 +34,14 @@ def explain(
         metavar="REPLAY",
         help="The replay to explain: an id, a name, `@1` or `last`.",
         autocompletion=stored("replay"),
+    ),
+    against: OtherSide | None = option(
+        None, "Say which side is wrong: rollout, the engine's recorded log-probs (needs `dump enable --calls forward,loss`)."
+    ),
+    other_model: list[str] = option(
+        [],
+        "With --against, also a model whose weights a side may have had, such as an earlier checkpoint; repeatable.",
+        metavar="PATH",
     ),
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
@@ -48,6 +64,10 @@ def explain(
     take_consent(trust_remote_code)
     store = store_of(ctx).require()
     spec = spec_of(store, replay, yes)
+    if other_model and against is None:
+        raise UsageError("--other-model needs --against", hint="add --against rollout")
+    if against is not None:
+        return _rollout(store, spec, other_model)
     check = _known(store, spec, yes)
     verdict = check.verdict(of=len(spec.inputs), explained=True)
     explained = explanation.explain(store, check, verdict)
@@ -55,6 +75,23 @@ def explain(
     data = {"replay_id": spec.replay_id, "good": verdict.good, "explanation": explained.data}
     say_document([*first, *explained.blocks], data=data)
     require_good(verdict.good)
+
+
+def _rollout(store: Store, spec: ReplaySpec, models: list[str]) -> None:
+    """Explain how the rollout and the run differ on a replay's inputs."""
+    from dataclasses import asdict
+
+    from actordbg.api.planning import counting
+    from actordbg.cli.replaying import replaying
+    from actordbg.judge.rollout_sides import explain_rollout
+    from actordbg.replay.group_engine import WarmGroups
+
+    store.require_writable()
+    with replaying(store, "naming the cause", len(spec.inputs)) as advance, WarmGroups() as warm:
+        explained = explain_rollout(store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
+    good = not explained.wrong
+    say_document(explained.blocks, data={"replay_id": spec.replay_id, "good": good, "wrong": explained.wrong} | asdict(explained))
+    require_good(good)
 
 
 def _known(store: Store, spec: ReplaySpec, yes: bool) -> CheckFound:
@@ -121,6 +158,7 @@ def _located(store: Store, spec: ReplaySpec) -> Sequence[ResultRecord]:
 
     from actordbg.api.locating import of_one_input
     from actordbg.base.errors import ActordbgError
+    from actordbg.catalog.query import LOCATED
     from actordbg.cli.locate import run_located
     from actordbg.records.journal import SPEC
     from actordbg.replay.replay_data import data_of
@@ -133,4 +171,4 @@ def _located(store: Store, spec: ReplaySpec) -> Sequence[ResultRecord]:
             alike = all(getattr(there, name) == getattr(wanted, name) for name in ("config", "inputs", "versions"))
             if there.locate and alike and (results := data_of(store, there).results):
                 return results
-    return run_located(store, spec)[1]
+    return run_located(store, spec, f"{LOCATED}{spec.replay_id}")[1]

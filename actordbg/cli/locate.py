@@ -61,8 +61,11 @@ def locate(
     require_good(answer.ok)
 
 
-def run_located(store: Store, spec: ReplaySpec) -> tuple[ReplaySpec, Sequence[ResultRecord]]:
-    """Judge the model of `spec` module by module on one of its inputs, in another replay; return that and its results."""
+def run_located(store: Store, spec: ReplaySpec, command: str = "") -> tuple[ReplaySpec, Sequence[ResultRecord]]:
+    """Judge the model of `spec` module by module on one of its inputs, in another replay; return that and its results.
+
+    command: what the replay records as its command, "" for this command line.
+    """
     from actordbg.api.locating import of_one_input
     from actordbg.api.planning import counting
     from actordbg.cli import replaying
@@ -70,7 +73,7 @@ def run_located(store: Store, spec: ReplaySpec) -> tuple[ReplaySpec, Sequence[Re
     from actordbg.replay.replay_data import data_of
     from actordbg.replay.supervise import run_replay
 
-    spec = of_one_input(spec, command_line())
+    spec = of_one_input(spec, command or command_line())
     replaying.require_runnable(store, spec)
     with replaying.replaying(store, "locating", 1) as advance:
         run_replay(store, spec, on_event=counting(advance))

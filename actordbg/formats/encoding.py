@@ -28,6 +28,7 @@ import zstandard
 
 from actordbg.base.fault import Unsupported
 from actordbg.formats.dump_record import (
+    FORWARD,
     MAGIC,
     MAX_DIMS,
     MAX_RECORD,
@@ -141,7 +142,7 @@ def record_of(
         seq_len=seq_len,
         action_len=action.values.shape[-1] if action is not None and action.values.ndim else None,
         tokens=attention.nonzero if attention is not None else batch * seq_len,
-        replayable=not fields["extra"] and bool(seq_len),
+        replayable=not fields["extra"] and bool(seq_len) and fields.get("point", FORWARD) == FORWARD,
         versions=versions,
         **fields,
         **more,

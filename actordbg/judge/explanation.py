@@ -237,9 +237,9 @@ def _run(_store: Store, check: CheckFound) -> Iterator[Evidence]:
     own = check.own
     if own is None or own.verdict == NOT_COMPARED:
         return
-    good, explained = own.verdict != MISMATCH, getattr(own, "explained", None)
+    good, explained = own.verdict != MISMATCH, own.explained
     if explained is not None and not good:  # causes that were fitted to the recorded log-probs
-        remedies = "; or ".join(f"{cause.remedy} ({cause.thread})" for cause in explained.causes)
+        remedies = "; or ".join(f"{cause.remedy} ({cause.thread})".removesuffix(" ()") for cause in explained.causes)
         yield from (Evidence(WHAT, sentence, remedies, RUN) for sentence in explained.sentences)
     yield Evidence(RULED_OUT if good else WHAT, conclusion(own), side=RUN)
 

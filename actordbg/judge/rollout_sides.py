@@ -23,6 +23,7 @@ import numpy as np
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
 from actordbg.causes.fit import Array
+from actordbg.document.blocks import RIGHT, WRONG, Block, Grid, Heading, Items, Verdict, number
 from actordbg.judge.explain_outputs import explain_sides
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.judge.sides import open_replay
@@ -34,14 +35,14 @@ ROLLOUT, RUN = "rollout", "run"
 
 @dataclass(frozen=True)
 class ExplainedRollout:
-    """What is wrong between a rollout and the run. apart: the mean of |rollout - run|, nats. figures: the field's names for how
-    far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
+    """What is wrong between a rollout and the run. apart: the mean of |rollout - run|, nats. dashboards: the field's names for
+    how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
     """
 
     rollout: ExplainedOutputs
     run: ExplainedOutputs
     apart: float
-    figures: dict[str, float]
+    dashboards: dict[str, float]
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -67,6 +68,23 @@ class ExplainedRollout:
         """Return what was found on each side."""
         sides = ((ROLLOUT, self.rollout), (RUN, self.run))
         return [text.replace("recorded log-probs", f"{name} log-probs") for name, side in sides for text in side.sentences]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Return what a page and `actordbg explain --against rollout` show."""
+        causes = [cause for side in (self.rollout, self.run) for cause in side.causes]
+        remedies = Items(tuple(dict.fromkeys(cause.remedy for cause in causes)))
+        to_do: list[Block] = [Heading("What to do", 3), remedies] if causes else []
+        far = ((ROLLOUT, self.rollout), (RUN, self.run))
+        rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in far]
+        return [
+            Verdict(WRONG if self.wrong else RIGHT, self.sentence, (("rollout to run", f"{number(self.apart, 3)} nats"),)),
+            *to_do,
+            Heading("How far apart", 3),
+            Grid(("mean of |difference|, nats", "measured", "noise"), tuple(rows), {"mean of |difference|, nats"}),
+            Grid(("name on a dashboard", "rollout and run"), tuple((name, number(v)) for name, v in self.dashboards.items()),
+                 {"name on a dashboard"}),
+        ]  # fmt: skip
 
 
 def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedRollout:

@@ -241,7 +241,8 @@ class Forcing(Hooks):
                 missed = 1 - (have[:, :, None] == want[:, None]).any(-1).double().cpu()
                 errors = torch.zeros(sum(self.tape.lengths), dtype=torch.float64)
                 errors[self.tokens] = (_FREE_CHOICE + missed).sum(1)
-                self.sums[key] = Sums(errors, want.shape[1], len(self.tokens))
+                kept = float(missed.numel() - missed.sum())
+                self.sums[key] = Sums(errors, want.shape[1], len(self.tokens), kept, missed.numel())
         elif key[3] == 0 or key[1] == INTO:
             self._add(key, have, want)
         elif key[1] == OUT and key[0] in self._routers:

@@ -96,8 +96,10 @@ class Comparison:
                 self.unchecked.append(f"{name}: this model has no such tensor")
                 continue
             self.looked_at += 1
-            if words := _in_words(read(ours[name]).detach().cpu(), want.detach()):
-                yield f"{name} {words}"
+            have = read(ours[name]).detach().cpu()
+            for part, left, right in _by_expert(name, have, want.detach()):
+                if words := _in_words(left, right):
+                    yield f"{part} {words}"
 
     def _ties(self, model: Any, reference: Any) -> Iterator[str]:
         held: dict[int, list[str]] = defaultdict(list)
@@ -141,6 +143,16 @@ class Comparison:
 
 def _by_plain_name(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
     return {plain_name(name): name for name, _ in named}
+
+
+def _by_expert(name: str, have: Tensor, want: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield a tensor beside its reference; of experts [E, out, in], those that differ unless all do."""
+    if want.dim() == 3 and have.shape == want.shape and "expert" in name:
+        differing = [expert for expert in range(len(want)) if _in_words(have[expert], want[expert])]
+        if len(differing) < len(want):
+            yield from ((f"{name}[{expert}]", have[expert], want[expert]) for expert in differing)
+            return
+    yield name, have, want
 
 
 def _in_words(have: Tensor, want: Tensor) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from torch import Tensor
 from actordbg.locate.forced_forward import Forcing
 from actordbg.locate.places import Key, Sums, Tape
 from actordbg.locate.token_patterns import pattern_of
-from actordbg.records.locate_record import BACK, GRADIENT, INTO, MOST, OUT, Located, PlaceResult, is_backward
+from actordbg.records.locate_record import BACK, GRADIENT, INTO, MOST, OUT, ROUTING, Located, PlaceResult, is_backward
 
 LIMIT = {torch.bfloat16: 1.1, torch.float16: 1.1, torch.float32: 4.0}
 ROW = {torch.bfloat16: 1.25, torch.float16: 1.25, torch.float32: 8.0}
@@ -45,10 +46,12 @@ def judge(
     features: Mapping[str, Any],
     notes: tuple[str, ...] = (),
     ranks: int = 1,
+    lost: Mapping[str, str] = {},
 ) -> Located:
     """Hold the suspect's errors against the clean model's, place by place.
 
-    features: of each token, for `pattern_of`. ranks: how many average the gradients of parameters.
+    features: of each token, for `pattern_of`. ranks: how many average the gradients of parameters. lost: a
+    sentence, by parameter, about experts that no gradient reaches.
     """
     unchecked = dict(found.unchecked)
     judged_whole = {module for module, kind, *_ in floor if kind == OUT}
@@ -66,13 +69,16 @@ def judge(
         if _layer(key[0]) in partly and (key[1] in (INTO, BACK[OUT]) or key[0] in partly):
             unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
         elif key[1] == GRADIENT:
-            judged.append(_place(key, found.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features))
+            place = _place(key, found.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features)
+            judged.append(replace(place, pattern=lost.get(key[0], "")))
         else:
             ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
             layer = _layer(key[0])
             heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
-            rounded = dtype if tape.values[key][0].is_floating_point() else torch.bfloat16  # a choice has no rounding of its own
-            judged.append(_place(key, found.sums[key], clean, tape.lengths, rounded, math.sqrt(found.part[1]), ratios, features))
+            chosen = not tape.values[key][0].is_floating_point()
+            rounded = torch.bfloat16 if chosen else dtype  # a choice has no rounding of its own
+            place = _place(key, found.sums[key], clean, tape.lengths, rounded, math.sqrt(found.part[1]), ratios, features)
+            judged.append(replace(place, what=f"{ROUTING} {key[0]}") if chosen else place)
     judged += [_wrong_integers(key, tokens, features) for key, tokens in found.wrong.items()]
     wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
     wrong.sort(key=lambda place: (is_backward(place.kind), -math.inf if place.ratio is None else -place.ratio))
@@ -198,7 +204,9 @@ def _wrong_integers(key: Key, tokens: Tensor, features: Mapping[str, Any]) -> Pl
 
 def words_of(key: Key) -> str:
     """Name a place: the module, the operations between modules whose result comes into it, or a gradient."""
-    module, kind, *_ = key
+    module, kind, _, part = key
+    if part and kind != INTO:
+        module += f" (tensor {part + 1})"
     if kind == OUT:
         return module
     if is_backward(kind):

@@ -62,6 +62,7 @@ class LocateRun:
     _floor: dict[Key, Sums] = field(default_factory=dict)
     _unchecked: dict[str, str] = field(default_factory=dict)
     _formulas: FormulaCheck | None = None
+    _lost: dict[str, str] = field(default_factory=dict)
     _kernel: str = ""
 
     def run(self) -> Located:
@@ -91,7 +92,7 @@ class LocateRun:
             notes += ("judged without a backward (--backward judges gradients too)",)
         found.unchecked = self._unchecked | found.unchecked
         ranks = dist.get_world_size() if self.together else 1
-        located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks)
+        located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
         return replace(located, formulas=self._formulas, kernel=self._kernel)
 
     def _unsupported(self) -> str:
@@ -154,6 +155,7 @@ class LocateRun:
                 else:
                     tape.lengths.append(0)
                     self._weights[number] = 0
+            self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             with torch.no_grad():
                 self._formulas = against_formulas(model, max(rows, key=len))
         self._features = self._known_of([own[:length] for own, length in zip(self._columns, tape.lengths, strict=True)])
@@ -229,6 +231,8 @@ class LocateRun:
             came = name in arrived or not arrived  # ZeRO 3 keeps the gradient of the backward before; FSDP2 calls no hooks
             own = keeper.tensors.get(PREFIX + name, torch.zeros(())) if came else torch.zeros(())
             forcing.sums[key] = Sums.of(own.expand_as(want), want)
+            if "expert" in name and (experts := _without_gradient(own.expand_as(want), want, self._shapes[name])):
+                self._lost[name] = f"no gradient reaches {experts} of {name}"
             self._floor[key] = Sums.of(healthy.to(dtype_of(self.session)), want)
 
     def _averaged(self, values: Tensor) -> Tensor:
@@ -238,6 +242,19 @@ class LocateRun:
         values = values.to(self.session.device)
         dist.all_reduce(values)
         return (values / dist.get_world_size()).cpu()
+
+
+def _without_gradient(own: Tensor, want: Tensor, shape: tuple[int, ...]) -> str:
+    """Name the experts of a parameter [E, out, in] without a gradient where the truth has one; "" if there are none.
+
+    own, want: samples of the gradient [n], of equal shares of every expert.
+    """
+    if len(shape) != 3:
+        return ""
+    expert = torch.arange(len(want)) * shape[0] // len(want)
+    power = [torch.zeros(shape[0], dtype=torch.float64).index_add_(0, expert, each.double().abs()) for each in (own, want)]
+    lost = ((power[0] == 0) & (power[1] > 0)).nonzero().flatten().tolist()
+    return f"expert{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost and len(lost) < shape[0] else ""
 
 
 @contextlib.contextmanager

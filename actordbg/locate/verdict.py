@@ -23,6 +23,7 @@ from actordbg.records.locate_record import (
     INTO,
     LOCATED,
     OUT,
+    ROUTING,
     Located,
     ModelIdentity,
     PlaceResult,
@@ -125,6 +126,11 @@ def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False)
     if is_backward(place.kind) and place.gain is not None and abs(place.gain) < _LOST:
         ends = {BACK[OUT]: "comes back to", BACK[INTO]: "goes back through", GRADIENT: "reaches"}
         return f"no gradient {ends[place.kind]} {place.module}"
+    if place.kind == GRADIENT and place.pattern:
+        return place.pattern
+    if place.what.startswith(ROUTING):
+        where = f": {place.pattern}" if place.pattern and place.tokens < place.of_tokens else ""
+        return f"{place.what} is not the truth's (an overlap of {place.gain:.0%} of the experts chosen){where}"
     if place.ratio is None:
         far = "are not the input's" if place.limit == 1.0 else "is not finite"
     else:

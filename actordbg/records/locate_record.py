@@ -35,6 +35,8 @@ def is_backward(kind: str) -> bool:
 
 MOST = 20
 """Most differences and most wrong places that a record keeps; it has the count of all."""
+ROUTING = "the routing of"
+"""How the `what` of a place begins that is a router's choice of experts; its gain is the overlap with the truth's."""
 EVERYTHING = "everything"
 """What `unchecked` names if nothing could be judged."""
 

@@ -19,7 +19,7 @@ SINCE = "2026-11-20T12:00:00.000000Z"
     [
         Control(True, "run-1", SINCE),
         Control(False, "r", SINCE, 7, 10, 5, 10**12, (0, 3), 1, 0, True),
-        Control(True, "r", SINCE, ranks=()),
+        Control(True, "r", SINCE, ranks=(), calls=("forward", "loss")),
         Control(True, "r", SINCE, every=0, triggers=("nan", "slow:3x"), before=4, keep_bytes=10**10, ring=0, with_rng=True),
     ],
 )

@@ -182,6 +182,7 @@ def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrl
             assert torch.equal(dump.tensors[f"context.{name}"], getattr(experience, name))
         assert facts["context.loss.clip_eps_high"] == 0.2 and facts["context.micro_batch"] == number and facts["dp_size"] == 1
         assert facts["context.engine_accumulation"] == MICRO and facts["context.boundary"] == (number % MICRO == MICRO - 1)
+        assert forward.record.replayable and not dump.record.replayable, "only forwards are replayed"
         assert dump.record.step == forward.record.step == 7 + number // MICRO and dump.record.role == "policy"
         terms = RecordedCall.read(str(store.dump_path(dump.record))).terms
         assert terms is not None

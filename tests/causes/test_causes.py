@@ -36,5 +36,9 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path: Path) -> N
         if said:
             assert [cause["name"] for cause in explained["causes"]] == ["temperature"] and not explained["unknown"]
             assert explained["causes"][0]["amount"] == pytest.approx(1.0, abs=1e-4) and explained["dumps"] == 2
+            asked = ["--store", folders[name], "explain", "last", "--against", "rollout", "--json"]
+            answer = json.loads(CliRunner().invoke(app, asked).stdout)
+            assert answer["wrong"] == ["rollout"] and answer["rollout"]["causes"][0]["name"] == "temperature", answer
+            assert not answer["run"]["causes"] and not answer["run"]["unknown"] and answer["dashboards"]["mismatch_kl"] > 0.01
         else:
             assert explained is None, "nothing is searched for where nothing differs"

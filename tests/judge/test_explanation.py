@@ -100,13 +100,21 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
     """The comparison with the truth, and the modules of one input."""
     ran: list[str] = []
 
-    def run_located(store: Store, spec: Any) -> Any:
+    def run_located(store: Store, spec: Any, command: str) -> Any:
         from actordbg.api.locating import of_one_input
 
         one = of_one_input(spec)
         ran.append(one.inputs[0].dump_id)
         settings = {name: value for name, value in vars(one.config).items() if name != "dtype"} | {"dtype": "fp32"}
-        write_replay(store, "r-04", one.inputs, result=lambda _: {"extra": located(PLACE)}, versions=one.versions, **settings)
+        write_replay(
+            store,
+            "r-04",
+            one.inputs,
+            result=lambda _: {"extra": located(PLACE)},
+            versions=one.versions,
+            command=command,
+            **settings,
+        )
         path = store.replays / "r-04" / "spec.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"locate": 1}))
         there = load_spec(store, "r-04")
@@ -116,7 +124,7 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
     write_replay(store, "r-01", INPUTS, keep_tensors=True)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
         write_replay(store, name, INPUTS, truth=dtype, keep_tensors=True)
-    first, again = (explained(store, 1, "r-01") for _ in range(2))
+    first, again = (explained(store, 1) for _ in range(2))  # the last replay is not the one that explain started
     assert first["explanation"] == again["explanation"] and ran == [INPUTS[0].dump_id]
     assert "lm_head is 4.34 times" in first["sentence"] and len(list(store.comparisons.iterdir())) == 1
     refused: Callable[..., Any] = CliRunner().invoke

@@ -23,7 +23,8 @@ from actordbg.actor.session import open_actor
 from actordbg.causes.fit import FitResult, fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.config.replay_config import WIDER, ReplayConfig
-from actordbg.formats.dump_record import OUTPUT_PREFIX
+from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX
+from actordbg.formats.nested_values import CONTEXT
 from actordbg.store.layout import Store
 from actordbg.store.payload import encode, load
 
@@ -184,7 +185,7 @@ def planted(cache: Path) -> None:
     """Every cause is named with its amount, in fp32 and bf16, and nothing is named that is hidden."""
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    for family, dtype in (("llama", "fp32"), ("llama", "bf16"), ("qwen3", "bf16")):
+    for family, dtype in (("llama", "fp32"), ("qwen3", "bf16")):
         bench, case = Bench(str(model_of(cache, family)), dtype, cache), (family, dtype)
         for name, (plant, size) in PLANTED.items():
             found = bench.explain(bench.values(bench.ran(plant)))
@@ -251,19 +252,18 @@ def without_a_mask_or_a_cap(cache: Path) -> None:
 
 def healthy(cache: Path) -> None:
     """Nothing is named, nothing is unknown: families, dtypes, kernels, packed or padded, several seeds."""
-    for number, family in enumerate(("llama", "qwen3", "mixtral")):
-        for dtype in ("bf16", "fp32"):
-            bench = Bench(str(model_of(cache, family)), dtype, cache, seed=10 * number)
-            for packing in (False, True):
-                for attn in ("sdpa", "eager"):
-                    found = bench.explain(bench.values(bench.ran(packing=packing, attn=attn)))
-                    assert not found.named and not found.unknown and not found.placeholders, (family, dtype, packing, attn, found)
+    for number, (family, dtype) in enumerate((("llama", "bf16"), ("qwen3", "fp32"), ("mixtral", "bf16"))):
+        bench = Bench(str(model_of(cache, family)), dtype, cache, seed=10 * number)
+        for packing, attn in ((False, "eager"), (True, "sdpa"), (True, "eager")):
+            found = bench.explain(bench.values(bench.ran(packing=packing, attn=attn)))
+            assert not found.named and not found.unknown and not found.placeholders, (family, dtype, packing, attn, found)
 
 
 def recorded(cache: Path) -> dict[str, str]:
     """Two stores with dumps of a run at temperature 0.7: one recorded its log-probs at that temperature, the other at 1."""
     folders = {"model": four_layers(cache, "llama", vocab_size=4096)}
     for name, temperature in (("healthy", 0.7), ("raw", 1.0)):
+        trained: list[Any] = []
         store = Store(cache / name).create()
         folders[name] = str(store.root)
         inputs = publish(store, 2, length=64, model_dtype="torch.float32", temperature=0.7)
@@ -273,6 +273,14 @@ def recorded(cache: Path) -> dict[str, str]:
                 dump = load(store.root / item.path)
                 own = {f"{OUTPUT_PREFIX}action_log_probs": session.run(dump, backward=False).log_probs}
                 store.publish_dump(*encode(dump.record, dump.tensors | own))
+                trained += [own[f"{OUTPUT_PREFIX}action_log_probs"]]
+        if name == "healthy":
+            right = trained
+    for item, run, rollout in zip(inputs, right, trained, strict=True):  # the losses of the second run: its engine is wrong
+        dump = load(store.root / item.path)
+        moment = item.dump_id
+        record = replace(dump.record, dump_id=moment[:-1] + "f", point=LOSS, arguments={f"{CONTEXT}forward": moment})
+        store.publish_dump(*encode(record, dump.tensors | {"log_probs": run, "rollout_log_probs": rollout}))
     return folders
 
 

@@ -169,6 +169,52 @@ def backward(cache: Path) -> None:
             assert "up_proj.weight's gradient is 1.02 times" in found.said and found.located.count == 1, found
 
 
+def other_choice(forward: Any) -> Any:
+    """A router whose first choice is the next expert."""
+
+    def route(values: Any) -> Any:
+        logits, scores, chosen = forward(values)
+        return logits, scores, (chosen + 1) % 4
+
+    return route
+
+
+@contextlib.contextmanager
+def an_expert_scaled(model: Any) -> Iterator[None]:
+    weight = model.get_parameter(f"{EXPERTS}.down_proj")
+    kept = weight.data.clone()
+    weight.data[1] *= 1.01
+    yield
+    weight.data.copy_(kept)
+
+
+def without_expert(grad: Any) -> Any:
+    return grad * torch.tensor([1.0, 0.0, 1.0, 1.0]).to(grad).view(4, 1, 1)
+
+
+EXPERTS, ROUTER = "model.layers.1.mlp.experts", "model.layers.1.mlp.gate"
+ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "an expert x1.01": (an_expert_scaled, f"{EXPERTS}.down_proj[1] is 1.0", "experts"),
+    "an expert's gradient": (
+        gradient(f"{EXPERTS}.down_proj", without_expert), f"no gradient reaches expert 1 of {EXPERTS}.down_proj", "experts",
+    ),
+    "the choice": (attribute(ROUTER, "forward", other_choice), f"the routing of {ROUTER} is not the truth's (an overlap of ", "gate"),
+}  # fmt: skip
+"""Each fault, how what is said of it begins, and the only module that is red."""
+
+
+def routing(cache: Path) -> None:
+    """The truth's routing is forced: a fault of one expert, or of the choice, is red at this layer's experts or router alone."""
+    for dtype in ("bf16", "fp32"):
+        config = ReplayConfig(model=str(model_of(cache, "mixtral")), dtype=dtype, packing=True, through="rows", backward=True)
+        with open_actor(config, model_cache=cache) as session:
+            for name, (plant, said, module) in ROUTED.items():
+                with plant(session.model):
+                    found = local(session, dump_of("both", rows=3, length=64), backward=True)
+                assert found.said.startswith(said) and not found.unchecked, (dtype, name, found.said)
+                assert all(f"layers.1.mlp.{module}" in place.module for place in found.located.wrong), (dtype, name, found)
+
+
 def faults(cache: Path) -> None:
     """Every fault is named: its module, its rows, its cause; and nothing else is above its limit."""
     for family, dtype in (("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16")):

@@ -1,0 +1,45 @@
+"""Which side is wrong, from what was found on each: the sentence, and the figures that dashboards have."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from actordbg.document.blocks import Verdict
+from actordbg.judge.rollout_sides import ExplainedRollout, field_figures
+from actordbg.records.comparison_record import ExplainedOutputs, NamedCause
+
+RIGHT = ExplainedOutputs(0.010, 0.010, 500, 2)
+WRONG = ExplainedOutputs(0.31, 0.010, 500, 2, (NamedCause("adapter", "the adapter was not applied", "merge it", "", left=0.011),))
+UNKNOWN = ExplainedOutputs(0.2, 0.010, 500, 2, unknown=True)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "run", "wrong", "begins"),
+    [
+        (RIGHT, RIGHT, (), "rollout and run are both right: 0.01 and 0.01 nats from the truth over 500 tokens"),
+        (WRONG, RIGHT, ("rollout",), "the rollout is wrong, the run is right: rollout log-probs: the adapter was not applied (0.31 -> "),
+        (RIGHT, UNKNOWN, ("run",), "the run is wrong, the rollout is right: run log-probs: unknown cause (0.2 nats"),
+        (WRONG, UNKNOWN, ("rollout", "run"), "rollout and run are both wrong: rollout log-probs"),
+    ],
+)  # fmt: skip
+def test_the_sentence_says_which_side_is_wrong(
+    rollout: ExplainedOutputs, run: ExplainedOutputs, wrong: tuple[str, ...], begins: str
+) -> None:
+    explained = ExplainedRollout(rollout, run, 0.3, {"vllm_kl": 0.024})
+    assert explained.wrong == wrong and explained.sentence.startswith(begins), explained.sentence
+    verdict = explained.blocks[0]
+    assert isinstance(verdict, Verdict) and verdict.word == ("WRONG" if wrong else "RIGHT")
+    assert any("merge it" in str(block) for block in explained.blocks) == ("rollout" in wrong)
+
+
+def test_figures_have_the_fields_names_and_signs() -> None:
+    rollout, run = np.array([-1.0, -2.0]), np.array([-1.0, -1.5])
+    figures = field_figures(rollout, run)
+    assert figures["vllm_kl"] == pytest.approx(-0.25), "positive where the rollout is more certain"
+    assert figures["mismatch_kl"] == pytest.approx((math.exp(0.5) - 1.5) / 2)
+    assert figures["token_mult_prob_error"] == pytest.approx((1 + math.exp(0.5)) / 2)
+    assert figures["rollout_probs_diff_mean"] == pytest.approx((math.exp(-1.5) - math.exp(-2)) / 2)
+    assert field_figures(run, run)["rollout_is_eff_sample_size"] == pytest.approx(1.0)
