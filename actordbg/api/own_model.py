@@ -86,7 +86,8 @@ def judged(
             spec = planned(store, asked, DumpSelection(), "actordbg.check_model(model, batch)").spec
             checked = run_check(store, spec, recorded=scores.log_probs is not None, run=partial(run_here, model=model))
             answers[NAMES[packed]] = check_answer(store, checked, of=1)
-            far |= checked.comparison is not None and checked.comparison.verdict == MISMATCH
+            unnamed = checked.local is None or checked.local.word != WRONG
+            far |= unnamed and checked.comparison is not None and checked.comparison.verdict == MISMATCH
     return _together(answers, _EAGER if far and resolved_attention(model) != "eager" else "")
 
 
@@ -101,8 +102,7 @@ def _together(answers: Mapping[str, CommandResult], other_kernel: str) -> Comman
     others = "".join(f"; {name}: {verdict.word}" for name, verdict in verdicts.items() if name != worst)
     left = dict.fromkeys(why for verdict in verdicts.values() for why in verdict.not_checked)
     packs = worst == NAMES[True] and NAMES[False] in verdicts
-    known = verdicts[worst].good or verdicts[worst].next.startswith("actordbg locate")  # the verdict names the module
-    following = "" if known else _PADDED if packs else other_kernel
+    following = "" if verdicts[worst].good else _PADDED if packs else other_kernel
     whole = replace(
         verdicts[worst],
         said=f"{worst}: {verdicts[worst].said}{others}",

@@ -101,6 +101,8 @@ def test_grpo_of_trl_is_right_and_red_for_each_of_six_planted_faults(tmp_path: P
     output, outcomes = run(tmp_path, ROOT / "examples" / "trainer_ci", "-p", "planted_in_trl")
     assert outcomes == {"failed": 6, "passed": 1}, output
     for cause in (
+        "temperature 0.7 was not applied",
+        "log-probs are shifted by -1 tokens",
         "padding broken: row",
         "self_attn.scaling is 0.275; transformers' model from this checkpoint has 0.25",
         "model.rotary_emb.inv_freq was rounded to bf16",
