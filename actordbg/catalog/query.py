@@ -146,9 +146,8 @@ def each_dump(
 def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Condition | None:
     """Return the condition that selects dumps: without `losses`, only forwards, unless it compares `point` itself."""
     condition = compile_where(where) if where is not None else None
-    if losses or (condition is not None and "point" in condition.columns):
-        return condition
-    if not answers(catalog, "SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,)):
+    named = losses or (condition is not None and "point" in condition.columns)
+    if named or not answers(catalog, "SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,)):
         return condition  # no store without losses pays for them
     return compile_where(f"point = '{FORWARD}'" if where is None else f"({where}) and point = '{FORWARD}'")
 
@@ -262,23 +261,19 @@ def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[Re
     Other commands start those, so users do not know them; and other users replay in a shared store. If this user has no replays,
     returns anybody's. With `typed`, a truth that was requested through `actordbg replay` counts too.
     """
-    catalog = _catalog(source)
-    rows = []
+    catalog, rows = _catalog(source), []
     for row in list_replays(catalog):
-        words = (row.command or "").split()
-        was_typed = typed and words[:1] == ["actordbg"] and "replay" in words
+        was_typed = typed and {"actordbg", "replay"} <= {*(row.command or "").split()}
         if was_typed or not (row.config.get("oracle") or row.config.get("vary")):
             rows.append(row)
-    own = [
-        row for row in rows if not (row.command or "").startswith(_BY_OTHERS) and is_mine(catalog.store.replays / row.replay_id)
-    ]
-    return own or rows
+    typed_rows = (row for row in rows if not (row.command or "").startswith(_BY_OTHERS))
+    return [row for row in typed_rows if is_mine(catalog.store.replays / row.replay_id)] or rows
 
 
 def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> ReplayRow | None:
     """Return the replay that "last" means: the newest of `list_own_replays` that ended, else the newest; None without any."""
     rows = list_own_replays(source, typed=typed)
-    return next((row for row in rows if row.status not in OPEN), rows[0] if rows else None)
+    return next((row for row in rows if row.status not in OPEN), next(iter(rows), None))
 
 
 OPEN = ("interrupted", "unfinished")

@@ -24,7 +24,7 @@ from actordbg.cli.output import as_json, human_bytes, note, say_document, table
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
     from actordbg.measure.watching import Sample
-    from actordbg.records.comparison_record import MemoryRecord
+    from actordbg.records.memory_record import MemoryRecord
     from actordbg.store.layout import Store
 
 Name = Annotated[str, typer.Argument(metavar="FILE|ID", help="Sample file, an id from `memory ls`, or last.")]
@@ -53,7 +53,7 @@ def watch(
     """
     from actordbg.formats.dump_record import now_timestamp
     from actordbg.measure import watched, watching
-    from actordbg.records.comparison_record import MemoryRecord
+    from actordbg.records.memory_record import MemoryRecord
     from actordbg.replay.supervise import load_spec
 
     announced = set[str]()
@@ -146,7 +146,7 @@ def ls(ctx: typer.Context, limit: Limit = 20) -> None:
 
     Example: actordbg memory ls
     """
-    from actordbg.records.comparison_record import MemoryRecord
+    from actordbg.records.memory_record import MemoryRecord
 
     rows = []
     for path in sorted(store_of(ctx).require().memory.glob("[!.]*.json"), reverse=True)[: limit or None]:
@@ -178,7 +178,7 @@ def _summary(record: MemoryRecord) -> dict[str, Any]:
 def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
     """Resolve a sample file or a recording's id to its record and the path of its samples."""
     from actordbg.measure.watching import samples_path
-    from actordbg.records.comparison_record import MemoryRecord
+    from actordbg.records.memory_record import MemoryRecord
 
     if "/" in name or name.endswith(".csv") or Path(name).is_file():
         return MemoryRecord("", "", None, "file", name, 0.0), Path(name)

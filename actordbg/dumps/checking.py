@@ -35,9 +35,10 @@ from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
-from actordbg.records.comparison_record import ComparisonRecord, MemoryRecord, NoiseRecord
+from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixRecord
+from actordbg.records.memory_record import MemoryRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.store.layout import UNPRINTABLE, Store, known_regular
 

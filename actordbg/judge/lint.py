@@ -16,8 +16,8 @@ from typing import Any
 from actordbg.base.errors import ActordbgError
 from actordbg.base.units import plural, with_handles
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict
-from actordbg.judge.recorded_calls import RecordedCall
-from actordbg.judge.recorded_laws import LAWS, Answer, RecordedLaw, Violation
+from actordbg.judge.recorded_calls import Answer, RecordedCall, RecordedLaw, Violation
+from actordbg.judge.recorded_laws import LAWS
 
 _NAMED = 3
 """Violations of a law that are named."""

@@ -1,19 +1,21 @@
 """Recorded calls as the laws of recorded data read them: rows of tokens, masks and log-probs, as numpy arrays, without torch.
 
 A call is an Actor's forward or a loss. Both have B rows of S tokens, whose last A next tokens are actions. `trim` drops the
-tensors and keeps what laws over many calls need: a key for each row and prompt, and a few numbers for each row.
+tensors and keeps what laws over many calls need: a key for each row and prompt, and a few numbers for each row. `RecordedLaw` is
+what a law declares, `Answer` what it finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from actordbg.base.units import plural
 from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
@@ -239,3 +241,49 @@ _ATTRIBUTES = (
     "policy_loss_type", "clip_eps_low", "clip_eps_high", "dual_clip", "is_correction_level", "is_correction_mode",
     "is_correction_gating", "is_correction_threshold",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A place where a law fails. row: of the call; None for the whole call or step. size: how far, in the law's unit."""
+
+    dump_id: str
+    words: str
+    row: int | None = None
+    size: float | None = None
+
+
+@dataclass
+class Answer:
+    """What a law found. looked_at: rows, calls or steps that it could judge. figure: a measure of healthy data, in words."""
+
+    looked_at: int = 0
+    violations: list[Violation] = field(default_factory=list)
+    figure: str = ""
+
+    def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None) -> None:
+        """Look at all rows of a call, and add a violation for the first of those that are `bad`, bool [B]."""
+        self.looked_at += len(bad)
+        for row in bad.nonzero()[0][:1]:
+            many = f" ({plural(int(bad.sum()), 'row')})" if bad.sum() > 1 else ""
+            self.violations.append(Violation(call.record.dump_id, words + many, int(row), _size(sizes, row)))
+
+
+def _size(sizes: Numbers | None, row: int) -> float | None:
+    return None if sizes is None or not np.isfinite(sizes[row]) else float(sizes[row])
+
+
+@dataclass(frozen=True)
+class RecordedLaw:
+    """A law: what must hold, where people met it broken, what to do then, and what has to be recorded to check it.
+
+    judge: gets one whole call, or, if `over_calls`, all trimmed calls.
+    """
+
+    name: str
+    holds: str
+    thread: str
+    remedy: str
+    needs: str
+    judge: Callable[[Sequence[RecordedCall], Answer], None]
+    over_calls: bool = False

@@ -8,14 +8,13 @@ law that looked at nothing was not checked. Tokens outside of the action mask ar
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from actordbg.base.units import plural, release
 from actordbg.document.blocks import number
-from actordbg.judge.recorded_calls import Numbers, RecordedCall
+from actordbg.judge.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, Violation
 
 POSITIVE = {True: 1e-3, False: 0.05}
 """Nats above 0 that rounding may lift a log-prob, by whether the model computes in fp32."""
@@ -31,52 +30,6 @@ ACCUMULATES_LAST = (0, 19)
 """The release of DeepSpeed in which ZeRO 1 and 2 were seen to drop all but the last gradient; earlier ones were not tried."""
 USUAL_END = 0.5
 """Share of the rows whose last action must be the same token for it to count as the end token."""
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A place where a law fails. row: of the call; None for the whole call or step. size: how far, in the law's unit."""
-
-    dump_id: str
-    words: str
-    row: int | None = None
-    size: float | None = None
-
-
-@dataclass
-class Answer:
-    """What a law found. looked_at: rows, calls or steps that it could judge. figure: a measure of healthy data, in words."""
-
-    looked_at: int = 0
-    violations: list[Violation] = field(default_factory=list)
-    figure: str = ""
-
-    def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None) -> None:
-        """Look at all rows of a call, and add a violation for the first of those that are `bad`, bool [B]."""
-        self.looked_at += len(bad)
-        for row in bad.nonzero()[0][:1]:
-            many = f" ({plural(int(bad.sum()), 'row')})" if bad.sum() > 1 else ""
-            self.violations.append(Violation(call.record.dump_id, words + many, int(row), _size(sizes, row)))
-
-
-def _size(sizes: Numbers | None, row: int) -> float | None:
-    return None if sizes is None or not np.isfinite(sizes[row]) else float(sizes[row])
-
-
-@dataclass(frozen=True)
-class RecordedLaw:
-    """A law: what must hold, where people met it broken, what to do then, and what has to be recorded to check it.
-
-    judge: gets one whole call, or, if `over_calls`, all trimmed calls.
-    """
-
-    name: str
-    holds: str
-    thread: str
-    remedy: str
-    needs: str
-    judge: Callable[[Sequence[RecordedCall], Answer], None]
-    over_calls: bool = False
 
 
 def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:

@@ -22,7 +22,7 @@ from actordbg.base.units import plural
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Grid, Heading, Items, Paragraph, Verdict
 from actordbg.measure.log_document import values_chart
 from actordbg.measure.watching import FLOOR, QUANTITIES, SCATTERS, SECOND, STEP, Sample, by_process, figures, points, sizes_of
-from actordbg.records.comparison_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
+from actordbg.records.memory_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
 
 ALIKE, APART, NOT_COMPARED = "alike", "apart", "not-compared"
 LEAST_PEAK = 4 * 2**20

@@ -36,7 +36,7 @@ from actordbg.document.specifications import thinned
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder, open_regular, read_regular
 from actordbg.measure.watched import Watched
-from actordbg.records.comparison_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
+from actordbg.records.memory_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
 from actordbg.store.layout import Store
 
 QUANTITIES = {"rss": "RSS", "uss": "USS", "cuda_used": "CUDA used", "cuda_reserved": "CUDA reserved"}

@@ -60,9 +60,7 @@ _LEFT_OUT = re.compile(
 """Paths that are not mirrored."""
 _NEEDS_ORIGIN = re.compile(r"(?:replays|matrices|trainchecks)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
 """Records that a command can continue with, and settings files. They decide what runs, so a downloaded copy gets an origin file.
-
-Case is ignored, since some file systems ignore it.
-"""
+Case is ignored, since some file systems ignore it."""
 _MOST_NAME_BYTES = 200
 """Most bytes of a name, so that a temporary name made of it is still valid."""
 _MOST_BYTES = 2**40
@@ -94,8 +92,7 @@ class Fetched:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
         self._files, self._root = _opened(url)
-        self._parts: set[Path] = set()
-        """The files that downloads are writing now."""
+        self._parts = set[Path]()  # the files that downloads are writing now
 
     def bring(self, paths: Iterable[str]) -> None:
         """Download the files that are not in the folder yet. A file that the URL lacks is skipped; opening it reports it."""

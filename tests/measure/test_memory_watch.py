@@ -25,7 +25,7 @@ from actordbg.measure import process_memory, watching
 from actordbg.measure.memory_document import ALIKE, APART, NOT_COMPARED, compare_page, compare_samples, watch_page
 from actordbg.measure.watched import OfPids, OfReplay
 from actordbg.measure.watching import STEP, Sample, figures, growth_of, read_samples, watch_into
-from actordbg.records.comparison_record import MemoryRecord
+from actordbg.records.memory_record import MemoryRecord
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
 
