@@ -150,9 +150,9 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
         covered = noise is not None and value <= noise
         if value > limit:
             against = "" if noise is None else f"{', within' if covered else ' and'} the noise {noise:.3g}"
-            parameter = f" ({dump.worst_parameter})" if name == "parameter_distance" and dump.worst_parameter else ""
             quantity = next((of for part, of in _QUANTITIES.items() if part in name), "log-probs")
-            outside.append((times, f"{name} {value:.4g} is above {limit:.4g}{against}{parameter}", quantity))
+            parameter = f" ({dump.worst_parameter})" if quantity == "gradients" and dump.worst_parameter else ""
+            outside.append((times, f"{name} {value:.4g} is above {limit:.4g}{against}{parameter}", quantity + parameter))
             real += [] if covered else outside[-1:]
         elif noise is not None and not covered:
             beyond.append(f"{name} {value:.4g} (noise {noise:.3g})")

@@ -290,7 +290,7 @@ def test_gradients_together_and_the_worst_parameters_first(store: Store) -> None
     assert whole.cosine == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
     assert whole.p99_abs == pytest.approx(np.percentile(np.abs(a - b), 99), rel=1e-5)
     assert dump.verdict == MISMATCH
-    assert dump.reasons == (f"gradient_distance {whole.distance:.4g} is above 0.001",)
+    assert dump.reasons == (f"gradient_distance {whole.distance:.4g} is above 0.001 (bias)",)
 
 
 def test_a_sample_counts_by_the_size_of_the_whole(store: Store) -> None:
