@@ -1,7 +1,7 @@
 """Check the laws of recorded data on the dumps that a condition selects, and say the result. Reads dumps; runs no model.
 
 findings = lint(store, paths)
-findings.verdict(of=1024).sentence      # "RIGHT: 5 laws of recorded data hold on 1,024 dumps; not checked: ..."
+findings.verdict(of=1024).sentence      # "RIGHT: 5 laws of recorded data hold on 1,024 dumps; not checked: 11 laws, ..."
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError
-from actordbg.base.units import plural, with_handles
-from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict
+from actordbg.base.units import grouped, plural, with_handles
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Heading, Items, Verdict
 from actordbg.judge.recorded_calls import Answer, RecordedCall, RecordedLaw, Violation
 from actordbg.judge.recorded_laws import LAWS
 
@@ -63,8 +63,7 @@ class Findings:
 
     def verdict(self) -> Verdict:
         """Return the verdict: WRONG if a law fails, RIGHT if some hold, else NOT CHECKED."""
-        needs = {law.needs: [other.name for other in self.unchecked if other.needs == law.needs] for law in self.unchecked}
-        left = [f"{', '.join(names)} (needs {need})" for need, names in needs.items()]
+        left = [f"{plural(len(self.unchecked), 'law')}, for lack of recorded data (listed below)"] if self.unchecked else []
         left += [f"{plural(len(self.unreadable), 'dump')} that cannot be read"] if self.unreadable else []
         figures = [(name, answer.figure) for name, answer in self.answers.items() if answer.figure]
         if self.broken:
@@ -115,9 +114,12 @@ def lint_blocks(findings: Findings) -> list[Block]:
         rows = [row for law in findings.broken for row in _rows(law, findings.answers[law.name].violations)]
         blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what")))
         blocks.append(Items([f"{law.name}: {law.holds}. {law.thread}. Try: {law.remedy}" for law in findings.broken]))
-    looked = [(law.name, f"{findings.answers[law.name].looked_at:,}", law.holds) for law in findings.held]
-    if looked:
-        blocks.append(Grid(("holds", "looked at", "law"), looked, left=("holds", "law")))
+    held = [f"{law.name}: {law.holds} ({findings.answers[law.name].looked_at:,} looked at)" for law in findings.held]
+    needs = grouped((law.needs, law.name) for law in findings.unchecked).items()
+    lacking = [f"{', '.join(names)}: {'needs' if len(names) == 1 else 'need'} {need}" for need, names in needs]
+    for title, items in (("Laws that hold", held), ("Not checked", lacking)):
+        if items:
+            blocks += [Heading(title, 3), Items(items)]
     return blocks
 
 
