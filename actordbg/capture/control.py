@@ -259,8 +259,9 @@ class ControlWatcher:
 
 
 def control_text(control: Control) -> str:
-    """Return the text of a control file."""
-    return json.dumps({"format": CONTROL_FORMAT, **asdict(control)}, indent=1, allow_nan=False) + "\n"
+    """Return the text of a control file, without `calls` if only forwards are recorded: jobs of earlier versions read it too."""
+    values = {name: value for name, value in asdict(control).items() if (name, value) != ("calls", (FORWARD,))}
+    return json.dumps({"format": CONTROL_FORMAT, **values}, indent=1, allow_nan=False) + "\n"
 
 
 def read_control(store: StoreFiles, job: str | None = None) -> Control | None:

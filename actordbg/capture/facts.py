@@ -136,8 +136,7 @@ def facts_of_actor(actor: Any) -> dict[str, Any]:
     model_name = scrub(path) if isinstance(path, str) and path else None
     parameters = getattr(model, "parameters", None)
     first = next(iter(parameters()), None) if callable(parameters) else None
-    named = {"model_name": model_name, "model_dtype": dtype_name(first.dtype) if first is not None else None}
-    return {**named, "actor": facts, **getattr(actor, "recorded_fields", {})}
+    return {"model_name": model_name, "model_dtype": dtype_name(first.dtype) if first is not None else None, "actor": facts}
 
 
 def unwrap(model: Any) -> Any:

@@ -97,17 +97,24 @@ class LossSlot:
     """Stands in for a `hook.Slot` where a loss is wrapped."""
 
     def __init__(self, slot: Any, points: CapturePoints, point: CapturePoint, original: Callable[..., Any]) -> None:
-        self._slot, self._points, self._point, self.traced = slot, points, point, slot.traced
+        self._slot, self._points, self._point = slot, points, point
         self._binder = Binder(original)
         self._binder.names = tuple(point.names.get(name, name) for name in self._binder.names)
         self._binder.returns = point.returns
         self._known: weakref.WeakKeyDictionary[Any, RecordedLoss] = weakref.WeakKeyDictionary()
         self._control: Control | None = None
+        self._controls: tuple[Control, ...] = ()
 
     @property
     def recorder(self) -> Any:
         """The process's recorder, which a fork renews."""
         return self._slot.recorder
+
+    @staticmethod
+    def traced() -> None:
+        """Do nothing: a compiled loss is not recorded, and says nothing of the forward."""
+
+    traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     @property
     def enter(self) -> Any:
@@ -123,15 +130,17 @@ class LossSlot:
         if control is None or last is None or last.output() is not log_probs:
             return None
         actor, item = last.actor(), last.item
-        if actor is None or not (control.triggers or (item is not None and item.reason is None)):
+        chosen = item is not None and item.reason is None
+        if actor is None or not (control.triggers or chosen):
             return None
         if self._control is not control:
-            self._control, self._binder.control = control, _whole(control)
+            self._control, self._controls = control, (_whole(control, 0), _whole(control, 1))
+        self._binder.control = self._controls[chosen]
         known = self._known.get(loss)
         if known is None:
             known = self._known.setdefault(loss, RecordedLoss(self._point.where))
         instance = recorder.known(actor)
-        known.recorded_role = instance.role if instance is not None else None
+        known.recorded_role = f"{(instance.role if instance is not None else None) or 'policy'} loss"
         for name in ("training", "packing_samples", "temperature"):
             setattr(known, name, getattr(actor, name, None))
         inputs = {name: tensor for name, at in last.inputs.items() if (tensor := at()) is not None}
@@ -146,10 +155,12 @@ class LossSlot:
             known.model = None
 
 
-def _whole(control: Control) -> Control:
-    """Return the switch for losses, which follow their forwards: without limits that select calls, and with results."""
-    limits: dict[str, Any] = {"every": 0 if control.triggers and not control.every else 1, "max_dumps": None}
-    return replace(control, **limits, ranks=None, min_seq_len=None, with_outputs=True)
+def _whole(control: Control, every: int) -> Control:
+    """Return the switch for losses, which follow their forwards: without limits that select calls, and with results.
+
+    every: 1 for the loss of a forward that is recorded; 0 for others, which only a trigger keeps.
+    """
+    return replace(control, every=every, max_dumps=None, ranks=None, min_seq_len=None, with_outputs=True)
 
 
 def _context(points: CapturePoints, loss: Any, engine: Any, forward: str | None) -> dict[str, Any]:
@@ -199,7 +210,7 @@ def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or slot.recorder.control is None:
+        if is_compiling() or (control := slot.recorder.control) is None or LOSS not in control.calls:
             return original(self, *args, **kwargs)
         slot.recorder.last = _here.forward = None
         output = original(self, *args, **kwargs)
@@ -208,7 +219,9 @@ def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
         tensors = {name: given.get(name) for name in ("sequences", "attention_mask")}
         with contextlib.suppress(MemoryError, TypeError):
             inputs = {name: weakref.ref(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
-            _here.forward = LastForward(weakref.ref(values), weakref.ref(self), inputs, slot.recorder.last)
+            item, known = slot.recorder.last, slot.recorder.known(self)
+            own = item is not None and known is not None and item.ledger is known.ledger  # else another thread's, or actor's
+            _here.forward = LastForward(weakref.ref(values), weakref.ref(self), inputs, item if own else None)
         return output
 
     return forward

@@ -256,7 +256,8 @@ class Writer:
             return
         self._versions = self._versions or versions()
         try:
-            chosen = [item for item in batch if item.control is control and item.ring is ring and item.needs_only_inputs()]
+            like = control.generation, ring  # losses have a switch of their own
+            chosen = [item for item in batch if (item.control.generation, item.ring) == like and item.needs_only_inputs()]
             if chosen:
                 for item in chosen:
                     self._land(item)

@@ -63,6 +63,7 @@ ORDERS = {
 """By name, the index with that order, and the order in SQL."""
 _ALL = f"CROSS {CALLER} {LAST_RESULT}"
 """Joins after `dump AS d` for every column; CROSS keeps dumps in the outer loop, and so their order."""
+_FORWARDS = f"k.point = '{FORWARD}'"
 _LISTED = 5
 _AT_ONCE = 500
 """Most dumps that a query names: SQLite takes at least 999 parameters."""
@@ -146,7 +147,7 @@ def each_dump(
 def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Condition | None:
     """Return the condition that selects dumps: without `losses`, only forwards, unless it compares `point` itself."""
     condition = compile_where(where) if where is not None else None
-    named = losses or (condition is not None and "point" in condition.columns)
+    named = losses or (condition is not None and not condition.columns.isdisjoint({"point", "dump_id", "dump"}))
     if named or not answers(catalog, "SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,)):
         return condition  # no store without losses pays for them
     return compile_where(f"point = '{FORWARD}'" if where is None else f"({where}) and point = '{FORWARD}'")
@@ -200,7 +201,7 @@ def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
 
 def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:
     """Return the number of dumps, and the shortest and longest `seq_len`; (0, 0, 0) without dumps."""
-    sql = "SELECT count(*), coalesce(min(seq_len), 0), coalesce(max(seq_len), 0) FROM dump"
+    sql = f"SELECT count(*), coalesce(min(seq_len), 0), coalesce(max(seq_len), 0) FROM dump AS d {CALLER} WHERE {_FORWARDS}"
     ((count, shortest, longest),) = answers(source, sql)
     return count, shortest, longest
 
@@ -245,7 +246,8 @@ def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
     if not ids and len(dump_id) >= LEAST_OF_HANDLE:
         ids = [row[0] for row in answers(catalog, sql.format(DUMP_TAIL, _LISTED), span)]
     if not ids:
-        ids = [row[0] for row in answers(catalog, f"SELECT dump_id FROM dump ORDER BY timestamp DESC LIMIT {_LISTED}")][::-1]
+        newest = f"SELECT d.dump_id FROM dump AS d {CALLER} WHERE {_FORWARDS} ORDER BY d.timestamp DESC LIMIT {_LISTED}"
+        ids = [row[0] for row in answers(catalog, newest)][::-1]
     full_id = resolve(dump_id, ids, "dump", made_by="dump enable")
     return _dump_rows(answers(catalog, f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id = ?", (full_id,)))[0]
 

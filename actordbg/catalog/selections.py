@@ -199,7 +199,8 @@ def holdings(catalog: Catalog) -> Holdings:
     own = list_own_replays(catalog)
     last = own[0] if own else None
     bad = f"CASE WHEN r.{FAILED} THEN 1 END"
-    tally = f"SELECT count(*), count(d.pack), count(*) - count(r.status), count({bad}) FROM dump AS d {LAST_RESULT}"
+    counts = f"count(*), count(d.pack), count(*) - count(r.status), count({bad})"
+    tally = f"SELECT {counts} FROM dump AS d {CALLER} {LAST_RESULT} WHERE k.point = 'forward'"
     ((dumps, packed, fresh, failed),) = answers(catalog, tally)
     trainers = f"SELECT k.trainer, count(*) FROM dump AS d {CALLER} WHERE k.trainer IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
     return Holdings(

@@ -15,7 +15,6 @@ from actordbg.cli.output import note, progress, say_document, table
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
-    from actordbg.api.planning import to_judge
     from actordbg.campaign.family_matrix import FamilyFolder, FamilyResult
 
 
@@ -49,6 +48,7 @@ def families(
     from tempfile import TemporaryDirectory
 
     from actordbg.actor.family_models import FAMILIES
+    from actordbg.api.planning import to_judge
     from actordbg.campaign.family_matrix import USUAL_AXES, FamilyFolder, families_document, open_folder, subject_of
     from actordbg.cli.replaying import asked_for
     from actordbg.config.replay_config import AXES

@@ -179,7 +179,7 @@ def pack_line(line: bytes, payload: bytes, level: int = 3) -> bytes:
 
 def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[DumpRecord, bytes]:
     """Return the record, completed with tensor specs and hash, and its payload's safetensors bytes. Separates packed rows."""
-    if "adapter" in record.actor:
+    if "adapter" in record.actor and record.point == FORWARD:
         record, tensors = rows_apart(record, tensors)
     specs: dict[str, TensorSpec] = {}
     entries: dict[str, tuple[str, Array]] = {}

@@ -183,7 +183,7 @@ def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrl
         assert facts["context.loss.clip_eps_high"] == 0.2 and facts["context.micro_batch"] == number and facts["dp_size"] == 1
         assert facts["context.engine_accumulation"] == MICRO and facts["context.boundary"] == (number % MICRO == MICRO - 1)
         assert forward.record.replayable and not dump.record.replayable, "only forwards are replayed"
-        assert dump.record.step == forward.record.step == 7 + number // MICRO and dump.record.role == "policy"
+        assert dump.record.step == forward.record.step == 7 + number // MICRO and dump.record.role == "policy loss"
         terms = RecordedCall.read(str(store.dump_path(dump.record))).terms
         assert terms is not None
         tokens = float(dump.tensors["batch_num_tokens"])
@@ -201,8 +201,9 @@ def test_recording_changes_no_loss_and_no_gradient(openrlhf: SimpleNamespace, st
         assert all(map(torch.equal, ours["result"], theirs["result"]))
 
 
-def test_losses_follow_their_forwards_whatever_limits_chose_these(openrlhf: SimpleNamespace, store: Store):
-    recording = Recording(store, calls=("forward", "loss"), every=3)
+@pytest.mark.parametrize("triggers", [(), ("nan",)])
+def test_losses_follow_their_forwards_whatever_limits_chose_these(openrlhf: SimpleNamespace, store: Store, triggers: Any):
+    recording = Recording(store, calls=("forward", "loss"), every=3, triggers=triggers)
     train(openrlhf, recording, steps=6)
     forwards, recorded = losses_of(recording)
     trained = {forward.record.dump_id for forward in forwards if forward.record.grad_enabled}
@@ -229,6 +230,22 @@ def test_a_fault_of_the_recorder_loses_the_record_and_never_the_loss(
     assert len(train(openrlhf, recording)) == 4
     forwards, recorded = losses_of(recording)
     assert len(forwards) == 8 and not recorded and recording.recorder.stray == 4
+
+
+def test_a_loss_without_its_rows_or_its_actors_facts_is_a_loss_all_the_same(openrlhf: SimpleNamespace, store: Store):
+    def fails(self: object) -> int:
+        raise RuntimeError("planted")
+
+    forward = openrlhf.Actor.forward
+    openrlhf.Actor.forward = lambda self, sequences, *args, **kwargs: forward(self, sequences.clone(), *args, **kwargs)
+    recording = Recording(store, calls=("forward", "loss"))
+    Engine.zero_optimization_stage, kept = fails, Engine.zero_optimization_stage
+    try:
+        train(openrlhf, recording)
+    finally:
+        Engine.zero_optimization_stage = kept
+    forwards, recorded = losses_of(recording)
+    assert len(forwards) == 2 * len(recorded) == 8 and not any(dump.record.replayable for dump in recorded)
 
 
 def test_a_call_that_does_not_exist_is_refused(tmp_path: Path):

@@ -24,8 +24,8 @@ from actordbg.base.units import with_handles
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import migrate, query
 from actordbg.catalog.indexer import IndexSummary, refresh
-from actordbg.cli import output
 from actordbg.cli.app import app as actordbg
+from actordbg.document.command_result import as_json_text
 from actordbg.dumps import prune
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.store import payload
@@ -210,7 +210,7 @@ def test_json_of_many_dumps_is_written_as_they_are_read(store: Store, monkeypatc
     """60,000 rows took 600 MB. The document is that of all rows together."""
     fill_synthetic(store.create(), 1200)
     catalog, batches = query.Catalog(store, IndexSummary()), []
-    wanted = output.as_json_text(query.select_dumps(catalog, "rank < 3", order="newest"), 2)
+    wanted = as_json_text(query.select_dumps(catalog, "rank < 3", order="newest"), 2)
     plain = query._dump_rows
     monkeypatch.setattr(query, "_dump_rows", lambda found: batches.append(plain(found)) or batches[-1])
     monkeypatch.setattr(query, "open_fresh", lambda store, where: catalog)

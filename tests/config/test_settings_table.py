@@ -64,6 +64,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("settings") / "checkout"
     for name in ("actordbg", "migrations", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("store", "__pycache__"))
     table = folder / "actordbg" / "config" / "replay_config.py"
     text = table.read_text()
     place = text.index("    @property\n    def lane_width")

@@ -48,7 +48,7 @@ def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is
     assert demo.ran == []
     for step in range(1, 121):
         demo._follow(TrainingProgress("step", step))
-        assert demo.ran == [("dump", "enable")]
+        assert demo.ran == [("dump", "enable", "--calls", "forward,loss")]
     assert len(demo.said) < 12
     command = [sys.executable, "-m", "a.driver", "ppo", "--", "--a", str(tmp_path / "training" / "model")]
     assert Recorded("ppo", tmp_path)._as_typed(command) == "python -m openrlhf.cli.train_ppo_ray --a training/model"

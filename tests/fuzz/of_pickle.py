@@ -8,6 +8,7 @@ import itertools
 import pickle
 import pickletools
 import sys
+import threading
 
 import torch
 from fuzzing import Chance, Havoc, refused
@@ -32,11 +33,12 @@ WORDS = (
 )
 QUIET = ("object.__getattr__", "sys._getframe", "code.__new__")
 KNOWN = {("torch._utils", "_rebuild_tensor_v2"), ("torch.storage", "_load_from_bytes"), ("collections", "OrderedDict")}
-_decoding, _seen = False, []
+_decoding, _seen = 0, []
+"""The thread that decodes, if one does: what other threads of a test process do is theirs."""
 
 
 def _watch(event: str, arguments: object) -> None:
-    if _decoding and event not in QUIET:
+    if _decoding == threading.get_ident() and event not in QUIET:
         _seen.append(event)
 
 
@@ -59,13 +61,13 @@ def seeds() -> dict[str, bytes]:
 def one_input(data: bytes) -> None:
     global _decoding
     _seen.clear()
-    _decoding = True
+    _decoding = threading.get_ident()
     dump = None
     try:
         with refused(CorruptDump, UnsafeInput):
             dump = decode(data)
     finally:
-        _decoding = False
+        _decoding = 0
     assert _seen == [], f"decoding did something: {_seen}"
     if dump is not None:
         assert answer_to_dump(dump_to_answer(dump), len(data)) == dump
