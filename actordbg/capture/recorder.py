@@ -291,7 +291,7 @@ class Recorder:
         if instance.role is None and call[1] and call[3] is True:
             instance.role = instance.ledger.role = "policy"
         if instance.about is None:
-            instance.about = {**(self._attempt(lambda: facts.facts_of_actor(actor)) or {}), **getattr(actor, "recorded_fields", {})}
+            instance.about = (self._attempt(lambda: facts.facts_of_actor(actor)) or {}) | getattr(actor, "recorded_fields", {})
 
     def _hand_over(self, item: Item) -> Item | None:
         """Queue a call that can be queued at once. Returns the item if `leave` has to be called with it."""
