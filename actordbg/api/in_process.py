@@ -131,20 +131,27 @@ def undisturbed(model: Any) -> Iterator[None]:
 
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    hooks = [own for parameter in model.parameters() if (own := parameter._post_accumulate_grad_hooks)]  # an optimizer may be one
+    kept = [dict(own) for own in hooks]
     environment, drawn = dict(os.environ), random.getstate()
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        with torch.random.fork_rng(), torch.autocast(next(model.parameters()).device.type, enabled=False):
+        device = next(model.parameters()).device.type
+        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(), torch.autocast(device, enabled=False):
             for parameter, _ in gradients:
                 parameter.grad = None
+            for own in hooks:
+                own.clear()
             yield
     finally:
         for module, training in modes:
             module.training = training
         for parameter, gradient in gradients:
             parameter.grad = gradient
+        for own, before in zip(hooks, kept, strict=True):
+            own.update(before)
         random.setstate(drawn)
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]

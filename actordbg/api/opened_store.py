@@ -94,11 +94,12 @@ class OpenStore:
         """
         import torch
 
-        from actordbg.api.recording import CallRecording
+        from actordbg.api.recording import CallRecording, required
         from actordbg.trainers.plain_adapter import Plain
         from actordbg.trainers.seam import Rows, Scores
 
         rows = Rows(torch.nn.Module() if model is None else model, sequences, attention_mask, action_mask, temperature)
+        required(rows, Scores(log_probs, entropy))
         recording = CallRecording("plain", self._store, run)
         recording.write(rows, Scores(log_probs, entropy), Plain.seams[0])
         return recording.dumps()[0]

@@ -12,13 +12,15 @@ its gradients, the random generators and torch's switches are as before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from actordbg.actor.forward_outcome import GradientKeeper, plain_name
@@ -26,7 +28,7 @@ from actordbg.actor.truth_session import TruthSession
 from actordbg.api.checks import check_answer
 from actordbg.api.in_process import run_here, undisturbed
 from actordbg.api.planning import DumpSelection, planned
-from actordbg.api.recording import Caller, batch_rows, encoded, in_memory
+from actordbg.api.recording import Caller, batch_rows, encoded, in_memory, required
 from actordbg.base.errors import Unsupported
 from actordbg.capture.facts import unwrap
 from actordbg.config import consent
@@ -60,13 +62,18 @@ def check_model(
     """Judge a causal language model of transformers on a batch by the laws, the clean model and the truth.
 
     batch: `input_ids` int [B, S]; `attention_mask` [B, S]; `labels` [B, S], whose tokens count where they are not -100; or packed
-    rows with `position_ids`. packing: check the rows padded (False), packed into one (True), or both. log_probs, entropy: what a
-    trainer computed for this batch, [B, S-1], nats; they are held against the truth as well. backward: also judge gradients.
+    rows with `position_ids`. packing: check the rows padded (False), packed into one (True), or both. log_probs, and with them
+    entropy: what a trainer computed for this batch, [B, S-1], nats; they are held against the truth as well. backward: also judge
+    gradients.
 
     The answer has the record of each layout under "padded" and "packed". Raises Unsupported for a sharded model, for one with
     images, and for a batch without rows.
     """
-    return judged(batch_rows(model, batch, temperature), Scores(log_probs, entropy), packing=packing, backward=backward)
+    _plain(model)
+    rows = batch_rows(model, batch, temperature)
+    if packing is False and rows.packed:
+        raise Unsupported("the batch's rows are packed already", hint="leave packing out, or pass padded rows")
+    return judged(rows, Scores(log_probs, entropy), packing=packing, backward=backward)
 
 
 def judged(
@@ -74,6 +81,9 @@ def judged(
 ) -> CommandResult:
     """Judge the model of a call in its current state. scores: what the call returned. caller: who made it."""
     model = _plain(rows.model)
+    required(rows, scores, model.config.get_text_config().vocab_size)
+    unlike = ["torch.compile: the model inside it ran"] * hasattr(rows.model, "_orig_mod")
+    unlike += ["the autocast around this call, which was off"] * torch.is_autocast_enabled(next(model.parameters()).device.type)
     layouts = (False, True) if packing is None and not rows.packed else (bool(packing) or rows.packed,)
     answers: dict[str, CommandResult] = {}
     far = False
@@ -84,23 +94,28 @@ def judged(
         for packed in layouts:
             asked = replace(config, packing=packed, backward=trains, keep_tensors=True, keep_gradients=trains, laws=1)
             spec = planned(store, asked, DumpSelection(), "actordbg.check_model(model, batch)").spec
-            checked = run_check(store, spec, recorded=scores.log_probs is not None, run=partial(run_here, model=model))
+            checked = run_check(
+                store,
+                spec,
+                recorded=scores.log_probs is not None,
+                run=partial(run_here, model=model),
+            )
             answers[NAMES[packed]] = check_answer(store, checked, of=1)
             unnamed = checked.local is None or checked.local.word != WRONG
             far |= unnamed and checked.comparison is not None and checked.comparison.verdict == MISMATCH
-    return _together(answers, _EAGER if far and resolved_attention(model) != "eager" else "")
+    return _together(answers, _EAGER if far and resolved_attention(model) != "eager" else "", unlike)
 
 
 _EAGER, _PADDED = 'model.set_attn_implementation("eager")', "actordbg.check_model(model, batch, packing=False)"
 """What to try next: if the model is right then, the kernel, or the packing, is at fault."""
 
 
-def _together(answers: Mapping[str, CommandResult], other_kernel: str) -> CommandResult:
-    """Join the answers of both layouts: the worst decides, and the others are named."""
+def _together(answers: Mapping[str, CommandResult], other_kernel: str, unlike: Sequence[str]) -> CommandResult:
+    """Join the answers of both layouts: the worst decides, and the others are named. unlike: what ran otherwise than the call."""
     verdicts = {name: verdict for name, answer in answers.items() if (verdict := verdict_in(answer.blocks)) is not None}
     worst = min(verdicts, key=lambda name: WORST_FIRST.index(verdicts[name].word))
     others = "".join(f"; {name}: {verdict.word}" for name, verdict in verdicts.items() if name != worst)
-    left = dict.fromkeys(why for verdict in verdicts.values() for why in verdict.not_checked)
+    left = dict.fromkeys(unlike) | dict.fromkeys(why for verdict in verdicts.values() for why in verdict.not_checked)
     packs = worst == NAMES[True] and NAMES[False] in verdicts
     following = "" if verdicts[worst].good else _PADDED if packs else other_kernel
     whole = replace(
@@ -151,8 +166,12 @@ def truth(
 
     batch: as of `check_model`. dtype: "fp32" or "fp64"; by default the next wider one than the model's.
     """
-    rows = batch_rows(model, batch, temperature)
-    with _saved(_plain(model)) as (store, config), flags_restored():
+    plain = _plain(model)
+    rows, own = batch_rows(model, batch, temperature), resolved_dtype(plain)
+    required(rows, Scores(), plain.config.get_text_config().vocab_size)
+    if dtype is not None and (dtype not in ("fp32", "fp64") or own == "fp32" != dtype == "fp32"):
+        raise Unsupported(f"{dtype!s:.40} is no truth of a model in {own}", hint="pass fp64, or fp32 for a half precision model")
+    with _saved(plain) as (store, config), flags_restored():
         dump = in_memory(replace(rows, entropy=True), Scores(), _caller(rows))
         asked = replace(config, attn=None, through=None, truth=dtype or WIDER[config.dtype or "fp32"], keep_gradients=backward)
         session = TruthSession(asked, dump.record, store.models)
@@ -167,9 +186,11 @@ def truth(
 
 def _plain(model: Any) -> Any:
     """Return the model of transformers inside DDP or `torch.compile`. Raises Unsupported for a sharded one, or another module."""
-    inner = unwrap(model)
-    if not hasattr(inner, "save_pretrained"):
+    inner = unwrap(model) if isinstance(model, torch.nn.Module) else model
+    if not isinstance(inner, torch.nn.Module) or not hasattr(inner, "save_pretrained"):
         raise Unsupported(f"{type(inner).__name__} is not a model of transformers", hint="pass the model inside it")
+    if any(parameter.is_meta for parameter in inner.parameters()):
+        raise Unsupported("the model has no weights: it is on the meta device", hint="load it with its weights")
     if any(hasattr(parameter, "ds_id") or hasattr(parameter, "full_tensor") for parameter in inner.parameters()):
         raise Unsupported("the model is sharded over ranks", hint="check a whole copy of it, or record and replay it")
     if (dtype := resolved_dtype(inner)) not in DTYPES:
@@ -187,7 +208,8 @@ def _saved(model: Any) -> Iterator[tuple[Store, ReplayConfig]]:
     """Save the model into a temporary store; provide the store, and the configuration of the model as it is."""
     with TemporaryDirectory(prefix="actordbg-") as folder, undisturbed(model):
         store, path = Store(Path(folder) / "store").create(), Path(folder) / "model"
-        model.save_pretrained(path)
+        with contextlib.redirect_stdout(io.StringIO()):  # what it imports prints
+            model.save_pretrained(path)
         if type(model).__module__.startswith("transformers_modules."):  # its code runs in this process already
             consent.give(str(path))
         try:

@@ -86,6 +86,9 @@ class Checker:
         from actordbg.api.own_model import judged
         from actordbg.api.tapping import Tap
 
+        if most < 1:
+            raise ValueError(f"most is {most}: no call would be checked")
+
         def check(rows: Rows, scores: Scores, caller: Caller) -> None:
             if tap.calls <= most:
                 self._judge(judged(rows, scores, packing=packing, caller=caller))

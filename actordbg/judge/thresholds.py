@@ -81,7 +81,11 @@ class Applied:
 def asked(options: Mapping[str, float | None]) -> dict[str, float]:
     """Return the thresholds that were typed as options (None: not typed). UsageError for a negative one and for NaN."""
     given = {name: value for name, value in options.items() if value is not None}
+    if unknown := sorted(given.keys() - MEASURES):
+        raise UsageError(f"there is no measure {unknown[0]!r:.40}", hint=f"use one of {', '.join(MEASURES)}")
     for name, value in given.items():
+        if not isinstance(value, int | float):
+            raise UsageError(f"{name} {value!r:.40} is not a threshold", hint="pass a number >= 0, or inf to disable the check")
         if not value >= 0:
             typed = f"--{name.replace('_', '-')} {value:g}"
             raise UsageError(f"{typed} is not a threshold", hint="pass a number >= 0, or inf to disable the check")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 import actordbg
 from actordbg.actor import family_models
@@ -77,8 +77,52 @@ def test_the_truth_has_the_log_probs_and_the_gradients_of_plain_fp64_and_leaves_
     )
 
 
+def small() -> Any:
+    config = Qwen2Config(
+        vocab_size=200, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.slow
+def test_a_model_whose_optimizer_is_a_hook_is_as_before_and_positions_that_count_real_tokens_are_of_padded_rows():
+    model, calls = small(), list[Any]()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(calls.append)
+    before = model.lm_head.weight.clone()
+    positions = (MASK.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        answer = actordbg.check_model(model, {**BATCH, "position_ids": positions}, packing=False)
+    assert answer.ok and "packed" not in answer.record and "gradients in one dump" in answer.sentence
+    assert torch.equal(before, model.lm_head.weight) and not calls
+    model(IDS).logits.sum().backward()
+    assert calls, "the hooks are there again"
+
+
+@pytest.mark.parametrize(
+    ("batch", "given", "why"),
+    [
+        ([1, 2], {}, "no input_ids"),
+        ({"input_ids": IDS.tolist()}, {}, "they are no tensor"),
+        ({"input_ids": IDS.float()}, {}, "whole numbers"),
+        ({"input_ids": IDS[0]}, {}, "no rows of at least 2 tokens"),
+        ({"input_ids": IDS[:0]}, {}, "no rows of at least 2 tokens"),
+        ({"input_ids": IDS + 1000}, {}, "the vocabulary has 200"),
+        ({"input_ids": IDS, "attention_mask": MASK[:, 1:]}, {}, "the attention mask is"),
+        (BATCH, {"temperature": 0.0}, "temperature"),
+        (BATCH, {"log_probs": torch.zeros(3, 16)}, "log_probs is"),
+        (BATCH, {"entropy": torch.zeros(3, 15)}, "together with log-probs"),
+    ],
+)
+def test_a_batch_that_is_none_is_refused_before_anything_runs(batch: Any, given: dict[str, Any], why: str):
+    with pytest.raises(Unsupported, match=why):
+        actordbg.check_model(small(), batch, **given)
+
+
 def test_what_cannot_be_judged_is_refused_with_the_reason(tmp_path: Path):
-    with pytest.raises(Unsupported, match="no input_ids"):
-        actordbg.check_model(torch.nn.Linear(2, 2), {})
+    with pytest.raises(Unsupported, match="no weights"), torch.device("meta"):
+        actordbg.check_model(small(), BATCH)
+    with pytest.raises(Unsupported, match="no truth of a model in fp32"):
+        actordbg.truth(small(), BATCH, dtype="bf16")
     with pytest.raises(Unsupported, match="Linear is not a model of transformers"):
         actordbg.check_model(torch.nn.Linear(2, 2), BATCH)
