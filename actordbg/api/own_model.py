@@ -170,7 +170,9 @@ def truth(
     rows, own = batch_rows(model, batch, temperature), resolved_dtype(plain)
     required(rows, Scores(), plain.config.get_text_config().vocab_size)
     if dtype is not None and (dtype not in ("fp32", "fp64") or own == "fp32" != dtype == "fp32"):
-        raise Unsupported(f"{dtype!s:.40} is no truth of a model in {own}", hint="pass fp64, or fp32 for a half precision model")
+        raise Unsupported(
+            f"{dtype!s:.40} cannot be the truth of a model in {own}", hint="pass fp64, or fp32 for a half precision model"
+        )
     with _saved(plain) as (store, config), flags_restored():
         dump = in_memory(replace(rows, entropy=True), Scores(), _caller(rows))
         asked = replace(config, attn=None, through=None, truth=dtype or WIDER[config.dtype or "fp32"], keep_gradients=backward)

@@ -104,7 +104,7 @@ def required(rows: Rows, scores: Scores, vocabulary: int | None = None) -> Rows:
     if ids.is_nested or rows.packed:
         return rows
     if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2:
-        raise Unsupported(f"token ids of shape {list(ids.shape)} are no rows of at least 2 tokens", hint=_BATCH)
+        raise Unsupported(f"token ids of shape {list(ids.shape)} do not give rows of at least 2 tokens", hint=_BATCH)
     real = ids if mask is None or mask.shape != ids.shape else ids[mask.bool()]
     low, high = (int(real.min()), int(real.max())) if real.numel() else (0, 0)
     if low < 0 or (vocabulary is not None and high >= vocabulary):
@@ -131,7 +131,7 @@ def batch_rows(model: Any, batch: Mapping[str, Any], temperature: float = 1.0) -
 
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if not isinstance(ids, torch.Tensor):
-        raise Unsupported("this batch has no input_ids, or they are no tensor", hint=_BATCH)
+        raise Unsupported("this batch has no input_ids, or they are not a tensor", hint=_BATCH)
     if isinstance(mask := batch.get("attention_mask"), torch.Tensor) and mask.shape != ids.shape:
         raise Unsupported(f"the attention mask is {list(mask.shape)}, the ids are {list(ids.shape)}", hint=_BATCH)
     positions = batch.get("position_ids")

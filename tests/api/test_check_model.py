@@ -103,10 +103,10 @@ def test_a_model_whose_optimizer_is_a_hook_is_as_before_and_positions_that_count
     ("batch", "given", "why"),
     [
         ([1, 2], {}, "no input_ids"),
-        ({"input_ids": IDS.tolist()}, {}, "they are no tensor"),
+        ({"input_ids": IDS.tolist()}, {}, "they are not a tensor"),
         ({"input_ids": IDS.float()}, {}, "whole numbers"),
-        ({"input_ids": IDS[0]}, {}, "no rows of at least 2 tokens"),
-        ({"input_ids": IDS[:0]}, {}, "no rows of at least 2 tokens"),
+        ({"input_ids": IDS[0]}, {}, "rows of at least 2 tokens"),
+        ({"input_ids": IDS[:0]}, {}, "rows of at least 2 tokens"),
         ({"input_ids": IDS + 1000}, {}, "the vocabulary has 200"),
         ({"input_ids": IDS, "attention_mask": MASK[:, 1:]}, {}, "the attention mask is"),
         (BATCH, {"temperature": 0.0}, "temperature"),
@@ -122,7 +122,7 @@ def test_a_batch_that_is_none_is_refused_before_anything_runs(batch: Any, given:
 def test_what_cannot_be_judged_is_refused_with_the_reason(tmp_path: Path):
     with pytest.raises(Unsupported, match="no weights"), torch.device("meta"):
         actordbg.check_model(small(), BATCH)
-    with pytest.raises(Unsupported, match="no truth of a model in fp32"):
+    with pytest.raises(Unsupported, match="the truth of a model in fp32"):
         actordbg.truth(small(), BATCH, dtype="bf16")
     with pytest.raises(Unsupported, match="Linear is not a model of transformers"):
         actordbg.check_model(torch.nn.Linear(2, 2), BATCH)
