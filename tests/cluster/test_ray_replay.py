@@ -51,7 +51,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
 
 
 @pytest.fixture(scope="module")
-def cluster(forked_workers: None, machines: Machines):
+def cluster(machines: Machines):
     with ray_cluster(2, machines) as running, connected(ClusterOrder(running.address), "tests"):
         yield running
 
