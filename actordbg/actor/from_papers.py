@@ -17,8 +17,8 @@ The unit of an error is what fp32 costs the formula, scaled to the truth's dtype
 parameters' names and its configuration; nothing is said of any other model.
 
 Example:
-    found = against_formulas(model, ids)        # None: not recognized
-    found.differs                               # "transformers' own LlamaRMSNorm is wrong: model.norm is 1.05 times what ..."
+    check = against_formulas(model, ids)        # None: not recognized
+    check.differs                               # "transformers' own LlamaRMSNorm is wrong: model.norm is 1.05 times what ..."
 """
 
 from __future__ import annotations

@@ -178,12 +178,12 @@ def truth(
         asked = replace(config, attn=None, through=None, truth=dtype or WIDER[config.dtype or "fp32"], keep_gradients=backward)
         session = TruthSession(asked, dump.record, store.models)
         session.keeper = WholeGradients
-        found = session.run(dump, backward=backward, keep=True)
+        outcome = session.run(dump, backward=backward, keep=True)
         session.close()
-    assert found.entropy is not None and asked.truth is not None
-    figures = (found.loss, found.grad_norm, found.tensors if backward else {})
+    assert outcome.entropy is not None and asked.truth is not None
+    figures = (outcome.loss, outcome.grad_norm, outcome.tensors if backward else {})
     gradients = {name: tensor for name, tensor in figures[2].items() if name not in ("log_probs", "mask", "entropy")}
-    return Truth(found.log_probs, found.entropy, found.mask, *figures[:2], gradients, asked.truth, found.notes)
+    return Truth(outcome.log_probs, outcome.entropy, outcome.mask, *figures[:2], gradients, asked.truth, outcome.notes)
 
 
 def _plain(model: Any) -> Any:

@@ -137,8 +137,8 @@ def _having(model: Any, *names: str, within: str = "") -> list[tuple[Any, str]]:
     return [(module, name) for module in modules for name in names if getattr(module, name, None) is not None]
 
 
-def _first_value(found: list[tuple[Any, str]]) -> float | None:
-    return next((float(getattr(module, name)) for module, name in found), None)
+def _first_value(holders: list[tuple[Any, str]]) -> float | None:
+    return next((float(getattr(module, name)) for module, name in holders), None)
 
 
 def _norms(model: Any) -> list[tuple[Any, str]]:

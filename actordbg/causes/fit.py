@@ -257,9 +257,9 @@ def _spread(sample: TokenSample, slope: Array) -> float:
     norm = float(slope @ slope)
     if not norm or not len(sample.draws):
         return math.inf
-    found = [np.nan_to_num(each) @ slope / norm for each in (sample.draws, sample.healthy) if len(each)]
+    projected = [np.nan_to_num(each) @ slope / norm for each in (sample.draws, sample.healthy) if len(each)]
     white = float(np.sqrt(np.nanmean(sample.draws**2) / norm))
-    return max(white, *(float(np.sqrt(np.mean(each**2))) for each in found))
+    return max(white, *(float(np.sqrt(np.mean(each**2))) for each in projected))
 
 
 def _shifted(sample: TokenSample, lag: int) -> Array:
@@ -300,7 +300,7 @@ def _together(sample: TokenSample, accepted: Sequence[CauseFit], counted: Array)
 
 def _hidden(sample: TokenSample, counted: Array) -> Iterator[CauseFit]:
     """Yield a cause that token by token is hidden in the noise, and those of its kin that cannot be told from it."""
-    found = []
+    fits = []
     for name, points in sample.curves.items():
         cause = BY_NAME[name]
         if cause.expected or not points:
@@ -315,9 +315,9 @@ def _hidden(sample: TokenSample, counted: Array) -> Iterator[CauseFit]:
         if present and abs(x) > HIDDEN * error and max(map(abs, others), default=0.0) < HIDDEN * error / 3:
             predicted = sample.truth + slope * x
             amount, spread = _sized(sample, name, x, error) if xs else (size, None)
-            found.append(CauseFit(name, amount, spread, predicted, _mean(sample.recorded - predicted, counted), x / error))
-    found.sort(key=lambda each: -abs(each.z or 0.0))
-    yield from (each for each in found if abs(each.z or 0.0) > 0.8 * abs(found[0].z or 0.0))
+            fits.append(CauseFit(name, amount, spread, predicted, _mean(sample.recorded - predicted, counted), x / error))
+    fits.sort(key=lambda each: -abs(each.z or 0.0))
+    yield from (each for each in fits if abs(each.z or 0.0) > 0.8 * abs(fits[0].z or 0.0))
 
 
 def _amount(sample: TokenSample, slope: Array, counted: Array) -> tuple[float, float, list[float]] | None:
@@ -339,9 +339,9 @@ def _amount(sample: TokenSample, slope: Array, counted: Array) -> tuple[float, f
                      / np.linalg.norm(columns[:, 0]))  # fmt: skip
 
     y = np.where(counted, np.nan_to_num(sample.recorded - sample.truth), 0.0)
-    found = [of(draw, healthy) for draw in draws]
+    amounts = [of(draw, healthy) for draw in draws]
     white = 1 / float(np.linalg.norm(slope * weight))
-    error = max(float(np.sqrt(np.mean(np.square(found)))), white)
+    error = max(float(np.sqrt(np.mean(np.square(amounts)))), white)
     others = [of(each, np.delete(healthy, index, 0)) for index, each in enumerate(healthy)]
     return of(y, healthy), error, others
 

@@ -29,8 +29,8 @@ Rows = Callable[[Mapping[str, Closed]], Mapping[str, Tensor]]
 
 def owns(model: Any) -> dict[str, float]:
     """Return, by name, the size at which nothing is wrong, of every cause that this model can have."""
-    found = {cause.name: cause.own(model) for cause in BANK}
-    return {name: own for name, own in found.items() if own is not None}
+    signatures = {cause.name: cause.own(model) for cause in BANK}
+    return {name: own for name, own in signatures.items() if own is not None}
 
 
 def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows) -> dict[str, Tensor]:
@@ -44,16 +44,16 @@ def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows) -> dict[str
     else:
         asked = [(name, float(size)) for name, _, size in (text.partition("=") for text in wanted.split(","))]
     closed = {f"{name}={size!r}": make(model, size) for name, size in asked if (make := BY_NAME[name].closed)}
-    found = dict(rows(closed))
-    found.pop("")
+    log_probs = dict(rows(closed))
+    log_probs.pop("")
     for name, size in asked:
         if (plant := BY_NAME[name].planted) is not None:
             with plant(model, size):
-                found[f"{name}={size!r}"] = rows({})[""]
+                log_probs[f"{name}={size!r}"] = rows({})[""]
     for seed in range(DRAWS if wanted == ALL else 0):
         with rounded(model, torch.finfo(dtype).eps / 2, seed):
-            found[f"{NOISE}={seed}"] = rows({})[""]
-    return {PREFIX + name: values for name, values in found.items()}
+            log_probs[f"{NOISE}={seed}"] = rows({})[""]
+    return {PREFIX + name: values for name, values in log_probs.items()}
 
 
 @contextmanager

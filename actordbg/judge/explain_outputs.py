@@ -84,16 +84,16 @@ def explain_sides(
     ours = open_replay(query.open_fresh(store), replay_id)
     if blocked := why_not(ours, GoldenSide(store, ours, ours.inputs)):
         raise Unsupported(blocked, hint="replay the run's own model, whole")
-    found: dict[str, Values] = {}
+    usable: dict[str, Values] = {}
     for dump_id in sorted(set.intersection(*map(set, sides.values())), key=[*ours.inputs].index):
         values = ours.read(dump_id)
         shapes = {side[dump_id].shape for side in sides.values()}
-        if len(found) < MOST and not isinstance(values, str) and shapes == {values.log_probs.shape}:
-            found[dump_id] = values
-    if not found:
+        if len(usable) < MOST and not isinstance(values, str) and shapes == {values.log_probs.shape}:
+            usable[dump_id] = values
+    if not usable:
         raise Unsupported("no dump has log-probs of both the run and the replay", hint="record with --with-outputs")
     spec = load_spec(store, replay_id)
-    wanted, rounding = _lone(wanted_truth(store, spec), found, temperature), wanted_rounding(store, spec)
+    wanted, rounding = _lone(wanted_truth(store, spec), usable, temperature), wanted_rounding(store, spec)
 
     def computed(request: Wanted, what: str) -> ReplaySide:
         done = ensure_lone_rows(store, request, command=f"{what} of replay {replay_id}", **callbacks)
@@ -105,11 +105,11 @@ def explain_sides(
     }
     known = _Computed(
         computed(with_causes, "causes"),
-        computed(_lone(rounding, found, temperature), "the rounding") if rounding else None,
+        computed(_lone(rounding, usable, temperature), "the rounding") if rounding else None,
         {model: computed(request, "other weights") for model, request in of_models.items()},
     )
     own = dict(known.truth.resolved["causes"])
-    pieces = {dump_id: piece for dump_id, values in found.items() if (piece := _piece(store, dump_id, values, known))}
+    pieces = {dump_id: piece for dump_id, values in usable.items() if (piece := _piece(store, dump_id, values, known))}
     temperatures = {known.truth.results[dump_id].extra.get("temperature") for dump_id in pieces}
     explained = {}
     for name, side in sides.items():
@@ -145,11 +145,11 @@ def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -
     return replace(record, explained=explained, reasons=(*explained.sentences, *record.reasons))
 
 
-def _lone(wanted: Wanted, found: Collection[str], temperature: float | None) -> Wanted:
+def _lone(wanted: Wanted, usable: Collection[str], temperature: float | None) -> Wanted:
     """Return what is wanted, for these dumps and without gradients."""
     config = replace(wanted.config, backward=False, keep_gradients=False)
     config = config if temperature is None else replace(config, temperature=temperature)
-    inputs = tuple(each for each in wanted.inputs if each.dump_id in found)
+    inputs = tuple(each for each in wanted.inputs if each.dump_id in usable)
     return replace(wanted, config=config, inputs=inputs, with_gradients=frozenset())
 
 
