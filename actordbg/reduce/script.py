@@ -1,0 +1,407 @@
+'''Render a case as a script: standard library, torch and transformers only (and deepspeed or openrlhf where the case needs them).
+
+    text = render(case, "packed rows are not kept apart", versions="torch 2.13.0, transformers 5.15.0")
+
+The script defines `attempt()`, which a trial calls: it returns the largest difference in each row (or of the gradients), raises,
+dies or hangs. As a program it judges that: it exits with 1 while the fault is there, with 0 when it is gone, with 2 for
+anything else. It is laid out as ruff formats it.
+'''
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from actordbg.config.replay_config import DTYPES
+from actordbg.reduce.case import (
+    ALONE,
+    CRASH,
+    DIFFERENCE,
+    ERROR,
+    GRADIENT,
+    HANG,
+    MOST_INLINE,
+    PACKED,
+    PADDED,
+    RERUN,
+    TRAINER,
+    Case,
+)
+
+_WIDTH = 88
+
+
+def render(case: Case, title: str, *, versions: str = "", weights: float | None = None) -> str:
+    """Return the script. title: the cause. versions: what it was seen with. weights: the sum of the checkpoint's weights."""
+    top = "\n".join([*_head(case, title, versions), *_constants(case, weights)])
+    parts = [top, _build(case, weights)]
+    if case.through == TRAINER:
+        parts.append(_STAND_IN)
+    if case.kind in (DIFFERENCE, GRADIENT):
+        parts += [_LOG_PROBS, _EXPECTED]
+    elif case.kind == RERUN or case.backward:
+        parts.append(_LOG_PROBS)
+    parts += [_actual(case), _attempt(case), _main(case)]
+    return "\n\n\n".join(part.strip("\n") for part in parts) + '\n\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
+
+
+def launched(case: Case) -> bool:
+    """Return whether the attempt needs processes of its own."""
+    return case.kind in (CRASH, HANG) or case.processes > 1
+
+
+def _head(case: Case, title: str, versions: str) -> Iterator[str]:
+    text = title.replace("\\", "/").replace('"""', "'''").removesuffix('"')
+    yield f'"""{_wrapped(text)}'
+    yield ""
+    yield f"Expected: {_wrapped(_expectation(case), 10)}."
+    yield "Exits with 1 while the fault is there, and with 0 when it is gone."
+    if versions:
+        yield f"Seen with {versions}."
+    yield '"""'
+    yield ""
+    modules = {"sys"}
+    modules |= {"os", "socket", "subprocess"} if launched(case) else set()
+    modules |= {"random"} if _seeded(case) else set()
+    modules |= {"resource"} if case.memory else set()
+    modules |= {"re", "traceback"} if case.kind == ERROR else set()
+    modules |= {"types", "tempfile"} if case.through == TRAINER else set()
+    yield from (f"import {name}" for name in sorted(modules))
+    yield ""
+    if case.engine == "deepspeed":
+        yield "import deepspeed"
+    yield "import torch"
+    if case.processes > 1:
+        yield "import torch.distributed as dist"
+    if case.engine == "fsdp2":
+        yield "from torch.distributed.device_mesh import init_device_mesh"
+        yield "from torch.distributed.fsdp import fully_shard"
+    yield f"from transformers import {'AutoConfig, ' * bool(case.config)}AutoModelForCausalLM"
+    yield ""
+
+
+def _expectation(case: Case) -> str:
+    alone = "those of the row alone in fp32 with eager attention"
+    return {
+        DIFFERENCE: f"the log-probs of each row are {alone}, to {case.limit:g} nats",
+        GRADIENT: f"the gradient of each parameter is that of the rows alone, to {case.limit:g} of its norm",
+        RERUN: "the same call gives the same log-probs twice",
+        ERROR: "it runs",
+        CRASH: "it runs",
+        HANG: f"it ends within {case.timeout_s:g} seconds",
+    }[case.kind]
+
+
+def _constants(case: Case, weights: float | None) -> Iterator[str]:
+    if case.config:
+        yield f"CONFIG = {_literal(case.config, 9)}"
+    else:
+        yield f"MODEL = {json.dumps(case.checkpoint)}"
+        if weights is not None:
+            yield f"WEIGHTS = {weights!r}  # the sum of all weights"
+    if _seeded(case):
+        lengths = _literal([len(row) for row in case.rows], 10)
+        yield f"LENGTHS = {lengths}"
+        yield "ROWS = ["
+        yield f"    random.Random(row).choices(range({case.vocabulary}), k=length)"
+        yield "    for row, length in enumerate(LENGTHS)"
+        yield "]"
+    elif case.tokens > MOST_INLINE:
+        yield 'IDS = """'
+        yield from (" ".join(map(str, row)) for row in case.rows)
+        yield '"""'
+        yield "ROWS = [[int(token) for token in line.split()] for line in IDS.strip().splitlines()]"
+    else:
+        yield f"ROWS = {_literal([list(row) for row in case.rows], 7)}"
+    if case.layout == PADDED:
+        yield f"LEFT = {_literal(list(case.left), 7)}  # padding in front of each row"
+    if case.kind in (DIFFERENCE, GRADIENT):
+        yield f"LIMIT = {case.limit!r}  # {'nats' if case.kind == DIFFERENCE else 'of the norm'}"
+    if case.kind == ERROR:
+        yield f"ERROR = {json.dumps(f'{case.error_class}: {case.error}')}"
+    if launched(case):
+        yield f"PROCESSES = {case.processes}"
+        yield f"SECONDS = {case.timeout_s!r}"
+
+
+def _seeded(case: Case) -> bool:
+    return case.synthetic and case.tokens > MOST_INLINE
+
+
+def _dtype(case: Case) -> str:
+    return f"torch.{DTYPES[case.dtype]}"
+
+
+def _build(case: Case, weights: float | None) -> str:
+    rounded = "" if case.dtype == "fp32" else f".to({_dtype(case)})"
+    if case.config:
+        body = """
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**CONFIG)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+"""
+        after = f"    return model.float(){rounded}.to(dtype).eval()"
+    else:
+        more = [f"revision={json.dumps(case.revision)}"] * bool(case.revision)
+        more += [f"num_hidden_layers={case.layers}"] * (case.layers is not None)
+        extra = "".join(f"        {each},\n" for each in more)
+        body = f"""
+    model = AutoModelForCausalLM.from_pretrained(
+        MODEL,
+        attn_implementation=attention,
+        dtype={_dtype(case)},
+{extra}    )
+"""
+        after = "    return model.to(dtype).eval()"
+        if weights is not None:
+            after = f"""\
+    found = sum(weight.double().sum().item() for weight in model.parameters())
+    if abs(found - WEIGHTS) > 1e-6 * max(1, abs(WEIGHTS)):
+        sys.exit(f"other weights: their sum is {{found}}, not {{WEIGHTS}}")
+{after}"""
+    return f"def build(attention, dtype):\n{body.strip(chr(10))}\n{after}"
+
+
+_LOG_PROBS = '''
+def log_probs(logits, row):
+    """Return the log-prob of each token of a row but its first."""
+    scores = logits[:-1].float().log_softmax(-1)
+    return scores.gather(-1, torch.tensor(row)[1:, None]).squeeze(-1)
+'''
+
+_EXPECTED = '''
+def expected(model):
+    """Run each row alone."""
+    outputs = [model(torch.tensor([row]), use_cache=False).logits[0] for row in ROWS]
+    return [log_probs(logits, row) for logits, row in zip(outputs, ROWS)]
+'''
+
+
+def _actual(case: Case) -> str:
+    rows = "mine" if case.processes > 1 else "ROWS"
+    cache = "" if case.cache else ", use_cache=False"
+    raw = case.kind in (ERROR, CRASH, HANG) and not case.backward
+    if case.through == TRAINER:
+        body = f"""
+    width = max(left + len(row) for left, row in zip(LEFT, {rows}))
+"""
+        raise NotImplementedError(body)
+    if case.layout == ALONE:
+        run = f"    outputs = [model(torch.tensor([row]){cache}).logits[0] for row in {rows}]"
+    elif case.layout == PACKED:
+        splits = f"    outputs = model(ids, position_ids=positions{cache}).logits[0].split([len(row) for row in {rows}])"
+        run = f"""\
+    ids = torch.tensor([[token for row in {rows} for token in row]])
+    positions = torch.tensor([[at for row in {rows} for at in range(len(row))]])
+"""
+        if len(splits) > _WIDTH:
+            splits = f"""\
+    logits = model(ids, position_ids=positions{cache}).logits[0]
+    outputs = logits.split([len(row) for row in {rows}])"""
+        run += splits
+    else:
+        run = f"""\
+    width = max(left + len(row) for left, row in zip(LEFT, {rows}))
+    right = [width - left - len(row) for left, row in zip(LEFT, {rows})]
+    padded = [[0] * a + row + [0] * b for a, row, b in zip(LEFT, {rows}, right)]
+    real = [[0] * a + [1] * len(row) + [0] * b for a, row, b in zip(LEFT, {rows}, right)]
+    mask = torch.tensor(real)
+    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+    given = {{"attention_mask": mask, "position_ids": positions{', "use_cache": False' * (not case.cache)}}}
+    logits = model(torch.tensor(padded), **given).logits
+    outputs = [
+        part[left : left + len(row)] for part, left, row in zip(logits, LEFT, {rows})
+    ]"""
+    scale = "" if case.temperature == 1.0 else f" / {case.temperature!r}"
+    last = "    return outputs" if raw else f"    return [log_probs(logits{scale}, row) for logits, row in zip(outputs, {rows})]"
+    doc = {ALONE: "Run each row alone.", PACKED: "Run all rows as one, packed.", PADDED: "Run all rows as one padded batch."}[case.layout]
+    head = "def actual(model, mine):" if case.processes > 1 else "def actual(model):"
+    return f'{head}\n    """{doc}"""\n{run}\n{last}'
+
+
+_STAND_IN = ""
+
+
+def _model_line(case: Case) -> str:
+    lines = [f'    model = build("{case.attn}", {_dtype(case)})']
+    if case.compile:
+        lines.append(f'    model = torch.compile(model, backend="{case.compile}")')
+    if case.engine == "fsdp2":
+        lines += ['    mesh = init_device_mesh("cpu", (PROCESSES,))', "    model = fully_shard(model, mesh=mesh)"]
+    elif case.engine == "deepspeed":
+        settings = {
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {"stage": case.zero},
+            "bf16": {"enabled": case.dtype == "bf16"},
+        }
+        lines.append(f"    settings = {_literal(settings, 15, 4)}")
+        lines.append("    model = deepspeed.initialize(model=model, config=settings)[0]")
+    return "\n".join(lines)
+
+
+def _attempt(case: Case) -> str:
+    grad = case.backward or case.kind == GRADIENT
+    lines = [] if grad else ["@torch.no_grad()"]
+    lines.append("def attempt():")
+    lines.append(f'    """{_RETURNS[case.kind]}"""')
+    if case.memory:
+        lines.append(f"    resource.setrlimit(resource.RLIMIT_AS, ({case.memory}, {case.memory}))")
+    given = "model"
+    if case.processes > 1:
+        start = "deepspeed.init_distributed" if case.engine == "deepspeed" else "dist.init_process_group"
+        lines.append(f'    {start}("gloo")')
+        lines.append("    mine = ROWS[dist.get_rank() :: PROCESSES] or ROWS[:1]")
+        given = "model, mine"
+    lines.append(_model_line(case))
+    if case.kind == DIFFERENCE:
+        lines += [
+            '    right = expected(build("eager", torch.float32))',
+            f"    pairs = zip(actual({given}), right)",
+            "    return [float((a - b).abs().max()) if len(b) else 0.0 for a, b in pairs]",
+        ]
+    elif case.kind == GRADIENT:
+        lines += [
+            '    right = build("eager", torch.float32)',
+            f"    for outputs in (actual({given}), expected(right)):",
+            "        (-torch.cat(outputs).mean()).backward()",
+            "    pairs = zip(model.parameters(), right.parameters())",
+            "    pairs = [(a.grad, b.grad) for a, b in pairs if b.grad is not None]",
+            "    zero = [torch.zeros_like(b) if a is None else a.float() for a, b in pairs]",
+            "    norms = [float(b.norm()) for _, b in pairs]",
+            "    apart = [float((a - b).norm()) for a, (_, b) in zip(zero, pairs)]",
+            "    return [a / b for a, b in zip(apart, norms) if b > 1e-6]",
+        ]
+    elif case.kind == RERUN:
+        lines += [
+            f"    once, again = actual({given}), actual({given})",
+            "    pairs = zip(once, again)",
+            "    return [float((a - b).abs().max()) if len(b) else 0.0 for a, b in pairs]",
+        ]
+    else:
+        lines.append(f"    (-torch.cat(actual({given})).mean()).backward()" if case.backward else f"    actual({given})")
+        if case.processes > 1:
+            lines += ["    dist.barrier()", "    dist.destroy_process_group()"]
+        lines.append("    return []")
+    return "\n".join(lines)
+
+
+_RETURNS = {
+    DIFFERENCE: "Return the largest difference in each row, nats.",
+    GRADIENT: "Return the relative difference of each parameter's gradient.",
+    RERUN: "Return the largest difference in each row, nats.",
+    ERROR: "Run it: this is what fails.",
+    CRASH: "Run it: this is what dies.",
+    HANG: "Run it: this is what hangs.",
+}
+
+
+def _main(case: Case) -> str:
+    if launched(case):
+        return _LAUNCH.rstrip() + "\n\n" + (_MAIN_HANG if case.kind == HANG else _MAIN_CRASH)
+    if case.kind == ERROR:
+        return _MAIN_ERROR
+    unit = "nats" if case.kind != GRADIENT else "of its norm"
+    limit = "0" if case.kind == RERUN else "LIMIT"
+    what = "parameter" if case.kind == GRADIENT else "row"
+    return f'''
+def main():
+    differences = attempt()
+    for number, difference in enumerate(differences):
+        verdict = "right" if difference <= {limit} else "WRONG"
+        print(f"{what} {{number}}: {{verdict}}, off by {{difference:.3g}} {unit}")
+    return int(not all(difference <= {limit} for difference in differences))
+'''
+
+
+_MAIN_ERROR = '''
+def main():
+    try:
+        attempt()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
+        text = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        text = re.sub(r"(/[\\w.+-]+){2,}|\\d+", lambda m: "PATH" if m[1] else "N", text)
+        print(f"expected: it runs; what comes: {text}")
+        if text.startswith(ERROR):
+            return 1
+        traceback.print_exc()
+        return 2
+    print("it ran, as expected")
+    return 0
+'''
+
+_LAUNCH = '''
+def endings():
+    """Start the attempt in processes of its own; return their exit codes, None: hangs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank in range(PROCESSES):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(PROCESSES), "MASTER_PORT": port}
+        place |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, "-I", __file__, "attempt"]
+        ranks.append(subprocess.Popen(command, env=os.environ | place))
+    codes = []
+    for process in ranks:
+        try:
+            codes.append(process.wait(SECONDS))
+        except subprocess.TimeoutExpired:
+            codes.append(None)
+    for process in ranks:
+        process.kill()
+    return codes
+'''
+
+_MAIN_CRASH = '''
+def main():
+    if sys.argv[1:] == ["attempt"]:
+        attempt()
+        return 0
+    codes = endings()
+    print(f"expected: exit code 0; what comes: {codes}")
+    if any(code is not None and code < 0 for code in codes):
+        return 1
+    return 0 if set(codes) == {0} else 2
+'''
+
+_MAIN_HANG = '''
+def main():
+    if sys.argv[1:] == ["attempt"]:
+        attempt()
+        return 0
+    codes = endings()
+    print(f"expected: each process ends; what comes: {codes} (None: it hangs)")
+    if None in codes:
+        return 1
+    return 0 if set(codes) == {0} else 2
+'''
+
+
+def _literal(value: Any, before: int, indent: int = 0) -> str:
+    """Write plain data as ruff formats it: on one line, or else an item on each. before: columns in front of it."""
+    flat = _flat(value)
+    if len(flat) + before <= _WIDTH or not isinstance(value, dict | list) or not value:
+        return flat
+    inner = " " * (indent + 4)
+    if isinstance(value, dict):
+        names = {key: f"{inner}{_flat(key)}: " for key in value}
+        lines = [f"{name}{_literal(value[key], len(name) + 1, indent + 4)}," for key, name in names.items()]
+    else:
+        lines = [f"{inner}{_literal(item, indent + 5, indent + 4)}," for item in value]
+    ends = "{}" if isinstance(value, dict) else "[]"
+    return "\n".join([ends[0], *lines, " " * indent + ends[1]])
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flat(key)}: {_flat(item)}" for key, item in value.items()) + "}"
+    return "[" + ", ".join(map(_flat, value)) + "]" if isinstance(value, list | tuple) else repr(value)
+
+
+def _wrapped(text: str, before: int = 3) -> str:
+    import textwrap
+
+    return textwrap.fill(" ".join(text.split()), _WIDTH, initial_indent=" " * before).lstrip()
