@@ -115,7 +115,8 @@ class TruthSession(Decided):
         follow_adapters(self._model, record.actor)
         measure.reset_peak(self._device)
         try:
-            outcome = self._rows(call, dump, backward)
+            with measure.keeping_memory():
+                outcome = self._rows(call, dump, backward)
             if backward:
                 self._take_gradients(outcome, keep=keep and self.config.keep_gradients)
         finally:
