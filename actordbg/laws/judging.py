@@ -145,7 +145,7 @@ _LOGITS_AT_ONCE = 2**25
 
 
 class Expected:
-    """The expected log-probs and, if `entropies`, entropies, float64 [B, S-1], NaN where unknown. allowed: the rounding tolerance.
+    """The expected log-probs and, if `entropies`, entropies, float64 [B, S-1], NaN where unknown. allowed: the tolerance.
 
     places: [N, 2], the row and column in `ids` of each of the model's N logit vectors; outside [B, S-1]: ignored. problem: why
     nothing could be computed, or "".
