@@ -121,7 +121,7 @@ class DeepspeedBackend(Backend):
         return norm
 
     def _forget_gradients(self) -> None:
-        """Clear what stage 3 keeps of the backward before: a parameter without a gradient in this backward would have that one."""
+        """Clear what stage 3 keeps of the backward before: unreached parameters would have its gradients."""
         optimizer = self.engine.optimizer
         held = [getattr(optimizer, "grad_partitions_flat_buffer", None)]
         held += [part.grad for part in getattr(optimizer, "fp32_partitioned_groups_flat", ())]  # of an offloaded optimizer
