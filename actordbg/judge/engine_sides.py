@@ -1,4 +1,4 @@
-"""Judge an inference server by the truth: a replay with `--backend endpoint`, and each way in which the server was asked.
+"""Judge an inference server by the truth: a replay with `--backend endpoint`, and each way in which the server scored.
 
 The ways (`actordbg.actor.endpoint_session`) split batch and cache apart. If `alone` is wrong, the bank's causes are fitted. If
 only another way is wrong, its name says what is: the batch, the cache, or that the server does not repeat itself.

@@ -134,7 +134,7 @@ class ReplaySide:
             return {name.removeprefix(PLANTED): file.get_tensor(name) for name in file.keys() if name.startswith(PLANTED)}  # noqa: SIM118
 
     def ways(self, dump_id: str) -> dict[str, Array]:
-        """Read the log-probs that a server gave when it was asked in another way, by that way; {} for other replays."""
+        """Read the log-probs that a server gave when it scored in another way, by that way; {} for other replays."""
         with opened(tensors_path(self.store, self.row.replay_id, dump_id)) as file:
             return {name.removeprefix(ENGINE_WAYS): file.get_tensor(name) for name in file.keys() if name.startswith(ENGINE_WAYS)}  # noqa: SIM118
 

@@ -29,7 +29,7 @@ def scores_of(model: Any, temperature: float = 1.0) -> Scores:
 
 
 class ScoringServer:
-    """The server's state. kind: "vLLM" or "SGLang". stale: what the cache has for rows that were asked before; None: the same.
+    """The server's state. kind: "vLLM" or "SGLang". stale: what the cache has for rows seen before; None: the same.
 
     broken: "no-logprobs", "cut", "nan" or "400". resettable: whether the prefix cache can be reset. token: the bearer token that
     it wants.
