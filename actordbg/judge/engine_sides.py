@@ -28,8 +28,8 @@ ALONE = "alone"
 _Side = Mapping[str, Array]
 """Arrays by dump id."""
 _DIFFERS = {
-    "together": "when rows are asked for together: the batch changes its numbers",
-    "twice": "when asked again: its prefix cache is wrong, or it does not repeat itself",
+    "together": "when rows share a request: the batch changes its numbers",
+    "twice": "at the second request: its prefix cache is wrong, or it does not repeat itself",
     "cached": "behind a cached prefix: its prefix cache is stale",
     "reset": "after a reset of the cache: its weights changed meanwhile",
 }
