@@ -159,14 +159,31 @@ CONTENTS = (
     Section(
         "Judge",
         (
-            Command("Explain what is wrong with a replay, where, and since when.", "explain:explain", CHARTS),
-            Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
+            Command(
+                "Explain what is wrong with a replay, where, and since when.",
+                "explain:explain",
+                CHARTS,
+                label="explain, locate",
+            ),
+            Command(
+                "Reduce a wrong replay to the smallest case with the same fault.",
+                "reduce:reduce",
+                DOCUMENT,
+                label="reduce, repro, bundle",
+            ),
             Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT, settings=OLD_TRUTH),
             Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
             MEASURE,
         ),
     ),
-    Section("", (Command("Remove the capture hook, byte for byte.", "patch:unpatch"),)),
+    Section(
+        "",
+        (
+            Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
+            Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
+            Command("Write one script that shows the fault, without actordbg.", "reduce:repro"),
+        ),
+    ),
 )
 
 OPTIONAL = frozenset(

@@ -45,7 +45,8 @@ class Case(StoredRecord):
     """A case. rows: token ids of each row. left: padding in front of each row, for the layout "padded".
 
     config: of a model with seeded random weights; or checkpoint: a name on the hub or a folder, with `revision`, of which the
-    first `layers` are loaded. cache: the model is called without `use_cache=False`. synthetic: `rows` are `drawn`. limit: what
+    first `layers` are loaded. cache: the model is called without `use_cache=False`. borders: packed rows
+    come with `cu_seq_lens_q` and `seq_idx`. synthetic: `rows` are `drawn`. limit: what
     rounding may cause, nats. memory: the most bytes of address space (RLIMIT_AS). timeout_s: when `hang` counts as shown.
     """
 
@@ -63,6 +64,7 @@ class Case(StoredRecord):
     attn: str = "sdpa"
     compile: str = ""
     cache: bool = False
+    borders: bool = False
     temperature: float = 1.0
     backward: bool = False
     through: str = MODEL
@@ -125,7 +127,7 @@ def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn(lengths: Sequence[int], vocabulary: int) -> tuple[tuple[int, ...], ...]:
-    """Draw rows of token ids: those of row N come from a generator with the seed N, so a shorter row is a longer one's beginning."""
+    """Draw rows of token ids. Those of row N come from a generator with the seed N: a shorter row is a longer one's beginning."""
     return tuple(tuple(random.Random(row).choices(range(vocabulary), k=length)) for row, length in enumerate(lengths))
 
 

@@ -6,14 +6,15 @@
 1. The wrong input is checked again, in a store of its own inside the reduction's folder. What `check` says is the signature.
 2. The case that is furthest from the replay and shows it is the start: transformers alone before the trainer, a small random
    model before the checkpoint, one process before several.
-3. It is shrunk (`shrink`). The result runs twice, in two processes, and is checked as a replay: a smaller case with another law or
-   module is set aside, and the last case with the same is taken.
+3. It is shrunk (`shrink`). The result runs twice, in two processes, and is checked as a replay: a smaller case with another
+   law or module is set aside, and the last case with the same is taken.
 
 `store/reductions/<id>/` has `trials.jsonl` and `reduction.json`; <id> is the replay's, so the same command continues.
 """
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,17 @@ from actordbg.records.comparison_record import StoredRecord
 from actordbg.records.journal import read_results, read_standing
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, answers_of, violations
 from actordbg.reduce.case import (
-    ALONE, DIFFERENCE, ENGINES, LIMITS, MODEL, PACKED, PADDED, TRAINER, Case, clean_config, drawn, leaks,
+    ALONE,
+    DIFFERENCE,
+    ENGINES,
+    LIMITS,
+    MODEL,
+    PACKED,
+    PADDED,
+    TRAINER,
+    Case,
+    clean_config,
+    leaks,
 )  # fmt: skip
 from actordbg.reduce.shrink import Shrinker, neighbours
 from actordbg.reduce.signature import Signature, signature_of
@@ -95,7 +106,8 @@ def reduce_replay(
 ) -> Reduction:  # fmt: skip
     """Reduce a replay's wrong input. recorded: the outputs that the run recorded are wrong, not the replay's.
 
-    most, seconds: the budget of trials of this call. Raises NothingToDo if no input is wrong now, Unsupported if no script shows it.
+    most, seconds: the budget of trials of this call. Raises NothingToDo if no input is wrong now, Unsupported if no script
+    shows it.
     """
     began, folder = time.monotonic(), folder_of_reduction(store, reduction_id or spec.replay_id)
     own = Store(folder / "store").create()
@@ -111,7 +123,8 @@ def reduce_replay(
             finished = False
         on_step("checking the smallest case as a replay")
         accepted = shrinker.accepted
-        good, unchecked = _checked(own, config, signature, accepted) if not recorded else (len(accepted) - 1, "a replay passes use_cache=False")
+        last = (len(accepted) - 1, "a replay passes use_cache=False")
+        good, unchecked = last if recorded else _checked(own, config, signature, accepted)
         aside = shrinker.aside | ({"another law or module": accepted[-1].words} if good < len(accepted) - 1 else {})
         best = accepted[good]
         on_step("running it again")
@@ -138,7 +151,8 @@ def _in_words(signature: Signature, case: Case, trials: Trials) -> str:
         return "shows it too"
     if ending.status != RETURNED:
         return f"{ending.error_class or ending.status}"
-    return "right" if all(value is not None and value <= case.limit for value in ending.values) else "wrong in another way"
+    right = all(value is not None and value <= case.limit for value in ending.values)
+    return (f"right, to {case.limit:g} nats" if ending.values else "right") if right else "wrong in another way"
 
 
 def _original(store: Store, own: Store, spec: ReplaySpec) -> tuple[Signature, Case, ReplayConfig]:
@@ -150,7 +164,8 @@ def _original(store: Store, own: Store, spec: ReplaySpec) -> tuple[Signature, Ca
             ran = {**{name: getattr(record, name) for name in ("temperature",)}, **resolved}
             return signature, _case(spec.config, signature, record, tensors, ran), spec.config
     raise NothingToDo(
-        f"no input of replay {spec.replay_id} is wrong now", hint="reduce a replay that fails `actordbg check`, in its environment"
+        f"no input of replay {spec.replay_id} is wrong now",
+        hint="reduce a replay that fails `actordbg check`, in its environment",
     )
 
 
@@ -190,7 +205,9 @@ def _case(
         raise Unsupported("only calls with `sequences` and `attention_mask` can be reduced", hint="see `actordbg dump show`")
     ids, mask = (np.asarray(tensors[name].values).astype(np.int64) for name in ("sequences", "attention_mask"))
     vocabulary = ran.get("vocab_size") or int(ids.max()) + 1
-    rows = tuple(tuple(int(token) % vocabulary for token in row[real != 0]) for row, real in zip(ids, mask, strict=True) if real.any())
+    rows = tuple(
+        tuple(int(token) % vocabulary for token in row[real != 0]) for row, real in zip(ids, mask, strict=True) if real.any()
+    )
     left = tuple(int(real.argmax()) for real in mask if real.any())
     packed = bool(ran.get("packing", config.packing))
     padded = len({len(row) for row in rows}) > 1 or any(left)
@@ -231,7 +248,7 @@ def _recorded(store: Store, spec: ReplaySpec) -> tuple[Signature, Case, ReplayCo
 
 
 def _start(trials: Trials, signature: Signature, case: Case, config: ReplayConfig, on_step: Callable[[str], None]) -> Case:
-    """Return the simplest start that shows the signature: a random model before the checkpoint, transformers before the trainer."""
+    """Return the simplest start that shows it: a random model before the checkpoint, transformers before the trainer."""
     plain = {"processes": 1, "engine": "", "zero": 0, "through": MODEL}
     stacks: list[dict[str, Any]] = [plain, {**plain, "through": case.through}, {"through": MODEL}, {}]
     shown: list[str] = []
@@ -255,10 +272,8 @@ def _models(case: Case, config: ReplayConfig) -> Iterator[dict[str, Any]]:
     configs: list[dict[str, Any]] = []
     if folder is not None:
         own = clean_config(read_json(Path(folder) / "config.json"))
-        try:
-            configs += [clean_config(config_of_model(Path(folder)))]
-        except ActordbgError:
-            pass
+        with contextlib.suppress(ActordbgError):  # a family without small sizes
+            configs.append(clean_config(config_of_model(Path(folder))))
         if "vision_config" not in own and _parameters(own) < LARGEST:
             configs.append(own)
     for found in configs:
@@ -271,7 +286,9 @@ def _models(case: Case, config: ReplayConfig) -> Iterator[dict[str, Any]]:
 def _parameters(config: Mapping[str, Any]) -> float:
     """Estimate a model's number of parameters from its configuration."""
     hidden, layers = (float(config.get(name) or 0) for name in ("hidden_size", "num_hidden_layers"))
-    return hidden * float(config.get("vocab_size") or 0) * 2 + layers * hidden * (4 * hidden + 3 * float(config.get("intermediate_size") or 0))
+    return hidden * float(config.get("vocab_size") or 0) * 2 + layers * hidden * (
+        4 * hidden + 3 * float(config.get("intermediate_size") or 0)
+    )
 
 
 def _checked(own: Store, config: ReplayConfig, signature: Signature, accepted: Sequence[Case]) -> tuple[int, str]:
@@ -326,4 +343,6 @@ def dump_of(case: Case) -> tuple[DumpRecord, dict[str, PlainTensor]]:
         batch_size=len(case.rows), seq_len=width, tokens=case.tokens, source="create", world_size=1, action_len=width - 1,
         arguments={"return_output": False, "allgather_logits": False, "return_logprobs": False, "return_entropy": False},
     )  # fmt: skip
-    return record, {name: PlainTensor(v.dtype.name, np.ascontiguousarray(v), contiguous_strides(v.shape)) for name, v in tensors.items()}
+    return record, {
+        name: PlainTensor(v.dtype.name, np.ascontiguousarray(v), contiguous_strides(v.shape)) for name, v in tensors.items()
+    }

@@ -1,16 +1,18 @@
-'''Render a case as a script: standard library, torch and transformers only (and deepspeed or openrlhf where the case needs them).
+"""Render a case as a script: standard library, torch and transformers only (and deepspeed or openrlhf where the case needs them).
 
     text = render(case, "packed rows are not kept apart", versions="torch 2.13.0, transformers 5.15.0")
 
 The script defines `attempt()`, which a trial calls: it returns the largest difference in each row (or of the gradients), raises,
 dies or hangs. As a program it judges that: it exits with 1 while the fault is there, with 0 when it is gone, with 2 for
 anything else. It is laid out as ruff formats it.
-'''
+"""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from actordbg.config.replay_config import DTYPES
@@ -32,9 +34,12 @@ from actordbg.reduce.case import (
 _WIDTH = 88
 
 
-def render(case: Case, title: str, *, versions: str = "", weights: float | None = None) -> str:
-    """Return the script. title: the cause. versions: what it was seen with. weights: the sum of the checkpoint's weights."""
-    top = "\n".join([*_head(case, title, versions), *_constants(case, weights)])
+def render(case: Case, title: str, *, versions: str = "", weights: float | None = None, private: bool = False) -> str:
+    """Return the script. title: the cause. versions: what it was seen with. weights: the sum of the checkpoint's weights.
+
+    private: a checkpoint in a folder is read from the environment variable MODEL, so that no path is in the script.
+    """
+    top = "\n".join([*_head(case, title, versions, private), *_constants(case, weights, private)])
     parts = [top, _build(case, weights)]
     if case.through == TRAINER:
         parts.append(_STAND_IN)
@@ -42,8 +47,20 @@ def render(case: Case, title: str, *, versions: str = "", weights: float | None 
         parts += [_LOG_PROBS, _EXPECTED]
     elif case.kind == RERUN or case.backward:
         parts.append(_LOG_PROBS)
-    parts += [_actual(case), _attempt(case), _main(case)]
+    parts += [] if _twice(case) else [_actual(case)]
+    parts += [_attempt(case), _main(case)]
     return "\n\n\n".join(part.strip("\n") for part in parts) + '\n\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
+
+
+def in_a_folder(case: Case) -> bool:
+    """Return whether the case's checkpoint is a folder of this machine, not a name on the hub."""
+    return bool(case.checkpoint) and (case.checkpoint.count("/") != 1 or Path(case.checkpoint).exists())
+
+
+def _twice(case: Case) -> bool:
+    """Return whether the case's rows are run exactly as the expected ones are, by another model."""
+    plain = case.layout == ALONE and not case.cache and case.temperature == 1.0 and case.through != TRAINER
+    return plain and case.kind in (DIFFERENCE, GRADIENT) and case.processes == 1
 
 
 def launched(case: Case) -> bool:
@@ -51,7 +68,7 @@ def launched(case: Case) -> bool:
     return case.kind in (CRASH, HANG) or case.processes > 1
 
 
-def _head(case: Case, title: str, versions: str) -> Iterator[str]:
+def _head(case: Case, title: str, versions: str, private: bool) -> Iterator[str]:
     text = title.replace("\\", "/").replace('"""', "'''").removesuffix('"')
     yield f'"""{_wrapped(text)}'
     yield ""
@@ -63,11 +80,14 @@ def _head(case: Case, title: str, versions: str) -> Iterator[str]:
     yield ""
     modules = {"sys"}
     modules |= {"os", "socket", "subprocess"} if launched(case) else set()
+    modules |= {"os"} if private and in_a_folder(case) else set()
     modules |= {"random"} if _seeded(case) else set()
     modules |= {"resource"} if case.memory else set()
     modules |= {"re", "traceback"} if case.kind == ERROR else set()
-    modules |= {"types", "tempfile"} if case.through == TRAINER else set()
+    modules |= {"importlib.util", "types", "tempfile"} if case.through == TRAINER else set()
     yield from (f"import {name}" for name in sorted(modules))
+    if case.through == TRAINER:
+        yield "from importlib.machinery import ModuleSpec"
     yield ""
     if case.engine == "deepspeed":
         yield "import deepspeed"
@@ -77,6 +97,8 @@ def _head(case: Case, title: str, versions: str) -> Iterator[str]:
     if case.engine == "fsdp2":
         yield "from torch.distributed.device_mesh import init_device_mesh"
         yield "from torch.distributed.fsdp import fully_shard"
+    if case.through == TRAINER:
+        yield "from einops import rearrange"
     yield f"from transformers import {'AutoConfig, ' * bool(case.config)}AutoModelForCausalLM"
     yield ""
 
@@ -93,11 +115,14 @@ def _expectation(case: Case) -> str:
     }[case.kind]
 
 
-def _constants(case: Case, weights: float | None) -> Iterator[str]:
+def _constants(case: Case, weights: float | None, private: bool) -> Iterator[str]:
     if case.config:
         yield f"CONFIG = {_literal(case.config, 9)}"
     else:
-        yield f"MODEL = {json.dumps(case.checkpoint)}"
+        if private and in_a_folder(case):
+            yield 'MODEL = os.environ["MODEL"]  # the folder of the checkpoint'
+        else:
+            yield f"MODEL = {json.dumps(case.checkpoint)}"
         if weights is not None:
             yield f"WEIGHTS = {weights!r}  # the sum of all weights"
     if _seeded(case):
@@ -118,6 +143,9 @@ def _constants(case: Case, weights: float | None) -> Iterator[str]:
         yield f"LEFT = {_literal(list(case.left), 7)}  # padding in front of each row"
     if case.kind in (DIFFERENCE, GRADIENT):
         yield f"LIMIT = {case.limit!r}  # {'nats' if case.kind == DIFFERENCE else 'of the norm'}"
+    if case.through == TRAINER:
+        yield f"PACKED = {case.layout == PACKED}"
+        yield f"TEMPERATURE = {case.temperature!r}"
     if case.kind == ERROR:
         yield f"ERROR = {json.dumps(f'{case.error_class}: {case.error}')}"
     if launched(case):
@@ -181,50 +209,100 @@ def expected(model):
 def _actual(case: Case) -> str:
     rows = "mine" if case.processes > 1 else "ROWS"
     cache = "" if case.cache else ", use_cache=False"
-    raw = case.kind in (ERROR, CRASH, HANG) and not case.backward
+    doc = {ALONE: "Run each row alone.", PACKED: "Run all rows as one, packed.", PADDED: "Run all rows as one padded batch."}
+    head = f'def actual(model{", mine" * (case.processes > 1)}):\n    """{doc[case.layout]}"""\n'
     if case.through == TRAINER:
-        body = f"""
-    width = max(left + len(row) for left, row in zip(LEFT, {rows}))
-"""
-        raise NotImplementedError(body)
+        return head + _TRAINERS.replace("ROWS", rows)
     if case.layout == ALONE:
         run = f"    outputs = [model(torch.tensor([row]){cache}).logits[0] for row in {rows}]"
-    elif case.layout == PACKED:
-        splits = f"    outputs = model(ids, position_ids=positions{cache}).logits[0].split([len(row) for row in {rows}])"
-        run = f"""\
-    ids = torch.tensor([[token for row in {rows} for token in row]])
-    positions = torch.tensor([[at for row in {rows} for at in range(len(row))]])
-"""
-        if len(splits) > _WIDTH:
-            splits = f"""\
-    logits = model(ids, position_ids=positions{cache}).logits[0]
-    outputs = logits.split([len(row) for row in {rows}])"""
-        run += splits
     else:
-        run = f"""\
-    width = max(left + len(row) for left, row in zip(LEFT, {rows}))
-    right = [width - left - len(row) for left, row in zip(LEFT, {rows})]
-    padded = [[0] * a + row + [0] * b for a, row, b in zip(LEFT, {rows}, right)]
-    real = [[0] * a + [1] * len(row) + [0] * b for a, row, b in zip(LEFT, {rows}, right)]
+        run = (
+            (_PACKED if case.layout == PACKED else _PADDED).strip("\n").replace("ROWS", rows).replace(", use_cache=False", cache)
+        )
+        if case.borders:
+            run = run.replace(
+                "    logits = model(ids, position_ids=positions",
+                f"{_BORDERS.replace('ROWS', rows)}    logits = model(ids, position_ids=positions, **borders",
+            )
+    if case.kind in (ERROR, CRASH, HANG) and not case.backward:
+        return f"{head}{run}\n    return outputs"
+    scale = "" if case.temperature == 1.0 else f" / {case.temperature!r}"
+    return f"{head}{run}\n    return [log_probs(logits{scale}, row) for logits, row in zip(outputs, {rows})]"
+
+
+_PACKED = """
+    ids = torch.tensor([[token for row in ROWS for token in row]])
+    positions = torch.tensor([[at for row in ROWS for at in range(len(row))]])
+    logits = model(ids, position_ids=positions, use_cache=False).logits[0]
+    outputs = logits.split([len(row) for row in ROWS])
+"""
+_BORDERS = """\
+    lengths = torch.tensor([0, *[len(row) for row in ROWS]])
+    ends = lengths.cumsum(0).to(torch.int32)
+    index = [[number for number, row in enumerate(ROWS) for _ in row]]
+    borders = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "seq_idx": torch.tensor(index)}
+"""
+_PADDED = """
+    width = max(left + len(row) for left, row in zip(LEFT, ROWS))
+    right = [width - left - len(row) for left, row in zip(LEFT, ROWS)]
+    ids = [[0] * a + row + [0] * b for a, row, b in zip(LEFT, ROWS, right)]
+    real = [[0] * a + [1] * len(row) + [0] * b for a, row, b in zip(LEFT, ROWS, right)]
     mask = torch.tensor(real)
     positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
-    given = {{"attention_mask": mask, "position_ids": positions{', "use_cache": False' * (not case.cache)}}}
-    logits = model(torch.tensor(padded), **given).logits
-    outputs = [
-        part[left : left + len(row)] for part, left, row in zip(logits, LEFT, {rows})
-    ]"""
-    scale = "" if case.temperature == 1.0 else f" / {case.temperature!r}"
-    last = "    return outputs" if raw else f"    return [log_probs(logits{scale}, row) for logits, row in zip(outputs, {rows})]"
-    doc = {ALONE: "Run each row alone.", PACKED: "Run all rows as one, packed.", PADDED: "Run all rows as one padded batch."}[case.layout]
-    head = "def actual(model, mine):" if case.processes > 1 else "def actual(model):"
-    return f'{head}\n    """{doc}"""\n{run}\n{last}'
+    given = {"attention_mask": mask, "position_ids": positions}
+    logits = model(torch.tensor(ids), **given, use_cache=False).logits
+    cut = zip(logits, LEFT, ROWS)
+    outputs = [part[left : left + len(row)] for part, left, row in cut]
+"""
+_TRAINERS = """\
+    width = max(map(len, ROWS))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in ROWS])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ROWS])
+    outputs = model(ids, attention_mask=mask, return_logprobs=True)
+    return [values[: len(row) - 1] for values, row in zip(outputs, ROWS)]
+"""
+_STAND_IN = """
+def stand_in():
+    \"\"\"Provide what OpenRLHF imports of flash_attn, where that is not installed.\"\"\"
+
+    def unpad_input(values, mask):
+        lengths, indices = mask.sum(-1, dtype=torch.int32), mask.flatten().nonzero().flatten()
+        ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return values.flatten(0, 1)[indices], indices, ends, int(lengths.max()), lengths
+
+    def pad_input(values, indices, rows, width):
+        flat = values.new_zeros((rows * width, *values.shape[1:]))
+        return flat.index_copy(0, indices, values).view(rows, width, *values.shape[1:])
+
+    names = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils"]
+    modules = {name: types.ModuleType(name) for name in [*names, f"{names[2]}.distributed"]}
+    for name, module in modules.items():
+        module.__path__, module.__spec__ = [], ModuleSpec(name, None, is_package=True)
+    padding = modules["flash_attn.bert_padding"]
+    padding.unpad_input, padding.pad_input = unpad_input, pad_input
+    padding.rearrange, padding.index_first_axis = rearrange, lambda values, at: values[at]
+    modules["flash_attn.utils.distributed"].all_gather = None
+    sys.modules.update(modules)
 
 
-_STAND_IN = ""
+def build_actor(attention, dtype):
+    \"\"\"Build OpenRLHF's Actor of the model.\"\"\"
+    if importlib.util.find_spec("flash_attn") is None:
+        stand_in()
+    from openrlhf.models import Actor
+
+    with tempfile.TemporaryDirectory() as folder:
+        build(attention, torch.float32).save_pretrained(folder)
+        named = {"attn_implementation": attention, "param_dtype": dtype}
+        actor = Actor(folder, **named, packing_samples=PACKED, temperature=TEMPERATURE)
+    return actor.eval()
+"""
 
 
 def _model_line(case: Case) -> str:
     lines = [f'    model = build("{case.attn}", {_dtype(case)})']
+    if case.through == TRAINER:
+        lines = [f'    model = build_actor("{case.attn}", "{case.dtype}")']
     if case.compile:
         lines.append(f'    model = torch.compile(model, backend="{case.compile}")')
     if case.engine == "fsdp2":
@@ -247,7 +325,7 @@ def _attempt(case: Case) -> str:
     lines.append(f'    """{_RETURNS[case.kind]}"""')
     if case.memory:
         lines.append(f"    resource.setrlimit(resource.RLIMIT_AS, ({case.memory}, {case.memory}))")
-    given = "model"
+    given, actual = "model", "expected" if _twice(case) else "actual"
     if case.processes > 1:
         start = "deepspeed.init_distributed" if case.engine == "deepspeed" else "dist.init_process_group"
         lines.append(f'    {start}("gloo")')
@@ -257,13 +335,13 @@ def _attempt(case: Case) -> str:
     if case.kind == DIFFERENCE:
         lines += [
             '    right = expected(build("eager", torch.float32))',
-            f"    pairs = zip(actual({given}), right)",
+            f"    pairs = zip({actual}({given}), right)",
             "    return [float((a - b).abs().max()) if len(b) else 0.0 for a, b in pairs]",
         ]
     elif case.kind == GRADIENT:
         lines += [
             '    right = build("eager", torch.float32)',
-            f"    for outputs in (actual({given}), expected(right)):",
+            f"    for outputs in ({actual}({given}), expected(right)):",
             "        (-torch.cat(outputs).mean()).backward()",
             "    pairs = zip(model.parameters(), right.parameters())",
             "    pairs = [(a.grad, b.grad) for a, b in pairs if b.grad is not None]",
@@ -309,12 +387,13 @@ def main():
     differences = attempt()
     for number, difference in enumerate(differences):
         verdict = "right" if difference <= {limit} else "WRONG"
-        print(f"{what} {{number}}: {{verdict}}, off by {{difference:.3g}} {unit}")
+        print(f"{what} {{number}}: off by {{difference:.3g}} {unit}: {{verdict}}")
+    print("expected: at most", {limit})
     return int(not all(difference <= {limit} for difference in differences))
 '''
 
 
-_MAIN_ERROR = '''
+_MAIN_ERROR = """
 def main():
     try:
         attempt()
@@ -328,7 +407,7 @@ def main():
         return 2
     print("it ran, as expected")
     return 0
-'''
+"""
 
 _LAUNCH = '''
 def endings():
@@ -353,7 +432,7 @@ def endings():
     return codes
 '''
 
-_MAIN_CRASH = '''
+_MAIN_CRASH = """
 def main():
     if sys.argv[1:] == ["attempt"]:
         attempt()
@@ -363,9 +442,9 @@ def main():
     if any(code is not None and code < 0 for code in codes):
         return 1
     return 0 if set(codes) == {0} else 2
-'''
+"""
 
-_MAIN_HANG = '''
+_MAIN_HANG = """
 def main():
     if sys.argv[1:] == ["attempt"]:
         attempt()
@@ -375,7 +454,7 @@ def main():
     if None in codes:
         return 1
     return 0 if set(codes) == {0} else 2
-'''
+"""
 
 
 def _literal(value: Any, before: int, indent: int = 0) -> str:
@@ -402,6 +481,4 @@ def _flat(value: Any) -> str:
 
 
 def _wrapped(text: str, before: int = 3) -> str:
-    import textwrap
-
     return textwrap.fill(" ".join(text.split()), _WIDTH, initial_indent=" " * before).lstrip()

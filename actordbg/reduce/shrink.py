@@ -4,13 +4,14 @@
     shrinker.run()
     shrinker.best, shrinker.accepted, shrinker.aside
 
-In this order: settings back to their defaults, one after another; drawn token ids instead of the captured ones; rows; tokens, from
-the end, the beginning and the middle; layers; the sizes and then the keys of a random model's configuration. Delta debugging is
-Zeller and Hildebrandt's ddmin (doi:10.1109/32.988498).
+In this order: settings back to their defaults, one after another; drawn token ids instead of the captured ones; rows; tokens,
+from the end, the beginning and the middle; layers; the sizes and then the keys of a random model's configuration. Delta
+debugging is Zeller and Hildebrandt's ddmin (doi:10.1109/32.988498).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,15 +19,17 @@ from typing import Any, TypeVar
 
 from actordbg.actor.models import truncate
 from actordbg.base.errors import CorruptDump, UsageError
-from actordbg.reduce.case import ALONE, LIMITS, MODEL, PACKED, Case, drawn
+from actordbg.reduce.case import ALONE, LIMITS, MODEL, PACKED, PADDED, Case, drawn
 from actordbg.reduce.signature import Signature
-from actordbg.reduce.trials import Ending, RETURNED, Trials
+from actordbg.reduce.trials import RETURNED, Ending, Trials
 
 T = TypeVar("T")
 LEAST_ROW = 2
 """Fewest tokens of a row: the first has no log-prob."""
 _SIZE = re.compile(r".*(_size|_dim|_heads|_rank|_experts|_per_tok|_groups|_state)")
-_LAST_SIZES = ("vocab_size",)
+_LEAST_SIZE = {"hidden_size": 8, "intermediate_size": 8, "vocab_size": 32}
+_CLEAR = 0.1
+"""A smaller model may show less of a fault, but at least half of it, or of this: nats."""
 
 
 def ddmin(items: Sequence[T], shows: Callable[[Sequence[T]], bool]) -> list[T]:
@@ -83,7 +86,9 @@ class Shrinker:
         except (CorruptDump, ValueError):
             return False
         ending = self.trials.ending(case)
-        if self.signature.shown_by(case, ending):
+        if self.signature.shown_by(case, ending) and (
+            notable or _size(ending) >= min(_size(self.trials.ending(self.best)), _CLEAR) / 2
+        ):
             self.best = case
             self.accepted.append(case)
             return True
@@ -92,15 +97,14 @@ class Shrinker:
         return False
 
     def _settings(self) -> None:
-        best = self.best
         engine = {"processes": 1, "engine": "", "zero": 0}
         fp32 = {"dtype": "fp32", "limit": LIMITS["fp32"]}
         alone = {"layout": ALONE, "left": (), "cache": False}
-        for changes in (engine, {"through": MODEL}, {"compile": ""}, alone, {"layout": PACKED, "left": ()}, {"cache": False}, fp32,
-                        {"attn": "sdpa"}, {"temperature": 1.0}, {"backward": False}, {"memory": None}):  # fmt: skip
-            if any(getattr(self.best, name) != value for name, value in changes.items()):
-                if "layout" in changes and best.layout == PACKED and changes["layout"] == PACKED:
-                    continue
+        packed = {"layout": PACKED, "left": ()}
+        others = ({"attn": "sdpa"}, {"temperature": 1.0}, {"backward": False}, {"memory": None})
+        for changes in (engine, {"through": MODEL}, {"compile": ""}, alone, packed, {"cache": False}, fp32, *others):
+            differs = any(getattr(self.best, name) != value for name, value in changes.items())
+            if differs and (changes is not packed or self.best.layout == PADDED):
                 self._take(**changes)
 
     def _drawn(self) -> None:
@@ -111,6 +115,8 @@ class Shrinker:
     def _rows(self) -> None:
         rows, left = self.best.rows, self.best.left
         ddmin(range(len(rows)), lambda kept: self._with_rows([rows[at] for at in kept], tuple(left[at] for at in kept if left)))
+        if len(self.best.rows) == 1 and self.best.layout != ALONE:
+            self._take(layout=ALONE, left=())
 
     def _with_rows(self, rows: Sequence[Sequence[int]], left: tuple[int, ...]) -> bool:
         if len(rows) < self.best.processes:
@@ -121,15 +127,15 @@ class Shrinker:
 
     def _tokens(self) -> None:
         for number in range(len(self.best.rows)):
-            before = len(self.best.rows[number])
-            if before <= LEAST_ROW:
-                continue
-            row = self.best.rows[number]
-            least(LEAST_ROW, len(row), lambda size: self._with_row(number, row[:size]))
-            if self.best.synthetic:
-                continue
-            row = self.best.rows[number]
-            least(LEAST_ROW, len(row), lambda size: self._with_row(number, row[-size:]))
+            self._shorten(number)
+
+    def _shorten(self, number: int) -> None:
+        """Shorten one row: from its end; captured ids also from the beginning and the middle."""
+        row = self.best.rows[number]
+        least(min(LEAST_ROW, len(row)), len(row), lambda size: self._with_row(number, row[:size]))
+        if not self.best.synthetic:
+            rest = self.best.rows[number]
+            least(min(LEAST_ROW, len(rest)), len(rest), lambda size: self._with_row(number, rest[-size:]))
             ddmin(self.best.rows[number], lambda kept: len(kept) >= LEAST_ROW and self._with_row(number, kept))
 
     def _with_row(self, number: int, row: Sequence[int]) -> bool:
@@ -164,16 +170,13 @@ class Shrinker:
         heads = {name: 1 for name in self.best.config if name in ("num_attention_heads", "num_key_value_heads")}
         self._take(notable=False, config=self.best.config | heads)
         names = [name for name, value in self.best.config.items() if isinstance(value, int) and _SIZE.fullmatch(name)]
-        for name in sorted(names, key=lambda name: name in _LAST_SIZES):
-            while (value := (self.best.config or {})[name]) and value > 1:
-                smaller: dict[str, Any] = {"config": (self.best.config or {}) | {name: value // 2}}
+        for name in sorted(names, key=lambda name: name == "vocab_size"):
+            while (value := (self.best.config or {})[name] // 2) >= _LEAST_SIZE.get(name, 1):
+                smaller: dict[str, Any] = {"config": (self.best.config or {}) | {name: value}}
                 if name == "vocab_size":
-                    if value <= 16:
-                        break
-                    rows = self.best.rows
-                    half = value // 2
-                    ids = drawn([len(row) for row in rows], half) if self.best.synthetic else tuple(tuple(i % half for i in row) for row in rows)
-                    smaller["rows"] = ids
+                    lengths = [len(row) for row in self.best.rows]
+                    folded = tuple(tuple(token % value for token in row) for row in self.best.rows)
+                    smaller["rows"] = drawn(lengths, value) if self.best.synthetic else folded
                 if not self._take(notable=False, **smaller):
                     break
 
@@ -182,6 +185,11 @@ class Shrinker:
             if name != "model_type" and not (isinstance(value, int) and _SIZE.fullmatch(name)) and "layer" not in name:
                 kept = {key: held for key, held in (self.best.config or {}).items() if key != name}
                 self._take(notable=False, config=kept)
+
+
+def _size(ending: Ending) -> float:
+    """Return the largest difference; infinity if it is not finite, or if something else than a difference is watched."""
+    return max((math.inf if value is None else value for value in ending.values), default=math.inf)
 
 
 def _other(case: Case, ending: Ending) -> str:
@@ -199,6 +207,7 @@ def neighbours(case: Case) -> Iterator[tuple[str, Case]]:
         ("each row alone", {"layout": ALONE, "left": ()}),
         ("rows packed", {"layout": PACKED, "left": ()}),
         ("use_cache=False", {"cache": False}),
+        ("with cu_seq_lens_q and seq_idx passed", {"borders": True} if case.layout == PACKED else {}),
         ("without torch.compile", {"compile": ""}),
         ("torch.compile with backend eager", {"compile": "eager"} if case.compile else {}),
         ("in fp32", {"dtype": "fp32", "limit": LIMITS["fp32"]}),

@@ -17,7 +17,8 @@ from actordbg.records.comparison_record import MISMATCH, StoredRecord
 from actordbg.records.locate_record import is_backward
 from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ResultRecord, answers_of, violations
 from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, GRADIENT, HANG, RERUN, Case, normalized
-from actordbg.reduce.trials import DIED, HUNG as TRIAL_HUNG, RAISED, RETURNED, Ending
+from actordbg.reduce.trials import DIED, RAISED, RETURNED, Ending
+from actordbg.reduce.trials import HUNG as TRIAL_HUNG
 
 _KIND_OF_LAW = {"rerun": RERUN, "state": RERUN, "additivity": GRADIENT}
 MARGIN = 2.0

@@ -2,8 +2,9 @@
 
     python -m actordbg.reduce.trial_host        # reads a line of JSON for each trial, answers with a line
 
-A request: `source` (the script of a case, rendered by this actordbg), `module` (a module of transformers to load before the fork),
-`ranks`, `timeout_s`. The answer is an `Ending`. A crash or a hang kills the trial's processes only; what they print is dropped.
+A request: `source` (the script of a case, rendered by this actordbg), `module` (a module of transformers to load before the
+fork), `ranks`, `timeout_s`. The answer is an `Ending`. A crash or a hang kills the trial's processes only; what they print is
+dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         port = free.getsockname()[1]
     children = [_forked(request, rank, port) for rank in range(request["ranks"])]
     deadline, answers = time.monotonic() + request["timeout_s"], {}
-    for rank, (pid, pipe) in enumerate(children):
+    for rank, (_, pipe) in enumerate(children):
         data = b""
         while True:
             left = deadline - time.monotonic()
@@ -89,7 +90,10 @@ def _attempt(source: str) -> dict[str, Any]:
         exec(compile(source, "case.py", "exec"), names)
         values = names["attempt"]()
     except BaseException as error:  # noqa: BLE001 - any exception is how the trial ended
-        frames = [f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+        frames = [
+            f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(error.__traceback__)
+        ]
         return {"status": RAISED, "error_class": type(error).__name__, "error": str(error)[:2000], "frames": frames[-8:]}
     return {"status": RETURNED, "values": [value if value - value == 0 else None for value in values]}
 

@@ -3,8 +3,8 @@
     with Trials(folder, most=200, seconds=300) as trials:
         trials.ending(case).status       # "returned", "raised", "died" or "hung"
 
-`trials.jsonl` has a line for each trial: the case's key, what was tried, and its ending. A trial that is in there does not run again,
-except to confirm a case: what is reported has run twice, in two processes.
+`trials.jsonl` has a line for each trial: the case's key, what was tried, and its ending. A trial that is in there does not run
+again, except to confirm a case: what is reported has run twice, in two processes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,108 @@
+"""`actordbg reduce` and `repro`: the smallest case of a fault, and one file that a maintainer runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli.options import ConfirmOption, TrustRemoteCode, option, require_good, store_of, stored, take_consent
+from actordbg.cli.output import progress, say_answer
+
+if TYPE_CHECKING:
+    from actordbg.api.reducing import Subject
+    from actordbg.records.replay_record import ReplaySpec
+    from actordbg.reduce.reduction import Reduction
+    from actordbg.store.layout import Store
+
+Trials = Annotated[int, option(..., "Most trials of this call (default 200).", min=1, rank=5)]
+Seconds = Annotated[float, option(..., "Most seconds of trials of this call (default 300).", min=1, rank=6)]
+
+
+def reduce(
+    ctx: typer.Context,
+    name: str = typer.Argument(
+        "last", metavar="REPLAY|COMPARISON", help="What is wrong: an id, a name, `@1` or `last`.", autocompletion=stored("replay")
+    ),
+    trials: Trials = 200,
+    seconds: Seconds = 300.0,
+    trust_remote_code: TrustRemoteCode = False,
+    yes: ConfirmOption = False,
+) -> None:
+    """Reduce a wrong replay to the smallest case with the same fault.
+
+    Same fault: the same error, signal, hang, broken law, or module and cause. Fewer rows, tokens, layers and processes, a
+    small random model instead of the checkpoint, settings back to their defaults: by bisection, then by delta debugging. Each
+    trial runs in a process of its own, and the case that is reported ran again in fresh ones. The same command continues a
+    stopped reduction.
+
+    Exit code: 1 if no case could be confirmed; 5 if nothing is wrong.
+
+    Example: actordbg reduce last --seconds 120
+    """
+    from actordbg.api.reducing import reduction_answer
+
+    take_consent(trust_remote_code)
+    store, subject = _subject(ctx, name, yes)
+    answer = reduction_answer(_reduced(store, subject, trials, seconds))
+    say_answer(answer)
+    require_good(answer.ok)
+
+
+def repro(
+    ctx: typer.Context,
+    name: str = typer.Argument(
+        "last",
+        metavar="REDUCTION|REPLAY|COMPARISON",
+        help="What is wrong: an id, a name, `@1` or `last`. It is reduced first, unless it was.",
+        autocompletion=stored("replay"),
+    ),
+    out: Path = option(Path("repro.py"), "The script to write (default repro.py).", "--out", "-o", metavar="FILE", rank=1),
+    issue: Path | None = option(None, "Also write the text of an issue.", metavar="FILE.md", rank=2),
+    fixed: str | None = option(
+        None, "Also run it with this interpreter, where the fault is gone: it must exit with 0.", metavar="PYTHON", rank=3
+    ),
+    trials: Trials = 200,
+    seconds: Seconds = 300.0,
+    trust_remote_code: TrustRemoteCode = False,
+    yes: ConfirmOption = False,
+) -> None:
+    """Write one script that shows the fault, without actordbg.
+
+    The script needs torch and transformers (deepspeed or openrlhf only where the fault does). It says what is expected and
+    what comes, and exits with 1 while the fault is there and with 0 when it is gone. Before success is claimed it runs once in
+    a fresh interpreter. It has token ids and no text, and no path of this machine.
+
+    Exit code: 1 if the script does not show the fault there.
+
+    Example: actordbg repro last -o repro.py --issue issue.md
+    """
+    from actordbg.api.reducing import known_reduction, write_repro
+
+    take_consent(trust_remote_code)
+    store, subject = _subject(ctx, name, yes)
+    record = known_reduction(store, subject) or _reduced(store, subject, trials, seconds)
+    say_answer(write_repro(record, out, issue=issue, fixed=fixed))
+
+
+def _subject(ctx: typer.Context, name: str, yes: bool) -> tuple[Store, Subject]:
+    """Open the store, and find what to reduce; asks before another user's replay decides what runs."""
+    from actordbg.actor.model_code import require_consent
+    from actordbg.api.reducing import spec_of_subject, subject_of
+    from actordbg.cli.options import approve
+    from actordbg.replay.supervise import spec_and_owner
+
+    store = store_of(ctx).require_writable()
+    subject = subject_of(store, name)
+    approve(f"replay {subject.replay_id}", spec_and_owner(store, subject.replay_id)[1], yes)
+    spec: ReplaySpec = spec_of_subject(store, subject)
+    require_consent(spec.config.model, store.models)
+    return store, subject
+
+
+def _reduced(store: Store, subject: Subject, trials: int, seconds: float) -> Reduction:
+    from actordbg.api.reducing import reduced
+
+    with progress("reducing", 0) as advance:
+        return reduced(store, subject, trials=trials, seconds=seconds, on_step=lambda words: advance(0, note=words))
