@@ -208,6 +208,12 @@ class OpenStore:
             run_replay(self._store, spec, planning.counting(self._steps(1)))
             return locate_answer(spec, data_of(self._store, spec).results)
 
+    def weights(self, run: str | None = None) -> CommandResult:
+        """Check that rollout engines got the weights that were sent, in a run recorded with `run --hash-weights`."""
+        from actordbg.judge.weight_ladder import weights_answer
+
+        return weights_answer(self._store.require(), run)
+
     def matrix(
         self, where: str | None = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
         trust_remote_code: bool = False, **settings: Any,
