@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
@@ -36,7 +36,6 @@ from actordbg.base.units import with_handles
 if TYPE_CHECKING:
     from actordbg.document.blocks import Block
     from actordbg.document.command_result import CommandResult
-    from actordbg.judge.token_charts import Texts
 
 T = TypeVar("T")
 PIPE_WIDTH = 200
@@ -327,35 +326,10 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
         bar.end()
 
 
-_TOKENIZER = "tokenizer.json"
-
 TokenizerFile = Annotated[
     Path | None,
     typer.Option("--tokenizer", metavar="PATH", help="Model folder, or hub name in the local cache: adds text to token charts."),
 ]
-
-
-def texts_of(path: Path | None) -> Texts | None:
-    """Return a function that decodes token ids with a local tokenizer; None if `path` is None.
-
-    Downloads nothing and runs no model code.
-    """
-    from actordbg.actor.hub_model import cached_file
-
-    if path is None:
-        return None
-    from tokenizers import Tokenizer
-
-    file = path / _TOKENIZER if path.is_dir() else path if path.is_file() else cached_file(str(path), _TOKENIZER)
-    if file is None or not file.is_file():
-        hint = f"pass a folder with a {_TOKENIZER}, or that file; for a hub model, first run `hf download NAME {_TOKENIZER}`"
-        raise UsageError(f"--tokenizer {path}: no such folder or file, and nothing is downloaded", hint=hint)
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001  the library raises Exception itself
-        raise UsageError(f"--tokenizer {path}: {error}", hint="pass a tokenizer.json of the tokenizers library") from None
-
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def say_document(blocks: Sequence[Block], *, data: Mapping[str, Any]) -> None:
@@ -370,13 +344,11 @@ def say_answer(answer: CommandResult, written: Path | None = None) -> None:
 
     written: the page, if it has been written already; text names it.
     """
-    from actordbg.document.renderings import as_markdown
-
     write_files(answer.record, answer.page or answer.blocks)
     if wanted.json:
         emit_json(answer.record)
     elif wanted.format == "md":
-        say_lines(as_markdown(answer.blocks))
+        say_lines(answer.to_markdown())
     else:
         say_lines(str(answer))
         if written is not None:
