@@ -35,7 +35,7 @@ LINTED = 256
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Checked(CommandResult):
+class CheckResult(CommandResult):
     """The answer of a check."""
 
     found: CheckFound | None = None
@@ -53,7 +53,7 @@ class Checked(CommandResult):
         return list(workflow_commands(self.found, verdict))
 
 
-def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: int, recorded: bool) -> Checked:
+def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: int, recorded: bool) -> CheckResult:
     """Replay a sample of dumps, and judge it by the laws and the truth. recorded: also judge the run's own outputs."""
     of_all = chosen.where
     chosen = desk.selected(chosen.sampled(sample))
@@ -114,14 +114,14 @@ def linted(desk: Desk, where: str | None, max_inputs: int | None) -> CommandResu
     return CommandResult(findings.good, lint_data(findings), lint_blocks(findings))
 
 
-def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | None = None) -> Checked:
+def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | None = None) -> CheckResult:
     """Build the answer. of: the number of dumps that the sample was drawn from. recorded: the model that the dumps name."""
     verdict = checked.verdict(of=of, recorded=recorded)
     explained = explain(store, checked, verdict)
     data = check_data(checked, verdict, of=of) | {"explanation": explained.data}
     brief = (verdict, Items((f"configuration: {data['configuration']}",)))
     page = check_blocks(checked, verdict, explained.blocks, pictures(store, checked.data))
-    return Checked(verdict.good, data, brief, page, checked)
+    return CheckResult(verdict.good, data, brief, page, checked)
 
 
 def store_of_paths(usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client) -> tuple[Store, DumpSelection]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from actordbg.api.desk import Desk
 from actordbg.api.planning import counting
-from actordbg.api.token_texts import texts_of
+from actordbg.api.reports import texts_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps

@@ -89,11 +89,14 @@ class Desk:
         flags["model"] = model
         return *made(), None
 
-    def runnable(self, spec: ReplaySpec, *, announce: bool = True) -> list[RuleHit]:
-        """Refuse a configuration that is known to fail, or whose trainer or model is missing. Returns the findings about it."""
+    def runnable(self, spec: ReplaySpec, *, announce: bool = True, minor: bool = True) -> list[RuleHit]:
+        """Refuse a configuration that is known to fail, or whose trainer or model is missing. Returns the findings about it.
+
+        announce, minor: whether and how to note them.
+        """
         findings = planning.require_runnable(self.store, spec)
         for finding in findings if announce else ():
-            self.client.note(f"{finding.severity}[{finding.id}]: {finding.message}", minor=True)
+            self.client.note(f"{finding.severity}[{finding.id}]: {finding.message}", minor=minor)
         return findings
 
     def replay_named(self, catalog: Catalog, name: str) -> str:

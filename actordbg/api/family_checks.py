@@ -38,7 +38,8 @@ def known_families() -> CommandResult:
     rows = [(name, family.model_type, family.known_as) for name, family in FAMILIES.items()]
     columns = ("family", "model type", "models")
     data = {"families": [dict(zip(("name", "model_type", "known_as"), row, strict=True)) for row in rows]}
-    return CommandResult(True, data, [Grid(columns, rows, frozenset(columns))])
+    known = Verdict("", f"{len(rows)} model families are known", next="actordbg families")
+    return CommandResult(True, data, [known, Grid(columns, rows, frozenset(columns))])
 
 
 def families(

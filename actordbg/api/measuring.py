@@ -1,4 +1,4 @@
-"""`noise` and `curve`: a configuration's own numerical noise; memory or time by length under each configuration."""
+"""`noise`, `curve` and `compare-logs`: numerical noise, memory or time by length, the losses of trainings step by step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from actordbg.config.replay_config import SETTINGS, TINY, validate
 from actordbg.document.command_result import CommandResult
 from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
+from actordbg.measure.align_logs import compare_many, together
 from actordbg.measure.curve_document import curve_charts, document
 from actordbg.measure.curves import answer
+from actordbg.measure.log_document import log_charts, logs_page
+from actordbg.measure.log_lines import read_log
 from actordbg.measure.measurements import gather, is_configuration, plan_lengths, settled
 from actordbg.replay.supervise import run_replay, spec_and_owner
 
@@ -105,3 +108,22 @@ def _measured(desk: Desk, names: Sequence[str], measure: str, batch_size: int | 
             run_replay(desk.store, spec, counting(advance))
         done[key] = spec.replay_id
     return list(done.values())
+
+
+def compare_logs(
+    logs: Sequence[str], *, each: bool = False, metric: str | None = None, threshold: float = 0.05,
+    rule: str = "first-mean-last", worst: int = 10, charts: bool = True,
+) -> CommandResult:  # fmt: skip
+    """Compare the losses of logs with those of the first, or, with `each`, every pair. "-" is standard input.
+
+    threshold: the relative difference at which values are too far apart. worst: how many steps the text lists.
+    """
+    if len(logs) < 2:
+        raise UsageError("compare-logs needs at least two logs", hint="name two or more")
+    if list(logs).count("-") > 1:
+        raise UsageError("standard input can be only one of the logs", hint="pass - once, and files for the others")
+    read = [read_log(path, metric) for path in logs]
+    pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=worst)
+    whole = together(pairs)
+    blocks = logs_page(pairs, log_charts(pairs, read) if charts else [])
+    return CommandResult(whole.good, vars(pairs[0] if len(logs) == 2 else whole), blocks)

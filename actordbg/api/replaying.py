@@ -164,7 +164,7 @@ def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: 
         create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
         apart = replace(desk, store=store)
         spec = apart.planned("actor init", config, DumpSelection()).spec
-        findings = apart.runnable(spec)
+        findings = apart.runnable(spec, minor=False)
         data = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "findings": findings}
     word, said = ("", "the actor was built and ran") if data["ok"] else (FAILED, "the actor did not run")
     following = "actordbg check" if data["ok"] else "actordbg doctor"

@@ -19,7 +19,7 @@ from actordbg.document.command_result import CommandResult
 from actordbg.formats.store_files import atomic_write, make_folder
 
 if TYPE_CHECKING:
-    from actordbg.api.checks import Checked
+    from actordbg.api.checks import CheckResult
     from actordbg.api.reports import Report
 
 SAMPLE = 8
@@ -40,7 +40,7 @@ class StoreCommands:
 
     @property
     def client(self) -> Client:
-        """Who asks: the program, or a terminal."""
+        """What asks and is told of progress: a program, or a terminal."""
         return self._desk.client
 
     def keep_page(self, answer: CommandResult) -> Path:
@@ -93,7 +93,7 @@ class StoreCommands:
     def check(
         self, where: Where = None, *, files: Sequence[str | Path] = (), sample: int = SAMPLE, recorded: bool = False,
         trust_remote_code: bool = False, **settings: Any,
-    ) -> Checked:  # fmt: skip
+    ) -> CheckResult:  # fmt: skip
         """Replay a diverse sample of dumps, and judge it by the laws and the truth, as `actordbg check` does.
 
         recorded: also judge the run's own outputs; then `model` must hold that step's weights.
@@ -230,7 +230,7 @@ class StoreCommands:
     def matrix_again(
         self, matrix: str = "last", *, run: bool = True, dry_run: bool = False, trust_remote_code: bool = False
     ) -> CommandResult:
-        """Continue a stopped matrix; or, with `run=False`, return the answer of one that ran."""
+        """Continue a stopped matrix; with `run=False`, only return the answer of a matrix that ran."""
         from actordbg.api.matrices import resumed, shown
 
         with self._desk.client.consent(trust_remote_code):
@@ -245,9 +245,9 @@ class StoreCommands:
         training: its hyperparameters by the names of the command's options: `{"steps": 20, "lr": 1e-6}`. dry_run: only say what
         would run. The environment variables of the trainer's test suite apply as there.
         """
-        from actordbg.api.training import Training, new
+        from actordbg.api.training import TrainingOptions, new
 
-        how = Training(**training or {})
+        how = TrainingOptions(**training or {})
         with self._desk.client.consent(trust_remote_code):
             flags = self._desk.client.settings(settings, TRAINING_AXES)
             return new(self._desk, _chosen(where, files, order, max_inputs), flags, how, dry_run=dry_run)
@@ -255,7 +255,7 @@ class StoreCommands:
     def train_check_again(
         self, check: str = "last", *, run: bool = True, dry_run: bool = False, trust_remote_code: bool = False
     ) -> CommandResult:
-        """Continue a stopped training check; or, with `run=False`, return the answer of one that ran."""
+        """Continue a stopped training check; with `run=False`, only return the answer of a check that ran."""
         from actordbg.api.training import resumed, shown
 
         with self._desk.client.consent(trust_remote_code):

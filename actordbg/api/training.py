@@ -45,7 +45,7 @@ MOST_BY_DEFAULT = 32
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingOptions:
     """Hyperparameters and outputs of a training check, by the names of the command's options."""
 
     steps: int = 10
@@ -57,7 +57,7 @@ class Training:
     log_dir: str | os.PathLike[str] | None = None
 
 
-def new(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: Training, *, dry_run: bool) -> CommandResult:
+def new(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, *, dry_run: bool) -> CommandResult:
     """Train each configuration, or say what would run."""
     chosen, check_id = desk.selected(chosen, writes=not dry_run), new_replay_id()
     if not dry_run:
@@ -120,7 +120,7 @@ def _run(desk: Desk, record: TrainCheckRecord, taken: tuple[ReplayInput, ...]) -
 
 
 def _new_record(
-    desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: Training, check_id: str
+    desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, check_id: str
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
     """Create the record of a check that has not run yet, and select its inputs."""
     given = {"max_inputs": chosen.max_inputs, "log_dir": how.log_dir}
@@ -164,7 +164,7 @@ def _new_record(
     return record, taken
 
 
-def _training(how: Training) -> dict[str, Any]:
+def _training(how: TrainingOptions) -> dict[str, Any]:
     """Return the hyperparameters, as in `training.json`."""
     if not 0 < how.lr < 10:
         raise UsageError(f"--lr {how.lr:g} is out of range", hint="for example 5e-6")

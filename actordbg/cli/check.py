@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import option, store_of
-from actordbg.cli.output import say, write_file
+from actordbg.cli.options import option, require_good, store_of
+from actordbg.cli.output import say, say_answer, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
-    from actordbg.api.checks import Checked
+    from actordbg.api.checks import CheckResult
 
 _FOR = "CI output"
 
@@ -52,7 +52,7 @@ def check(
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
     """
     from actordbg.api.checks import store_of_paths
-    from actordbg.cli.terminal import Terminal, conclude, flags_of, opened
+    from actordbg.cli.terminal import Terminal, flags_of, opened
     from actordbg.document.page import check_place
 
     flags = flags_of(settings)
@@ -62,14 +62,15 @@ def check(
     store = opened(ctx)
     answer = store.check(chosen, recorded=of_run, **flags)
     page = output.wanted.page or store.keep_page(answer)
+    say_answer(replace(answer, data={**answer.data, "page": str(page)}), page)
     if junit is not None:
         write_file(junit, answer.to_junit())
     if github:
         _annotate(answer)
-    conclude(store, replace(answer, data={**answer.data, "page": str(page)}), page)
+    require_good(answer.ok)
 
 
-def _annotate(answer: Checked) -> None:
+def _annotate(answer: CheckResult) -> None:
     """Print GitHub annotations, and append the result to the workflow's summary page if there is one."""
     for line in answer.to_annotations():
         (output.note if output.wanted.json else say)(line)

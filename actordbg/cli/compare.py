@@ -147,7 +147,7 @@ def compare_logs(
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
     """
-    from actordbg.api.logs import compare_logs
+    from actordbg.api.measuring import compare_logs
 
     charts = bool(output.wanted.files) or output.wanted.opened
     answer = compare_logs(logs, each=each, metric=metric, threshold=threshold, rule=rule, worst=limit, charts=charts)

@@ -229,6 +229,8 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
                 output.emit_json({"verdict": "", "sentence": nothing.message, "next": "", "selected": 0})
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        finally:
+            output.finish()
 
     return _with_parameters(function, called, {"": options})
 

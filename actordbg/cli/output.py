@@ -96,6 +96,10 @@ def form_of(path: Path) -> Any:
 wanted = OutputOptions()
 _answered = False
 """Whether standard output already has JSON; an error is then not printed as JSON, which would be a second document."""
+_facts: Any = None
+"""The result that `finish` prints as JSON or writes to files, once the text has said its sentence and the next command."""
+_said: dict[str, str] = {}
+"""The sentence and the next command that the text of this result has said."""
 
 
 def emit(answer: T, render: Callable[[T], object]) -> None:
@@ -105,14 +109,31 @@ def emit(answer: T, render: Callable[[T], object]) -> None:
 
 
 def as_json(answer: Any) -> bool:
-    """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text.
-
-    Also writes the files of -o, for results that are not documents.
+    """Take a result that is not a document, for --json and the files of -o; rows are printed at once. Returns whether the caller
+    is done; if not, it prints text, which --json hides but for its sentence and next command (`finish`).
     """
+    global _facts
+    if not isinstance(answer, list):
+        _facts = answer
+        return False
     write_files(answer)
     if wanted.json:
         emit_json(answer)
     return wanted.json
+
+
+def finish() -> None:
+    """Print or write the result that `as_json` took, with the sentence and the next command of its text."""
+    global _facts
+    if _facts is not None:
+        from actordbg.document.command_result import as_json_text
+
+        answer = {"verdict": "", "sentence": "", "next": "", **_said, **json.loads(as_json_text(_facts))}
+        _facts = None
+        write_files(answer)
+        if wanted.json:
+            emit_json(answer)
+    _said.clear()
 
 
 def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None:
@@ -142,8 +163,10 @@ def emit_each(rows: Iterable[Any]) -> int:
     return count
 
 
-def say(text: str = "") -> None:
-    """Print a line of the result, with line breaks escaped."""
+def say(text: str = "", *, sums_up: bool = False) -> None:
+    """Print a line of the result, with line breaks escaped. The first line is the sentence of its JSON, or one that `sums_up`."""
+    if text and (sums_up or "sentence" not in _said):
+        _said["sentence"] = text
     _print(_line(text))
 
 
@@ -159,6 +182,7 @@ def _line(text: str) -> str:
 
 def say_wrapped(text: str, rest: str = "") -> None:
     """Print a paragraph of the result, wrapped in a terminal; `rest` indents the lines after the first."""
+    _said.setdefault("sentence", text.strip())
     _print(_wrapped(_line(text), sys.stdout, rest))
 
 
@@ -167,6 +191,8 @@ _COLORS = {"good": "green", "part": "yellow", "bad": "red"}
 
 def _print(text: str) -> None:
     """Print cleaned text, with its verdict words in color: capitals anywhere, other words alone in a cell of a table."""
+    if wanted.json and _facts is not None:
+        return
     colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if wanted.color == "auto" else wanted.color == "always"
     if colored and wanted.format == "text":
         from actordbg.document.blocks import TONES
@@ -190,6 +216,7 @@ def note(text: str) -> None:
 
 def say_next(command: str) -> None:
     """Note the command to run next, unless only the result is wanted."""
+    _said["next"] = command
     if not wanted.silent:
         typer.echo(f"next: {in_line(command)}", err=True)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import typer
 
+from actordbg.cli import output
 from actordbg.cli.options import option, refuse_beside, stored
-from actordbg.cli.output import emit, say_lines
+from actordbg.cli.output import emit_json, say_lines
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, StopOptions
 from actordbg.cli.setting_options import NONE, Given, selecting, takes_settings
 
@@ -60,7 +61,7 @@ def replay(
         return conclude(store, store.replay_again(resume, dry_run=dry_run))
     if print_config:
         tables = {"inputs": _selecting(ctx), "replay": store.configuration(**flags)}
-        return emit(tables, lambda tables: say_lines(as_toml(tables)))
+        return emit_json(tables) if output.wanted.json else say_lines(as_toml(tables))
     return conclude(store, store.replay(inputs.selection, dry_run=dry_run, **flags))
 
 

@@ -104,7 +104,7 @@ def conclude(store: StoreCommands, answer: CommandResult, page: Path | None = No
 
 
 def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings plus those implied by a launcher around this command; only its rank 0 goes on."""
+    """Return the given settings plus those implied by a launcher around this command. The launcher's other ranks exit."""
     flags = launched(settings, os.environ)
     if flags is None:
         raise typer.Exit
