@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from actordbg.api.comparing import with_truth
@@ -17,9 +17,10 @@ from actordbg.document.blocks import Heading
 from actordbg.document.command_result import CommandResult
 from actordbg.judge import explanation
 from actordbg.judge.check import CheckFound
+from actordbg.judge.engine_sides import ExplainedEngine, explain_engine
 from actordbg.judge.lint import lint
 from actordbg.judge.load_replays import load
-from actordbg.judge.rollout_sides import explain_rollout
+from actordbg.judge.rollout_sides import ExplainedRollout, explain_rollout
 from actordbg.judge.sides import GOLDEN, TRUTH
 from actordbg.locate.verdict import verdict_of
 from actordbg.records.comparison_record import ComparisonRecord
@@ -40,11 +41,12 @@ def explained(desk: Desk, spec: ReplaySpec) -> CommandResult:
     return CommandResult(verdict.good, data, [*first, *why.blocks])
 
 
-def against_rollout(desk: Desk, spec: ReplaySpec, models: Sequence[str]) -> CommandResult:
-    """Explain how the rollout and the run differ on a replay's inputs."""
+def sides_explained(desk: Desk, spec: ReplaySpec, models: Sequence[str], *, engine: bool) -> CommandResult:
+    """Explain how the rollout and the run, or a server, differ from the truth on a replay's inputs."""
     desk.store.require_writable()
+    explain_them: Callable[..., ExplainedEngine | ExplainedRollout] = explain_engine if engine else explain_rollout
     with desk.progress("naming the cause", len(spec.inputs)) as advance, WarmGroups() as warm:
-        found = explain_rollout(desk.store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
+        found = explain_them(desk.store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
     good = not found.wrong
     return CommandResult(good, {"replay_id": spec.replay_id, "good": good, "wrong": found.wrong} | asdict(found), found.blocks)
 

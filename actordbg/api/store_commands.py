@@ -14,7 +14,7 @@ from actordbg.api.client import Client
 from actordbg.api.desk import Desk
 from actordbg.api.planning import DumpSelection
 from actordbg.base.errors import UsageError
-from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, SETTINGS, TRAINING_AXES
+from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, ENDPOINT, SETTINGS, TRAINING_AXES
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.store_files import atomic_write, make_folder
 
@@ -137,14 +137,16 @@ class StoreCommands:
         against: "rollout" says which side is wrong by the engine's recorded log-probs. other_models: with it, models whose
         weights a side may have had.
         """
-        from actordbg.api.explaining import against_rollout, explained
+        from actordbg.api.explaining import explained, sides_explained
 
         with self._desk.client.consent(trust_remote_code):
             self._store.require()
             spec = self._desk.replayed(replay)
-            if other_models and against is None:
+            if against is not None or spec.config.backend == ENDPOINT:
+                return sides_explained(self._desk, spec, other_models, engine=against is None)
+            if other_models:
                 raise UsageError("--other-model needs --against", hint="add --against rollout")
-            return explained(self._desk, spec) if against is None else against_rollout(self._desk, spec, other_models)
+            return explained(self._desk, spec)
 
     def locate(
         self, replay: str | None = None, *, where: Where = None, trust_remote_code: bool = False, **settings: Any
@@ -165,6 +167,12 @@ class StoreCommands:
                 spec = desk.planned("locate", config, chosen, "locate a fault with").spec
                 command = spec.command
             return locate_answer(*run_located(desk, spec, command))
+
+    def weights(self, run: str | None = None) -> CommandResult:
+        """Check that rollout engines got the weights that were sent, in a run recorded with `run --hash-weights`."""
+        from actordbg.judge.weight_ladder import weights_answer
+
+        return weights_answer(self._store.require(), run)
 
     def report(self, *replays: str, where: str | None = None, tokenizer: str | Path | None = None, charts: bool = True) -> Report:
         """Report replays side by side, by default the last: results, causes of failures, time, memory. "all" lists them all.

@@ -42,7 +42,12 @@ def run(
     adapter: list[str] | None = option(
         None, "Record another trainer: an adapter of `actordbg adapters`, or module:Class; repeatable.", metavar="NAME"
     ),
-    hash_weights: bool = option(False, "Hash the weights of each recorded step; slow, for small models."),
+    hash_weights: bool = option(
+        False,
+        "Hash the weights of each recorded step, and those sent to rollout engines (`actordbg weights`); slow, for small models.",
+        "--hash-weights",
+        "--weights",
+    ),
     leave_on: bool = option(False, "Leave recording on at exit: the job continues elsewhere."),
     stops: bool = option(False, "Make breakpoint() in the job's code pause all ranks, for `actordbg attach`.", "--break"),
     as_json: bool = option(False, "Print what was recorded as JSON, on standard error, at the end.", "--json"),
