@@ -40,7 +40,7 @@ class StoreCommands:
 
     @property
     def client(self) -> Client:
-        """What asks and is told of progress: a program, or a terminal."""
+        """The program or terminal that is told of progress."""
         return self._desk.client
 
     def keep_page(self, answer: CommandResult) -> Path:
