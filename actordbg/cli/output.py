@@ -164,7 +164,7 @@ def emit_each(rows: Iterable[Any]) -> int:
 
 
 def say(text: str = "", *, sums_up: bool = False) -> None:
-    """Print a line of the result, with line breaks escaped. Its JSON has the first line as sentence, or the line that `sums_up`."""
+    """Print a line of the result, with line breaks escaped. Its JSON has the first line, or the line that `sums_up`."""
     if text and (sums_up or "sentence" not in _said):
         _said["sentence"] = text
     _print(_line(text))
