@@ -1,16 +1,17 @@
-"""Reduce a replay or a comparison, hand the case over as a script, and say so."""
+"""Reduce a replay or a comparison, hand the case over as a script or as a bundle, and say so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.errors import NothingToDo, UsageError
-from actordbg.base.units import plural
-from actordbg.catalog.query import get_replay
+from actordbg.base.units import human_bytes, plural
+from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Items, Verdict
 from actordbg.document.command_result import CommandResult
+from actordbg.dumps.bundle import pack_bundle, upload
 from actordbg.judge.sides import GOLDEN
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.replay_record import ReplaySpec
@@ -33,13 +34,13 @@ class Subject:
     recorded: bool = False
 
 
-def subject_of(store: Store, name: str) -> Subject:
+def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
     """Find a comparison, a reduction or a replay by its id, the beginning of an id, or a replay's handle."""
     store.require()
     found = sorted(store.comparisons.glob(f"{name}*.json")) if name[:1].isdigit() else []
     if len(found) == 1:
         record = ComparisonRecord.from_file(found[0])
-        if record.good:
+        if record.good and not good_too:
             raise NothingToDo(f"comparison {record.comparison_id} has no mismatch", hint="name one that does")
         if record.a.replay_id is None:
             raise UsageError(f"comparison {record.comparison_id} has no replay", hint="name a replay")
@@ -115,3 +116,32 @@ def _repro_answer(record: Reduction, script: Script, out: Path, issue: Path | No
     data = {"good": True, "file": out, "issue": issue, "lines": lines, "title": title_of(record), "output": script.output}
     blocks: list[Block] = [Heading(title_of(record), 1), verdict, Code(script.output.strip())]
     return CommandResult(True, data, blocks)
+
+
+def bundled(
+    store: Store, names: Sequence[str], where: str | None, out: Path, *, redact: bool = False, keep: Collection[int] = (),
+    model: str = "", to: str | None = None, public: bool = False,
+) -> CommandResult:  # fmt: skip
+    """Write a bundle of replays, comparisons and the dumps of a condition, and upload it if `to` says where."""
+    subjects = [subject_of(store, name, good_too=True) for name in names]
+    specs = [spec_and_owner(store, subject.replay_id)[0] for subject in subjects]
+    comparisons = {subject.reduction_id for subject in subjects if subject.reduction_id != subject.replay_id}
+    for path in sorted(store.comparisons.glob("*.json")):
+        if not redact and (record := ComparisonRecord.from_file(path)).a.replay_id in {spec.replay_id for spec in specs}:
+            comparisons.add(record.comparison_id)
+    replays = {spec.replay_id for spec in specs}
+    for name in comparisons:
+        record = ComparisonRecord.from_file(store.comparisons / f"{name}.json")
+        replays |= {side for side in (record.a.replay_id, record.b.replay_id, record.rounding_id) if side}
+    rows = select_dumps(open_fresh(store, where), where) if where is not None else []
+    paths = dict.fromkeys([*(row.path for row in rows), *(item.path for spec in specs for item in spec.inputs)])
+    summary = pack_bundle(
+        store, out, [store.root / path for path in paths], replays=() if redact else sorted(replays),
+        comparisons=() if redact else sorted(comparisons), redact=redact, keep=keep, model=model,
+    )  # fmt: skip
+    place = None if to is None else upload(out, to, public=public)
+    counts = (plural(summary.dumps, "dump"), plural(summary.replays, "replay"), plural(summary.comparisons, "comparison"))
+    private = "token ids permuted" if redact else "with the real token ids"
+    said = f"{place or out}: {', '.join(counts)}, {human_bytes(summary.size)}, {private}"
+    verdict = Verdict("", said, next=f"actordbg dump import {place or out}")
+    return CommandResult(True, {"good": True, **vars(summary), "uploaded": place}, [verdict])

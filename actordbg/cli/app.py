@@ -31,7 +31,7 @@ DUMP = CommandGroup(
         Command("Stop recording, even in running jobs.", "dump_recording:disable"),
         Command("Show calls captured and dropped by each process.", "dump_recording:status", FACTS),
         Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
-        Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_"),
+        Command("Import a bundle, or pickles of the old recorder; execute nothing in them.", "dump_files:import_"),
         Command("Create random inputs of given shapes.", "dump_files:create"),
         Command("List dumps, newest first.", "dump_ls:ls", f"empty {LIST}"),
         Command("List the columns, functions and operators of --where.", "dump_ls:columns", LIST),
@@ -183,6 +183,7 @@ CONTENTS = (
             Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
             Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
             Command("Write one script that shows the fault, without actordbg.", "reduce:repro"),
+            Command("Pack dumps, replays and comparisons into one archive for a colleague.", "reduce:bundle"),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""`actordbg reduce` and `repro`: the smallest case of a fault, and one file that a maintainer runs."""
+"""`actordbg reduce`, `repro` and `bundle`: the smallest case of a fault, one file that shows it, an archive for a colleague."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actordbg.cli.options import ConfirmOption, TrustRemoteCode, option, require_good, store_of, stored, take_consent
+from actordbg.base.errors import UsageError
+from actordbg.cli.options import ConfirmOption, TrustRemoteCode, Where, option, require_good, store_of, stored, take_consent
 from actordbg.cli.output import progress, say_answer
 
 if TYPE_CHECKING:
@@ -84,6 +85,44 @@ def repro(
     store, subject = _subject(ctx, name, yes)
     record = known_reduction(store, subject) or _reduced(store, subject, trials, seconds)
     say_answer(write_repro(record, out, issue=issue, fixed=fixed))
+
+
+def bundle(
+    ctx: typer.Context,
+    names: list[str] | None = typer.Argument(
+        None,
+        metavar="REPLAY|COMPARISON",
+        help="Also their results, and the dumps of each replay.",
+        autocompletion=stored("replay"),
+    ),
+    where: Where = None,
+    out: Path = option(Path("bundle.tar.zst"), "The archive to write.", "--out", "-o", metavar="FILE", rank=1),
+    redact: bool = option(False, "Permute token ids; keep padding and special tokens. Dumps only.", "--redact", rank=2),
+    keep_ids: str = option("", "With --redact, also keep these ids.", metavar="ID,...", rank=3),
+    model: str = option("", "With --redact, the model whose special tokens are kept.", metavar="NAME|PATH", rank=4),
+    to: str | None = option(None, "Upload it: hf://datasets/OWNER/NAME, private.", metavar="URL", rank=5),
+    public: bool = option(False, "With --to, allow a public repository.", "--public", rank=6),
+) -> None:
+    """Pack dumps, replays and comparisons into one archive for a colleague.
+
+    `actordbg dump import FILE` opens it, then `check` works there. It has token ids, names of models and hosts, and commands;
+    no logs. --redact replaces token ids by a permutation that is not kept, and leaves out outputs, texts and hosts.
+
+    Exit code: 5 if nothing was selected.
+
+    Example: actordbg bundle last -o case.tar.zst
+    """
+    from actordbg.api.reducing import bundled
+
+    if (keep_ids or model) and not redact:
+        raise UsageError("--keep-ids and --model are for --redact", hint="add --redact")
+    try:
+        keep = {int(word) for word in keep_ids.split(",") if word}
+    except ValueError:
+        raise UsageError(f"--keep-ids {keep_ids!r:.80} are not numbers", hint="use ids, such as 0,1,2") from None
+    say_answer(
+        bundled(store_of(ctx).require(), names or [], where, out, redact=redact, keep=keep, model=model, to=to, public=public)
+    )
 
 
 def _subject(ctx: typer.Context, name: str, yes: bool) -> tuple[Store, Subject]:
