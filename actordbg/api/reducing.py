@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actordbg.api.desk import Desk
 from actordbg.base.errors import NothingToDo, UsageError
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
@@ -14,15 +15,11 @@ from actordbg.document.command_result import CommandResult
 from actordbg.dumps.bundle import pack_bundle, upload
 from actordbg.judge.sides import GOLDEN
 from actordbg.records.comparison_record import ComparisonRecord
-from actordbg.records.replay_record import ReplaySpec
 from actordbg.reduce.case import CRASH, ERROR, HANG
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import RECORD, Reduction, folder_of_reduction, reduce_replay
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
-
-TRIALS, SECONDS = 200, 300.0
-"""The usual budget of a reduction."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +46,22 @@ def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
     return Subject(replay_id, replay_id)
 
 
-def spec_of_subject(store: Store, subject: Subject) -> ReplaySpec:
-    """Read the replay's specification. Raises UsageError for a truth."""
-    spec, _ = spec_and_owner(store, subject.replay_id)
-    if spec.config.truth is not None:
-        raise UsageError(f"replay {spec.replay_id} is itself a truth", hint="name a replay of the configuration to reduce")
-    return spec
+def reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
+    """Reduce what is named, or continue. Raises UsageError for a truth, Refused for what another user wrote."""
+    store = desk.store.require_writable()
+    subject = subject_of(store, name)
+    spec = desk.replayed(subject.replay_id)
+    with desk.client.progress("reducing", None) as advance:
+        return reduce_replay(
+            store, spec, reduction_id=subject.reduction_id, recorded=subject.recorded, most=trials, seconds=seconds,
+            on_step=lambda words: advance(0, note=words),
+        )  # fmt: skip
 
 
-def reduced(
-    store: Store, subject: Subject, *, trials: int = TRIALS, seconds: float = SECONDS, on_step: Callable[[str], None]
-) -> Reduction:
-    """Reduce it, or continue."""
-    spec = spec_of_subject(store, subject)
-    return reduce_replay(
-        store, spec, reduction_id=subject.reduction_id, recorded=subject.recorded, most=trials, seconds=seconds, on_step=on_step
-    )
-
-
-def known_reduction(store: Store, subject: Subject) -> Reduction | None:
-    """Read an earlier reduction; None if there is none."""
-    path = folder_of_reduction(store, subject.reduction_id) / RECORD
-    return Reduction.from_file(path) if path.exists() else None
+def known_or_reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
+    """Read the reduction of what is named; reduce it if there is none."""
+    path = folder_of_reduction(desk.store, subject_of(desk.store, name).reduction_id) / RECORD
+    return Reduction.from_file(path) if path.exists() else reduced(desk, name, trials, seconds)
 
 
 def reduction_answer(record: Reduction) -> CommandResult:

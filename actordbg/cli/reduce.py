@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import ConfirmOption, TrustRemoteCode, Where, option, require_good, store_of, stored, take_consent
-from actordbg.cli.output import progress, say_answer
-
-if TYPE_CHECKING:
-    from actordbg.api.reducing import Subject
-    from actordbg.records.replay_record import ReplaySpec
-    from actordbg.reduce.reduction import Reduction
-    from actordbg.store.layout import Store
+from actordbg.cli.options import ConfirmOption, TrustRemoteCode, Where, option, stored, take_consent
 
 Trials = Annotated[int, option(..., "Most trials of this call (default 200).", min=1, rank=5)]
 Seconds = Annotated[float, option(..., "Most seconds of trials of this call (default 300).", min=1, rank=6)]
@@ -42,13 +35,11 @@ def reduce(
 
     Example: actordbg reduce last --seconds 120
     """
-    from actordbg.api.reducing import reduction_answer
+    from actordbg.cli.terminal import conclude, opened
 
     take_consent(trust_remote_code)
-    store, subject = _subject(ctx, name, yes)
-    answer = reduction_answer(_reduced(store, subject, trials, seconds))
-    say_answer(answer)
-    require_good(answer.ok)
+    store = opened(ctx, yes=yes)
+    conclude(store, store.reduce(name, trials=trials, seconds=seconds))
 
 
 def repro(
@@ -79,12 +70,11 @@ def repro(
 
     Example: actordbg repro last -o repro.py --issue issue.md
     """
-    from actordbg.api.reducing import known_reduction, write_repro
+    from actordbg.cli.terminal import conclude, opened
 
     take_consent(trust_remote_code)
-    store, subject = _subject(ctx, name, yes)
-    record = known_reduction(store, subject) or _reduced(store, subject, trials, seconds)
-    say_answer(write_repro(record, out, issue=issue, fixed=fixed))
+    store = opened(ctx, yes=yes)
+    conclude(store, store.repro(name, out, issue=issue, fixed=fixed, trials=trials, seconds=seconds))
 
 
 def bundle(
@@ -112,7 +102,7 @@ def bundle(
 
     Example: actordbg bundle last -o case.tar.zst
     """
-    from actordbg.api.reducing import bundled
+    from actordbg.cli.terminal import conclude, opened
 
     if (keep_ids or model) and not redact:
         raise UsageError("--keep-ids and --model are for --redact", hint="add --redact")
@@ -120,28 +110,8 @@ def bundle(
         keep = {int(word) for word in keep_ids.split(",") if word}
     except ValueError:
         raise UsageError(f"--keep-ids {keep_ids!r:.80} are not numbers", hint="use ids, such as 0,1,2") from None
-    say_answer(
-        bundled(store_of(ctx).require(), names or [], where, out, redact=redact, keep=keep, model=model, to=to, public=public)
+    store = opened(ctx)
+    conclude(
+        store,
+        store.bundle(*(names or []), where=where, out=out, redact=redact, keep_ids=keep, model=model, to=to, public=public),
     )
-
-
-def _subject(ctx: typer.Context, name: str, yes: bool) -> tuple[Store, Subject]:
-    """Open the store, and find what to reduce; asks before another user's replay decides what runs."""
-    from actordbg.actor.model_code import require_consent
-    from actordbg.api.reducing import spec_of_subject, subject_of
-    from actordbg.cli.options import approve
-    from actordbg.replay.supervise import spec_and_owner
-
-    store = store_of(ctx).require_writable()
-    subject = subject_of(store, name)
-    approve(f"replay {subject.replay_id}", spec_and_owner(store, subject.replay_id)[1], yes)
-    spec: ReplaySpec = spec_of_subject(store, subject)
-    require_consent(spec.config.model, store.models)
-    return store, subject
-
-
-def _reduced(store: Store, subject: Subject, trials: int, seconds: float) -> Reduction:
-    from actordbg.api.reducing import reduced
-
-    with progress("reducing", 0) as advance:
-        return reduced(store, subject, trials=trials, seconds=seconds, on_step=lambda words: advance(0, note=words))
