@@ -8,7 +8,7 @@ What is watched (`kind`):
     difference   log-probs of each row, held against the row alone in fp32 with eager attention
     gradient     the parameters' gradients, held against those of the rows alone in fp32 with eager attention
     rerun        the same call twice
-    error        an exception of this class, whose first line is `error` after numbers and paths were replaced
+    error        an exception of this class, whose first two lines begin with `error` after numbers and paths were replaced
     crash        the process dies by the signal `error`
     hang         the processes do not finish in time
 """
@@ -132,9 +132,9 @@ def drawn(lengths: Sequence[int], vocabulary: int) -> tuple[tuple[int, ...], ...
 
 
 def normalized(text: str) -> str:
-    """Return the first line of an error's text with paths as PATH and numbers as N, at most 120 characters."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return re.sub(r"(/[\w.+-]+){2,}|\d+", lambda found: "PATH" if found[1] else "N", line)[:120]
+    """Return the first two lines of an error's text with paths as PATH and numbers as N, at most 120 characters."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"(/[\w.+-]+){2,}|\d+", lambda found: "PATH" if found[1] else "N", " ".join(lines[:2]))[:120]
 
 
 def leaks(record_arguments: Mapping[str, Any]) -> bool:

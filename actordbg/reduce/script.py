@@ -147,7 +147,7 @@ def _constants(case: Case, weights: float | None, private: bool) -> Iterator[str
         yield f"PACKED = {case.layout == PACKED}"
         yield f"TEMPERATURE = {case.temperature!r}"
     if case.kind == ERROR:
-        yield f"ERROR = {json.dumps(f'{case.error_class}: {case.error}')}"
+        yield f"ERROR = {_flat(f'{case.error_class}: {case.error}')}"
     if launched(case):
         yield f"PROCESSES = {case.processes}"
         yield f"SECONDS = {case.timeout_s!r}"
@@ -240,7 +240,8 @@ _BORDERS = """\
     lengths = torch.tensor([0, *[len(row) for row in ROWS]])
     ends = lengths.cumsum(0).to(torch.int32)
     index = [[number for number, row in enumerate(ROWS) for _ in row]]
-    borders = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "seq_idx": torch.tensor(index)}
+    borders = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    borders["seq_idx"] = torch.tensor(index)
 """
 _PADDED = """
     width = max(left + len(row) for left, row in zip(LEFT, ROWS))
@@ -266,7 +267,8 @@ def stand_in():
     \"\"\"Provide what OpenRLHF imports of flash_attn, where that is not installed.\"\"\"
 
     def unpad_input(values, mask):
-        lengths, indices = mask.sum(-1, dtype=torch.int32), mask.flatten().nonzero().flatten()
+        lengths = mask.sum(-1, dtype=torch.int32)
+        indices = mask.flatten().nonzero().flatten()
         ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         return values.flatten(0, 1)[indices], indices, ends, int(lengths.max()), lengths
 
@@ -274,13 +276,14 @@ def stand_in():
         flat = values.new_zeros((rows * width, *values.shape[1:]))
         return flat.index_copy(0, indices, values).view(rows, width, *values.shape[1:])
 
-    names = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils"]
-    modules = {name: types.ModuleType(name) for name in [*names, f"{names[2]}.distributed"]}
+    names = ("", ".bert_padding", ".utils", ".utils.distributed")
+    modules = {f"flash_attn{name}": types.ModuleType(name) for name in names}
     for name, module in modules.items():
         module.__path__, module.__spec__ = [], ModuleSpec(name, None, is_package=True)
     padding = modules["flash_attn.bert_padding"]
     padding.unpad_input, padding.pad_input = unpad_input, pad_input
-    padding.rearrange, padding.index_first_axis = rearrange, lambda values, at: values[at]
+    padding.rearrange = rearrange
+    padding.index_first_axis = lambda values, at: values[at]
     modules["flash_attn.utils.distributed"].all_gather = None
     sys.modules.update(modules)
 
@@ -398,7 +401,8 @@ def main():
     try:
         attempt()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
-        text = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = f"{type(error).__name__}: {' '.join(lines[:2])}"
         text = re.sub(r"(/[\\w.+-]+){2,}|\\d+", lambda m: "PATH" if m[1] else "N", text)
         print(f"expected: it runs; what comes: {text}")
         if text.startswith(ERROR):
@@ -473,8 +477,8 @@ def _literal(value: Any, before: int, indent: int = 0) -> str:
 
 
 def _flat(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):  # ruff prefers the quotes that need no escapes
+        return repr(value) if '"' in value and "'" not in value else json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_flat(key)}: {_flat(item)}" for key, item in value.items()) + "}"
     return "[" + ", ".join(map(_flat, value)) + "]" if isinstance(value, list | tuple) else repr(value)

@@ -104,8 +104,8 @@ def _of_failure(result: ResultRecord) -> Signature:
         signal = found[1] if (found := _DIED.search(text)) else ""
         return Signature(CRASH, f"the process dies{f' by {signal}' if signal else ''}", error=signal)
     name = (result.error_class or "Exception").rpartition(".")[2]
-    line = next(iter(text.splitlines()), "")
-    return Signature(ERROR, f"{name}: {line}"[:300], error_class=name, error=normalized(text))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return Signature(ERROR, f"{name}: {' '.join(lines[:2])}"[:160], error_class=name, error=normalized(text))
 
 
 def _of_place(check: CheckFound) -> Signature | None:
