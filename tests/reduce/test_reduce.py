@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from comparecases import write_replay
+from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.actor.family_models import FAMILIES, build_families
 from actordbg.base.errors import BadResult, CorruptDump
 from actordbg.cli.app import app
-from actordbg.dumps.create import create_dumps
 from actordbg.reduce import trials as running
 from actordbg.reduce.case import (
     ALONE,
@@ -215,28 +216,14 @@ def test_from_a_wrong_check_to_a_script_that_shows_it(tmp_path: Path, store: Sto
     """Gemma 2 under sdpa, which leaves out the soft cap: found, reduced, and shown by a script in a fresh interpreter."""
     model = tmp_path / "private" / "gemma2"
     assert not build_families({model: dict(FAMILIES["gemma2"].config)})
-    create_dumps(store, 1, batch_size=2, seq_len=16)
+    settings = {"model": str(model), "attn": "sdpa", "dtype": "fp32", "through": "rows", "backward": False}
+    write_replay(store, "20260101T000000-aaaaaa", publish(store, 1, length=16), **settings)
 
     def run(code: int, *words: str) -> Any:
         done = CliRunner().invoke(app, ["--store", str(store.root), *words, "--json"])
         assert done.exit_code == code, done.output
         return json.loads(done.stdout)
 
-    run(
-        1,
-        "replay",
-        "--model",
-        str(model),
-        "--attn",
-        "sdpa",
-        "--dtype",
-        "fp32",
-        "--through",
-        "rows",
-        "--no-backward",
-        "--laws",
-        "0",
-    )
     script, issue = tmp_path / "repro.py", tmp_path / "issue.md"
     shown = run(0, "repro", "last", "-o", str(script), "--issue", str(issue), "--trials", "45")
     assert shown["lines"] < 120 and "soft cap" in shown["title"] and "WRONG" in shown["output"]
