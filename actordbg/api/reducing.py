@@ -38,7 +38,7 @@ def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
     if len(found) == 1:
         record = ComparisonRecord.from_file(found[0])
         if record.good and not good_too:
-            raise NothingToDo(f"comparison {record.comparison_id} has no mismatch", hint="name one that does")
+            raise NothingToDo(f"comparison {record.comparison_id} has no mismatch", hint="name a comparison with a mismatch")
         if record.a.replay_id is None:
             raise UsageError(f"comparison {record.comparison_id} has no replay", hint="name a replay")
         return Subject(record.comparison_id, record.a.replay_id, record.b.kind == GOLDEN)
@@ -67,7 +67,7 @@ def known_or_reduced(desk: Desk, name: str, trials: int, seconds: float) -> Redu
 def reduction_answer(record: Reduction) -> CommandResult:
     """Build the answer of a reduction."""
     following = f"repro {record.reduction_id} -o repro.py" if record.confirmed else f"reduce {record.reduction_id}"
-    failed = record.signature.kind in (ERROR, CRASH, HANG)
+    failed = record.fingerprint.kind in (ERROR, CRASH, HANG)
     left = [] if record.finished else ["smaller cases: the budget is used up, and the same command continues"]
     left += [f"the case as a replay: {record.unchecked}"] * (not record.checked)
     said = f"{title_of(record)}; shown by {record.case.words} (before: {record.start})"

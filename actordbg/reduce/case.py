@@ -1,6 +1,6 @@
 """A case: all that a script needs to show a fault, as plain data; nothing in it is code.
 
-    case = Case("difference", rows=((5, 7), (9, 11)), config={"model_type": "llama", ...}, layout="packed")
+    case = FaultCase("difference", rows=((5, 7), (9, 11)), config={"model_type": "llama", ...}, layout="packed")
     case.key                      # equal for equal cases: a trial of this case is not repeated
 
 What is watched (`kind`):
@@ -41,7 +41,7 @@ _RUNS_CODE = re.compile(r"auto_map|.*implementation|use_kernels|kernel_config|_.
 
 
 @dataclass(frozen=True)
-class Case(StoredRecord):
+class FaultCase(StoredRecord):
     """A case. rows: token ids of each row. left: padding in front of each row, for the layout "padded".
 
     config: of a model with seeded random weights; or checkpoint: a name on the hub or a folder, with `revision`, of which the
@@ -111,7 +111,7 @@ class Case(StoredRecord):
 
     @property
     def words(self) -> str:
-        """How large it is: "2 rows of 3 and 4 tokens, 1 layer, hidden size 32"."""
+        """Describe its size: "2 rows of 3 and 4 tokens, 1 layer, hidden size 32"."""
         lengths = " and ".join(str(len(row)) for row in self.rows) if len(self.rows) < 4 else f"up to {max(map(len, self.rows))}"
         many = "row" if len(self.rows) == 1 else "rows"
         layers = "all layers" if self.depth is None else f"{self.depth} layer{'s' * (self.depth != 1)}"
@@ -127,7 +127,7 @@ def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn(lengths: Sequence[int], vocabulary: int) -> tuple[tuple[int, ...], ...]:
-    """Draw rows of token ids. Those of row N come from a generator with the seed N: a shorter row is a longer one's beginning."""
+    """Draw rows of token ids. Those of row N come from a generator with the seed N: a shorter row begins a longer row."""
     return tuple(tuple(random.Random(row).choices(range(vocabulary), k=length)) for row, length in enumerate(lengths))
 
 

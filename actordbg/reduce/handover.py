@@ -21,7 +21,7 @@ from typing import Any
 
 from actordbg.base.errors import BadResult, UsageError
 from actordbg.base.foreign_text import in_line
-from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, HANG, PACKED, TRAINER, Case
+from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, HANG, PACKED, TRAINER, FaultCase
 from actordbg.reduce.reduction import Reduction
 from actordbg.reduce.script import in_a_folder, render
 
@@ -46,10 +46,10 @@ def title_of(record: Reduction) -> str:
     """Return the cause as a title: "qwen3_5_text, rows packed: row 1 depends on row 0 in the attention of ..."."""
     case = record.case
     about = [str((case.config or {}).get("model_type") or Path(case.checkpoint).name)]
-    about += ["rows packed"] * (case.layout == PACKED and record.signature.kind == DIFFERENCE)
+    about += ["rows packed"] * (case.layout == PACKED and record.fingerprint.kind == DIFFERENCE)
     about += [f"torch.compile with {case.compile}"] * bool(case.compile)
     about += [f"{case.processes} processes under {case.engine}"] * (case.processes > 1)
-    return in_line(f"{', '.join(about)}: {record.signature.said}")
+    return in_line(f"{', '.join(about)}: {record.fingerprint.said}")
 
 
 def script_of(record: Reduction, fixed: str | None = None) -> Script:
@@ -73,7 +73,7 @@ def script_of(record: Reduction, fixed: str | None = None) -> Script:
     return Script(text, output, gone and gone[0])
 
 
-def run_fresh(text: str, case: Case, python: str = sys.executable) -> tuple[int, str]:
+def run_fresh(text: str, case: FaultCase, python: str = sys.executable) -> tuple[int, str]:
     """Run a script as a maintainer does: alone in an empty folder, isolated, with few environment variables."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     if in_a_folder(case):
@@ -92,7 +92,7 @@ def run_fresh(text: str, case: Case, python: str = sys.executable) -> tuple[int,
     return ran.returncode, ran.stdout if ran.returncode in (0, 1) and ran.stdout else ran.stdout + ran.stderr
 
 
-def _sum_of_weights(case: Case) -> float:
+def _sum_of_weights(case: FaultCase) -> float:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -111,7 +111,7 @@ def _versions(record: Reduction) -> list[tuple[str, str]]:
     return [(name, known[name]) for name in _packages(record.case) if name in known]
 
 
-def _packages(case: Case) -> Iterator[str]:
+def _packages(case: FaultCase) -> Iterator[str]:
     yield from PACKAGES[:2]
     yield from ["deepspeed"] * (case.engine == "deepspeed" or case.through == TRAINER)
     yield from ["openrlhf"] * (case.through == TRAINER)
@@ -151,13 +151,13 @@ def issue_text(record: Reduction, script: Script) -> str:
 
 def _happens(record: Reduction) -> str:
     case = record.case
-    laws = f" Broken invariances: {', '.join(record.signature.laws)}." if record.signature.laws else ""
+    laws = f" Broken invariances: {', '.join(record.fingerprint.laws)}." if record.fingerprint.laws else ""
     weights = "random weights from a seed" if case.config else "the checkpoint's weights"
-    return f"{record.signature.said}.{laws} Seen with {case.words}, {weights}, {case.dtype}."
+    return f"{record.fingerprint.said}.{laws} Seen with {case.words}, {weights}, {case.dtype}."
 
 
 def _expected(record: Reduction) -> str:
-    kind = record.signature.kind
+    kind = record.fingerprint.kind
     if kind in (ERROR, CRASH):
         return "It runs."
     if kind == HANG:
@@ -167,8 +167,8 @@ def _expected(record: Reduction) -> str:
 
 def _guess(record: Reduction) -> Iterator[str]:
     """Say what each project would need to do, and whose code it is: guesses from the module, the frames and the settings."""
-    signature, case = record.signature, record.case
-    if signature.behind and _STATE.search(signature.module):
+    fingerprint, case = record.fingerprint, record.case
+    if fingerprint.behind and _STATE.search(fingerprint.module):
         yield (
             "A guess, from the module: **transformers**. These layers have a state along the sequence. It is reset at the "
             "borders of packed rows only by kernels that are given them (`cu_seq_lens_q`, and `seq_idx` for the convolution). "
@@ -180,13 +180,13 @@ def _guess(record: Reduction) -> Iterator[str]:
             "`cu_seq_lens_k` (int32, the cumulated lengths of the rows, from 0), and `seq_idx`; or refuse `packing_samples` for "
             "such models."
         )
-    elif signature.cause == "cache":
+    elif fingerprint.cause == "cache":
         yield (
             "A guess, from the call: **transformers**. It keeps packed rows apart by `position_ids` only while no cache is made, "
             "and `use_cache` is on by default. It would need to find the borders with a cache as well, or to warn. **Callers** "
             "have to pass `use_cache=False`."
         )
-    elif signature.cause == "kernel":
+    elif fingerprint.cause == "kernel":
         yield (
             "A guess, from the attention: **transformers**. Another attention gives the right log-probs from the same weights. "
             "transformers would need to apply the missing operation, or to refuse this attention for this model. **Trainers** "

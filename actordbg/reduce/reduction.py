@@ -1,9 +1,9 @@
-"""Reduce a replay: from its wrong input to the smallest case with the same signature, confirmed and checked.
+"""Reduce a replay: from its wrong input to the smallest case with the same fingerprint, confirmed and checked.
 
     record = reduce_replay(store, spec, most=200, seconds=300)
-    record.case, record.signature, record.confirmed
+    record.case, record.fingerprint, record.confirmed
 
-1. The wrong input is checked again, in a store of its own inside the reduction's folder. What `check` says is the signature.
+1. The wrong input is checked again, in a store of its own inside the reduction's folder. What `check` says is the fingerprint.
 2. The case that is furthest from the replay and shows it is the start: transformers alone before the trainer, a small random
    model before the checkpoint, one process before several.
 3. It is shrunk (`shrink`). The result runs twice, in two processes, and is checked as a replay: a smaller case with another
@@ -44,12 +44,12 @@ from actordbg.reduce.case import (
     PACKED,
     PADDED,
     TRAINER,
-    Case,
+    FaultCase,
     clean_config,
     leaks,
 )  # fmt: skip
+from actordbg.reduce.fingerprint import Fingerprint, fingerprint_of
 from actordbg.reduce.shrink import Shrinker, neighbours
-from actordbg.reduce.signature import Signature, signature_of
 from actordbg.reduce.trials import RETURNED, OutOfBudget, Trials
 from actordbg.replay.plan import law_order, make_plan
 from actordbg.replay.selection import rows_of
@@ -80,8 +80,8 @@ class Reduction(StoredRecord):
 
     reduction_id: str
     created_at: str
-    signature: Signature
-    case: Case
+    fingerprint: Fingerprint
+    case: FaultCase
     start: str
     trials: int
     seconds: float
@@ -112,42 +112,42 @@ def reduce_replay(
     began, folder = time.monotonic(), folder_of_reduction(store, reduction_id or spec.replay_id)
     own = Store(folder / "store").create()
     on_step("checking the input again")
-    signature, case, config = _recorded(store, spec) if recorded else _original(store, own, spec)
+    fingerprint, case, config = _recorded(store, spec) if recorded else _original(store, own, spec)
     stack: tuple[str, ...] = ()
     with Trials(folder, most=most, seconds=seconds) as trials:
-        shrinker, finished = Shrinker(trials, signature, case, on_step), True
+        shrinker, finished = Shrinker(trials, fingerprint, case, on_step), True
         try:
-            shrinker = Shrinker(trials, signature, _start(trials, signature, case, spec.config, on_step), on_step)
+            shrinker = Shrinker(trials, fingerprint, _start(trials, fingerprint, case, spec.config, on_step), on_step)
             shrinker.run()
         except OutOfBudget:
             finished = False
         on_step("checking the smallest case as a replay")
         accepted = shrinker.accepted
         last = (len(accepted) - 1, "a replay passes use_cache=False")
-        good, unchecked = last if recorded else _checked(own, config, signature, accepted)
+        good, unchecked = last if recorded else _checked(own, config, fingerprint, accepted)
         aside = shrinker.aside | ({"another law or module": accepted[-1].words} if good < len(accepted) - 1 else {})
         best = accepted[good]
         on_step("running it again")
         ending = trials.ending(best, afresh=True)
-        confirmed = signature.shown_by(best, ending) and signature.shown_by(best, trials.ending(best, afresh=True))
+        confirmed = fingerprint.shown_by(best, ending) and fingerprint.shown_by(best, trials.ending(best, afresh=True))
         tried = {}
         for words, case_beside in neighbours(best):
             try:
-                tried[words] = _in_words(signature, case_beside, trials)
+                tried[words] = _in_words(fingerprint, case_beside, trials)
             except OutOfBudget:
                 break
         count, stack = trials.known, ending.frames
     record = Reduction(
-        folder.name, now_timestamp(), signature, best, case.words, count, round(time.monotonic() - began, 1), finished, confirmed,
-        not unchecked, unchecked, aside, tried, stack, dict(versions_of(spec.config.model)),
+        folder.name, now_timestamp(), fingerprint, best, case.words, count, round(time.monotonic() - began, 1), finished,
+        confirmed, not unchecked, unchecked, aside, tried, stack, dict(versions_of(spec.config.model)),
     )  # fmt: skip
     store.publish_text(folder / RECORD, record.to_json())
     return record
 
 
-def _in_words(signature: Signature, case: Case, trials: Trials) -> str:
+def _in_words(fingerprint: Fingerprint, case: FaultCase, trials: Trials) -> str:
     ending = trials.ending(case)
-    if signature.shown_by(case, ending):
+    if fingerprint.shown_by(case, ending):
         return "shows it too"
     if ending.status != RETURNED:
         return f"{ending.error_class or ending.status}"
@@ -155,14 +155,14 @@ def _in_words(signature: Signature, case: Case, trials: Trials) -> str:
     return (f"right, to {case.limit:g} nats" if ending.values else "right") if right else "wrong in another way"
 
 
-def _original(store: Store, own: Store, spec: ReplaySpec) -> tuple[Signature, Case, ReplayConfig]:
-    """Check the wrong inputs one by one; return the first signature, its case, and the configuration as it ran."""
+def _original(store: Store, own: Store, spec: ReplaySpec) -> tuple[Fingerprint, FaultCase, ReplayConfig]:
+    """Check the wrong inputs one by one; return the first fingerprint, its case, and the configuration as it ran."""
     for item in _candidates(store, spec)[:3]:
         record, tensors = load_plain(store.root / item.path)
-        signature, resolved = _check(own, spec.config, record, tensors)
-        if signature is not None:
+        fingerprint, resolved = _check(own, spec.config, record, tensors)
+        if fingerprint is not None:
             ran = {**{name: getattr(record, name) for name in ("temperature",)}, **resolved}
-            return signature, _case(spec.config, signature, record, tensors, ran), spec.config
+            return fingerprint, _case(spec.config, fingerprint, record, tensors, ran), spec.config
     raise NothingToDo(
         f"no input of replay {spec.replay_id} is wrong now",
         hint="reduce a replay that fails `actordbg check`, in its environment",
@@ -184,8 +184,8 @@ def _candidates(store: Store, spec: ReplaySpec) -> list[ReplayInput]:
 
 def _check(
     own: Store, config: ReplayConfig, record: DumpRecord, tensors: Mapping[str, PlainTensor]
-) -> tuple[Signature | None, dict[str, Any]]:
-    """Check one dump in the reduction's own store; return its signature, None if it is right, and what the workers resolved."""
+) -> tuple[Fingerprint | None, dict[str, Any]]:
+    """Check one dump in the reduction's own store; return its fingerprint, None if it is right, and what the workers resolved."""
     identity = f"{make_dump_id(now_timestamp(), 0, 0, '0' * 8)}"
     copy = replace(record, dump_id=identity, rank=0, world_size=1) if record.dump_id else record
     own.put_dump(*encode_plain(copy, tensors), hint="make room")
@@ -193,13 +193,13 @@ def _check(
     settings = replace(config, laws=1, keep_tensors=True, keep_gradients=config.backward is not False, truth=None, vary=None,
                        name=None, memory_snapshot=False, accept=None)  # fmt: skip
     spec = make_plan(rows, settings, command="actordbg reduce").spec
-    signature = signature_of(run_check(own, spec))
-    return signature, read_standing(own.replays / spec.replay_id)[0]
+    fingerprint = fingerprint_of(run_check(own, spec))
+    return fingerprint, read_standing(own.replays / spec.replay_id)[0]
 
 
 def _case(
-    config: ReplayConfig, signature: Signature, record: DumpRecord, tensors: Mapping[str, PlainTensor], ran: Mapping[str, Any]
-) -> Case:
+    config: ReplayConfig, fingerprint: Fingerprint, record: DumpRecord, tensors: Mapping[str, PlainTensor], ran: Mapping[str, Any]
+) -> FaultCase:
     """Build the case that is nearest to the replay: the same model, rows and settings."""
     if "sequences" not in tensors or "attention_mask" not in tensors:
         raise Unsupported("only calls with `sequences` and `attention_mask` can be reduced", hint="see `actordbg dump show`")
@@ -213,16 +213,16 @@ def _case(
     padded = len({len(row) for row in rows}) > 1 or any(left)
     dtype = str(ran.get("dtype") or config.dtype or "bf16")
     attn = str(ran.get("attn") or config.attn or "sdpa")
-    return Case(
-        signature.kind, rows, () if packed else left, checkpoint=config.model, layers=config.num_layers,
+    return FaultCase(
+        fingerprint.kind, rows, () if packed else left, checkpoint=config.model, layers=config.num_layers,
         layout=PACKED if packed else PADDED if padded else ALONE,
         dtype=dtype if dtype in LIMITS else "fp32", attn=attn if attn in ATTENTIONS else "sdpa",
         compile=(config.compile_backend or COMPILE_BACKENDS[0]) if config.compile else "",
         temperature=float(ran.get("temperature") or 1.0),
         backward=bool(ran.get("backward")), through=MODEL if ran.get("through") == "rows" else TRAINER,
         engine=config.backend if config.backend in ENGINES else "", zero=config.zero_stage, processes=config.nproc,
-        limit=LIMITS.get(dtype, 1e-4), error_class=signature.error_class, error=signature.error, memory=_memory(),
-        timeout_s=HANG_S if signature.kind == "hang" else min(config.timeout_s, 120.0),
+        limit=LIMITS.get(dtype, 1e-4), error_class=fingerprint.error_class, error=fingerprint.error, memory=_memory(),
+        timeout_s=HANG_S if fingerprint.kind == "hang" else min(config.timeout_s, 120.0),
     )  # fmt: skip
 
 
@@ -232,22 +232,24 @@ def _memory() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _recorded(store: Store, spec: ReplaySpec) -> tuple[Signature, Case, ReplayConfig]:
+def _recorded(store: Store, spec: ReplaySpec) -> tuple[Fingerprint, FaultCase, ReplayConfig]:
     """Return the case of a run whose own outputs are wrong: packed rows that leaked in its forward."""
     for item in _candidates(store, spec):
         record, tensors = load_plain(store.root / item.path)
         if leaks(record.arguments):
             resolved = read_standing(store.replays / spec.replay_id)[0]
-            signature = Signature(DIFFERENCE, LEAKED, cause="cache", behind=True)
-            case = _case(spec.config, signature, record, tensors, resolved | {"packing": True, "through": "rows"})
-            return signature, replace(case, cache=True, left=()), spec.config
+            fingerprint = Fingerprint(DIFFERENCE, LEAKED, cause="cache", behind=True)
+            case = _case(spec.config, fingerprint, record, tensors, resolved | {"packing": True, "through": "rows"})
+            return fingerprint, replace(case, cache=True, left=()), spec.config
     raise Unsupported(
         "the run's recorded outputs cannot be computed again from this store",
         hint="reduce the replay, or run `actordbg explain` on the comparison",
     )
 
 
-def _start(trials: Trials, signature: Signature, case: Case, config: ReplayConfig, on_step: Callable[[str], None]) -> Case:
+def _start(
+    trials: Trials, fingerprint: Fingerprint, case: FaultCase, config: ReplayConfig, on_step: Callable[[str], None]
+) -> FaultCase:
     """Return the simplest start that shows it: a random model before the checkpoint, transformers before the trainer."""
     plain = {"processes": 1, "engine": "", "zero": 0, "through": MODEL}
     stacks: list[dict[str, Any]] = [plain, {**plain, "through": case.through}, {"through": MODEL}, {}]
@@ -257,7 +259,7 @@ def _start(trials: Trials, signature: Signature, case: Case, config: ReplayConfi
             start = replace(case, **changes, **model)
             on_step(f"does this show it? {start.words}, {'random weights' if start.config else 'the checkpoint'}")
             ending = trials.ending(start)
-            if signature.shown_by(start, ending):
+            if fingerprint.shown_by(start, ending):
                 return start
             shown.append(f"{ending.error_class or ending.status} {ending.error}"[:100].strip())
     raise Unsupported(
@@ -266,7 +268,7 @@ def _start(trials: Trials, signature: Signature, case: Case, config: ReplayConfi
     )
 
 
-def _models(case: Case, config: ReplayConfig) -> Iterator[dict[str, Any]]:
+def _models(case: FaultCase, config: ReplayConfig) -> Iterator[dict[str, Any]]:
     """Yield the models to try: small random ones of the family, a random one with the model's own sizes, the checkpoint."""
     folder = ensure_tiny(Path(case.checkpoint)) if case.checkpoint == TINY else folder_of(case.checkpoint)
     configs: list[dict[str, Any]] = []
@@ -291,14 +293,14 @@ def _parameters(config: Mapping[str, Any]) -> float:
     )
 
 
-def _checked(own: Store, config: ReplayConfig, signature: Signature, accepted: Sequence[Case]) -> tuple[int, str]:
+def _checked(own: Store, config: ReplayConfig, fingerprint: Fingerprint, accepted: Sequence[FaultCase]) -> tuple[int, str]:
     """Return the index of the last accepted case that `check` says the same of, by bisection, and why it was not checked."""
     low, high, why = 0, len(accepted) - 1, ""
 
     def same(index: int) -> bool:
         nonlocal why
         try:
-            return signature.matches(_check_case(own, config, accepted[index]))
+            return fingerprint.matches(_check_case(own, config, accepted[index]))
         except ActordbgError as problem:
             why = problem.message
             return True
@@ -311,7 +313,7 @@ def _checked(own: Store, config: ReplayConfig, signature: Signature, accepted: S
     return low, why
 
 
-def _check_case(own: Store, config: ReplayConfig, case: Case) -> Signature | None:
+def _check_case(own: Store, config: ReplayConfig, case: FaultCase) -> Fingerprint | None:
     """Check a case as a replay, with the model in a folder of the reduction."""
     model, kept = case.checkpoint, case.layers
     if case.config is not None:
@@ -329,7 +331,7 @@ def _check_case(own: Store, config: ReplayConfig, case: Case) -> Signature | Non
     return _check(own, settings, *dump_of(case))[0]
 
 
-def dump_of(case: Case) -> tuple[DumpRecord, dict[str, PlainTensor]]:
+def dump_of(case: FaultCase) -> tuple[DumpRecord, dict[str, PlainTensor]]:
     """Return a case's rows as a dump: padded to the longest, on the left as the case has it."""
     left = case.left or (0,) * len(case.rows)
     width = max(before + len(row) for before, row in zip(left, case.rows, strict=True))

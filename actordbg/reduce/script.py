@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.config.replay_config import DTYPES
+from actordbg.reduce import templates
 from actordbg.reduce.case import (
     ALONE,
     CRASH,
@@ -28,13 +29,13 @@ from actordbg.reduce.case import (
     PADDED,
     RERUN,
     TRAINER,
-    Case,
+    FaultCase,
 )
 
 _WIDTH = 88
 
 
-def render(case: Case, title: str, *, versions: str = "", weights: float | None = None, private: bool = False) -> str:
+def render(case: FaultCase, title: str, *, versions: str = "", weights: float | None = None, private: bool = False) -> str:
     """Return the script. title: the cause. versions: what it was seen with. weights: the sum of the checkpoint's weights.
 
     private: a checkpoint in a folder is read from the environment variable MODEL, so that no path is in the script.
@@ -42,33 +43,33 @@ def render(case: Case, title: str, *, versions: str = "", weights: float | None 
     top = "\n".join([*_head(case, title, versions, private), *_constants(case, weights, private)])
     parts = [top, _build(case, weights)]
     if case.through == TRAINER:
-        parts.append(_STAND_IN)
+        parts.append(templates.STAND_IN)
     if case.kind in (DIFFERENCE, GRADIENT):
-        parts += [_LOG_PROBS, _EXPECTED]
+        parts += [templates.LOG_PROBS, templates.EXPECTED]
     elif case.kind == RERUN or case.backward:
-        parts.append(_LOG_PROBS)
+        parts.append(templates.LOG_PROBS)
     parts += [] if _twice(case) else [_actual(case)]
     parts += [_attempt(case), _main(case)]
     return "\n\n\n".join(part.strip("\n") for part in parts) + '\n\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
 
 
-def in_a_folder(case: Case) -> bool:
+def in_a_folder(case: FaultCase) -> bool:
     """Return whether the case's checkpoint is a folder of this machine, not a name on the hub."""
     return bool(case.checkpoint) and (case.checkpoint.count("/") != 1 or Path(case.checkpoint).exists())
 
 
-def _twice(case: Case) -> bool:
+def _twice(case: FaultCase) -> bool:
     """Return whether the case's rows are run exactly as the expected ones are, by another model."""
     plain = case.layout == ALONE and not case.cache and case.temperature == 1.0 and case.through != TRAINER
     return plain and case.kind in (DIFFERENCE, GRADIENT) and case.processes == 1
 
 
-def launched(case: Case) -> bool:
+def launched(case: FaultCase) -> bool:
     """Return whether the attempt needs processes of its own."""
     return case.kind in (CRASH, HANG) or case.processes > 1
 
 
-def _head(case: Case, title: str, versions: str, private: bool) -> Iterator[str]:
+def _head(case: FaultCase, title: str, versions: str, private: bool) -> Iterator[str]:
     text = title.replace("\\", "/").replace('"""', "'''").removesuffix('"')
     yield f'"""{_wrapped(text)}'
     yield ""
@@ -103,7 +104,7 @@ def _head(case: Case, title: str, versions: str, private: bool) -> Iterator[str]
     yield ""
 
 
-def _expectation(case: Case) -> str:
+def _expectation(case: FaultCase) -> str:
     alone = "those of the row alone in fp32 with eager attention"
     return {
         DIFFERENCE: f"the log-probs of each row are {alone}, to {case.limit:g} nats",
@@ -115,7 +116,7 @@ def _expectation(case: Case) -> str:
     }[case.kind]
 
 
-def _constants(case: Case, weights: float | None, private: bool) -> Iterator[str]:
+def _constants(case: FaultCase, weights: float | None, private: bool) -> Iterator[str]:
     if case.config:
         yield f"CONFIG = {_literal(case.config, 9)}"
     else:
@@ -153,15 +154,15 @@ def _constants(case: Case, weights: float | None, private: bool) -> Iterator[str
         yield f"SECONDS = {case.timeout_s!r}"
 
 
-def _seeded(case: Case) -> bool:
+def _seeded(case: FaultCase) -> bool:
     return case.synthetic and case.tokens > MOST_INLINE
 
 
-def _dtype(case: Case) -> str:
+def _dtype(case: FaultCase) -> str:
     return f"torch.{DTYPES[case.dtype]}"
 
 
-def _build(case: Case, weights: float | None) -> str:
+def _build(case: FaultCase, weights: float | None) -> str:
     rounded = "" if case.dtype == "fp32" else f".to({_dtype(case)})"
     if case.config:
         body = """
@@ -191,38 +192,26 @@ def _build(case: Case, weights: float | None) -> str:
     return f"def build(attention, dtype):\n{body.strip(chr(10))}\n{after}"
 
 
-_LOG_PROBS = '''
-def log_probs(logits, row):
-    """Return the log-prob of each token of a row but its first."""
-    scores = logits[:-1].float().log_softmax(-1)
-    return scores.gather(-1, torch.tensor(row)[1:, None]).squeeze(-1)
-'''
-
-_EXPECTED = '''
-def expected(model):
-    """Run each row alone."""
-    outputs = [model(torch.tensor([row]), use_cache=False).logits[0] for row in ROWS]
-    return [log_probs(logits, row) for logits, row in zip(outputs, ROWS)]
-'''
-
-
-def _actual(case: Case) -> str:
+def _actual(case: FaultCase) -> str:
     rows = "mine" if case.processes > 1 else "ROWS"
     cache = "" if case.cache else ", use_cache=False"
     doc = {ALONE: "Run each row alone.", PACKED: "Run all rows as one, packed.", PADDED: "Run all rows as one padded batch."}
     head = f'def actual(model{", mine" * (case.processes > 1)}):\n    """{doc[case.layout]}"""\n'
     if case.through == TRAINER:
-        return head + _TRAINERS.replace("ROWS", rows)
+        return head + templates.TRAINERS.replace("ROWS", rows)
     if case.layout == ALONE:
         run = f"    outputs = [model(torch.tensor([row]){cache}).logits[0] for row in {rows}]"
     else:
         run = (
-            (_PACKED if case.layout == PACKED else _PADDED).strip("\n").replace("ROWS", rows).replace(", use_cache=False", cache)
+            (templates.PACKED if case.layout == PACKED else templates.PADDED)
+            .strip("\n")
+            .replace("ROWS", rows)
+            .replace(", use_cache=False", cache)
         )
         if case.borders:
             run = run.replace(
                 "    logits = model(ids, position_ids=positions",
-                f"{_BORDERS.replace('ROWS', rows)}    logits = model(ids, position_ids=positions, **borders",
+                f"{templates.BORDERS.replace('ROWS', rows)}    logits = model(ids, position_ids=positions, **borders",
             )
     if case.kind in (ERROR, CRASH, HANG) and not case.backward:
         return f"{head}{run}\n    return outputs"
@@ -230,79 +219,7 @@ def _actual(case: Case) -> str:
     return f"{head}{run}\n    return [log_probs(logits{scale}, row) for logits, row in zip(outputs, {rows})]"
 
 
-_PACKED = """
-    ids = torch.tensor([[token for row in ROWS for token in row]])
-    positions = torch.tensor([[at for row in ROWS for at in range(len(row))]])
-    logits = model(ids, position_ids=positions, use_cache=False).logits[0]
-    outputs = logits.split([len(row) for row in ROWS])
-"""
-_BORDERS = """\
-    lengths = torch.tensor([0, *[len(row) for row in ROWS]])
-    ends = lengths.cumsum(0).to(torch.int32)
-    index = [[number for number, row in enumerate(ROWS) for _ in row]]
-    borders = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-    borders["seq_idx"] = torch.tensor(index)
-"""
-_PADDED = """
-    width = max(left + len(row) for left, row in zip(LEFT, ROWS))
-    right = [width - left - len(row) for left, row in zip(LEFT, ROWS)]
-    ids = [[0] * a + row + [0] * b for a, row, b in zip(LEFT, ROWS, right)]
-    real = [[0] * a + [1] * len(row) + [0] * b for a, row, b in zip(LEFT, ROWS, right)]
-    mask = torch.tensor(real)
-    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
-    given = {"attention_mask": mask, "position_ids": positions}
-    logits = model(torch.tensor(ids), **given, use_cache=False).logits
-    cut = zip(logits, LEFT, ROWS)
-    outputs = [part[left : left + len(row)] for part, left, row in cut]
-"""
-_TRAINERS = """\
-    width = max(map(len, ROWS))
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in ROWS])
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ROWS])
-    outputs = model(ids, attention_mask=mask, return_logprobs=True)
-    return [values[: len(row) - 1] for values, row in zip(outputs, ROWS)]
-"""
-_STAND_IN = """
-def stand_in():
-    \"\"\"Provide what OpenRLHF imports of flash_attn, where that is not installed.\"\"\"
-
-    def unpad_input(values, mask):
-        lengths = mask.sum(-1, dtype=torch.int32)
-        indices = mask.flatten().nonzero().flatten()
-        ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return values.flatten(0, 1)[indices], indices, ends, int(lengths.max()), lengths
-
-    def pad_input(values, indices, rows, width):
-        flat = values.new_zeros((rows * width, *values.shape[1:]))
-        return flat.index_copy(0, indices, values).view(rows, width, *values.shape[1:])
-
-    names = ("", ".bert_padding", ".utils", ".utils.distributed")
-    modules = {f"flash_attn{name}": types.ModuleType(name) for name in names}
-    for name, module in modules.items():
-        module.__path__, module.__spec__ = [], ModuleSpec(name, None, is_package=True)
-    padding = modules["flash_attn.bert_padding"]
-    padding.unpad_input, padding.pad_input = unpad_input, pad_input
-    padding.rearrange = rearrange
-    padding.index_first_axis = lambda values, at: values[at]
-    modules["flash_attn.utils.distributed"].all_gather = None
-    sys.modules.update(modules)
-
-
-def build_actor(attention, dtype):
-    \"\"\"Build OpenRLHF's Actor of the model.\"\"\"
-    if importlib.util.find_spec("flash_attn") is None:
-        stand_in()
-    from openrlhf.models import Actor
-
-    with tempfile.TemporaryDirectory() as folder:
-        build(attention, torch.float32).save_pretrained(folder)
-        named = {"attn_implementation": attention, "param_dtype": dtype}
-        actor = Actor(folder, **named, packing_samples=PACKED, temperature=TEMPERATURE)
-    return actor.eval()
-"""
-
-
-def _model_line(case: Case) -> str:
+def _model_line(case: FaultCase) -> str:
     lines = [f'    model = build("{case.attn}", {_dtype(case)})']
     if case.through == TRAINER:
         lines = [f'    model = build_actor("{case.attn}", "{case.dtype}")']
@@ -321,7 +238,7 @@ def _model_line(case: Case) -> str:
     return "\n".join(lines)
 
 
-def _attempt(case: Case) -> str:
+def _attempt(case: FaultCase) -> str:
     grad = case.backward or case.kind == GRADIENT
     lines = [] if grad else ["@torch.no_grad()"]
     lines.append("def attempt():")
@@ -377,11 +294,11 @@ _RETURNS = {
 }
 
 
-def _main(case: Case) -> str:
+def _main(case: FaultCase) -> str:
     if launched(case):
-        return _LAUNCH.rstrip() + "\n\n" + (_MAIN_HANG if case.kind == HANG else _MAIN_CRASH)
+        return templates.LAUNCH.rstrip() + "\n\n" + (templates.MAIN_HANG if case.kind == HANG else templates.MAIN_CRASH)
     if case.kind == ERROR:
-        return _MAIN_ERROR
+        return templates.MAIN_ERROR
     unit = "nats" if case.kind != GRADIENT else "of its norm"
     limit = "0" if case.kind == RERUN else "LIMIT"
     what = "parameter" if case.kind == GRADIENT else "row"
@@ -394,71 +311,6 @@ def main():
     print("expected: at most", {limit})
     return int(not all(difference <= {limit} for difference in differences))
 '''
-
-
-_MAIN_ERROR = """
-def main():
-    try:
-        attempt()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        text = f"{type(error).__name__}: {' '.join(lines[:2])}"
-        text = re.sub(r"(/[\\w.+-]+){2,}|\\d+", lambda m: "PATH" if m[1] else "N", text)
-        print(f"expected: it runs; what comes: {text}")
-        if text.startswith(ERROR):
-            return 1
-        traceback.print_exc()
-        return 2
-    print("it ran, as expected")
-    return 0
-"""
-
-_LAUNCH = '''
-def endings():
-    """Start the attempt in processes of its own; return their exit codes, None: hangs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = []
-    for rank in range(PROCESSES):
-        place = {"RANK": str(rank), "WORLD_SIZE": str(PROCESSES), "MASTER_PORT": port}
-        place |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
-        command = [sys.executable, "-I", __file__, "attempt"]
-        ranks.append(subprocess.Popen(command, env=os.environ | place))
-    codes = []
-    for process in ranks:
-        try:
-            codes.append(process.wait(SECONDS))
-        except subprocess.TimeoutExpired:
-            codes.append(None)
-    for process in ranks:
-        process.kill()
-    return codes
-'''
-
-_MAIN_CRASH = """
-def main():
-    if sys.argv[1:] == ["attempt"]:
-        attempt()
-        return 0
-    codes = endings()
-    print(f"expected: exit code 0; what comes: {codes}")
-    if any(code is not None and code < 0 for code in codes):
-        return 1
-    return 0 if set(codes) == {0} else 2
-"""
-
-_MAIN_HANG = """
-def main():
-    if sys.argv[1:] == ["attempt"]:
-        attempt()
-        return 0
-    codes = endings()
-    print(f"expected: each process ends; what comes: {codes} (None: it hangs)")
-    if None in codes:
-        return 1
-    return 0 if set(codes) == {0} else 2
-"""
 
 
 def _literal(value: Any, before: int, indent: int = 0) -> str:

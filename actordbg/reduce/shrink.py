@@ -1,6 +1,6 @@
-"""Make a case smaller as long as trials show the same signature: bisection where size is a number, then delta debugging.
+"""Make a case smaller as long as trials show the same fingerprint: bisection where size is a number, then delta debugging.
 
-    shrinker = Shrinker(trials, signature, start)
+    shrinker = Shrinker(trials, fingerprint, start)
     shrinker.run()
     shrinker.best, shrinker.accepted, shrinker.aside
 
@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from actordbg.actor.models import truncate
 from actordbg.base.errors import CorruptDump, UsageError
-from actordbg.reduce.case import ALONE, LIMITS, MODEL, PACKED, PADDED, Case, drawn
-from actordbg.reduce.signature import Signature
+from actordbg.reduce.case import ALONE, LIMITS, MODEL, PACKED, PADDED, FaultCase, drawn
+from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.trials import RETURNED, Ending, Trials
 
 T = TypeVar("T")
@@ -62,15 +62,15 @@ def least(low: int, high: int, shows: Callable[[int], bool]) -> int:
 
 
 class Shrinker:
-    """The state of a reduction. best: the smallest case so far. accepted: all that showed the signature, in order.
+    """The state of a reduction. best: the smallest case so far. accepted: all that showed the fingerprint, in order.
 
     aside: smaller cases that showed something else, and what. on_step: called with what is tried.
     """
 
     def __init__(
-        self, trials: Trials, signature: Signature, start: Case, on_step: Callable[[str], None] = lambda words: None
+        self, trials: Trials, fingerprint: Fingerprint, start: FaultCase, on_step: Callable[[str], None] = lambda words: None
     ) -> None:
-        self.trials, self.signature, self.best, self.on_step = trials, signature, start, on_step
+        self.trials, self.fingerprint, self.best, self.on_step = trials, fingerprint, start, on_step
         self.accepted, self.aside = [start], dict[str, str]()
 
     def run(self) -> None:
@@ -80,13 +80,13 @@ class Shrinker:
             phase()
 
     def _take(self, *, notable: bool = True, **changes: Any) -> bool:
-        """Try the best case with these changes, and keep it if it shows the signature. notable: another fault is worth a word."""
+        """Try the best case with these changes, and keep it if it shows the fault. notable: another fault is worth a word."""
         try:
             case = replace(self.best, **changes)
         except (CorruptDump, ValueError):
             return False
         ending = self.trials.ending(case)
-        if self.signature.shown_by(case, ending) and (
+        if self.fingerprint.shown_by(case, ending) and (
             notable or _size(ending) >= min(_size(self.trials.ending(self.best)), _CLEAR) / 2
         ):
             self.best = case
@@ -192,15 +192,15 @@ def _size(ending: Ending) -> float:
     return max((math.inf if value is None else value for value in ending.values), default=math.inf)
 
 
-def _other(case: Case, ending: Ending) -> str:
+def _other(case: FaultCase, ending: Ending) -> str:
     """Say what other fault a trial shows; "" for none."""
     if ending.status != RETURNED:
         return f"{ending.error_class or ending.status}: {ending.error}"[:120].removesuffix(": ")
     return ""
 
 
-def neighbours(case: Case) -> Iterator[tuple[str, Case]]:
-    """Yield cases that differ from this one in a single setting, and the setting in words, for what was tried beside it."""
+def neighbours(case: FaultCase) -> Iterator[tuple[str, FaultCase]]:
+    """Yield cases that differ from this case in a single setting, and the setting in words, for what was tried beside it."""
     changes: list[tuple[str, dict[str, Any]]] = [
         ("attention eager", {"attn": "eager"}),
         ("attention sdpa", {"attn": "sdpa"}),

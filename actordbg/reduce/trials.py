@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from actordbg.base.errors import LaunchProblem
 from actordbg.records.journal import Journal, read_events
 from actordbg.reduce import script
-from actordbg.reduce.case import Case
+from actordbg.reduce.case import FaultCase
 from actordbg.reduce.trial_host import DIED, HUNG, RAISED, RETURNED
 
 __all__ = ["DIED", "HUNG", "RAISED", "RETURNED", "Ending", "OutOfBudget", "Trials"]
@@ -75,7 +75,7 @@ class Trials:
         """Number of trials that ran, in this call and before."""
         return len(self._known)
 
-    def ending(self, case: Case, *, afresh: bool = False) -> Ending:
+    def ending(self, case: FaultCase, *, afresh: bool = False) -> Ending:
         """Return how the case ends; afresh: run it again, in a new process. Raises OutOfBudget."""
         if not afresh and case.key in self._known:
             return self._known[case.key]
