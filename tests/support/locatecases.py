@@ -366,6 +366,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3, "dtype": "fp32"},
     "fsdp2": {"backend": "fsdp2"},
     "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
+    "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
 }
 
 
