@@ -32,7 +32,7 @@ from actordbg.base.units import human_bytes
 from actordbg.laws import changes
 from actordbg.laws.jacobian import ring_of
 from actordbg.locate import kernels
-from actordbg.locate.clean_models import clean_model, dtype_of, one_line, truth
+from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, truth
 from actordbg.locate.forced_forward import Forcing, Recording
 from actordbg.locate.judgement import judge
 from actordbg.locate.places import Key, Sums, Tape, places_of
@@ -180,7 +180,7 @@ class LocateRun:
             forcing, attended = Forcing(tape, index.flatten()), (index >= 0).long().to(device)
             with self.session.autocast(record), loaded.under(forcing):
                 self._run(model, batch, padded, attended)
-            attn, dtype = self.session.choices.attn, dtype_of(self.session)
+            attn, dtype = clean_attention(self.session), dtype_of(self.session)
             if attn != "eager" and (far := kernels.far_off(forcing.sums, dtype)):
                 model.set_attn_implementation("eager")
                 eager = Forcing(tape, index.flatten())
