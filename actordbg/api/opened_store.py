@@ -208,6 +208,12 @@ class OpenStore:
             run_replay(self._store, spec, planning.counting(self._steps(1)))
             return locate_answer(spec, data_of(self._store, spec).results)
 
+    def turns(self, dump: str | None = None, *, run: str | None = None, tokenizer: Any = None) -> CommandResult:
+        """Check that the ids that a rollout sampled are those that were trained on. tokenizer: has `decode(ids)`."""
+        from actordbg.judge.turns import turns_answer
+
+        return turns_answer(self._store.require(), dump, run=run, decode=None if tokenizer is None else tokenizer.decode)
+
     def weights(self, run: str | None = None) -> CommandResult:
         """Check that rollout engines got the weights that were sent, in a run recorded with `run --hash-weights`."""
         from actordbg.judge.weight_ladder import weights_answer
