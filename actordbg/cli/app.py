@@ -91,7 +91,7 @@ STORE = CommandGroup(
     "Show, browse, index, verify and sync a store.",
     (
         Command("Show patch, recording, dump and replay status.", "patch:status", FACTS, old="status"),
-        Command("Browse the store in a local web page.", "report:ui", "", old="ui"),
+        Command("Browse the store in a local web page.", "attach:ui", "", old="ui"),
         Command("Index new files in the store.", "index:index", old="index"),
         Command("Verify a store's integrity.", "index:fsck", FACTS, old="fsck"),
         Command("Download new files of a remote store into a folder.", "remote_store:pull"),
@@ -148,7 +148,7 @@ CONTENTS = (
                         called="ls",
                         old="replays",
                     ),
-                    Command("Attach to a rank at a breakpoint.", "report:attach", "", old="attach"),
+                    Command("Attach to a rank at a breakpoint.", "attach:attach", "", old="attach"),
                 ),
             ),
             Command(

@@ -107,10 +107,12 @@ def run(
         "unreadable": unreadable,
         "recovered": recovered,
     }
+    lines = list(_told(answer))
     if as_json:
-        emit_json(answer, err=True)
+        following = next((line.removeprefix("next: ") for line in lines if line.startswith("next: ")), "")
+        emit_json({"verdict": "", "sentence": lines[0], "next": following, **answer}, err=True)
     else:
-        for line in _told(answer):
+        for line in lines:
             note(line if line.startswith("next: ") else f"actordbg: {line}")
     raise typer.Exit(code)
 
