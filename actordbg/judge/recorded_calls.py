@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from actordbg.base.units import plural
-from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord
+from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_dump_id, timestamp_of
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.store.payload import load_plain, numbers_of
@@ -76,6 +76,15 @@ class RecordedCall:
         if value is None and (array := self.array(name)) is not None and array.size == 1:
             value = array.item()
         return value
+
+    @property
+    def forward_id(self) -> str | None:
+        """The dump id of the forward whose log-probs a loss got; None if that was not recorded."""
+        parts = self.array("forward")
+        if parts is None:
+            return self.fact("forward")  # type: ignore[no-any-return]
+        time_ns, number, pid, token = map(int, parts)
+        return make_dump_id(timestamp_of(time_ns), number, pid, f"{token:08x}")
 
     @property
     def is_loss(self) -> bool:
