@@ -28,7 +28,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ class CapturePoints:
     losses: tuple[CapturePoint, ...]
     settings: Mapping[str, str]
     flags: Mapping[str, str]
+    read: list[Any] = field(default_factory=lambda: [None, {}])
 
     @classmethod
     def of(cls, package: str) -> CapturePoints | None:
@@ -80,6 +81,14 @@ class CapturePoints:
 
 _ARGUMENTS = ("sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "advantages")
 """Parts of an experience that the loss or the forward gets as arguments."""
+
+    def settings_in(self, arguments: Any) -> dict[str, Any]:
+        """Return the settings and flags, which a process reads once from each `strategy.args`."""
+        if self.read[0] is not arguments:
+            named = {name: _at(arguments, path) for name, path in self.settings.items()}
+            self.read[:] = arguments, named | {name: bool(_at(arguments, path)) for name, path in self.flags.items()}
+        return self.read[1]  # type: ignore[no-any-return]
+
 
 _AFTER = ("backward_loss", "grad_norm")
 """Results that are known after the loss, at the end of the training step or of the optimizer step."""
@@ -239,9 +248,7 @@ def _context(points: CapturePoints, loss: Any, engine: Any, item: Item | None) -
         own |= {name: value for name, value in parts.items() if isinstance(value, torch.Tensor) and value.dim() < 3}
         strategy = getattr(trainer, "strategy", None)
         shared["accumulation"] = getattr(strategy, "accumulated_gradient", None)
-        arguments = getattr(strategy, "args", None)
-        shared |= {name: _at(arguments, path) for name, path in points.settings.items()}
-        shared |= {name: bool(_at(arguments, path)) for name, path in points.flags.items() if arguments is not None}
+        shared |= points.settings_in(getattr(strategy, "args", None))
         shared["eos_token_id"] = getattr(getattr(trainer, "tokenizer", None), "eos_token_id", None)
     numbers = {name: _number(value) for name, value in own.items()}
     return (
