@@ -78,10 +78,6 @@ class CapturePoints:
         losses = (CapturePoint(each["where"], tuple(each["returns"]), each["names"]) for each in read.pop("losses"))
         return cls(losses=tuple(losses), **read)
 
-
-_ARGUMENTS = ("sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "advantages")
-"""Parts of an experience that the loss or the forward gets as arguments."""
-
     def settings_in(self, arguments: Any) -> dict[str, Any]:
         """Return the settings and flags, which a process reads once from each `strategy.args`."""
         if self.read[0] is not arguments:
@@ -89,6 +85,9 @@ _ARGUMENTS = ("sequences", "attention_mask", "action_mask", "action_log_probs", 
             self.read[:] = arguments, named | {name: bool(_at(arguments, path)) for name, path in self.flags.items()}
         return self.read[1]  # type: ignore[no-any-return]
 
+
+_ARGUMENTS = ("sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "advantages")
+"""Parts of an experience that the loss or the forward gets as arguments."""
 
 _AFTER = ("backward_loss", "grad_norm")
 """Results that are known after the loss, at the end of the training step or of the optimizer step."""
