@@ -3,8 +3,8 @@
     python -m benchmarks.faulty_ppo run FOLDER [--fault NAME] [--ranks 2] [--fp32] [--steps 3] [-- OPENRLHF OPTIONS]
 
 Everything is OpenRLHF's own code but vLLM's sampler. FOLDER gets `store`, the initial
-`model`, and `ppo.log`. A run takes about 35 seconds of two cores. Faults (`FAULTS`) are planted in every process before it imports
-OpenRLHF; ACTORDBG_PLANTED names one.
+`model`, and `ppo.log`. A run takes about 35 seconds of two cores. Faults (`FAULTS`) are planted before a process
+imports OpenRLHF; ACTORDBG_PLANTED names one.
 """
 
 from __future__ import annotations
