@@ -1,7 +1,8 @@
 """The losses of RL trainers, token by token, written from their formulas: numpy arrays or torch tensors in, terms out.
 
 A loss is a sum of terms over the actions of a step, divided by their number (`token_level_loss`), or the mean over rows of
-each row's mean. `xp` is numpy or torch: both have these functions, so recorded log-probs are judged without torch, and a replay differentiates the same formula. No trainer's code is used.
+each row's mean. `xp` is numpy or torch: both have these functions, so recorded log-probs are judged without torch, and a replay
+differentiates the same formula. No trainer's code is used.
 
 | Term of an action | Formula | Source |
 |---|---|---|
