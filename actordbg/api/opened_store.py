@@ -208,6 +208,15 @@ class OpenStore:
             run_replay(self._store, spec, planning.counting(self._steps(1)))
             return locate_answer(spec, data_of(self._store, spec).results)
 
+    def step(self, number: int, run: str | None = None, *, trust_remote_code: bool = False, **settings: Any) -> CommandResult:
+        """Replay optimizer step `number` of a run from its recorded losses, as `actordbg step` does."""
+        from actordbg.api.steps import step_answer
+
+        with self._consent(trust_remote_code):
+            config = self._requested(settings)[0].config
+            self._store.require_writable()
+            return step_answer(self._store, run, number, config, planning.counting(self.on_progress), self._steps)
+
     def matrix(
         self, where: str | None = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
         trust_remote_code: bool = False, **settings: Any,

@@ -162,6 +162,7 @@ CONTENTS = (
             Command("Explain what is wrong with a replay, where, and since when.", "explain:explain", CHARTS),
             Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
             Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT, settings=OLD_TRUTH),
+            Command("Replay an optimizer step: loss, norm, known faults.", "step:step", DOCUMENT, label="step"),
             Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
             MEASURE,
         ),
