@@ -157,7 +157,7 @@ class LossSlot:
         return self._enter if control is not None and LOSS in control.calls else None
 
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
-        """Hand over a loss without a step to wait for, one that raised, or that a trigger judges; another waits."""
+        """Hand over a loss at once if it raised, has no step to wait for, or is judged by a trigger; else let it wait."""
         actor = None if _here.forward is None else _here.forward.actor()
         ends = _here.step is not None or "optimizer_step" in (name for _, name in _attached)
         if error is not None or item.control.triggers or actor is None or not (ends and torch.is_grad_enabled()):

@@ -106,7 +106,7 @@ class RecordedStep:
 
     @property
     def accumulation(self) -> int:
-        """What the engine divides each loss by: DeepSpeed's accumulation, else the number of micro-batches."""
+        """The number that the engine divides each loss by: DeepSpeed's accumulation, else the number of micro-batches."""
         return int(self.fact("engine_accumulation") or self.places)
 
     @cached_property
@@ -156,7 +156,7 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
             by_rank.setdefault(row.rank, []).append((call, row.path))
     micro_batches = [micro for calls in by_rank.values() for micro in _joined(catalog, calls)]
     if not micro_batches:
-        raise NothingToDo(f"the losses of step {number} have no results, or are no policy's", hint=_RECORD)
+        raise NothingToDo(f"the losses of step {number} lack results, or are those of another model than a policy", hint=_RECORD)
     micro_batches.sort(key=lambda each: (each.place, each.loss.record.rank))
     whole, seen = [], set[tuple[int, tuple[bytes, ...]]]()
     for each in micro_batches:

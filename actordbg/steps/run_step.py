@@ -54,7 +54,7 @@ class Side:
 
     @property
     def alone(self) -> list[float]:
-        """The norm of each place's gradient by itself, on the reference's side."""
+        """The norm of the gradient of each place alone, on the reference's side."""
         return [each["alone"] for each in self.figures if "alone" in each]
 
     def total(self, divided_by: float = 1.0) -> float:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from actordbg.actor.backends.training import Training
+from actordbg.actor.training_session import TrainingSession
 from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import Unsupported
-from actordbg.campaign.training_session import TrainingSession
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import CONTEXT
@@ -65,8 +65,9 @@ class ReferenceSession(TruthSession):
         call = text_call(forward, self.resolved["vocab_size"], self._device)
         self._model.train(bool(forward.record.training) and not self._dropout)
         follow_adapters(self._model, forward.record.actor)
-        outcome = self._rows(call, forward, True, objective=_Objective(loss, self._plan, self._wide, self._device))
-        return outcome.log_probs, {"loss": float(outcome.loss or 0.0)}, outcome.forward_s
+        objective = _Objective(loss, self._plan, self._wide, self._device)
+        outcome = self._rows(call, forward, True, objective=objective)
+        return outcome.log_probs, {"loss": objective.loss}, outcome.forward_s
 
     def norms(self, *, last: bool) -> dict[str, float]:
         """Return the norm of the gradient since the last call, `alone`, and, for the last place, of the whole step."""
@@ -83,11 +84,11 @@ def _norm(gradients: dict[str, Tensor]) -> float:
 
 
 class _Objective:
-    """A row's part of the step's loss. Everything but the log-probs is as recorded."""
+    """A row's part of the step's loss, of recorded values and its log-probs. loss: so far, without KL and entropy terms."""
 
     def __init__(self, loss: Dump, plan: StepPlan, dtype: torch.dtype, device: torch.device) -> None:
         own, arguments = f"{CONTEXT}loss.", loss.record.arguments
-        self._plan = plan
+        self._plan, self.loss = plan, 0.0
         self._attributes = {name.removeprefix(own): value for name, value in arguments.items() if name.startswith(own)}
         self._named = {
             name.removeprefix(CONTEXT): tensor.to(device, dtype)
@@ -105,6 +106,7 @@ class _Objective:
             raise Unsupported("the formula of this loss is not known", hint="replay a step of PPO, GSPO or SFT")
         by_token, tokens = self._attributes.get("token_level_loss") is not False, self._plan.tokens
         total: Tensor = terms.sum() / tokens if by_token else terms.mean() / self._plan.rows
+        self.loss += float(total.detach())
         if self._facts.get("kl.use_loss") and self._facts.get("kl.init_coef"):
             total = total + float(self._named["kl_ctl"]) * self._kl(named).sum() / tokens
         if coefficient := self._facts.get("entropy_coef"):
