@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from actordbg.cli.options import option, require_good, store_of
-from actordbg.cli.output import TokenizerFile, say_answer, texts_of
+from actordbg.cli.options import option
+from actordbg.cli.output import TokenizerFile
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
@@ -31,14 +31,7 @@ def step(
 
     Example: actordbg step --run ppo-7b --step 12 --model ckpt/step12 --backend deepspeed --zero-stage 2 --nproc 2
     """
-    from actordbg.api.planning import counting
-    from actordbg.api.steps import step_answer
-    from actordbg.cli import replaying
+    from actordbg.cli.terminal import conclude, flags_of, opened
 
-    flags, texts = replaying.flags_of(settings), texts_of(tokenizer)
-    store = store_of(ctx).require_writable()
-    config = replaying.asked_for(ctx, flags).config
-    with replaying.replaying(store, "replaying the step", 0) as advance:
-        answer = step_answer(store, run, number, config, counting(advance), lambda total: advance(0, total=total), texts)
-    say_answer(answer)
-    require_good(answer.ok)
+    store = opened(ctx)
+    conclude(store, store.step(number, run, tokenizer=tokenizer, **flags_of(settings)))
