@@ -21,7 +21,7 @@ import safetensors.numpy
 
 from actordbg.base.errors import Unsupported
 from actordbg.base.units import new_replay_id, plural
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.replay_config import ENDPOINT, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.judge.recorded_calls import Numbers
@@ -85,6 +85,8 @@ class StepFigures:
 def run_step(store: Store, step: RecordedStep, config: ReplayConfig, on_event: Callable[[Progress], None]) -> StepFigures:
     """Replay a step under `config`, and as one batch in fp32. Raises Unsupported if the configuration cannot divide it."""
     inputs = tuple(each.forward for each in step.micro_batches)
+    if config.backend == ENDPOINT:
+        raise Unsupported("a server computes no gradients", hint="use --backend plain, deepspeed or fsdp2")
     if len(inputs) % config.lanes:
         raise Unsupported(
             f"{plural(len(inputs), 'micro-batch')} cannot be divided among {plural(config.lanes, 'data-parallel process')}",
