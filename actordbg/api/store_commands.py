@@ -168,6 +168,19 @@ class StoreCommands:
                 command = spec.command
             return locate_answer(*run_located(desk, spec, command))
 
+    def step(
+        self, number: int, run: str | None = None, *, tokenizer: str | Path | None = None, trust_remote_code: bool = False,
+        **settings: Any,
+    ) -> CommandResult:  # fmt: skip
+        """Replay optimizer step `number` of a run from its recorded losses, as `actordbg step` does.
+
+        run: None if only one run has that step. `model` must hold that step's weights. tokenizer: adds text to token charts.
+        """
+        from actordbg.api.steps import replayed_step
+
+        with self._desk.client.consent(trust_remote_code):
+            return replayed_step(self._desk, number, run, self._desk.client.settings(settings), tokenizer)
+
     def weights(self, run: str | None = None) -> CommandResult:
         """Check that rollout engines got the weights that were sent, in a run recorded with `run --hash-weights`."""
         from actordbg.judge.weight_ladder import weights_answer
