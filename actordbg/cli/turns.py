@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from actordbg.cli.options import option, require_good, store_of, stored
-from actordbg.cli.output import TokenizerFile, say_document, texts_of
+from actordbg.cli.options import option, stored
+from actordbg.cli.output import TokenizerFile
 
 
 def turns(
@@ -29,13 +29,7 @@ def turns(
 
     Example: actordbg turns --run agent --tokenizer /models/qwen3
     """
-    from actordbg.judge.chat_template import template_answer
-    from actordbg.judge.turns import trajectories_of, turns_answer
+    from actordbg.cli.terminal import conclude, opened
 
-    store = store_of(ctx)
-    if template is not None:
-        answer = template_answer(template, trajectories_of(store, run) if store.exists() else [])
-    else:
-        answer = turns_answer(store.require(), dump, run=run, decode=texts_of(tokenizer))
-    say_document(answer.blocks, data=dict(answer.data))
-    require_good(answer.ok)
+    store = opened(ctx)
+    conclude(store, store.turns(dump, run=run, tokenizer=tokenizer, template=template))

@@ -139,7 +139,7 @@ def _not_a_prefix(tokenizer: Any, before: str, after: str, ids: Any) -> tuple[st
 
 
 def _recorded(tokenizer: Any, trajectory: Trajectory) -> TemplateFault | None:
-    """Return where the text of a recorded conversation, encoded up to a border, is no prefix of the longer text's ids."""
+    """Return where the text of a recorded conversation, encoded up to a border, has ids that do not begin the longer text's."""
     ends = [len(turn.given) for turn in trajectory.turns] + [stop for _, stop in trajectory.ranges]
     texts = [tokenizer.decode(trajectory.trained[:end]) for end in sorted({*ends, len(trajectory.trained)})]
     for number, (before, after) in enumerate(itertools.pairwise(texts)):

@@ -175,7 +175,7 @@ def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], matched: int, fa
 
 
 def trajectories_of(store: Store, run: str | None = None) -> list[Trajectory]:
-    """Read the newest trajectories of a run, at most `MOST`; by default of the run with the newest. Damaged files are left out."""
+    """Read the newest trajectories of a run, at most `MOST`; by default of the newest run. Damaged ones are left out."""
     paths = sorted((store.root / TURNS).glob(f"{run or '*'}/*.json"), key=lambda path: path.stat().st_mtime_ns)
     read = []
     for path in paths[-MOST:]:
@@ -205,7 +205,7 @@ def _with_rows(
     trajectories: Sequence[Trajectory], rows: Sequence[tuple[int, ...]]
 ) -> Iterator[tuple[Trajectory, tuple[int, ...] | None]]:
     """Yield each trajectory with the row that was made from it. Samples of a group have the same prompt: a row that is another
-    trajectory's is never held against this one.
+    trajectory's is never compared with it.
     """
     handed = {each.trained for each in trajectories}
     left = [row for row in rows if row not in handed]
@@ -220,4 +220,4 @@ def _with_rows(
 
 
 def _alike(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    return sum((Counter(ours) & Counter(theirs)).values()) / max(len(ours), len(theirs), 1)
+    return sum((Counter(ours) & Counter(theirs)).values()) / max(len(ours), len(theirs) // 2, 1)

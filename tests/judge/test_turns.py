@@ -81,11 +81,11 @@ def as_rows(store: Store, *rows: Ids) -> None:
     store.publish_dump(*payload.encode(record, {"sequences": ids, "attention_mask": mask}))
 
 
-def test_ids_that_stay_the_same_are_right_and_rows_of_the_training_are_found(store: Store, tokenizer: Any):
+def test_ids_that_stay_the_same_are_right_and_rows_of_the_training_are_found(store: Store, model: Path, tokenizer: Any):
     pair = [conversation(tokenizer, number=number) for number in (0, 1)]
     stored(store, *pair)
     as_rows(store, *(list(each.trained) for each in pair))
-    answer = actordbg.open(store.root).turns(tokenizer=tokenizer)
+    answer = actordbg.open(store.root).turns(tokenizer=model)
     assert answer.ok and answer["trajectories"] == answer["in_dumps"] == 2 and answer["turns"] == 4
 
 
@@ -160,9 +160,10 @@ TEMPLATES = {
     "template drops text": "{% for m in messages %}<|{{ m.role }}|>{% if not loop.last and '</think>' in m.content %}"
     "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}",
-    "border lost": "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% if not loop.last %}\n{% endif %}{{ eos_token }}"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-    "retokenized": "{% for m in messages %}Sor{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}So{% endif %}",
+    "border lost": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ '' if loop.last else '\n' }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "retokenized": "{% for m in messages %}The sum{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}The su{% endif %}",
 }
 
 
