@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from actordbg.cli.options import option, require_good, store_of
-from actordbg.cli.output import say_document
+from actordbg.cli.options import option
 
 
 def weights(
@@ -22,8 +21,7 @@ def weights(
 
     Example: actordbg weights --run ppo-7b
     """
-    from actordbg.judge.weight_ladder import weights_answer
+    from actordbg.cli.terminal import conclude, opened
 
-    answer = weights_answer(store_of(ctx).require(), run)
-    say_document(answer.blocks, data=dict(answer.data))
-    require_good(answer.ok)
+    store = opened(ctx)
+    conclude(store, store.weights(run))
