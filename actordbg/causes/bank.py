@@ -294,7 +294,7 @@ def _without_prompts(attended: Any, sampled: Any, size: float) -> Laid:
     yield from ((row, _positions(attended), sampled) for row in _alone(attended))
 
 
-SHIFT, ROWS, PLACEHOLDER, WEIGHTS = "shift", "other rows", "placeholder", "weights"
+SHIFT, ROWS, PLACEHOLDER, WEIGHTS, NAN = "shift", "other rows", "placeholder", "weights", "not finite"
 
 BANK: tuple[Cause, ...] = (
     Cause(
@@ -469,6 +469,13 @@ BANK: tuple[Cause, ...] = (
         "trl#5312",
         _never,
     ),
+    Cause(
+        NAN, "weights",
+        "no token has a finite log-prob, and all are finite with these weights: a weight was NaN or infinite then",
+        "find the step that made it: record with `dump enable --on nan`, which keeps the first such call",
+        "OpenRLHF#1120",
+        _never,
+    ),
 )  # fmt: skip
-"""All causes. The last four move log-probs without a model, or are given as further models: `fit` knows how."""
+"""All causes. The last five move log-probs without a model, or are given as further models: `fit` knows how."""
 BY_NAME = {cause.name: cause for cause in BANK}
