@@ -143,9 +143,7 @@ def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -
     side = RECORDED if record.b.kind == GOLDEN else REPLAYED
     if any(LEAKED in dump.reasons for dump in record.dumps):
         return record
-    lost = [
-        dump.log_probs.count for dump in record.dumps if dump.log_probs and 0 < dump.log_probs.count == dump.log_probs.nonfinite
-    ]
+    lost = [each.count for dump in record.dumps if (each := dump.log_probs) and 0 < each.count == each.nonfinite]
     if lost and side == RECORDED:
         nan = BY_NAME[NAN]
         also = (NamedCause(nan.name, nan.said, nan.remedy, nan.thread),)

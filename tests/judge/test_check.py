@@ -85,7 +85,7 @@ def judged(**located: Any) -> dict[str, Any]:
     [
         ({}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; not checked: your model (--model); gradients (--backward); the laws (--laws)",
          "actordbg check --model 'org/a model'"),
-        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differ from the truth by more than fp32 rounding; not checked: your model (--model); "
+        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differs from the truth by more than fp32 rounding; not checked: your model (--model); "
          "gradients (--backward); the laws (--laws)", "actordbg explain r-01"),
         ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; "
          "not checked: your model (--model); gradients (--backward); the laws of 1 dump", "actordbg check --model"),
