@@ -163,8 +163,18 @@ class TruthSession(Decided):
         del self._model
         gc.collect()
 
-    def _rows(self, call: ReplayedCall, dump: Dump, backward: bool, closed: Mapping[str, Closed] | None = None) -> ForwardOutcome:
-        """Compute the rows. closed: for causes, other log-probs to compute from the same logits, by their names in `tensors`."""
+    def _rows(
+        self,
+        call: ReplayedCall,
+        dump: Dump,
+        backward: bool,
+        closed: Mapping[str, Closed] | None = None,
+        objective: Callable[[int, Tensor, Tensor, Tensor], Tensor] | None = None,
+    ) -> ForwardOutcome:
+        """Compute the rows. closed: for causes, other log-probs to compute from the same logits, by their names in `tensors`.
+
+        objective: a row's part of another loss, of its number, its actions' columns, log-probs [n] and logits [n, V].
+        """
         device, given, mask = self._device, call.arguments, call.mask
         sequences, own = given["sequences"], given.get("position_ids")
         attended = attended_tokens(given.get("attention_mask"), sequences)
@@ -200,7 +210,7 @@ class TruthSession(Decided):
             forward_s += measure.now(device) - began
             if backward:
                 began = measure.now(device)
-                part = -scores.sum() / count
+                part = -scores.sum() / count if objective is None else objective(row, places, scores, logits)
                 loss += float(part.detach())
                 part.backward()  # type: ignore[no-untyped-call]
                 backward_s += measure.now(device) - began

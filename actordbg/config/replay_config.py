@@ -53,7 +53,7 @@ NOT_NAMES = ("last", "all", "truth", "golden", "recorded")
 _REPLAYS = ("replay", "check", "noise", "matrix")
 _JUDGES = ("replay", "check", "matrix")
 _NO_TRAINING = (*_REPLAYS, "families", "actor init", "curve")
-_NO_CURVE = (*_REPLAYS, "actor init", "train-check")
+_NO_CURVE = (*_REPLAYS, "actor init", "train-check", "step")
 deciding_setting = partial(setting, numbers=True, cost=True)
 """A setting that changes the results, and time or memory."""
 run_setting = partial(setting, switchable=True, resolved=None)
@@ -331,6 +331,8 @@ SETTINGS: dict[str, Setting] = table_of(ReplayConfig)
 """The table of settings, by name."""
 AXES: dict[str, Setting] = {name: entry for name, entry in SETTINGS.items() if entry.axis is not None}
 """The settings that a matrix varies, the slowest first: that is the order of the combinations."""
+TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
+"""The settings that a training check varies."""
 
 
 def has(entry: Setting, backend: str, compile: bool) -> bool:

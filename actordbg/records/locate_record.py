@@ -103,6 +103,7 @@ class Located:
     last position in the padded row.
     formulas: the truth's own modules against the formulas of their papers; None for a model without formulas.
     kernel: what the attention kernel of transformers does that is wrong, in words; "" if it is right.
+    resident_bytes: weights of the truth that were in memory at once. spilled_bytes: its values that were in temporary files.
     """
 
     places: int = 0
@@ -118,6 +119,8 @@ class Located:
     fields: tuple[tuple[int, int, int], ...] = ()
     formulas: FormulaCheck | None = None
     kernel: str = ""
+    resident_bytes: int = 0
+    spilled_bytes: int = 0
 
 
 def formula_checks(results: Iterable[ResultRecord]) -> list[FormulaCheck]:
