@@ -113,7 +113,7 @@ def angle_of(products: Array) -> dict[str, Any]:
     return {
         "cosine": max(-1.0, min(1.0, product / norms)) if 0 < norms < math.inf else None,
         "distance": _finite(math.sqrt(difference / theirs)) if theirs else None,
-        "gain": _finite(product / theirs) if theirs else None,
+        "gain": _finite(product / theirs) if 0 < theirs < math.inf else None,
     }
 
 

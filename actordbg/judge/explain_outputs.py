@@ -117,7 +117,7 @@ def explain_sides(
         computed(_lone(rounding, usable, temperature), "the rounding") if rounding else None,
         {model: computed(request, "other weights") for model, request in of_models.items()},
     )
-    own = dict(known.truth.resolved["causes"] or {})
+    own = dict(known.truth.resolved.get("causes") or {})
     pieces = {dump_id: piece for dump_id, values in usable.items() if (piece := _piece(store, dump_id, values, known, of))}
     temperatures = {known.truth.results[dump_id].extra.get("temperature") for dump_id in pieces}
     explained = {}
