@@ -34,7 +34,7 @@ def owns(model: Any) -> dict[str, float]:
 
 
 Arranged = Callable[[Callable[[Tensor, Tensor, float], Laid], float], Tensor]
-"""Runs the rows as a cause of a size arranges them; returns log-probs [B, A] or [B, S-1], NaN where there are none."""
+"""Runs the rows as a cause of a size arranges them; returns log-probs [B, A] or [B, S-1], NaN for tokens that no forward has."""
 
 
 def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows, arranged: Arranged) -> dict[str, Tensor]:
