@@ -34,7 +34,7 @@ class Chosen(NamedTuple):
 Closed = Callable[[Any, Chosen], Any]
 """(logits [n, V], divided by the temperature; the sampled tokens) -> log-probs [n]."""
 Laid = Iterator[tuple[Any, Any, Any]]
-"""Arguments of each forward, [B, S]: which tokens it gets (bool, row after row), their positions, which of them attention sees (bool)."""
+"""Arguments of each forward, [B, S]: its tokens (bool, row after row), their positions, those that attention sees (bool)."""
 
 
 @dataclass(frozen=True)
