@@ -172,7 +172,7 @@ CONTENTS = (
                 label="reduce, repro, bundle",
             ),
             Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT, settings=OLD_TRUTH),
-            Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
+            Command("Replay an optimizer step: loss, norm, known faults.", "step:step", DOCUMENT, label="step, turns, weights"),
             Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
             MEASURE,
         ),
@@ -184,6 +184,8 @@ CONTENTS = (
             Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
             Command("Write one script that shows the fault, without actordbg.", "reduce:repro"),
             Command("Pack dumps, replays and comparisons into one archive for a colleague.", "reduce:bundle"),
+            Command("Check that the ids that were sampled are those that were trained on.", "turns:turns", DOCUMENT),
+            Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
         ),
     ),
 )
