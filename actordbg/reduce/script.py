@@ -202,17 +202,11 @@ def _actual(case: FaultCase) -> str:
     if case.layout == ALONE:
         run = f"    outputs = [model(torch.tensor([row]){cache}).logits[0] for row in {rows}]"
     else:
-        run = (
-            (templates.PACKED if case.layout == PACKED else templates.PADDED)
-            .strip("\n")
-            .replace("ROWS", rows)
-            .replace(", use_cache=False", cache)
-        )
+        text = templates.PACKED if case.layout == PACKED else templates.PADDED
+        run = text.strip("\n").replace("ROWS", rows).replace(", use_cache=False", cache)
         if case.borders:
-            run = run.replace(
-                "    logits = model(ids, position_ids=positions",
-                f"{templates.BORDERS.replace('ROWS', rows)}    logits = model(ids, position_ids=positions, **borders",
-            )
+            call = "    logits = model(ids, position_ids=positions"
+            run = run.replace(call, f"{templates.BORDERS.replace('ROWS', rows)}{call}, **borders")
     if case.kind in (ERROR, CRASH, HANG) and not case.backward:
         return f"{head}{run}\n    return outputs"
     scale = "" if case.temperature == 1.0 else f" / {case.temperature!r}"
