@@ -118,8 +118,13 @@ def _model(_store: Store, check: CheckFound) -> Iterator[Evidence]:
         )
     if located is not None and located.kernel:
         yield Evidence(WHAT, located.kernel, "replay with `--attn eager`, or a kernel that computes this model's attention")
+    if located is not None and located.operation and local.operation:
+        first = located.operation
+        code = f"read the code that {first.module} runs: a patched class, a fused kernel, a hook"
+        kind, remedy = (WHERE, "") if local.differences else (WHAT, _OF_OPERATION.get(first.word, code))
+        yield Evidence(kind, local.operation, remedy)
     if located is not None and located.wrong:
-        known = bool(local.differences or located.kernel)
+        known = bool(local.differences or located.kernel or local.operation)
         first = located.wrong[0]
         words = place_in_words(first, located.dtype, cause_known=known)
         yield Evidence(WHERE if known else WHAT, words, "" if known else _of_place(first))
@@ -151,6 +156,16 @@ def _of_place(place: PlaceResult) -> str:
     return f"read the code that {place.module} runs: a patched class, a fused kernel, a hook"
 
 
+_MASK = "look at what makes this layer's mask: padding, borders of packed rows, causality, the window"
+_OF_OPERATION = {
+    "rotary embedding": "compare what turns queries and keys, and the cosines and sines that reach it, with transformers'",
+    "attention mask": _MASK,
+    "sliding window": _MASK,
+    "softmax scale": "pass the module's own `scaling` to the attention kernel, and check that nothing scales twice",
+    "soft cap": "use a kernel that applies attn_logit_softcapping (`--attn eager` does)",
+    "activation": "use the activation that the configuration names (hidden_act)",
+}
+"""By the word of an operation that differs: what to do."""
 _ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
 _OF_LAW = {
     "state": "look for a cache or a buffer that outlives a call (`use_cache=False`)",

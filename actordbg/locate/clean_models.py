@@ -42,6 +42,18 @@ def clean_model(session: ActorSession, device: torch.device) -> Iterator[Any]:
     yield model.to(device).eval()
 
 
+def bare_model(session: ActorSession) -> Any:
+    """Build transformers' own model of the suspect's checkpoint from its configuration, on the meta device, without weights."""
+    from transformers import AutoConfig
+
+    path, trust = _path_of(session), consent.is_given(session.config.model)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+    with _unpartitioned(), torch.device("meta"):
+        build = model_class(path, trust).from_config
+        model = build(config, trust_remote_code=trust, attn_implementation=session.choices.attn, torch_dtype=dtype_of(session))
+    return model.eval()
+
+
 @contextlib.contextmanager
 def truth(session: ActorSession, device: torch.device) -> Iterator[Any]:
     """Load the truth's model, and compute exact products while the block lasts. Unsupported for a model with images."""

@@ -60,20 +60,20 @@ def judge(
             unchecked.setdefault(module, "its tokens cannot be told apart")
     missing = {key[0] for key in floor if key not in found.sums}
     unchecked |= dict.fromkeys(sorted(missing - unchecked.keys()), "this model has no such module, or does not call it")
-    partly = {_layer(module) for module in missing}
+    partly = {layer_of(module) for module in missing}
     judged: list[PlaceResult] = []
     heat: dict[str, Tensor] = {}
     for key, clean in floor.items():
         if key[0] in missing:
             continue
-        if _layer(key[0]) in partly and (key[1] in (INTO, BACK[OUT]) or key[0] in partly):
+        if layer_of(key[0]) in partly and (key[1] in (INTO, BACK[OUT]) or key[0] in partly):
             unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
         elif key[1] == GRADIENT:
             place = _place(key, found.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features)
             judged.append(replace(place, pattern=lost.get(key[0], "")))
         else:
             ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
-            layer = _layer(key[0])
+            layer = layer_of(key[0])
             heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
             chosen = not tape.values[key][0].is_floating_point()
             rounded = torch.bfloat16 if chosen else dtype  # a choice has no rounding of its own
@@ -113,7 +113,7 @@ def _heat(by_layer: Mapping[str, Tensor], features: Mapping[str, Any]) -> dict[s
     }
 
 
-def _layer(module: str) -> str:
+def layer_of(module: str) -> str:
     """Return the name of the decoder layer that a module is in, up to the first number; its own name outside of layers."""
     parts = module.split(".")
     number = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))

@@ -482,7 +482,7 @@ def top_of_logits() -> Any:
 
 L0, L1, L2, L3 = (f"model.layers.{layer}" for layer in range(4))
 HELD = r"times the checkpoint's|differs from the checkpoint's|is 0 in"
-CODE = r"code or its kernel|between the modules"
+CODE = r"code or its kernel|between the modules|the code of"
 BETWEEN = r"a mask, a scale, an angle or a kernel|mask|scale|softmax|rotary|angle"
 FAULTS: tuple[Planted, ...] = (
     # What the model holds.
@@ -521,7 +521,7 @@ FAULTS: tuple[Planted, ...] = (
     Planted("gelu for silu", forward(f"{L1}.mlp", with_gelu), f"{L1}.mlp", "gelu.*silu"),
     Planted("a norm in bf16", forward(f"{L2}.post_attention_layernorm", norm_in_bf16), f"{L2}.post_attention_layernorm", CODE, dtypes=FP32),
     Planted("a norm that removes the mean", forward(f"{L0}.post_attention_layernorm", mean_removed), f"{L0}.post_attention_layernorm", CODE),
-    Planted("an MLP with a bias", output(f"{L1}.mlp", lambda v: v + 0.03), L1, f"residual|comes into|{CODE}"),
+    Planted("an MLP with a bias", output(f"{L1}.mlp", lambda v: v + 0.03), L1, f"residual|comes into|mlp: with add added|{CODE}"),
     Planted("a residual x0.98", forward(L2, residual_scaled), L2, f"residual|comes into|{CODE}"),
     Planted("the head in bf16", forward("lm_head", in_bf16), "lm_head", CODE, dtypes=FP32),
     Planted("a token's logit +0.3", output("lm_head", one_token_up), "lm_head", CODE),
@@ -547,12 +547,12 @@ FAULTS: tuple[Planted, ...] = (
     Planted("tokens over capacity dropped", forward(f"{L3}.mlp.experts", over_capacity), f"{L3}.mlp.experts", f"expert|{CODE}", family="mixtral"),
     # Operations between the modules of one layer.
     Planted("half of the dimensions turned", rotation(1, only_half), f"{L1}.self_attn", "rotary"),
-    Planted("a mask off by one", attention(2, seen_by(lambda far, seen: seen | (far == -1))), f"{L2}.self_attn", "attention mask", packed=False),
+    Planted("a mask off by one", attention(2, seen_by(lambda far, seen: seen | ((far == -1) & seen.any(-2, keepdim=True)))), f"{L2}.self_attn", "attention mask", packed=False),
     Planted("a softmax scale x1.03", function_of(1, "eager_attention_forward", lambda original, *given, scaling, **more: original(*given, scaling=1.03 * scaling, **more)), f"{L1}.self_attn", r"softmax scale.*x1\.03", family="gemma2", packed=False),
     Planted("gelu in one layer", gelu_module, f"{L2}.mlp", "gelu.*silu", family="qwen3"),
     Planted("no soft cap in one layer", function_of(2, "eager_attention_forward", no_soft_cap), f"{L2}.self_attn", "soft cap", family="gemma2", packed=False),
-    Planted("a window of 33 for 32", attention(2, seen_by(lambda far, seen: seen | (far == 32))), f"{L2}.self_attn", "sliding window", family="mistral", packed=False),
-    Planted("never the last expert", forward(f"{L2}.mlp.gate", never_the_last), f"{L2}.mlp.gate", "routing", family="mixtral"),
+    Planted("a window of 7 for 6", attention(2, seen_by(lambda far, seen: seen | ((far == 6) & seen.any(-2, keepdim=True)))), f"{L2}.self_attn", "sliding window", family="mistral", packed=False),
+    Planted("never the last expert", forward(f"{L2}.mlp.gate", never_the_last), f"{L2}.mlp.gate", "rout", family="mixtral"),
     Planted("the queries' norm left out", forward(f"{L1}.self_attn", without("q_norm")), f"{L1}.self_attn", "q_norm", family="qwen3"),
     Planted("keys not turned in Qwen3", rotation(3, only_queries), f"{L3}.self_attn", "rotary.*key", family="qwen3"),
     Planted("attention's residual x0.97", forward(L2, residual_short), L2, "residual", family="qwen3"),
@@ -592,7 +592,8 @@ class Outcome:
 
 def four_layers(cache: Path, family: str) -> Path:
     config = dict(FAMILIES[family]) | {"num_hidden_layers": 4}
-    config |= {"layer_types": ["sliding_attention", "full_attention"] * 2} if family == "gemma2" else {}
+    if family == "gemma2":  # a soft cap that these small scores come near
+        config |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "attn_logit_softcapping": 1.0}
     return once(cache / f"{family}-planted", lambda folder: family_models._build(folder, config))
 
 
