@@ -119,10 +119,10 @@ def _model(_store: Store, check: CheckFound) -> Iterator[Evidence]:
     if located is not None and located.kernel:
         yield Evidence(WHAT, located.kernel, "replay with `--attn eager`, or a kernel that computes this model's attention")
     if located is not None and located.operation and local.operation:
-        first = located.operation
-        code = f"read the code that {first.module} runs: a patched class, a fused kernel, a hook"
-        kind, remedy = (WHERE, "") if local.differences else (WHAT, _OF_OPERATION.get(first.word, code))
-        yield Evidence(kind, local.operation, remedy)
+        module, word = located.operation.module, located.operation.word
+        code = f"read the code that {module} runs: a patched class, a fused kernel, a hook"
+        of_word = Evidence(WHERE if local.differences else WHAT, local.operation)
+        yield of_word if local.differences else replace(of_word, remedy=_OF_OPERATION.get(word, code))
     if located is not None and located.wrong:
         known = bool(local.differences or located.kernel or local.operation)
         first = located.wrong[0]

@@ -234,10 +234,10 @@ def _name_of(func: Any) -> str:
 
 
 def rerun(clean: nn.Module, suspect: Listing, seen: Tensor | None, attn: str) -> Listing:
-    """Run transformers' layer, on the meta device, with the suspect's arguments and its weighted modules' outputs.
+    """Run transformers' layer, on the meta device, with the suspect's arguments and the outputs of its leaves.
 
-    seen: the mask that follows from the input, bool [B, S, S]; None to keep the suspect's. attn: the kernel. Raises ValueError for a
-    module that the suspect does not call and whose weights are not whole here.
+    seen: the mask that follows from the input, bool [B, S, S]; None to keep the suspect's. attn: the kernel. Raises ValueError for
+    a module that the suspect does not call and whose weights are not whole here.
     """
     held = {plain_name(name): each for name, each in suspect.layer.named_parameters()}
     left = {name: list(outputs) for name, outputs in suspect.outputs.items()}
