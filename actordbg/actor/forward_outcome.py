@@ -34,7 +34,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,32 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    with contextlib.suppress(OSError, AttributeError):  # glibc keeps what was freed, and the process stays as large
-        ctypes.CDLL(None).malloc_trim(0)
+    _of_glibc("malloc_trim", 0)  # glibc keeps what was freed, and the process stays as large
+
+
+@contextlib.contextmanager
+def keeping_memory() -> Iterator[None]:
+    """Reuse freed memory inside the block instead of returning it to the kernel, which clears every page that it gives: a third
+    of the time of a forward on a CPU. Afterwards all of it is returned. Peaks that are measured inside may be higher.
+    """
+    for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
+        _of_glibc("mallopt", option, value)
+    try:
+        yield
+    finally:
+        for option, value in ((_MMAP_MAX, 65_536), (_TRIM_THRESHOLD, 2**26)):
+            _of_glibc("mallopt", option, value)
+        _of_glibc("malloc_trim", 0)
+
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+"""Options of glibc's mallopt: by default 65,536 blocks may be mapped, and the threshold grows up to 64 MiB."""
+
+
+def _of_glibc(name: str, *values: int) -> None:
+    """Call a function of glibc's allocator; nothing where there is another C library."""
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL(None), name)(*values)
 
 
 def reset_peak(device: torch.device) -> None:

@@ -29,7 +29,7 @@ from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.base.imports import is_there
 from actordbg.base.units import release
 from actordbg.config.choices import Choices, Facts, adapter_of, are_elsewhere, choose, gather_facts, through_of
-from actordbg.config.replay_config import TINY, ReplayConfig
+from actordbg.config.replay_config import ENDPOINT, TINY, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.trainers.find_adapter import absent_trainer, callable_again
@@ -131,6 +131,12 @@ def leaked(record: DumpRecord | None) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "endpoint-needs-the-model",
+        lambda case: case.backend == ENDPOINT and case.model == TINY,
+        "a server's log-probs are judged by the checkpoint that it serves, and `tiny` is another model",
+        ("--model PATH of the served checkpoint",),
+    ),
     Rule(
         "trainer-cannot-be-called",
         lambda case: case.function and not callable_again(str(case.adapter)),

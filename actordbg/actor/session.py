@@ -40,13 +40,14 @@ from actordbg.actor import rules as known
 from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.backend import Backend, change_compilation, compile_counts, open_backend, set_seed
 from actordbg.actor.backends.training import Training
+from actordbg.actor.endpoint_session import EndpointSession
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.sharing import host_key
 from actordbg.actor.truth_session import Decided, TruthSession
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.choices import choose, first_of
-from actordbg.config.replay_config import COMPILE_BACKENDS, ReplayConfig
+from actordbg.config.replay_config import COMPILE_BACKENDS, ENDPOINT, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import ReplayedCall, read_result
@@ -72,7 +73,7 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
     """
     require_consent(config.model, model_cache)
     guard(config.model)
-    kind: type[Any] = ActorSession if config.truth is None else TruthSession
+    kind: type[Any] = TruthSession if config.truth else EndpointSession if config.backend == ENDPOINT else ActorSession
     session = kind(config, defaults, model_cache)
     try:
         yield session
@@ -303,7 +304,7 @@ class ActorSession(Decided):
         }
 
 
-Session: TypeAlias = ActorSession | TruthSession
+Session: TypeAlias = ActorSession | TruthSession | EndpointSession
 """A built model that replays dumps."""
 
 

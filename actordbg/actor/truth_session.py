@@ -115,7 +115,8 @@ class TruthSession(Decided):
         follow_adapters(self._model, record.actor)
         measure.reset_peak(self._device)
         try:
-            outcome = self._rows(call, dump, backward)
+            with measure.keeping_memory():
+                outcome = self._rows(call, dump, backward)
             if backward:
                 self._take_gradients(outcome, keep=keep and self.config.keep_gradients)
         finally:
@@ -164,7 +165,7 @@ class TruthSession(Decided):
         """Compute the rows. closed: for causes, other log-probs to compute from the same logits, by their names in `tensors`."""
         device, given, mask = self._device, call.arguments, call.mask
         sequences, own = given["sequences"], given.get("position_ids")
-        attended = _attended(given.get("attention_mask"), sequences)
+        attended = attended_tokens(given.get("attention_mask"), sequences)
         temperature = float(first_of(self.config.temperature, dump.record.temperature, self.choices.temperature))
         weight = first_of(given.get("action_mask"), mask).to(device, self._wide)  # the Actor multiplies by it
         log_probs = torch.zeros(mask.shape)
@@ -173,7 +174,7 @@ class TruthSession(Decided):
         forward_s = backward_s = loss = 0.0
         narrowed = truth_model.Narrowed(self._dtype)
         beside = {name: torch.zeros(mask.shape) for name in closed or ()}
-        for row, columns, chosen in _chosen_tokens(mask.cpu(), attended.cpu()):
+        for row, columns, chosen in chosen_tokens(mask.cpu(), attended.cpu()):
             began = measure.now(device)
             ids, places = sequences[row, attended[row]], mask[row].nonzero().squeeze(-1).cpu()
             labels = sequences[row, (columns + 1).to(device)]
@@ -219,7 +220,7 @@ class TruthSession(Decided):
     def _against_formulas(self, call: ReplayedCall) -> FormulaCheck | None:
         """Compare the model's modules with the formulas of their papers, on the longest row."""
         sequences = call.arguments["sequences"]
-        attended = _attended(call.arguments.get("attention_mask"), sequences)
+        attended = attended_tokens(call.arguments.get("attention_mask"), sequences)
         row = int(attended.sum(-1).argmax())
         return against_formulas(self._model, sequences[row, attended[row]])
 
@@ -271,7 +272,7 @@ class TruthSession(Decided):
         }
 
 
-def _attended(attention: Tensor | None, sequences: Tensor) -> Tensor:
+def attended_tokens(attention: Tensor | None, sequences: Tensor) -> Tensor:
     """Return which tokens are attended, bool [B, S]. Unsupported for masks with values other than 0 and 1."""
     if attention is None:
         return torch.ones_like(sequences, dtype=torch.bool)
@@ -288,7 +289,7 @@ def _attended(attention: Tensor | None, sequences: Tensor) -> Tensor:
     return attention != 0
 
 
-def _chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+def chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield each row with selected tokens, their predecessors' columns in [0, S-1), and their places among the attended tokens.
 
     Raises Unsupported, before anything is computed, if a selected token's predecessor is not attended: no model predicts it.

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from actordbg.actor.engine_client import EngineClient
 from actordbg.actor.hub_model import find_model, versions_of
 from actordbg.actor.rules import RuleHit, check_config, find_trainer, refuse_hits
 from actordbg.base.errors import UsageError
 from actordbg.base.units import MOST_NAMED, plural
 from actordbg.catalog import selections
 from actordbg.catalog.query import count_dumps, dump_extent, open_fresh, select_dumps
-from actordbg.config.replay_config import USUAL_LAWS, ReplayConfig
+from actordbg.config.replay_config import ENDPOINT, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Plan, affordable_laws, make_plan
@@ -123,6 +124,8 @@ def require_runnable(store: Store, spec: ReplaySpec) -> list[RuleHit]:
     refuse_hits(findings)
     find_trainer(spec.config, defaults)
     find_model(spec.config.model)
+    if spec.config.backend == ENDPOINT:
+        EngineClient(spec.config.url or "", spec.config.served_model, min(spec.config.timeout_s, 30.0)).connect()
     return findings
 
 

@@ -75,6 +75,8 @@ CREATE TABLE replay (
     through VARCHAR,  -- whose code computed the results: rows or trainer
     num_layers INTEGER,  -- layers kept of the model; NULL for all
     backend VARCHAR,  -- plain, deepspeed, ...
+    url VARCHAR,  -- address of the server that scored the inputs
+    served_model VARCHAR,  -- name of the model on the server that scored the inputs
     zero_stage INTEGER,  -- ZeRO stage
     nproc INTEGER,  -- processes
     tp INTEGER,  -- ranks of a tensor-parallel group
@@ -248,5 +250,5 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0017');
+INSERT INTO alembic_version VALUES ('0018');
 

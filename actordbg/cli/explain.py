@@ -12,7 +12,7 @@ from actordbg.cli.options import ConfirmOption, TrustRemoteCode, option, require
 from actordbg.cli.output import note, say_document
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actordbg.catalog.lab_models import ComparisonRun
     from actordbg.judge.check import CheckFound
@@ -58,16 +58,19 @@ def explain(
     Example: actordbg explain last -o why.html
     """
     from actordbg.cli.locate import spec_of
+    from actordbg.config.replay_config import ENDPOINT
     from actordbg.document.blocks import Heading
     from actordbg.judge import explanation
 
     take_consent(trust_remote_code)
     store = store_of(ctx).require()
     spec = spec_of(store, replay, yes)
-    if other_model and against is None:
-        raise UsageError("--other-model needs --against", hint="add --against rollout")
     if against is not None:
-        return _rollout(store, spec, other_model)
+        return _sides(store, spec, other_model, engine=False)
+    if spec.config.backend == ENDPOINT:
+        return _sides(store, spec, other_model, engine=True)
+    if other_model:
+        raise UsageError("--other-model needs --against", hint="add --against rollout")
     check = _known(store, spec, yes)
     verdict = check.verdict(of=len(spec.inputs), explained=True)
     explained = explanation.explain(store, check, verdict)
@@ -77,18 +80,20 @@ def explain(
     require_good(verdict.good)
 
 
-def _rollout(store: Store, spec: ReplaySpec, models: list[str]) -> None:
-    """Explain how the rollout and the run differ on a replay's inputs."""
+def _sides(store: Store, spec: ReplaySpec, models: list[str], *, engine: bool) -> None:
+    """Explain how the rollout and the run, or a server, differ from the truth on a replay's inputs."""
     from dataclasses import asdict
 
     from actordbg.api.planning import counting
     from actordbg.cli.replaying import replaying
-    from actordbg.judge.rollout_sides import explain_rollout
+    from actordbg.judge.engine_sides import ExplainedEngine, explain_engine
+    from actordbg.judge.rollout_sides import ExplainedRollout, explain_rollout
     from actordbg.replay.group_engine import WarmGroups
 
     store.require_writable()
     with replaying(store, "naming the cause", len(spec.inputs)) as advance, WarmGroups() as warm:
-        explained = explain_rollout(store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
+        explain_them: Callable[..., ExplainedEngine | ExplainedRollout] = explain_engine if engine else explain_rollout
+        explained = explain_them(store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
     good = not explained.wrong
     say_document(explained.blocks, data={"replay_id": spec.replay_id, "good": good, "wrong": explained.wrong} | asdict(explained))
     require_good(good)

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actordbg.config.replay_config import DEFAULT_SEED, DTYPES, TINY, ReplayConfig, validate
+from actordbg.config.replay_config import DEFAULT_SEED, DTYPES, ENDPOINT, TINY, ReplayConfig, validate
 from actordbg.formats.dump_record import DumpRecord
 
 _PACKAGES = ("actordbg", "openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "ring-flash-attn", "safetensors")
@@ -160,7 +160,7 @@ def adapter_of(actor: Mapping[str, Any]) -> str | None:
 
 def through_of(config: ReplayConfig, adapter: str | None) -> str:
     """Return whose code runs, "rows" or "trainer", for dumps of this adapter (None: the home trainer)."""
-    return config.through or ("rows" if adapter else "trainer")
+    return config.through or ("rows" if adapter or config.backend == ENDPOINT else "trainer")
 
 
 def short_dtype(name: str | None) -> str | None:

@@ -19,7 +19,8 @@ from actordbg.config.setting import Axis, Setting, setting, table_of
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The trainer's name of a parameter dtype, and torch's."""
 ATTENTIONS = ("flash_attention_2", "sdpa", "eager")
-LAUNCHERS = {"plain": "python", "deepspeed": "deepspeed", "fsdp2": "torchrun"}
+ENDPOINT = "endpoint"
+LAUNCHERS = {"plain": "python", "deepspeed": "deepspeed", "fsdp2": "torchrun", ENDPOINT: "python"}
 """The backends, and what starts their workers. Under `python` ranks are independent processes; the others compute together."""
 BACKENDS = tuple(LAUNCHERS)
 TOGETHER = tuple(name for name, launcher in LAUNCHERS.items() if launcher != "python")
@@ -84,9 +85,23 @@ class ReplayConfig:
     )  # fmt: skip
     backend: str = deciding_setting(
         "plain",
-        help="Plain PyTorch (default), the trainer's DeepSpeed strategy, or FSDP2 (fully_shard).",
+        help="Plain PyTorch (default), the trainer's DeepSpeed strategy, FSDP2 (fully_shard), or a running inference server.",
         rank=4, column="plain, deepspeed, ...",
         values=BACKENDS, words="{}", axis=Axis("default: plain"), beside_truth=("plain",),
+    )  # fmt: skip
+    url: str | None = deciding_setting(
+        None,
+        help="Address of the server that the endpoint backend asks: http://127.0.0.1:8000, or https.",
+        rank=30, metavar="URL", column="address of the server that scored the inputs",
+        words="at {}", unset="no server", quiet=(None,), backends=(ENDPOINT,), commands=("replay",), resolved=None,
+        needs="--backend endpoint", beside_truth=(None,),
+    )  # fmt: skip
+    served_model: str | None = deciding_setting(
+        None,
+        help="Name of the model on that server (default: its only one).",
+        rank=31, metavar="NAME", column="name of the model on the server that scored the inputs",
+        words="serving {}", unset="the only model served", quiet=(None,), backends=(ENDPOINT,), commands=("replay",),
+        needs="--backend endpoint", beside_truth=(None,),
     )  # fmt: skip
     zero_stage: int = deciding_setting(
         0,
@@ -295,6 +310,23 @@ class ReplayConfig:
         return cls(**{names[key]: value for key, value in data.items() if key in names})
 
 
+_SERVED = ("model", "dtype", "backend", "url", "served_model")
+"""The settings that decide what a server computes, or what it is compared with."""
+
+
+def _validate_endpoint(config: ReplayConfig) -> None:
+    """Refuse settings that a server decides, and work that it cannot do."""
+    if not config.url:
+        raise UsageError("--backend endpoint needs a server", hint="add --url http://127.0.0.1:8000")
+    decided = [entry for entry in SETTINGS.values() if entry.numbers and entry.cost and entry.name not in _SERVED]
+    decided += [SETTINGS[name] for name in ("temperature", "backward", "keep_gradients", "laws", "align", "memory_snapshot")]
+    for entry in decided:
+        if (value := getattr(config, entry.name)) != entry.default and value is not False:
+            why = "a server scores raw logits" if entry.name == "temperature" else "a server decides that, or cannot do it"
+            hint = f"drop {entry.flag}; judge it with `replay`, then `compare last truth`"
+            raise UsageError(f"{entry.flag} and --backend endpoint conflict: {why}", hint=hint)
+
+
 SETTINGS: dict[str, Setting] = table_of(ReplayConfig)
 """The table of settings, by name."""
 AXES: dict[str, Setting] = {name: entry for name, entry in SETTINGS.items() if entry.axis is not None}
@@ -325,6 +357,10 @@ def validate(config: ReplayConfig) -> None:
     if config.name is not None and (NAME.match(config.name) is None or config.name in NOT_NAMES):
         hint = f"use a letter, then letters, digits and . _ + -; reserved: {', '.join(NOT_NAMES)}"
         raise UsageError(f"--name {config.name!r:.40} cannot name a replay", hint=hint)
+    if config.backend == ENDPOINT:
+        _validate_endpoint(config)
+    elif config.url or config.served_model:
+        raise UsageError("--url and --served-model need a server", hint=f"add --backend {ENDPOINT}")
     if config.compile_backend and not config.compile:
         raise UsageError("--compile-backend needs --compile", hint="add --compile")
     for name in ("zero_stage", "deepcompile"):

@@ -26,7 +26,7 @@ from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem
 from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
 from actordbg.config.choices import installed_versions
-from actordbg.config.replay_config import ANY_WIDER, SETTINGS, WIDER, ReplayConfig
+from actordbg.config.replay_config import ANY_WIDER, ENDPOINT, SETTINGS, WIDER, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.sides import open_replay, tensors_path
 from actordbg.records.journal import SPEC, read_results, read_standing
@@ -132,7 +132,7 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Want
         model=requested.model,
         dtype=resolved["dtype"],
         num_layers=requested.num_layers,
-        temperature=requested.temperature,
+        temperature=resolved["temperature"] if requested.backend == ENDPOINT else requested.temperature,
         backward=backward,
         timeout_s=requested.timeout_s,
         keep_gradients=requested.keep_gradients and backward is not False,

@@ -14,7 +14,7 @@ that the rollout was configured with, where it was recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
 from actordbg.causes.fit import Array
+from actordbg.config.replay_config import ENDPOINT
 from actordbg.document.blocks import RIGHT, WRONG, Block, Grid, Heading, Items, Verdict, number
 from actordbg.judge.explain_outputs import explain_sides
 from actordbg.judge.recorded_calls import RecordedCall
@@ -30,7 +31,7 @@ from actordbg.judge.sides import open_replay
 from actordbg.records.comparison_record import ExplainedOutputs
 from actordbg.store.layout import Store
 
-ROLLOUT, RUN = "rollout", "run"
+ROLLOUT, RUN, ENGINE = "rollout", "run", "engine"
 
 
 @dataclass(frozen=True)
@@ -43,48 +44,73 @@ class ExplainedRollout:
     run: ExplainedOutputs
     apart: float
     dashboards: dict[str, float]
+    engine: ExplainedOutputs | None = None
+
+    @property
+    def sides(self) -> dict[str, ExplainedOutputs]:
+        """The explanation of each side, by its name."""
+        return {ROLLOUT: self.rollout, RUN: self.run} | ({ENGINE: self.engine} if self.engine else {})
 
     @property
     def wrong(self) -> tuple[str, ...]:
         """The sides that are further from the truth than rounding, or in which a cause was found."""
-        sides = {ROLLOUT: self.rollout, RUN: self.run}
-        return tuple(name for name, side in sides.items() if side.causes or side.unknown)
+        return tuple(name for name, side in self.sides.items() if is_wrong(side))
 
     @property
     def sentence(self) -> str:
         """Say which side is wrong, and why."""
         tokens = f"over {self.rollout.tokens:,} tokens"
         if not self.wrong:
-            far = f"{self.rollout.before:.3g} and {self.run.before:.3g} nats"
-            return f"rollout and run are both right: {far} from the truth {tokens}"
-        right = {ROLLOUT: RUN, RUN: ROLLOUT}[self.wrong[0]]
+            far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
+            return f"{' and '.join(self.sides)} are {_all(self.sides)} right: {far} nats from the truth {tokens}"
+        right = [name for name in self.sides if name not in self.wrong]
         first = (
-            f"the {self.wrong[0]} is wrong, the {right} is right" if len(self.wrong) == 1 else "rollout and run are both wrong"
+            f"{_named(self.wrong)} wrong, {_named(right)} right"
+            if right
+            else f"{' and '.join(self.sides)} are {_all(self.sides)} wrong"
         )
         return f"{first}: {'; '.join(self.sentences)}"
 
     @property
     def sentences(self) -> list[str]:
         """Return what was found on each side."""
-        sides = ((ROLLOUT, self.rollout), (RUN, self.run))
-        return [text.replace("recorded log-probs", f"{name} log-probs") for name, side in sides for text in side.sentences]
+        return [
+            text.replace("recorded log-probs", f"{name} log-probs")
+            for name, side in self.sides.items()
+            for text in side.sentences
+        ]
 
     @property
     def blocks(self) -> list[Block]:
         """Return what a page and `actordbg explain --against rollout` show."""
-        causes = [cause for side in (self.rollout, self.run) for cause in side.causes]
-        remedies = Items(tuple(dict.fromkeys(cause.remedy for cause in causes)))
-        to_do: list[Block] = [Heading("What to do", 3), remedies] if causes else []
-        far = ((ROLLOUT, self.rollout), (RUN, self.run))
-        rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in far]
         return [
             Verdict(WRONG if self.wrong else RIGHT, self.sentence, (("rollout to run", f"{number(self.apart, 3)} nats"),)),
-            *to_do,
-            Heading("How far apart", 3),
-            Grid(("mean of |difference|, nats", "measured", "noise"), tuple(rows), {"mean of |difference|, nats"}),
+            *side_blocks(self.sides),
             Grid(("name on a dashboard", "rollout and run"), tuple((name, number(v)) for name, v in self.dashboards.items()),
                  {"name on a dashboard"}),
         ]  # fmt: skip
+
+
+def is_wrong(side: ExplainedOutputs) -> bool:
+    """Check whether a side is further from the truth than rounding, or has a cause."""
+    return bool(side.causes) or side.unknown
+
+
+def side_blocks(sides: Mapping[str, ExplainedOutputs]) -> list[Block]:
+    """Return what to do about the causes of some sides, and how far each side is from the truth."""
+    remedies = dict.fromkeys(cause.remedy for side in sides.values() for cause in side.causes)
+    to_do: list[Block] = [Heading("What to do", 3), Items(tuple(remedies))] if remedies else []
+    rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in sides.items()]
+    table = Grid(("mean of |difference|, nats", "measured", "noise"), tuple(rows), {"mean of |difference|, nats"})
+    return [*to_do, Heading("How far apart", 3), table]
+
+
+def _all(sides: Collection[str]) -> str:
+    return "both" if len(sides) == 2 else "all"
+
+
+def _named(sides: Sequence[str]) -> str:
+    return f"the {' and the '.join(sides)} {'is' if len(sides) == 1 else 'are'}"
 
 
 def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedRollout:
@@ -107,11 +133,16 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
         RUN: {dump_id: named["log_probs"] for dump_id, named in arrays.items()},
     }
     temperature = temperatures.pop() if len(temperatures) == 1 else None
+    ours = open_replay(query.open_fresh(store), replay_id)
+    asked = ours.spec.config.backend == ENDPOINT and temperature in (None, 1.0)  # a server scores at temperature 1
+    if asked:
+        sides[ENGINE] = {dump_id: values.log_probs for dump_id in arrays if not isinstance(values := ours.read(dump_id), str)}
     explained = explain_sides(store, replay_id, sides, models=models, temperature=temperature, **callbacks)
     masks = {dump_id: loss.active for dump_id, loss in losses.items()}
-    rollout, run = (np.concatenate([side[dump_id][masks[dump_id]] for dump_id in arrays]) for side in sides.values())
+    rollout, run = (np.concatenate([sides[name][dump_id][masks[dump_id]] for dump_id in arrays]) for name in (ROLLOUT, RUN))
     figures = field_figures(rollout.astype(np.float64), run.astype(np.float64))
-    return ExplainedRollout(explained[ROLLOUT], explained[RUN], figures["train_rollout_logprob_abs_diff"], figures)
+    apart = figures["train_rollout_logprob_abs_diff"]
+    return ExplainedRollout(explained[ROLLOUT], explained[RUN], apart, figures, explained.get(ENGINE))
 
 
 def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:

@@ -31,7 +31,7 @@ from actordbg.formats.encoding import Array
 from actordbg.formats.weight_hashes import met_weights, weights_of
 from actordbg.judge.thresholds import weaker
 from actordbg.records.comparison_record import SideInfo
-from actordbg.records.journal import SPEC, TENSORS
+from actordbg.records.journal import ENGINE_WAYS, SPEC, TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store.layout import Store, known_regular
 
@@ -132,6 +132,11 @@ class ReplaySide:
         """Read the log-probs under each planted fault, by "fault/size"; {} if none was planted."""
         with opened(tensors_path(self.store, self.row.replay_id, dump_id)) as file:
             return {name.removeprefix(PLANTED): file.get_tensor(name) for name in file.keys() if name.startswith(PLANTED)}  # noqa: SIM118
+
+    def ways(self, dump_id: str) -> dict[str, Array]:
+        """Read the log-probs that a server gave when it scored in another way, by that way; {} for other replays."""
+        with opened(tensors_path(self.store, self.row.replay_id, dump_id)) as file:
+            return {name.removeprefix(ENGINE_WAYS): file.get_tensor(name) for name in file.keys() if name.startswith(ENGINE_WAYS)}  # noqa: SIM118
 
     def read(self, dump_id: str) -> Values | str:
         """Read the values of a dump, or return why there are none."""

@@ -143,9 +143,8 @@ def rounded_anew(model: Any) -> Iterator[None]:
         if type(output) is not Tensor or output.dtype not in _UNITS:
             return None
         generator = generators.setdefault(output.device, torch.Generator(output.device).manual_seed(1))
-        sign = torch.randint(0, 2, output.shape, generator=generator, device=output.device, dtype=torch.int8) * 2 - 1
-        wide = output.double() if output.dtype == torch.float32 else output.float()
-        return (wide * (1 + sign * _UNITS[output.dtype])).to(output.dtype)
+        sign = torch.randint(0, 2, output.shape, generator=generator, device=output.device, dtype=torch.int8).mul_(2).sub_(1)
+        return torch.addcmul(output, output, sign.to(output.dtype), value=_UNITS[output.dtype])  # only the sum is rounded
 
     with contextlib.ExitStack() as undone:
         for module in model.modules():

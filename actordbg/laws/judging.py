@@ -145,14 +145,14 @@ _LOGITS_AT_ONCE = 2**25
 
 
 class Expected:
-    """The expected log-probs and entropies, float64 [B, S-1], NaN where no logits were seen. allowed: the rounding tolerance.
+    """The expected log-probs and, if `entropies`, entropies, float64 [B, S-1], NaN where unknown. allowed: the tolerance.
 
     places: [N, 2], the row and column in `ids` of each of the model's N logit vectors; outside [B, S-1]: ignored. problem: why
     nothing could be computed, or "".
     """
 
-    def __init__(self, places: Tensor, ids: Tensor, temperature: float) -> None:
-        self.places, self.ids, self.temperature = places, ids, temperature
+    def __init__(self, places: Tensor, ids: Tensor, temperature: float, entropies: bool) -> None:
+        self.places, self.ids, self.temperature, self.entropies = places, ids, temperature, entropies
         self.problem = "the Actor did not call its model"
         shape = (ids.shape[0], ids.shape[1] - 1)
         self.log_probs, self.entropy, self.allowed = (torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(3))
@@ -173,7 +173,8 @@ class Expected:
             total, largest = scaled.logsumexp(-1), scaled.abs().amax(-1)
             label = scaled.gather(-1, self.ids[place[0], place[1] + 1].to(scaled.device)[:, None]).squeeze(-1)
             self.log_probs[place] = (label - total).cpu()
-            self.entropy[place] = (total - (scaled.softmax(-1) * scaled).sum(-1)).cpu()
+            if self.entropies:
+                self.entropy[place] = (total - (scaled.softmax(-1) * scaled).sum(-1)).cpu()
             self.allowed[place] = (TOLERANCE * (1 + largest + total.abs())).cpu()
 
 
@@ -210,7 +211,7 @@ def judge_normalisation(ours: ForwardValues, expected: Expected, mask: Tensor) -
         why = expected.problem or "the input has no token to check, or its logits are not finite"
         return not_checked("normalisation", why)
     pairs = [(ours.log_probs, expected.log_probs, "the log-prob is not the log-softmax of the logits / T")]
-    if ours.entropy is not None:
+    if ours.entropy is not None and expected.entropies:
         pairs.append((ours.entropy, expected.entropy, "the entropy does not follow from the same logits"))
     answers = []
     for values, theirs, words in pairs:

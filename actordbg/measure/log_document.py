@@ -10,7 +10,6 @@ from typing import Any
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import (
-    RIGHT,
     UNCHECKED,
     WRONG,
     Block,
@@ -43,7 +42,10 @@ _MOST_NAMES = 30
 
 
 def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) -> list[Block]:
-    """Build the document of `compare-logs`: a line per log and per pair, then the reasons; the worst steps of a single pair."""
+    """Build the document of `compare-logs`: a line per log and per pair, then the reasons; the worst steps of a single pair.
+
+    Logs that agree are NOT CHECKED: trainings that share a bug agree as well.
+    """
     overall = together(answers)
     sides: dict[str, LogSide] = {}
     for side in (side for answer in answers for side in (answer.a, answer.b)):
@@ -60,14 +62,14 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
         ("largest difference", "-" if largest is None else f"{largest:.2%}"),
         ("common steps", f"{min(answer.common for answer in answers):,}"),
     )
-    word = RIGHT if overall.good else WRONG if overall.verdict == DIFFERENT else UNCHECKED
+    word = WRONG if overall.verdict == DIFFERENT else UNCHECKED
     what = "no common step differs by {:g} or more" if overall.rule == EVERY_STEP else _FIRST_MEAN_LAST
     all_reasons = "; ".join(dict.fromkeys(reason for answer in answers for reason in answer.reasons))
     agrees = f"{overall.metric} agrees: {what.format(overall.threshold)}"
     notes = [f"note: {note}" for answer in answers for note in answer.notes]
     return [
         Heading(f"{overall.metric or 'nothing'} by step, threshold {overall.threshold:g}, rule {overall.rule}", 1),
-        Verdict(word, all_reasons or agrees, figures),
+        Verdict(word, all_reasons or agrees, figures, ("these trainings against the truth",) * overall.good),
         Items([f"{letters[path]}  {path}{_found_metrics(side)}" for path, side in sides.items()]),
         *charts,
         Grid(

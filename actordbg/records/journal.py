@@ -37,6 +37,8 @@ Event = dict[str, Any]
 SPEC = "spec.json"
 SUPERVISOR = "supervisor.jsonl"
 TENSORS = "tensors"
+ENGINE_WAYS = "engine/"
+"""Prefix of the names of tensors with a server's log-probs when asked in another way (`actordbg.actor.endpoint_session`)."""
 MOST_BYTES = 2**28
 """Most bytes of a journal that are read at once (100,000 results), and of a line."""
 

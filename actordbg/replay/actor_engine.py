@@ -205,6 +205,7 @@ class ActorEngine:
         on_law: Callable[[str], None] | None = None,
         on_place: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
+        from actordbg.actor.forward_outcome import keeping_memory
         from actordbg.laws.changes import vary
 
         failed = item.dump_id
@@ -215,7 +216,8 @@ class ActorEngine:
             outcome.apply(undo)
             fields = self._fields(loaded, outcome)
             if (on_law is not None or on_place is not None) and self.spec.config.vary is None:
-                fields["extra"] |= self._ask(loaded, outcome, on_law, on_place)
+                with keeping_memory():
+                    fields["extra"] |= self._ask(loaded, outcome, on_law, on_place)
             if self._identities:
                 fields["extra"][IDENTITY], self._identities = self._identities, []
             if outcome.tensors and recorded:

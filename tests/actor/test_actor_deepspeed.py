@@ -28,8 +28,9 @@ def stages(cache: Path) -> None:
 
     with open_actor(ReplayConfig(backward=True), model_cache=cache) as session:
         plain, parameters = numbers(session.run(make_dump(0), backward=True)), session.resolved["parameters"]
+        cut = without_a_gradient(session)
     for stage in range(4):
-        config = ReplayConfig(backend="deepspeed", zero_stage=stage, backward=True)
+        config = ReplayConfig(backend="deepspeed", zero_stage=stage, backward=True, keep_gradients=True)
         with open_actor(config, model_cache=cache) as session:
             said = [session.resolved[name] for name in ("zero_stage", "world_size", "engine")]
             assert said == [stage, 1, "training"] and not session.is_collective
@@ -43,9 +44,24 @@ def stages(cache: Path) -> None:
             assert math.isnan(spoiled.grad_norm) and numbers(session.run(make_dump(0), backward=True)) == first, (
                 "no weight changed"
             )
+            lost = without_a_gradient(session)
+            assert math.isclose(lost.grad_norm, cut.grad_norm, rel_tol=1e-5), "a gradient of the input before is left"
+            assert not lost.gradients.get(CUT + ".weight", {"norm": 0.0})["norm"]
     for stage in (0, 3):
         with open_actor(ReplayConfig(backend="deepspeed", zero_stage=stage), model_cache=cache) as session:
             evaluates(session, stage, plain, parameters)
+
+
+CUT = "model.layers.0.mlp.down_proj"
+
+
+def without_a_gradient(session: Any) -> Any:
+    """Run an input whose backward does not reach the module `CUT`."""
+    hook = session.model.get_submodule(CUT).register_forward_hook(lambda _module, _inputs, output: output.detach())
+    try:
+        return session.run(make_dump(1), backward=True)
+    finally:
+        hook.remove()
 
 
 def evaluates(session: Any, stage: int, plain: dict[str, Any], parameters: int) -> None:

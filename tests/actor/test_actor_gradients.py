@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -39,3 +42,16 @@ def test_a_kept_gradient_does_not_change_with_the_engines_and_who_does_not_recor
 @pytest.mark.parametrize("name", ["module.model.layers.0.mlp.weight", "_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.weight"])
 def test_names_are_those_of_the_transformers_model(name: str):
     assert plain_name(name) == "model.layers.0.mlp.weight"
+
+
+def test_memory_that_is_kept_is_returned_afterwards():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    size, before = 2**27, resident()
+    with gradients.keeping_memory():
+        for _ in range(2):
+            block = torch.ones(size, dtype=torch.uint8)
+            del block
+        assert resident() - before > 0.9 * size
+    assert resident() - before < 0.1 * size

@@ -24,6 +24,15 @@ from actordbg.store.payload import Dump
 VOCAB = 256
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_anew_moves_every_value_by_its_last_bit_up_or_down(dtype: torch.dtype) -> None:
+    values = 1.5 + torch.rand(512, dtype=torch.float64).to(dtype) / 4
+    model = torch.nn.Identity()
+    with changes.rounded_anew(model):
+        moved = model(values) - values
+    assert {float(abs(step)) for step in moved} == {torch.finfo(dtype).eps} and 0.4 < float((moved > 0).double().mean()) < 0.6
+
+
 def asked(**shape: object) -> Dump:
     return changes.plain_call(dump_of(**shape), VOCAB)  # type: ignore[arg-type]
 

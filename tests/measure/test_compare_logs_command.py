@@ -41,7 +41,7 @@ def invoke(*arguments: str, **options: Any) -> Result:
 def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs: tuple[str, str]):
     done = invoke(*logs)
     assert done.exit_code == 0 and done.stdout.startswith(
-        "RIGHT: gpt_loss agrees: first value, mean and last value differ by less than 0.05\n"
+        "NOT CHECKED: gpt_loss agrees: first value, mean and last value differ by less than 0.05; not checked: these "
     )
     assert re.search(r"\n  A +1-24 \(24\) .* falls, \S+ to \S+\n  B +1-24 \(24\) .* falls", done.stdout)
     assert re.search(r"\n +13 +4\.8 +6 +0\.2\n", done.stdout)

@@ -9,10 +9,10 @@ The engine is what the trainer would build from its own DeepSpeed configuration:
 
 **No input may influence the next.** After `engine.backward` the gradients lie wherever the stage keeps them: in `.grad`
 (stage 0), in flat averaged partitions (1, 2), in partitions by parameter id that are accumulated unless a step came between (3).
-Only DeepSpeed's own `step` clears all of that, and only it computes the global gradient norm of a partitioned model. So `step`
-is called, with the innermost optimizer's `step` replaced by a no-op: DeepSpeed reduces, unscales, computes the norm, copies the
-unchanged master weights back and resets itself, and no weight ever changes, not even for a NaN gradient. The learning-rate
-scheduler is removed as well, and fp16's loss scale is restored.
+Only DeepSpeed's own `step` clears that, except what stage 3 keeps for parameters without a gradient, and only it computes the
+global gradient norm of a partitioned model. So `step` is called, with the innermost optimizer's `step` replaced by a no-op:
+DeepSpeed reduces, unscales, computes the norm, copies the unchanged master weights back and resets itself, and no weight ever
+changes, not even for a NaN gradient. The learning-rate scheduler is removed as well, and fp16's loss scale is restored.
 
 Single gradients (`keep_gradients`) are read between `backward` and `step`, when they are averaged and not clipped, with
 DeepSpeed's own `safe_get_full_grad`, which gathers one parameter at a time.
@@ -112,12 +112,22 @@ class DeepspeedBackend(Backend):
 
     def backward(self, loss: Tensor, keeper: GradientKeeper | None = None) -> float:
         self._step_is_open = True
+        self._forget_gradients()
         self.strategy.backward(loss, self.actor, self.engine.optimizer)
         if keeper is not None:
             self._hand_over(keeper)
         norm = self._norm_of(self._step_without_stepping)
         self._step_is_open = False
         return norm
+
+    def _forget_gradients(self) -> None:
+        """Clear what stage 3 keeps of the backward before: unreached parameters would have its gradients."""
+        optimizer = self.engine.optimizer
+        held = [getattr(optimizer, "grad_partitions_flat_buffer", None)]
+        held += [part.grad for part in getattr(optimizer, "fp32_partitioned_groups_flat", ())]  # of an offloaded optimizer
+        for buffer in held:
+            if buffer is not None:
+                buffer.zero_()
 
     def accumulate(self, loss: Tensor) -> None:
         """Run the backward of a micro-batch, and the engine's bookkeeping after each but a step's last micro-batch.

@@ -1,0 +1,218 @@
+"""A client of a running inference server: log-probs of given token ids, from vLLM or SGLang, by the standard library's HTTP.
+
+vLLM: POST /v1/completions, with `prompt` as lists of ids and `prompt_logprobs` 0, answers for each row null, and then for each
+token a dict by its id: `[null, {"42": {"logprob": -1.5, "rank": 3, "decoded_token": "x"}}]`. SGLang: POST /generate, with
+`input_ids`, `return_logprob` and `logprob_start_len`, answers `input_token_logprobs`: `[[null, 7, null], [-1.5, 42, null]]`.
+
+Both are log-softmax of the model's raw logits: the sampling temperature does not change them, and vLLM's `logprobs_mode` concerns
+sampled tokens.
+
+Only `https://`, or `http://` to this machine. `ACTORDBG_ENDPOINT_TOKEN` is sent as a bearer token, and is never logged or stored.
+Redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+from actordbg.base.errors import EnvironmentProblem, Unsupported, UsageError
+
+TOKEN = "ACTORDBG_ENDPOINT_TOKEN"
+VLLM, SGLANG = "vLLM", "SGLang"
+NO_LOG_PROB = -9999.0
+"""What vLLM sends for minus infinity."""
+_MOST_BYTES = 2**30
+
+
+def checked_url(url: str) -> str:
+    """Return a server's address without a slash at its end. UsageError for http to another machine, and for credentials."""
+    parts = urlsplit(url)
+    hint = "use http://127.0.0.1:PORT, or https://HOST"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--url {url.partition('@')[2] or url!r:.80} is not the address of a server", hint=hint)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError("--url has credentials or a query, which would be stored", hint=f"put a token into {TOKEN}")
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        hint = "use https, or a tunnel to this machine: ssh -L 8000:localhost:8000 HOST"
+        raise UsageError(f"--url http://{parts.netloc} would send tokens over the network unencrypted", hint=hint)
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def is_loopback(host: str) -> bool:
+    """Check whether a host name or an address is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Refuse to follow: the token would go to another address."""
+
+
+class EngineClient:
+    """A server. Each method raises EnvironmentProblem if it does not answer, Unsupported if it refuses. Call `connect` first."""
+
+    def __init__(self, url: str, served_model: str | None, timeout_s: float = 600.0) -> None:
+        self.url, self.model, self._timeout_s = checked_url(url), served_model, timeout_s
+        proxies = [ProxyHandler({})] if is_loopback(urlsplit(self.url).hostname or "") else []
+        self._opener = build_opener(_NoRedirects(), *proxies)
+        self.kind, self.version = "", ""
+
+    def connect(self) -> dict[str, Any]:
+        """Find out what the server is, and which model it serves. Returns facts for a replay's `resolved`.
+
+        Raises UsageError if it does not serve the model.
+        """
+        listed = self._json("/v1/models")
+        served = [str(each.get("id")) for each in listed.get("data") or ()]
+        if self.model is None and len(served) == 1:
+            self.model = served[0]
+        if self.model not in served:
+            shown = ", ".join(served[:5]) or "none"
+            what = f"does not serve {self.model}" if self.model else "serves more than one model, or none"
+            raise UsageError(f"{self.url} {what}", hint=f"--served-model: one of {shown}")
+        info: Mapping[str, Any] = {}
+        if answer := self._try("/version"):
+            self.kind, self.version = VLLM, str(answer.get("version", "?"))
+        for path in ("/get_server_info", "/server_info") if not answer else ():
+            if info := self._try(path):
+                self.kind, self.version = SGLANG, str(info.get("version", "?"))
+                break
+        if not self.kind:
+            hint = "start vLLM's or SGLang's own server"
+            raise Unsupported(f"{self.url} says neither its version (/version) nor /get_server_info", hint=hint)
+        dtype = {"server_dtype": str(info["dtype"])} if info.get("dtype") else {}
+        return {"server": f"{self.kind} {self.version}", "served_model": self.model, **dtype}
+
+    @property
+    def reads_cache(self) -> bool:
+        """Check whether log-probs of a prompt may come from the prefix cache; vLLM computes them without reading it."""
+        return self.kind == SGLANG
+
+    def score(self, rows: Sequence[Sequence[int]], start: int = 0) -> list[list[float]]:
+        """Return for each row of ids [n] the log-probs of ids[1:], [n-1], all rows in one request.
+
+        start: SGLang computes from this position on, and may read what is before it from its cache; earlier log-probs are NaN.
+        """
+        if self.kind == VLLM:
+            answer = self._completion(rows, prompt_logprobs=0)
+            choices = sorted(answer.get("choices") or (), key=lambda choice: choice.get("index", 0))
+            values = [_of_vllm(choice.get("prompt_logprobs"), ids) for choice, ids in zip(choices, rows, strict=False)]
+        else:
+            asked = {"input_ids": [list(ids) for ids in rows], "sampling_params": {"max_new_tokens": 1, "temperature": 1.0}}
+            answer = self._json("/generate", {**asked, "return_logprob": True, "logprob_start_len": start})
+            items: list[Any] = answer if isinstance(answer, list) else [answer]
+            values = [_of_sglang((each.get("meta_info") or {}).get("input_token_logprobs"), ids, start)
+                      for each, ids in zip(items, rows, strict=False)]  # fmt: skip
+        if len(values) != len(rows):
+            raise Unsupported(f"the server answered {len(values)} of {len(rows)} rows", hint="see the server's log")
+        return values
+
+    def score_next(self, ids: Sequence[int]) -> float | None:
+        """Return the log-prob of the last id as vLLM samples it, behind a prefix that it may read from its cache.
+
+        None if the server gives processed log-probs, in which the forced token has them all.
+        """
+        answer = self._completion([ids[:-1]], logprobs=0, allowed_token_ids=[ids[-1]])
+        try:
+            value = float(answer["choices"][0]["logprobs"]["token_logprobs"][0])
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise Unsupported("the server returned no log-prob of a sampled token", hint="see the server's log") from None
+        return None if value == 0.0 else value
+
+    def reset(self) -> bool:
+        """Empty the prefix cache; False if the server does not offer that (vLLM: VLLM_SERVER_DEV_MODE=1)."""
+        path = "/reset_prefix_cache" if self.kind == VLLM else "/flush_cache"
+        try:
+            self._open(path, b"")
+        except HTTPError as error:
+            if error.code in (404, 405, 501):
+                return False
+            raise self._refused(path, error) from None
+        return True
+
+    def _completion(self, rows: Sequence[Sequence[int]], **asked: Any) -> dict[str, Any]:
+        prompt = {"prompt": [list(ids) for ids in rows], "max_tokens": 1, "temperature": 1.0, "add_special_tokens": False}
+        answer: dict[str, Any] = self._json("/v1/completions", {"model": self.model, **prompt, **asked})
+        return answer
+
+    def _try(self, path: str) -> Any:
+        """Return the JSON object of an address that a server may not have; {} if it has not."""
+        try:
+            found = json.loads(self._open(path))
+        except (HTTPError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _json(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        try:
+            return json.loads(self._open(path, None if body is None else json.dumps(body).encode()))
+        except HTTPError as error:
+            raise self._refused(path, error) from None
+        except (ValueError, RecursionError):
+            raise Unsupported(f"{self.url}{path} did not answer JSON", hint="--url: vLLM's or SGLang's server") from None
+
+    def _open(self, path: str, body: bytes | None = None) -> bytes:
+        token = os.environ.get(TOKEN)
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        try:
+            with self._opener.open(Request(self.url + path, body, headers), timeout=self._timeout_s) as response:
+                data: bytes = response.read(_MOST_BYTES + 1)
+        except HTTPError:
+            raise
+        except (URLError, OSError) as error:
+            why = getattr(error, "reason", error)
+            hint = "start the server, check --url, or raise --timeout"
+            raise EnvironmentProblem(f"{self.url} does not answer: {why}", hint=hint) from None
+        if len(data) > _MOST_BYTES:
+            raise Unsupported(f"{self.url}{path} answered more than 1 GiB", hint="replay shorter inputs")
+        return data
+
+    def _refused(self, path: str, error: HTTPError) -> Exception:
+        """Return the error of a status that is not 200, with what the server said."""
+        try:
+            said = json.loads(error.read(2**16))
+            said = said.get("error", said) if isinstance(said, dict) else said
+            text = str(said.get("message", said) if isinstance(said, dict) else said)[:300]
+        except (ValueError, OSError):
+            text = error.reason
+        what = f"{self.url}{path} answered {error.code}: {text}"
+        if error.code in (401, 403):
+            return EnvironmentProblem(what, hint=f"put the server's token into {TOKEN}")
+        if error.code >= 500:
+            return EnvironmentProblem(what, hint="see the server's log")
+        return Unsupported(what, hint="the server must return log-probs of the prompt, for inputs of this length")
+
+
+def _of_vllm(given: Any, ids: Sequence[int]) -> list[float]:
+    if not isinstance(given, list):
+        raise Unsupported("the server returned no prompt_logprobs", hint="use a vLLM server that supports them")
+    if len(given) != len(ids):
+        raise Unsupported(f"the server scored {len(given)} tokens of {len(ids)}: it added or cut some", hint=_COUNTS)
+    return [_number((entry or {}).get(str(token), {}).get("logprob")) for entry, token in zip(given[1:], ids[1:], strict=True)]
+
+
+def _of_sglang(given: Any, ids: Sequence[int], start: int) -> list[float]:
+    if not isinstance(given, list) or not given:
+        raise Unsupported("the server returned no input_token_logprobs", hint="use an SGLang server that supports them")
+    if len(given) != len(ids) - start or [entry[1] for entry in given] != list(ids[start:]):
+        raise Unsupported(f"the server scored {len(given) + start} tokens of {len(ids)}, or others", hint=_COUNTS)
+    return [math.nan] * start + [_number(entry[0]) for entry in given[1:]]
+
+
+def _number(value: Any) -> float:
+    """Return a log-prob; minus infinity for vLLM's stand-in of it, NaN for none."""
+    return math.nan if not isinstance(value, int | float) else -math.inf if value == NO_LOG_PROB else float(value)
+
+
+_COUNTS = "start the server without truncation of prompts, and with a context that is long enough"

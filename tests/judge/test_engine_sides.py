@@ -1,0 +1,117 @@
+"""A running server as a side: what it gets wrong is named, from replays with `--backend endpoint` alone.
+
+The server is a stand-in with transformers behind it (`tests/support/scoring_server.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commandline import invoke
+from lawcases import dump_of, model_of
+from scoring_server import Scores, ScoringServer, scores_of, serving
+
+from actordbg.base.errors import Unsupported, UsageError
+from actordbg.formats.dump_record import make_dump_id
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A store with two dumps, the checkpoint that is served, and what scores rows with it."""
+
+    store: Store
+    model: Path
+    loaded: Any
+
+    def replay(self, server: ScoringServer, *more: str) -> dict[str, Any]:
+        with serving(server) as url:
+            words = ("replay", "--backend", "endpoint", "--url", url, "--model", self.model, "--dtype", "fp32", "--json", *more)
+            return dict(json.loads(invoke(self.store, *words).stdout))
+
+    def explain(self, server: ScoringServer, *more: str) -> dict[str, Any]:
+        self.replay(server)
+        return dict(json.loads(invoke(self.store, "explain", "last", "--json", *more).stdout))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("engine")
+    store, model = Store(folder / "store").create(), model_of(folder, "llama")
+    for index in range(2):
+        dump = dump_of("left", rows=3, length=64, actions=48, seed=index)
+        moment = f"2025-06-19T05:26:0{index}.000000Z"
+        record = replace(dump.record, dump_id=make_dump_id(moment, index, 1, f"{index:08x}"), timestamp=moment, action_len=48)
+        store.publish_dump(*payload.encode(record, dump.tensors))
+    return Served(store, model, AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
+
+
+@pytest.fixture
+def scores(served: Served) -> Scores:
+    return scores_of(served.loaded)
+
+
+@pytest.fixture
+def other_weights(served: Served, tmp_path: Path) -> Iterator[tuple[Path, Scores]]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(served.model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)) * parameter.abs().mean()
+    model.save_pretrained(tmp_path / "later")
+    yield tmp_path / "later", scores_of(model)
+
+
+@pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
+def test_a_right_server_is_right_in_every_way_and_against_the_truth(served: Served, scores: Scores, kind: str) -> None:
+    told = served.explain(ScoringServer(scores, kind))
+    assert told["good"] and told["wrong"] == [] and set(told["ways"]) == {"alone", "together", "twice", "cached", "reset"}
+    assert f"{kind} 0.0.stand-in" in told["sentence"] and not told["not_checked"]
+    compared = json.loads(invoke(served.store, "compare", "last", "truth", "--json").stdout)
+    assert compared["verdict"] == "RIGHT"
+
+
+def test_a_temperature_that_a_server_applies_is_named(served: Served) -> None:
+    told = served.explain(ScoringServer(scores_of(served.loaded, temperature=0.7)))
+    assert not told["good"] and "alone" in told["wrong"] and "temperature was 0.7" in told["sentence"], told["sentence"]
+
+
+def test_weights_of_another_step_are_named(served: Served, other_weights: tuple[Path, Scores]) -> None:
+    folder, later = other_weights
+    told = served.explain(ScoringServer(later), "--other-model", str(folder))
+    assert "alone" in told["wrong"] and str(folder) in told["sentence"], told["sentence"]
+
+
+def test_a_stale_cache_is_wrong_only_when_asked_twice(served: Served, scores: Scores, other_weights: tuple[Path, Scores]) -> None:
+    told = served.explain(ScoringServer(scores, "SGLang", stale=other_weights[1], stale_from=30))
+    assert set(told["wrong"]) <= {"together", "twice", "cached"} and {"twice", "cached"} <= set(told["wrong"])
+    assert "prefix cache" in told["sentence"] and "from token 3" in told["moved"]["twice"], told
+
+
+def test_what_a_server_cannot_do_is_refused_before_anything_runs(served: Served, scores: Scores) -> None:
+    with pytest.raises(UsageError, match="--temperature and --backend endpoint"):
+        served.replay(ScoringServer(scores), "--temperature", "0.7")
+    with pytest.raises(UsageError, match="does not serve"):
+        served.replay(ScoringServer(scores), "--served-model", "other")
+    with pytest.raises(UsageError, match="needs a server"):
+        invoke(served.store, "replay", "--backend", "endpoint", "--model", served.model)
+    with pytest.raises(Unsupported, match="tiny"), serving(ScoringServer(scores)) as url:
+        invoke(served.store, "replay", "--backend", "endpoint", "--url", url)
+
+
+def test_nan_and_missing_log_probs_fail_the_inputs_and_nothing_else(served: Served, scores: Scores) -> None:
+    for fault, says in (("nan", "not finite"), ("no-logprobs", "returned no prompt_logprobs")):
+        told = served.replay(ScoringServer(scores, broken=fault))
+        assert not told["good"] and says in json.dumps(told)
