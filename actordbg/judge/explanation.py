@@ -122,7 +122,8 @@ def _model(_store: Store, check: CheckFound) -> Iterator[Evidence]:
         module, word = located.operation.module, located.operation.word
         code = f"read the code that {module} runs: a patched class, a fused kernel, a hook"
         of_word = Evidence(WHERE if local.differences else WHAT, local.operation)
-        yield of_word if local.differences else replace(of_word, remedy=_OF_OPERATION.get(word, code))
+        remedy = _ISOLATION if "of other rows" in local.operation else _OF_OPERATION.get(word, code)
+        yield of_word if local.differences else replace(of_word, remedy=remedy)
     if located is not None and located.wrong:
         known = bool(local.differences or located.kernel or local.operation)
         first = located.wrong[0]

@@ -94,7 +94,7 @@ def _is_in(found: Difference, block: str) -> bool:
 
 def _differing(own: Call, clean: Call, tolerance: float, rounding: float, layout: Layout) -> str:
     """Return what differs first in two calls of the same function, "" if nothing does."""
-    if len(own.taken) != len(clean.taken) or any(_apart(a, b, tolerance) for a, b in zip(own.taken, clean.taken, strict=True)):
+    if any(_apart(a, b, tolerance) for a, b in zip(own.taken, clean.taken, strict=False)):
         return INPUT
     floats = [[each for each in call.numbers if type(each) is float] for call in (own, clean)]
     if len(floats[0]) == len(floats[1]) and any(abs(a - b) > 1e-7 * abs(b) for a, b in zip(*floats, strict=True)):
@@ -131,7 +131,7 @@ def named(found: Difference, layer: str, layout: Layout, window: int | None) -> 
         word = "soft cap"
     elif found.what == NUMBERS and "attn" in block and own.name in (CORE, "mul", "div"):
         word = "softmax scale"
-    elif found.before and "attn" in block.rpartition(".")[2]:
+    elif found.before and found.states and "attn" in block.rpartition(".")[2]:
         behind = clean.name in (CORE, "matmul") and found.added and not found.missing  # all turned, then changed
         word = " and ".join(found.states) if behind or found.states == ("values",) else "rotary embedding"
         said = said or f"other {' and '.join(found.states)} than transformers'"
@@ -180,8 +180,9 @@ def _of_masks(own: Tensor, clean: Tensor, layout: Layout, window: int | None) ->
     if bool((more & same & (distance < 0)).any()):
         ahead = int((-distance)[more & same].max())
         return "attention mask", f"queries see up to {plural(ahead, 'token')} ahead"
-    if bool((more & ~same).any()):
-        return "attention mask", f"queries see {plural(int((more & ~same).sum()), 'key')} of other rows or of padding"
+    if bool((outside := more & ~same).any()):
+        others = bool((layout.rows[of_query] >= 0)[outside].any())
+        return "attention mask", f"queries see keys of {'other rows' if others else 'padding'} ({int(outside.sum()):,} pairs)"
     pairs, verb = (less, "does not see") if bool(less.any()) else (more, "sees")
     query, key = pairs.nonzero()[0].tolist()
     at = int(layout.positions.flatten()[layout.judged][query]), int(layout.positions[of_query[query]][key])

@@ -129,7 +129,8 @@ class Listing(TorchFunctionMode):
                 name = plain_name(full_name)
                 if not any(name.startswith(f"{leaf}.") for leaf in self.leaves):
                     enter, leave = partial(self._enter, name), partial(self._leave, name)
-                    undone.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+                    first = name != ""  # engines gather the layer's weights in a hook of their own
+                    undone.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=first).remove)
                     undone.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
             with self:
                 yield
@@ -204,7 +205,9 @@ def _allowed(mask: Tensor) -> Tensor:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [each for each in _flat(value) if isinstance(each, Tensor)]
+    """Return the tensors whose values are here: engines free those of gathered weights."""
+    each = [item for item in _flat(value) if type(item) in (Tensor, nn.Parameter)]
+    return [tensor for tensor in each if tensor.untyped_storage().nbytes()]
 
 
 def _floats(value: Any) -> list[Tensor]:
@@ -236,8 +239,8 @@ def _name_of(func: Any) -> str:
 def rerun(clean: nn.Module, suspect: Listing, seen: Tensor | None, attn: str) -> Listing:
     """Run transformers' layer, on the meta device, with the suspect's arguments and the outputs of its leaves.
 
-    seen: the mask that follows from the input, bool [B, S, S]; None to keep the suspect's. attn: the kernel. Raises ValueError for
-    a module that the suspect does not call and whose weights are not whole here.
+    seen: the mask that follows from the input, bool [B, S, S]; None: the suspect's own. attn: the kernel. Raises ValueError for a
+    module that the suspect does not call and whose weights are not whole here.
     """
     held = {plain_name(name): each for name, each in suspect.layer.named_parameters()}
     left = {name: list(outputs) for name, outputs in suspect.outputs.items()}
