@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ("examples/check_model.py", "examples/use_store.py")
@@ -17,7 +19,10 @@ BEGINNING = """\
 `store.check(model="/models/llama", packing=True)`. What an answer's `record` holds has [schemas](json/answer.schema.json).
 """
 EXAMPLE_CI = "`examples/trainer_ci` is a trainer's CI in twelve lines: two GRPO steps of TRL on a CPU."
+BASES = {"OpenStore": ("api/store_commands.py", "StoreCommands")}
+"""The class whose members a class inherits."""
 MORE = {"OpenStore.dumps": ("api/dump_list.py", "DumpList"), "OpenStore.record": ("api/recording.py", "CallRecording"),
+        "OpenStore.check": ("api/checks.py", "CheckResult"), "OpenStore.report": ("api/reports.py", "Report"),
         "truth": ("api/own_model.py", "Truth")}  # fmt: skip
 """Classes whose instances a name returns, shown after it."""
 
@@ -57,13 +62,13 @@ def _homes() -> dict[str, str]:
 
 def _of(path: str, name: str) -> list[str]:
     """Return the section of a function, or of a class and its public members."""
-    tree = ast.parse((ROOT / "actordbg" / path).read_text())
-    node = next(node for node in tree.body if getattr(node, "name", "") == name)
+    node = _class(path, name)
     title = f"actordbg.{name}" if path in _homes().values() and name in _homes() else name
     if not isinstance(node, ast.ClassDef):
         return [f"## {title}", "", *_signature(node), ""]
     lines = [f"## {title}", "", _text(node), ""]
-    for member in _members(node):
+    inherited = [_class(*BASES[name])] if name in BASES else []
+    for member in itertools.chain.from_iterable(map(_members, (node, *inherited))):
         if any(isinstance(mark, ast.Name) and "property" in mark.id for mark in member.decorator_list):
             lines += [f"- `.{member.name}`: {' '.join(_text(member).split())}"]
         else:
@@ -71,7 +76,12 @@ def _of(path: str, name: str) -> list[str]:
     return [*lines, ""]
 
 
-def _members(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
+def _class(path: str, name: str) -> Any:
+    tree = ast.parse((ROOT / "actordbg" / path).read_text())
+    return next(node for node in tree.body if getattr(node, "name", "") == name)
+
+
+def _members(node: Any) -> Iterator[ast.FunctionDef]:
     members = [member for member in node.body if isinstance(member, ast.FunctionDef) and member.name[0] != "_"]
     yield from sorted(members, key=lambda member: not member.decorator_list)
 

@@ -157,6 +157,17 @@ def _has_weights(folder: Path) -> bool:
     return False
 
 
+def safetensors_of(model: str) -> list[Path]:
+    """Return the safetensors files with all weights of a model on this machine; [] if it has none, or an adapter."""
+    config = Path(model).expanduser() / _CONFIG if is_local(model) else cached_file(model, _CONFIG)
+    if config is None or (config.parent / "adapter_config.json").is_file():
+        return []
+    if (single := config.parent / _WEIGHTS[0]).is_file():
+        return [single]
+    shards = read_json(config.parent / _INDEXES[0]).get("weight_map", {}).values()
+    return sorted({config.parent / shard for shard in shards})
+
+
 def _ask(model: str) -> Path:
     """Request the model's config.json from the hub; EnvironmentProblem if that fails or misses the deadline."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url

@@ -58,19 +58,25 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, t
     Unsupported for a model with images.
     """
     exact_products()
+    auto = text_class(path, trust)
+    loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=getattr(torch, weights))
+    model = loaded.to(dtype).to(device).eval()
+    if hasattr(model, "_can_set_experts_implementation") and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # grouped products of experts do not exist in fp64
+    model.config.use_cache = False
+    _renew_buffers(model, skeleton(auto, path, torch.promote_types(dtype, torch.float32), trust))
+    return model
+
+
+def text_class(path: str, trust: bool) -> Any:
+    """Return the class that loads the model at `path`; Unsupported for a model with images."""
     auto = model_class(path, trust)
     if "ImageTextToText" in auto.__name__:
         raise Unsupported(
             "the truth is computed for text models only, and this model takes images",
             hint="compare two configurations of this model with each other",
         )
-    loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=getattr(torch, weights))
-    model = loaded.to(dtype).to(device).eval()
-    if hasattr(model, "_can_set_experts_implementation") and model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")  # grouped products of experts do not exist in fp64
-    model.config.use_cache = False
-    _renew_buffers(model, _skeleton(auto, path, torch.promote_types(dtype, torch.float32), trust))
-    return model
+    return auto
 
 
 def exact_products() -> None:
@@ -150,14 +156,16 @@ def _widened(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
 
 
-def _skeleton(auto: Any, path: str, dtype: torch.dtype, trust: bool) -> Any:
-    """Build the model without weights, with its buffers computed in `dtype`."""
+def skeleton(auto: Any, path: str, dtype: torch.dtype, trust: bool, attn: str = "eager") -> Any:
+    """Build the model without weights (meta), with its buffers computed in `dtype`."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
     with in_double(dtype), init_empty_weights(include_buffers=False):
-        return auto.from_config(config, torch_dtype=dtype, attn_implementation="eager", trust_remote_code=trust)
+        model = auto.from_config(config, torch_dtype=dtype, attn_implementation=attn, trust_remote_code=trust)
+    model.tie_weights()  # each assignment of a parameter without memory makes another one
+    return model
 
 
 def _renew_buffers(model: Any, skeleton: Any) -> None:

@@ -1,19 +1,99 @@
-"""The answer of a check: the verdict as text, and its page with both comparisons and the replay's report."""
+"""`check` and `lint`: the answer of a check as text, page, JUnit XML and annotations; the laws of recorded data."""
 
 from __future__ import annotations
 
-from actordbg.api.planning import Advance
-from actordbg.catalog.query import open_fresh, select_dumps
-from actordbg.document.blocks import Items
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from actordbg.api.client import Advance, Client
+from actordbg.api.desk import Desk
+from actordbg.api.planning import DumpSelection, counting
+from actordbg.base.errors import CorruptDump, UsageError
+from actordbg.base.units import plural
+from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
+from actordbg.catalog.selections import joined
+from actordbg.document.blocks import Items, verdict_in
 from actordbg.document.command_result import CommandResult
-from actordbg.judge.check import CheckFound, check_blocks, check_data
+from actordbg.dumps.importer import find_pickles, import_paths
+from actordbg.formats.dump_record import SUFFIX
+from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, check_blocks, check_data, run_check
 from actordbg.judge.explanation import explain
-from actordbg.judge.lint import Findings, lint
+from actordbg.judge.exports import junit_xml, workflow_commands
+from actordbg.judge.lint import Findings, lint, lint_blocks, lint_data
 from actordbg.judge.load_replays import pictures
+from actordbg.records.journal import read_standing
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.selection import PICKLES
+from actordbg.replay.supervise import COMPLETE, Progress
 from actordbg.store.layout import Store
+from actordbg.store.pack_bytes import PACK_SUFFIX
 
 LINTED = 256
 """Most dumps whose recorded data `check` checks, the newest: whole steps, and about a second."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CheckResult(CommandResult):
+    """The answer of a check."""
+
+    found: CheckFound | None = None
+
+    def to_junit(self) -> str:
+        """Return JUnit XML: a test case for each judgement of each dump."""
+        verdict = verdict_in(self.blocks)
+        assert self.found is not None and verdict is not None
+        return junit_xml(self.found, verdict).decode()
+
+    def to_annotations(self) -> list[str]:
+        """Return GitHub's workflow commands, a line each."""
+        verdict = verdict_in(self.blocks)
+        assert self.found is not None and verdict is not None
+        return list(workflow_commands(self.found, verdict))
+
+
+def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: int, recorded: bool) -> CheckResult:
+    """Replay a sample of dumps, and judge it by the laws and the truth. recorded: also judge the run's own outputs."""
+    of_all = chosen.where
+    chosen = desk.selected(chosen.sampled(sample))
+    plan, own = desk.judged("check", flags, chosen)
+    of = len(plan.spec.inputs) if chosen.files else count_dumps(open_fresh(desk.store), of_all)
+    findings = None
+    if not chosen.files:
+        with desk.client.progress("reading", None) as advance:
+            findings = lint_newest(desk.store, of_all, on_dump=advance)
+    found = replace(_run(desk, plan.spec, recorded), lint=findings)
+    return check_answer(desk.store, found, of=of, recorded=own)
+
+
+def _run(desk: Desk, spec: ReplaySpec, recorded: bool) -> CheckFound:
+    """Run the check with one progress over all its stages. On Ctrl-C, keep the results and say how to continue."""
+    desk.runnable(spec)
+    count = len(spec.inputs)
+    done: dict[str, int] = {}
+    try:
+        with desk.progress("checking", 2 * count) as advance:
+
+            def on_stage(stage: str) -> None:
+                """Begin a stage of `count` steps, and skip the steps that are already computed or not needed."""
+                done[stage] = 0
+                advance(count - done[TRUTH] if stage == ROUNDING else 0, note=stage)
+
+            def on_event(event: Progress) -> None:
+                if event.kind == "attempt" and ROUNDING in done:
+                    advance(0, total=3 * count)
+                done[list(done)[-1]] += event.kind == "result"
+                counted(event)
+
+            counted = counting(lambda n=1, note="": advance(n, note=note and f"{list(done)[-1]}: {note}"))
+            return run_check(desk.store, spec, recorded=recorded, on_stage=on_stage, on_event=on_event)
+    except KeyboardInterrupt:
+        left = read_standing(desk.store.replays / spec.replay_id)[1] != COMPLETE
+        first = f"`actordbg replay --resume {spec.replay_id}`, then " if left else ""
+        kept = f"interrupted; results so far are kept, {first}`actordbg compare {spec.replay_id} truth` continues"
+        desk.client.note(kept)
+        raise
 
 
 def lint_newest(store: Store, where: str | None, most: int | None = LINTED, on_dump: Advance = lambda *_, **__: None) -> Findings:
@@ -23,11 +103,62 @@ def lint_newest(store: Store, where: str | None, most: int | None = LINTED, on_d
     return lint(store.root, [row.path for row in rows], on_dump)
 
 
-def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | None = None) -> CommandResult:
+def linted(desk: Desk, where: str | None, max_inputs: int | None) -> CommandResult:
+    """Check recorded data against its laws. Raises NothingToDo if nothing was selected."""
+    store = desk.store.require()
+    with desk.client.progress("reading", None) as advance:
+        findings = lint_newest(store, where, max_inputs, advance)
+    if not findings.dumps and not findings.unreadable:
+        raise desk.nothing("lint", where)
+    desk.client.note_some(findings.unreadable)
+    return CommandResult(findings.good, lint_data(findings), lint_blocks(findings))
+
+
+def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | None = None) -> CheckResult:
     """Build the answer. of: the number of dumps that the sample was drawn from. recorded: the model that the dumps name."""
     verdict = checked.verdict(of=of, recorded=recorded)
     explained = explain(store, checked, verdict)
     data = check_data(checked, verdict, of=of) | {"explanation": explained.data}
     brief = (verdict, Items((f"configuration: {data['configuration']}",)))
     page = check_blocks(checked, verdict, explained.blocks, pictures(store, checked.data))
-    return CommandResult(verdict.good, data, brief, page)
+    return CheckResult(verdict.good, data, brief, page, checked)
+
+
+def store_of_paths(usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client) -> tuple[Store, DumpSelection]:
+    """Return the store to check and what each path selects: a store is checked instead of the usual one, old pickles below a
+    folder are imported first and checked alone, and other files are selected as files.
+
+    Where there is no store, that of the first file is used, else one is made. Raises UsageError for any other path,
+    and for a store or a folder beside other paths; CorruptDump if no old pickle could be imported.
+    """
+    folders = [path for path in paths if path.is_dir()]
+    for path in paths:
+        if not path.is_dir() and not str(path).partition("#")[0].endswith((*PICKLES, SUFFIX, PACK_SUFFIX)):
+            there = "is not a dump, a pack or an old pickle" if path.exists() else "does not exist"
+            raise UsageError(f"{path} {there}", hint="name a store, a folder of old pickles, dump files or packs")
+    if paths and not folders and not usual.exists():
+        near = [folder for folder in paths[0].resolve().parents if Store(folder).exists()]
+        usual = Store(near[0]) if near else usual.create()
+        client.note(f"using {'the store' if near else 'a new store,'} {usual.root}")
+    if not folders:
+        return usual, replace(chosen, files=(*chosen.files, *paths))
+    if len(paths) > 1 or chosen.files:
+        raise UsageError(f"{folders[0]} is a folder: check it alone", hint="name one folder, or files")
+    if Store(folders[0]).exists():
+        return Store(folders[0]), chosen
+    if usual.exists():
+        usual.require_writable()
+    ids = list[str | None]()
+    with client.progress("importing", len(find_pickles(folders))) as advance:
+
+        def on_file(dump_id: str | None) -> None:
+            ids.append(dump_id)
+            advance(1)
+
+        summary = import_paths(usual, folders, on_file=on_file)
+    client.note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused])
+    client.note(f"{plural(summary.added, 'dump')} imported into {usual.root}, {summary.present:,} already there")
+    imported = ", ".join(f"'{dump_id}'" for dump_id in ids if dump_id)
+    if not imported:
+        raise CorruptDump(f"no file below {folders[0]} could be imported", hint="`actordbg dump import` names every bad file")
+    return usual, replace(chosen, where=joined(chosen.where, f"dump_id in ({imported})"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from actordbg.api.desk import Desk
+from actordbg.api.planning import counting
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import new_replay_id
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Heading, Items, Verdict
@@ -14,6 +16,8 @@ from actordbg.judge.token_charts import heat_chart
 from actordbg.locate.verdict import lines_of, verdict_of
 from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.replay.plan import law_order
+from actordbg.replay.replay_data import data_of
+from actordbg.replay.supervise import run_replay
 
 
 def of_one_input(spec: ReplaySpec, command: str = "") -> ReplaySpec:
@@ -30,6 +34,18 @@ def of_one_input(spec: ReplaySpec, command: str = "") -> ReplaySpec:
         command=command,
         locate=1,
     )
+
+
+def run_located(desk: Desk, spec: ReplaySpec, command: str) -> tuple[ReplaySpec, Sequence[ResultRecord]]:
+    """Judge the model of `spec` module by module on one of its inputs, in another replay; return that and its results.
+
+    command: what that replay records as its command.
+    """
+    spec = of_one_input(spec, command)
+    desk.runnable(spec)
+    with desk.progress("locating", 1) as advance:
+        run_replay(desk.store, spec, on_event=counting(advance))
+    return spec, data_of(desk.store, spec).results
 
 
 def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandResult:

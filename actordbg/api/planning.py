@@ -10,45 +10,56 @@ from typing import Any
 from actordbg.actor.engine_client import EngineClient
 from actordbg.actor.hub_model import find_model, versions_of
 from actordbg.actor.rules import RuleHit, check_config, find_trainer, refuse_hits
-from actordbg.base.errors import UsageError
+from actordbg.api.client import Advance
+from actordbg.base.errors import Unsupported, UsageError
 from actordbg.base.units import MOST_NAMED, plural
 from actordbg.catalog import selections
 from actordbg.catalog.query import count_dumps, dump_extent, open_fresh, select_dumps
 from actordbg.config.replay_config import ENDPOINT, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked
 from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Plan, affordable_laws, make_plan
 from actordbg.replay.selection import PICKLES, defaults_of, require_one_trainer, rows_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 
-Advance = Callable[..., None]
-"""Reports progress: `advance(steps, note="", total=None)`, with the steps that are done since the last call."""
-
 
 @dataclass(frozen=True)
 class DumpSelection:
-    """Which dumps to replay: a condition or files, at most `max_inputs` of them in this order (time, length or shuffle)."""
+    """Which dumps to replay: a condition or files, at most `max_inputs` of them in this order (time, length or shuffle).
+
+    failed: only dumps that did not pass last time. longest, slowest, diverse: the N first by length, by time, or most different.
+    """
 
     where: str | None = None
     files: tuple[Path, ...] = ()
     order: str = "time"
     max_inputs: int | None = None
     seed: int = DEFAULT_SHUFFLE_SEED
+    failed: bool = False
+    longest: int | None = None
+    slowest: int | None = None
+    diverse: int | None = None
 
-    def narrowed(self, store: Store, *, failed: bool = False, **presets: int | None) -> DumpSelection:
-        """Select only dumps that did not pass last time, or the `longest`, `slowest` or most `diverse` N of them.
+    def sampled(self, count: int) -> DumpSelection:
+        """Return a diverse sample, unless something selects particular dumps."""
+        particular = self.longest or self.slowest or self.diverse or self.files
+        return self if particular else replace(self, diverse=self.max_inputs or count)
 
-        The result is part of `where`, so that a record's selection can be repeated. Raises UsageError for two of these.
+    def narrowed(self, store: Store) -> DumpSelection:
+        """Make `failed`, `longest`, `slowest` and `diverse` part of `where`, so that a record's selection can be repeated.
+
+        Raises UsageError for two of these.
         """
-        given = {name: count for name, count in presets.items() if count is not None}
-        if (given or failed) and (len(given) > 1 or self.files):
+        given = {name: count for name in _PRESETS if (count := getattr(self, name)) is not None}
+        if (given or self.failed) and (len(given) > 1 or self.files):
             words = [f"--{name}" for name in (*["input-file"] * bool(self.files), *given)]
             raise UsageError(f"{' and '.join(words or ['--failed'])} cannot be combined", hint="use only one")
-        where = selections.joined(self.where, selections.FAILED) if failed else self.where
+        where = selections.joined(self.where, selections.FAILED) if self.failed else self.where
         for name, count in given.items():
             where = getattr(selections, name)(open_fresh(store.require(), where), where, count)
-        return replace(self, where=where)
+        return replace(self, where=where, failed=False, longest=None, slowest=None, diverse=None)
 
     def imported(self, store: Store) -> tuple[DumpSelection, dict[Path, Path]]:
         """Import each pickle among the files as a dump, without unpickling it. Also return each pickle's dump.
@@ -67,6 +78,9 @@ class DumpSelection:
             store.require_writable()
         dumps = dict(zip(pickles, dumps_of(store, pickles), strict=True))
         return replace(self, files=tuple(dumps.get(path, path) for path in self.files)), dumps
+
+
+_PRESETS = ("longest", "slowest", "diverse")
 
 
 def planned(store: Store, config: ReplayConfig, chosen: DumpSelection, command: str) -> Plan:
@@ -127,6 +141,28 @@ def require_runnable(store: Store, spec: ReplaySpec) -> list[RuleHit]:
     if spec.config.backend == ENDPOINT:
         EngineClient(spec.config.url or "", spec.config.served_model, min(spec.config.timeout_s, 30.0)).connect()
     return findings
+
+
+def launched(settings: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return settings plus those implied by a launcher around this process; None for its ranks that only exit.
+
+    Under `deepspeed -m actordbg replay ...` a command runs once per rank. Rank 0 supervises, and starts as many workers as the
+    launcher started processes, with the deepspeed backend if that launcher is deepspeed's.
+    """
+    flags, launcher = dict(settings), surrounding_launcher(environment)
+    if launcher is None:
+        return flags
+    if launcher.local_size < launcher.world_size:
+        raise Unsupported(
+            "a replay starts its own ranks, but this launcher started processes on more than one machine",
+            hint="drop the launcher: run `actordbg replay --nproc N`, with --engine ray for several machines",
+        )
+    if launcher.rank > 0:
+        return None
+    flags["nproc"] = flags.get("nproc") or launcher.world_size
+    if launcher.deepspeed:
+        flags["backend"] = flags.get("backend") or "deepspeed"
+    return flags
 
 
 def why_nothing(store: Store, where: str | None) -> str:

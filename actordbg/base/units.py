@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from actordbg.base.errors import ActordbgError, UsageError
 
@@ -155,3 +155,9 @@ def letter_of(index: int) -> str:
         index, rest = divmod(index - 1, 26)
         letters = chr(ord("A") + rest) + letters
     return letters
+
+
+def passed_of(replay: Mapping[str, Any]) -> str:
+    """Return how many inputs of a replay passed, and the status unless the replay is complete: "3/8 interrupted"."""
+    state = "" if replay["status"] == "complete" else f" {replay['status']}"
+    return f"{replay['passed']}/{replay['inputs']}{state}"

@@ -91,7 +91,7 @@ STORE = CommandGroup(
     "Show, browse, index, verify and sync a store.",
     (
         Command("Show patch, recording, dump and replay status.", "patch:status", FACTS, old="status"),
-        Command("Browse the store in a local web page.", "report:ui", "", old="ui"),
+        Command("Browse the store in a local web page.", "attach:ui", "", old="ui"),
         Command("Index new files in the store.", "index:index", old="index"),
         Command("Verify a store's integrity.", "index:fsck", FACTS, old="fsck"),
         Command("Download new files of a remote store into a folder.", "remote_store:pull"),
@@ -148,7 +148,7 @@ CONTENTS = (
                         called="ls",
                         old="replays",
                     ),
-                    Command("Attach to a rank at a breakpoint.", "report:attach", "", old="attach"),
+                    Command("Attach to a rank at a breakpoint.", "attach:attach", "", old="attach"),
                 ),
             ),
             Command(
@@ -162,6 +162,7 @@ CONTENTS = (
             Command("Explain what is wrong with a replay, where, and since when.", "explain:explain", CHARTS),
             Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
             Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT, settings=OLD_TRUTH),
+            Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
             Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
             MEASURE,
         ),

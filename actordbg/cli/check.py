@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import option, require_good
-from actordbg.cli.output import say_answer, write_file
+from actordbg.cli.options import option, require_good, store_of
+from actordbg.cli.output import say, say_answer, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
+
+if TYPE_CHECKING:
+    from actordbg.api.checks import CheckResult
 
 _FOR = "CI output"
 
@@ -46,34 +51,29 @@ def check(
 
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
     """
-    from actordbg.api.checks import check_answer, lint_newest
-    from actordbg.catalog.query import count_dumps, open_fresh
-    from actordbg.cli import check_work as work
-    from actordbg.cli import replaying
-    from actordbg.document.blocks import verdict_in
+    from actordbg.api.checks import store_of_paths
+    from actordbg.cli.terminal import Terminal, flags_of, opened
     from actordbg.document.page import check_place
-    from actordbg.judge.exports import junit_xml
 
-    flags = replaying.flags_of(settings)
+    flags = flags_of(settings)
     check_place(junit)
-    inputs = work.with_paths(ctx, paths or [], inputs)
-    of_all = inputs.where
-    store, inputs = replaying.opened(ctx, work.sampled(inputs))
-    _, plan, recorded = replaying.asked_and_planned(ctx, store, flags, inputs, judged=True, ask=not output.wanted.silent)
-    replaying.say_skipped(plan.skipped)
-    if not plan.spec.inputs:
-        raise replaying.nothing_to("check", store, inputs)
-    of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
-    with output.progress("reading", None) as advance:
-        findings = None if inputs.input_file else lint_newest(store, of_all, on_dump=advance)
-    checked = replace(work.run_with_bar(store, plan.spec, of_run), lint=findings)
-    answer = check_answer(store, checked, of=of, recorded=recorded)
-    page = work.write_check_page(store, answer)
+    usual, chosen = store_of_paths(store_of(ctx), paths or [], inputs.selection, Terminal(ctx))
+    ctx.find_root().params["store"] = str(usual.root)
+    store = opened(ctx)
+    answer = store.check(chosen, recorded=of_run, **flags)
+    page = output.wanted.page or store.keep_page(answer)
     say_answer(replace(answer, data={**answer.data, "page": str(page)}), page)
     if junit is not None:
-        verdict = verdict_in(answer.blocks)
-        assert verdict is not None
-        write_file(junit, junit_xml(checked, verdict).decode())
+        write_file(junit, answer.to_junit())
     if github:
-        work.annotate(checked, answer.blocks)
+        _annotate(answer)
     require_good(answer.ok)
+
+
+def _annotate(answer: CheckResult) -> None:
+    """Print GitHub annotations, and append the result to the workflow's summary page if there is one."""
+    for line in answer.to_annotations():
+        (output.note if output.wanted.json else say)(line)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(summary, "a", encoding="utf-8") as file:
+            file.write(answer.to_markdown())

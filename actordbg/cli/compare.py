@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import (
     ConfirmOption,
@@ -20,12 +19,11 @@ from actordbg.cli.options import (
     option,
     parameter,
     require_good,
-    store_of,
     stored,
     take_consent,
     takes_options,
 )
-from actordbg.cli.output import TokenizerFile, note, progress, say_document, texts_of
+from actordbg.cli.output import TokenizerFile, say_answer
 from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
 _PANEL = "Thresholds (inf: not checked)"
@@ -97,62 +95,20 @@ def compare(
 
     Example: actordbg compare last truth --noise
     """
-    from actordbg.catalog.query import open_fresh, select_dumps
-    from actordbg.cli import compare_work as work
-    from actordbg.cli.replaying import settle
-    from actordbg.document.blocks import Paragraph
-    from actordbg.judge.comparing import compare as compare_sides
-    from actordbg.judge.comparison_document import comparison_charts, document
-    from actordbg.judge.sides import RECORDED_NAMES
-    from actordbg.judge.thresholds import asked
-    from actordbg.judge.wrong_tokens import wrong_tokens
-    from actordbg.records.comparison_record import MISMATCH
+    from actordbg.cli.terminal import conclude, opened
 
     take_consent(trust_remote_code)
-    dtype = truth_dtype(truth)
-    texts = texts_of(tokenizer)
-    thresholds = asked(limits)
-    store = store_of(ctx).require()
-    if power and (flat or b != "truth"):
-        raise UsageError("--power needs a truth comparison", hint="compare REPLAY truth --power, without --flat-limits")
-    if a in ("truth", *RECORDED_NAMES):
-        raise UsageError(f"A is the side under test; it cannot be {a}", hint=f"swap them: compare REPLAY {a}")
-    catalog = open_fresh(store)
-    judged = work.meant(catalog, a)
-    floor = None if noise is None else work.noise_of(store, judged, noise)
-    # evaluated first: a typo in --where must not cost the computation of a truth
-    only = None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
-    rounding = None
-    if b == "truth":
-        b, rounding = work.truth_and_rounding(store, judged, dtype, flat=flat, planted=power, yes=yes)
-    elif b not in RECORDED_NAMES:
-        b = work.meant(catalog, b)
-    with progress("comparing", None) as advance:
-        record = compare_sides(
-            store,
-            judged,
-            b,
-            thresholds=thresholds,
-            noise=floor,
-            rounding=rounding,
-            only=only,
-            on_progress=lambda done, total: advance(1, total=total),
-        )
-    if b in RECORDED_NAMES and record.verdict == MISMATCH:
-        record = work.explained(store, record, yes)
-    path = work.kept(store, record)
-    settle(store)
-    moves = floor.floor.get("max_abs") if floor else None
-    charts = comparison_charts(store, record, texts, moves) if output.wanted.whole or output.wanted.opened else []
-    blocks = document(record, limit, charts)
-    if (pattern := wrong_tokens(store, record)) is not None:
-        blocks.insert(2, Paragraph(f"Wrong tokens: {pattern.sentence}."))
-    if b in RECORDED_NAMES and (weights := work.recorded_weights(store, judged)):
-        blocks.insert(2, Paragraph(f"Weights: {weights}."))
-    say_document(blocks, data={**vars(record), "good": record.good})
-    if path is not None and not output.wanted.json:
-        note(f"saved as {path}")
-    require_good(record.good)
+    store = opened(ctx, yes=yes)
+    charts = output.wanted.whole or output.wanted.opened
+    about: dict[str, Any] = {
+        "truth": truth_dtype(truth),
+        "flat": flat,
+        "power": power,
+        "worst": limit,
+        "charts": charts,
+        **limits,
+    }
+    conclude(store, store.compare(a, b, where=where, noise=noise, tokenizer=tokenizer, **about))
 
 
 def compare_logs(
@@ -191,17 +147,9 @@ def compare_logs(
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
     """
-    from actordbg.measure.align_logs import compare_many, together
-    from actordbg.measure.log_document import log_charts, logs_page
-    from actordbg.measure.log_lines import read_log
+    from actordbg.api.measuring import compare_logs
 
-    if len(logs) < 2:
-        raise UsageError("compare-logs needs at least two logs", hint="name two or more")
-    if logs.count("-") > 1:
-        raise UsageError("standard input can be only one of the logs", hint="pass - once, and files for the others")
-    read = [read_log(path, metric) for path in logs]
-    pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
-    charts = log_charts(pairs, read) if output.wanted.files or output.wanted.opened else []
-    whole = together(pairs)
-    say_document(logs_page(pairs, charts), data=vars(pairs[0] if len(logs) == 2 else whole))
-    require_good(whole.good)
+    charts = bool(output.wanted.files) or output.wanted.opened
+    answer = compare_logs(logs, each=each, metric=metric, threshold=threshold, rule=rule, worst=limit, charts=charts)
+    say_answer(answer)
+    require_good(answer.ok)

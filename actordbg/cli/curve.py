@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
-from actordbg.cli.options import (
-    ConfirmOption,
-    Where,
-    approve,
-    command_line,
-    option,
-    option_field,
-    require_good,
-    store_of,
-    stored,
-)
-from actordbg.cli.output import plural, say_document
+from actordbg.cli.options import ConfirmOption, Where, option, option_field, stored
 from actordbg.cli.setting_options import NONE, Given, takes_settings
-from actordbg.config.replay_config import SETTINGS, TINY, validate
-
-if TYPE_CHECKING:
-    from actordbg.store.layout import Store
 
 
 @dataclass(frozen=True)
@@ -108,69 +92,9 @@ def _answer(
     ctx: typer.Context, question: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
 ) -> None:
     """Print the curves of memory (`budget` in bytes) or of time (`budget` in seconds, over the `passes`)."""
-    from actordbg.judge.load_replays import load
-    from actordbg.measure.curve_document import curve_charts, document
-    from actordbg.measure.curves import answer
-    from actordbg.measure.measurements import gather, is_configuration
+    from actordbg.cli.terminal import conclude, opened
 
-    store = store_of(ctx)
-    flags = [*(["--batch-size"] if question.batch_size else []), *(SETTINGS[name].flag for name in settings)]
-    if flags and question.measure is None:
-        given = ", ".join(flags)
-        raise UsageError(f"{given} changes nothing without --measure", hint=f"add --measure LEN,LEN,..., or drop {given}")
-    names = _names(store, question)
-    if question.measure is not None:
-        names += _measured(store.require_writable(), names, question, settings)
-    material = load(store, names, question.where)
-    notes = list(material.notes)
-    others = sum(not is_configuration(data) for data in material.replays)
-    if others:
-        notes.append(f"{plural(others, 'replay')} left out: truths and noise variants")
-    measured, lengths = gather(material.replays, question.by), sorted(set(question.at or []))
-    count = len(material.replays) - others
-    curves = answer(measured, quantity, question.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    say_document(document(curves, curve_charts(curves)), data=vars(curves))
-    require_good(curves.good)
-
-
-def _names(store: Store, question: Question) -> list[str]:
-    from actordbg.catalog.query import newest_configuration, open_fresh
-
-    names = question.replays or ["all"]
-    # "last" here: the newest replay that can have a curve, so neither a truth nor a noise variant
-    newest = newest_configuration(open_fresh(store)) if "last" in names else None
-    return [newest.replay_id if newest is not None and name == "last" else name for name in names]
-
-
-def _measured(store: Store, names: Sequence[str], question: Question, settings: Given) -> list[str]:
-    """Replay synthetic inputs of the --measure lengths, once per distinct configuration of `names`; return the replay ids."""
-    from actordbg.api.planning import counting
-    from actordbg.cli.replaying import replaying
-    from actordbg.config.as_ran import as_ran, costs
-    from actordbg.judge.load_replays import load
-    from actordbg.measure.measurements import plan_lengths, settled
-    from actordbg.replay.supervise import run_replay, spec_and_owner
-
-    if not question.replays:
-        raise UsageError("--measure needs the replays whose configurations to use", hint="name a replay, or `last`")
-    parts = [part.strip() for part in (question.measure or "").split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 9 and int(part) >= 2 for part in parts):
-        raise UsageError(f"--measure {question.measure!r:.60} is not a list of lengths", hint="write it like 512,1024,2048")
-    done: dict[tuple[str, int], str] = {}
-    for data in load(store, names).replays:
-        spec, owner = spec_and_owner(store, data.spec.replay_id)
-        config = replace(settled(spec.config, data.resolved), **settings)
-        validate(config)
-        batch = question.batch_size or max((item.batch_size for item in data.spec.inputs), default=1)
-        if config.model != TINY:
-            approve(f"replay {data.spec.replay_id}, whose model {config.model!r} would be loaded", owner, question.yes)
-        key = (str(costs(as_ran(config))), batch)
-        if key in done or config.truth is not None or config.vary is not None:
-            continue
-        spec = plan_lengths(store, config, {int(part) for part in parts}, batch, command=command_line())
-        label = f"measuring as {data.spec.replay_id}"
-        with replaying(store, label, len(spec.inputs)) as advance:
-            advance(0, note="starting the workers")
-            run_replay(store, spec, counting(advance))
-        done[key] = spec.replay_id
-    return list(done.values())
+    store = opened(ctx, yes=question.yes)
+    about: dict[str, Any] = {name: getattr(question, name) for name in ("where", "by", "measure", "batch_size")}
+    names, lengths = question.replays or (), question.at or ()
+    conclude(store, store.curve(quantity, *names, budget=budget, of=passes, at=lengths, **about, **settings))

@@ -203,7 +203,7 @@ def _render(answer: dict[str, Any]) -> None:
         for dump in dumps:
             if dump.error:
                 say(f"{dump.dump_id} raised {dump.error}")
-        say(f"{plural(len(dumps), 'dump')} recovered, {answer['in_flight']} from a call in flight")
+        say(f"{plural(len(dumps), 'dump')} recovered, {answer['in_flight']} from a call in flight", sums_up=True)
         say_next("actordbg replay --where \"recovered='in_flight'\"")
     elif not answer["rings"]:
         say(f"No process left flight recorder files on {answer['host']}.")

@@ -11,7 +11,7 @@ import typer
 
 from actordbg.base.errors import CorruptDump
 from actordbg.cli.options import Where, option, require_good, require_some, store_of
-from actordbg.cli.output import as_json, emit, human_bytes, note, plural, progress, say, say_wrapped
+from actordbg.cli.output import as_json, emit, human_bytes, note, plural, progress, say, say_next, say_wrapped
 
 if TYPE_CHECKING:
     from actordbg.catalog.indexer import IndexSummary
@@ -76,7 +76,7 @@ def verify(ctx: typer.Context, where: Where = None) -> None:
         for item in damaged:
             say(damage_line(item))
         good, bad = len(paths) - len(damaged), len(damaged)
-        say(f"{plural(len(paths), 'dump')} checked ({human_bytes(size)}): {good:,} good, {bad:,} damaged")
+        say(f"{plural(len(paths), 'dump')} checked ({human_bytes(size)}): {good:,} good, {bad:,} damaged", sums_up=True)
         if any(item.code == CorruptDump.code for item in damaged):
             note("run `actordbg dump prune --damaged` to remove files with a corrupt header")
     require_good(not damaged)
@@ -164,6 +164,7 @@ def _say_found(answer: dict[str, Any]) -> None:
     counts = Counter(row["severity"] for row in findings)
     totals = (plural(counts[kind], kind if kind != DAMAGE else "damaged file") for kind in (DAMAGE, LEFTOVER, NOTE))
     how = "every byte" if answer["deep"] else "headers and records"
-    say(f"{answer['store']}: {how} checked: {', '.join(totals) if findings else 'no problems'}")
+    say(f"{answer['store']}: {how} checked: {', '.join(totals) if findings else 'no problems'}", sums_up=True)
     if not answer["repaired"] and any(row["repair"] for row in findings):
+        say_next("actordbg fsck --repair")
         note("nothing was changed; pass --repair to repair what can be repaired, without losing data")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from actordbg.cli.options import Where, option, require_good, store_of
-from actordbg.cli.output import say_document
+from actordbg.cli.options import Where, option
 
 
 def lint(
@@ -26,21 +25,7 @@ def lint(
 
     Example: actordbg lint --where "last 2h"
     """
-    from actordbg.api.checks import lint_newest
-    from actordbg.base.errors import NothingToDo
-    from actordbg.catalog.query import open_fresh
-    from actordbg.catalog.selections import no_match
-    from actordbg.cli import output
-    from actordbg.judge.lint import lint_blocks, lint_data
+    from actordbg.cli.terminal import conclude, opened
 
-    store = store_of(ctx).require()
-    with output.progress("reading", None) as advance:
-        findings = lint_newest(store, where, max_inputs, advance)
-    if not findings.dumps and not findings.unreadable:
-        if output.wanted.allow_empty:
-            raise typer.Exit(0)
-        why = no_match(open_fresh(store), where) if where else "the store has no dumps"
-        raise NothingToDo(f"nothing to lint: {why}", hint="select dumps with --where, or pass --allow-empty")
-    output.note_some(findings.unreadable, 5)
-    say_document(lint_blocks(findings), data=lint_data(findings))
-    require_good(findings.good)
+    store = opened(ctx)
+    conclude(store, store.lint(where, max_inputs=max_inputs))

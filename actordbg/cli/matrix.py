@@ -10,7 +10,6 @@ from actordbg.base.errors import UsageError
 from actordbg.cli.options import (
     ConfirmOption,
     Power,
-    command_line,
     option,
     refuse_beside,
 )
@@ -51,47 +50,18 @@ def matrix(
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
-    from actordbg.api.matrices import matrix_answer, new_record
-    from actordbg.api.planning import to_judge
-    from actordbg.base.units import new_replay_id
-    from actordbg.campaign import run_matrix as matrices
-    from actordbg.cli import matrix_work as work
-    from actordbg.cli import replaying
-    from actordbg.config.replay_config import AXES
+    from actordbg.cli.terminal import conclude, flags_of, opened
 
-    flags = replaying.flags_of(settings)
-    store, inputs = replaying.opened(ctx, inputs, writes=not dry_run and show is None)
+    flags = flags_of(settings)
+    store = opened(ctx, yes=yes, machines=machines)
     if show is not None:
         refuse_beside(ctx, "--show keeps the matrix's settings", "show")
-        return say_answer(matrix_answer(store, matrices.load(store, show)))
-    if power and no_truth:
-        raise UsageError("--power needs a truth comparison", hint="drop --no-truth")
-    axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
+        return say_answer(store.matrix_again(show, run=False))
     if resume is not None:
         refuse_beside(ctx, "--resume keeps the matrix's settings", "resume", "yes", groups=[EngineOptions])
-    matrix_id = new_replay_id() if resume is None else matrices.load(store, resume).matrix_id
-    if not dry_run:
-        machines.run(ctx, f"matrix {matrix_id}")
-    if resume is not None:
-        record, chosen, held = work.resumed(store, resume, yes)
-    else:
-        base = to_judge(replaying.asked_for(ctx, flags), flags)
-        chosen = work.selected(store, base, inputs)
-        held = work.baseline_of(store, baseline, slower)
-        options: dict[str, Any] = {
-            "order": inputs.ordered,
-            "shuffle_seed": inputs.random_seed,
-            "skip_known": skip_known,
-            "slower": slower,
-            "power": power,
-            "oracle": None if no_truth else truth_dtype(truth),
-            "input_files": [str(path.absolute()) for path in inputs.input_file or []],
-        }
-        about = {
-            "matrix_id": matrix_id,
-            "command": command_line(),
-            "selection": inputs.where,
-            "baseline": held and held.matrix_id,
-        }
-        record = new_record(base, axes, chosen, options, **about)
-    return work.run_cells(store, record, chosen, held, dry_run=dry_run)
+        return conclude(store, store.matrix_again(resume))
+    if power and no_truth:
+        raise UsageError("--power needs a truth comparison", hint="drop --no-truth")
+    about: dict[str, Any] = {"baseline": baseline, "slower": slower, "skip_known": skip_known, "power": power, "dry_run": dry_run}
+    about["truth"] = None if no_truth else truth_dtype(truth)
+    return conclude(store, store.matrix(inputs.selection, **about, **flags))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import typer
 
-from actordbg.cli.output import say_document
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -27,39 +24,8 @@ def noise(
 
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
-    from actordbg.api.planning import counting
-    from actordbg.cli import replaying
-    from actordbg.judge.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
+    from actordbg.cli.terminal import conclude, flags_of, opened
 
-    flags = replaying.flags_of(settings)
-    store, chosen = replaying.opened(ctx, chosen)
-    config = replaying.asked_for(ctx, flags).config
-    config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
-    plan = replaying.planned(store, config, chosen)
-    spec = plan.spec
-    if not spec.inputs:
-        raise replaying.nothing_to("measure noise on", store, chosen)
-    machines.run(ctx, f"noise of {spec.replay_id}")
-    replaying.require_runnable(store, spec, announce=False)
-    steps = len(spec.inputs) * runs_of(spec)
-    with replaying.replaying(store, "measuring noise", steps) as advance:
-        record = measure_noise(
-            store,
-            spec,
-            on_run=lambda name: advance(0, note=name),
-            on_event=counting(advance),
-            on_passed_over=advance,
-        )
-    most = moves_most(record)
-    answer = {name: getattr(record, name) for name in ("noise_id", "replay_id", "label", "dtype")} | {
-        "dumps": len(record.dumps),
-        "tokens": tokens_of(record),
-        "floor": record.floor,
-        "variants": record.variants,
-        "moves_most": most.name if most else None,
-        "deterministic": deterministic(record),
-        "conclusion": conclusion(record),
-        "reasons": record.reasons,
-        "skipped": plan.skipped,
-    }
-    say_document(noise_page(record), data=answer)
+    flags = flags_of(settings)
+    store = opened(ctx, machines=machines)
+    conclude(store, store.noise(chosen.selection, **flags))

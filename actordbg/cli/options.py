@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
+
 def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
     """Return a completion function for these values and comma-separated lists of them."""
 
@@ -215,7 +219,18 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
         for file in mine["files"]:
             _require_writable(file, suffixes if explicit is None else ())
         output.wanted = output.OutputOptions(**mine)
-        return function(**given)
+        try:
+            return function(**given)
+        except NothingToDo as nothing:
+            if not output.wanted.allow_empty:
+                raise
+            note(nothing.message)
+            if output.wanted.json:
+                output.emit_json({"verdict": "", "sentence": nothing.message, "next": "", "selected": 0})
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        finally:
+            output.finish()
 
     return _with_parameters(function, called, {"": options})
 

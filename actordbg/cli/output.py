@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
@@ -36,7 +36,6 @@ from actordbg.base.units import with_handles
 if TYPE_CHECKING:
     from actordbg.document.blocks import Block
     from actordbg.document.command_result import CommandResult
-    from actordbg.judge.token_charts import Texts
 
 T = TypeVar("T")
 PIPE_WIDTH = 200
@@ -97,6 +96,10 @@ def form_of(path: Path) -> Any:
 wanted = OutputOptions()
 _answered = False
 """Whether standard output already has JSON; an error is then not printed as JSON, which would be a second document."""
+_facts: Any = None
+"""The result that `finish` prints as JSON or writes to files, once the text has said its sentence and the next command."""
+_said: dict[str, str] = {}
+"""The sentence and the next command that the text of this result has said."""
 
 
 def emit(answer: T, render: Callable[[T], object]) -> None:
@@ -106,14 +109,31 @@ def emit(answer: T, render: Callable[[T], object]) -> None:
 
 
 def as_json(answer: Any) -> bool:
-    """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text.
-
-    Also writes the files of -o, for results that are not documents.
+    """Take a result that is not a document, for --json and the files of -o; rows are printed at once. Returns whether the caller
+    is done; if not, it prints text, which --json hides but for its sentence and next command (`finish`).
     """
+    global _facts
+    if not isinstance(answer, list):
+        _facts = answer
+        return False
     write_files(answer)
     if wanted.json:
         emit_json(answer)
     return wanted.json
+
+
+def finish() -> None:
+    """Print or write the result that `as_json` took, with the sentence and the next command of its text."""
+    global _facts
+    if _facts is not None:
+        from actordbg.document.command_result import as_json_text
+
+        answer = {"verdict": "", "sentence": "", "next": "", **_said, **json.loads(as_json_text(_facts))}
+        _facts = None
+        write_files(answer)
+        if wanted.json:
+            emit_json(answer)
+    _said.clear()
 
 
 def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None:
@@ -143,8 +163,10 @@ def emit_each(rows: Iterable[Any]) -> int:
     return count
 
 
-def say(text: str = "") -> None:
-    """Print a line of the result, with line breaks escaped."""
+def say(text: str = "", *, sums_up: bool = False) -> None:
+    """Print a line of the result, with line breaks escaped. Its JSON has the first line, or the line that `sums_up`."""
+    if text and (sums_up or "sentence" not in _said):
+        _said["sentence"] = text
     _print(_line(text))
 
 
@@ -160,6 +182,7 @@ def _line(text: str) -> str:
 
 def say_wrapped(text: str, rest: str = "") -> None:
     """Print a paragraph of the result, wrapped in a terminal; `rest` indents the lines after the first."""
+    _said.setdefault("sentence", text.strip())
     _print(_wrapped(_line(text), sys.stdout, rest))
 
 
@@ -168,6 +191,8 @@ _COLORS = {"good": "green", "part": "yellow", "bad": "red"}
 
 def _print(text: str) -> None:
     """Print cleaned text, with its verdict words in color: capitals anywhere, other words alone in a cell of a table."""
+    if wanted.json and _facts is not None:
+        return
     colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if wanted.color == "auto" else wanted.color == "always"
     if colored and wanted.format == "text":
         from actordbg.document.blocks import TONES
@@ -191,6 +216,7 @@ def note(text: str) -> None:
 
 def say_next(command: str) -> None:
     """Note the command to run next, unless only the result is wanted."""
+    _said["next"] = command
     if not wanted.silent:
         typer.echo(f"next: {in_line(command)}", err=True)
 
@@ -327,35 +353,10 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
         bar.end()
 
 
-_TOKENIZER = "tokenizer.json"
-
 TokenizerFile = Annotated[
     Path | None,
     typer.Option("--tokenizer", metavar="PATH", help="Model folder, or hub name in the local cache: adds text to token charts."),
 ]
-
-
-def texts_of(path: Path | None) -> Texts | None:
-    """Return a function that decodes token ids with a local tokenizer; None if `path` is None.
-
-    Downloads nothing and runs no model code.
-    """
-    from actordbg.actor.hub_model import cached_file
-
-    if path is None:
-        return None
-    from tokenizers import Tokenizer
-
-    file = path / _TOKENIZER if path.is_dir() else path if path.is_file() else cached_file(str(path), _TOKENIZER)
-    if file is None or not file.is_file():
-        hint = f"pass a folder with a {_TOKENIZER}, or that file; for a hub model, first run `hf download NAME {_TOKENIZER}`"
-        raise UsageError(f"--tokenizer {path}: no such folder or file, and nothing is downloaded", hint=hint)
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001  the library raises Exception itself
-        raise UsageError(f"--tokenizer {path}: {error}", hint="pass a tokenizer.json of the tokenizers library") from None
-
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def say_document(blocks: Sequence[Block], *, data: Mapping[str, Any]) -> None:
@@ -370,13 +371,11 @@ def say_answer(answer: CommandResult, written: Path | None = None) -> None:
 
     written: the page, if it has been written already; text names it.
     """
-    from actordbg.document.renderings import as_markdown
-
     write_files(answer.record, answer.page or answer.blocks)
     if wanted.json:
         emit_json(answer.record)
     elif wanted.format == "md":
-        say_lines(as_markdown(answer.blocks))
+        say_lines(answer.to_markdown())
     else:
         say_lines(str(answer))
         if written is not None:

@@ -230,7 +230,7 @@ def doctor(
         for check in examine(store_of(ctx), quick=quick, timeout=timeout):
             checks.append(check)
             advance(1, note=check.name)
-    emit(checks, _render_all)
+    emit({"checks": checks}, lambda _: _render_all(checks))
     raise typer.Exit(exit_code(checks))
 
 
@@ -240,12 +240,14 @@ def _render_all(checks: list[Check]) -> None:
 
     levels = ("bad", "warn", "ok")
     say(", ".join(f"{sum(check.status == level for check in checks)} {level}" for level in levels))
+    missing = install_command(checks)
     for level in levels:
         for check in checks:
             if check.status == level:
                 say_lines(render(check))
-        if level == "warn" and (command := install_command(checks)):
-            say_lines(f"to install what is missing at once:\n  {command}")
+        if level == "warn" and missing:
+            say_lines(f"to install what is missing at once:\n  {missing}")
+    say_next(missing or "actordbg check")
 
 
 def adapters(

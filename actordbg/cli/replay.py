@@ -7,17 +7,10 @@ from typing import Any
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import (
-    approve,
-    option,
-    refuse_beside,
-    require_good,
-    settings_of,
-    stored,
-)
-from actordbg.cli.output import emit, note, say_answer, say_lines
+from actordbg.cli.options import option, refuse_beside, stored
+from actordbg.cli.output import emit_json, say_lines
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, StopOptions
-from actordbg.cli.setting_options import NONE, Given, takes_settings
+from actordbg.cli.setting_options import NONE, Given, selecting, takes_settings
 
 
 @takes_settings("replay")
@@ -56,46 +49,26 @@ def replay(
 
     Example: actordbg replay --where "seq_len>1800 and rank=0" --max-inputs 3 --backend deepspeed --zero-stage 3
     """
-    from actordbg.actor.model_code import require_consent
-    from actordbg.cli import replaying
-    from actordbg.cli.replay_work import ask_for_all, run_planned, say_plan
-    from actordbg.config.sources import FSDP_OFF, as_toml, fsdp_is_off
-    from actordbg.replay.plan import Plan
-    from actordbg.replay.supervise import spec_and_owner
+    from actordbg.cli.replay_work import ReplayTerminal
+    from actordbg.cli.terminal import conclude, flags_of, opened
+    from actordbg.config.sources import as_toml
 
-    flags = replaying.flags_of(settings)
-    if print_config and resume is None:
-        return emit(replaying.config_of(ctx, flags), lambda tables: say_lines(as_toml(tables)))
-    store, inputs = replaying.opened(ctx, inputs, writes=not dry_run)
-    of_asked: dict[str, Any] = {"settings_from": {}, "recorded_model": None}
+    flags = flags_of(settings)
+    store = opened(ctx, terminal=ReplayTerminal(ctx, machines, stopping, yes=yes, everything=everything))
     if resume is not None:
         why = "--resume keeps the replay's own configuration"  # settings implied by a surrounding launcher do not count as typed
         refuse_beside(ctx, why, "resume", "yes", "dry_run", groups=(StopOptions, EngineOptions))
-        spec, owner = spec_and_owner(store, resume)
-        if spec.config.backend == "fsdp2" and fsdp_is_off():
-            note(f"{FSDP_OFF} has no effect: --resume keeps the replay's own configuration")
-        approve(f"replay {spec.replay_id}, whose model is {spec.config.model!r}", owner, yes)
-        require_consent(spec.config.model, store.models)
-        plan = Plan(spec)
-    else:
-        ask = not (dry_run or output.wanted.silent)
-        requested, plan, own = replaying.asked_and_planned(ctx, store, flags, inputs, judged=False, ask=ask)
-        of_asked = {"settings_from": requested.sources, "recorded_model": own}
-        if not (everything or inputs.where is not None or inputs.max_inputs or inputs.input_file):
-            ask_for_all(store, plan.spec, dry_run=dry_run)
-    if not dry_run and plan.spec.inputs:
-        apart, spans = settings_of(ctx).url is not None, machines.spans_nodes(plan.spec.config)
-        stopping = stopping.on(machines.engine, several_nodes=spans, apart=apart, yes=yes)
-        machines.run(ctx, f"replay {plan.spec.replay_id}")
-    answer, problem = run_planned(store, plan, stopping, dry_run=dry_run, **of_asked)
-    if answer.blocks:
-        say_answer(answer)
-    elif answer["selected"] or output.wanted.json:
-        emit(answer.data, say_plan)
-    if not answer["selected"]:
-        raise replaying.nothing_to("replay", store, inputs)
-    if problem is not None:
-        raise problem
-    if answer["status"] == "interrupted":
-        raise typer.Exit(130)
-    return require_good(answer.ok)
+        return conclude(store, store.replay_again(resume, dry_run=dry_run))
+    if print_config:
+        tables = {"inputs": _selecting(ctx), "replay": store.configuration(**flags)}
+        return emit_json(tables) if output.wanted.json else say_lines(as_toml(tables))
+    return conclude(store, store.replay(inputs.selection, dry_run=dry_run, **flags))
+
+
+def _selecting(ctx: typer.Context) -> dict[str, Any]:
+    """Return the options that select inputs, as a --config file has them."""
+    chosen = {}
+    for name, mine in selecting(ctx).items():
+        if (value := ctx.params[mine.name]) not in (None, False, [], (), mine.default):
+            chosen[name] = [str(path.absolute()) for path in value] if isinstance(value, list) else value
+    return chosen

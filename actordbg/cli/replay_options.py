@@ -57,10 +57,11 @@ class ChosenInputs:
 
     @property
     def selection(self) -> DumpSelection:
-        """The selection without --failed and the presets (`DumpSelection.narrowed`)."""
+        """The selection."""
         from actordbg.api.planning import DumpSelection
 
-        return DumpSelection(self.where, tuple(self.input_file or ()), self.ordered, self.max_inputs, self.random_seed)
+        presets = {name: getattr(self, name) for name in ("failed", "longest", "slowest", "diverse")}
+        return DumpSelection(self.where, tuple(self.input_file or ()), self.ordered, self.max_inputs, self.random_seed, **presets)
 
 
 ENGINES = ("local", "ray")

@@ -42,7 +42,12 @@ def run(
     adapter: list[str] | None = option(
         None, "Record another trainer: an adapter of `actordbg adapters`, or module:Class; repeatable.", metavar="NAME"
     ),
-    hash_weights: bool = option(False, "Hash the weights of each recorded step; slow, for small models."),
+    hash_weights: bool = option(
+        False,
+        "Hash the weights of each recorded step, and those sent to rollout engines (`actordbg weights`); slow, for small models.",
+        "--hash-weights",
+        "--weights",
+    ),
     leave_on: bool = option(False, "Leave recording on at exit: the job continues elsewhere."),
     stops: bool = option(False, "Make breakpoint() in the job's code pause all ranks, for `actordbg attach`.", "--break"),
     as_json: bool = option(False, "Print what was recorded as JSON, on standard error, at the end.", "--json"),
@@ -101,10 +106,12 @@ def run(
         "unreadable": unreadable,
         "recovered": recovered,
     }
+    lines = list(_told(answer))
     if as_json:
-        emit_json(answer, err=True)
+        following = next((line.removeprefix("next: ") for line in lines if line.startswith("next: ")), "")
+        emit_json({"verdict": "", "sentence": lines[0], "next": following, **answer}, err=True)
     else:
-        for line in _told(answer):
+        for line in lines:
             note(line if line.startswith("next: ") else f"actordbg: {line}")
     raise typer.Exit(code)
 

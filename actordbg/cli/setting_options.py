@@ -34,7 +34,7 @@ from actordbg.cli.options import (
     takes_options,
 )
 from actordbg.config import consent, sources
-from actordbg.config.replay_config import ANY_WIDER, SETTINGS, TRUTHS
+from actordbg.config.replay_config import ANY_WIDER, SETTINGS, TRAINING_AXES, TRUTHS
 from actordbg.config.setting import Setting
 
 Given = Mapping[str, Any]
@@ -44,8 +44,6 @@ TruthDtype = Annotated[
     str | None, typer.Option("--truth", metavar="fp32|fp64", help="Dtype of the truth (default: fp64 for fp32, else fp32).")
 ]
 _ACTOR, _AXES = "Configuration", "Axes (comma-separated lists)"
-TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
-"""The settings for which `train-check` takes lists."""
 _SHORT = "short_"
 _TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
 _SET, _CONFIG = "set_", "config"

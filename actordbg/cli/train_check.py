@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import typer
 
 from actordbg.cli.options import (
     ConfirmOption,
-    approve,
     option,
     refuse_beside,
-    store_of,
 )
-from actordbg.cli.output import emit
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, HowToTrain
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -39,31 +38,12 @@ def train_check(
 
     Example: actordbg train-check --where "seq_len<512" --steps 20 --backend deepspeed,fsdp2 --zero-stage 2 --tp 1,2 --nproc 4
     """
-    from actordbg.actor.rules import require_torch
-    from actordbg.base.units import new_replay_id
-    from actordbg.campaign.run_train_check import load_train_check
-    from actordbg.cli import train_check_work as work
-    from actordbg.cli.replaying import flags_of, opened
+    from actordbg.cli.terminal import conclude, flags_of, opened
 
     flags = flags_of(settings)
-    if show is not None or resume is not None:
-        word, groups = ("show", []) if show is not None else ("resume", [EngineOptions])
+    store = opened(ctx, yes=yes, machines=machines)
+    if (again := resume if show is None else show) is not None:
+        word, groups = ("resume", [EngineOptions]) if show is None else ("show", [])
         refuse_beside(ctx, f"--{word} keeps the check's settings", word, "yes", "dry_run", groups=groups)
-        store = store_of(ctx).require()
-        record, owner = load_train_check(store, str(show or resume))
-        if show is not None:
-            return work.print_train_check(record)
-        models = ", ".join(sorted({repr(cell.config.get("model")) for cell in record.cells}))
-        approve(f"training check {record.check_id}, whose model is {models} and whose logs go to {record.log_dir}", owner, yes)
-        chosen = work.inputs_again(store, record)
-        machines.run(ctx, f"train-check {record.check_id}")
-        require_torch()
-    else:
-        store, inputs = opened(ctx, inputs)
-        check_id = new_replay_id()
-        if not dry_run:
-            machines.run(ctx, f"train-check {check_id}")
-        record, chosen = work.new_train_check(ctx, store, flags, inputs, how, check_id)
-    if dry_run:
-        return emit(record, work.say_plan)
-    return work.run_cells_of(store, record, chosen)
+        return conclude(store, store.train_check_again(again, run=show is None, dry_run=dry_run))
+    return conclude(store, store.train_check(inputs.selection, training=asdict(how), dry_run=dry_run, **flags))

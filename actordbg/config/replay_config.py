@@ -331,6 +331,8 @@ SETTINGS: dict[str, Setting] = table_of(ReplayConfig)
 """The table of settings, by name."""
 AXES: dict[str, Setting] = {name: entry for name, entry in SETTINGS.items() if entry.axis is not None}
 """The settings that a matrix varies, the slowest first: that is the order of the combinations."""
+TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
+"""The settings that a training check varies."""
 
 
 def has(entry: Setting, backend: str, compile: bool) -> bool:

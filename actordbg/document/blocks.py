@@ -185,8 +185,8 @@ class VerdictData(TypedDict, total=False):
 
 def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
     """Return the parts of a document that are added to its JSON (`VerdictData`)."""
-    verdict = verdict_in(blocks)
-    data = {} if verdict is None else asdict(verdict) | {"verdict": verdict.word, "sentence": verdict.sentence}
+    verdict = verdict_in(blocks) or Verdict("", next((block.text for block in blocks if isinstance(block, Paragraph)), ""))
+    data = asdict(verdict) | {"verdict": verdict.word, "sentence": verdict.sentence}
     charts = [
         {"title": block.title, "says": block.says, "specification": block.specification}
         for block in blocks

@@ -84,6 +84,12 @@ class CommandResult(Mapping[str, Any]):
 
         return as_html(self.page or self.blocks)
 
+    def to_markdown(self) -> str:
+        """Return the text as Markdown."""
+        from actordbg.document.renderings import as_markdown
+
+        return as_markdown(self.blocks)
+
     def _repr_html_(self) -> str:
         """Return the page's first screen, which a notebook shows: everything before the second section."""
         from actordbg.document.page import as_fragment

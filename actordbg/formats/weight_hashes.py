@@ -98,15 +98,16 @@ def read_weights(path: Path) -> WeightRecord:
             parameter |= {"shape": tuple(parameter["shape"]), "part": parameter["part"] and tuple(parameter["part"])}
             if parameter["sha256"] is not None and not _HEX.match(parameter["sha256"]):
                 raise ValueError("a hash is invalid")
-            data["parameters"][name] = _typed(ParameterHash, parameter)
-        return _typed(WeightRecord, data)
+            data["parameters"][name] = typed_record(ParameterHash, parameter)
+        return typed_record(WeightRecord, data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptDump(
             f"{path} is not a file of weight hashes: {error}", hint="run `actordbg fsck --repair` to move it away"
         ) from None
 
 
-def _typed(record: type[T], data: dict[str, Any]) -> T:
+def typed_record(record: type[T], data: dict[str, Any]) -> T:
+    """Build a dataclass from a file's values. Raises ValueError for a value of another type than its annotation."""
     if wrong := [name for name, kinds in kinds_of(record).items() if name in data and type(data[name]) not in kinds]:
         raise ValueError(f"{wrong[0]} has the wrong type")
     return record(**data)

@@ -6,10 +6,9 @@ The verdicts come from the catalog alone, so a thousand replays take no longer t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
-from actordbg.base.units import plural
+from actordbg.base.units import passed_of, plural
 from actordbg.catalog import query
 from actordbg.catalog.query import Catalog
 from actordbg.config.as_ran import as_ran, label
@@ -49,12 +48,6 @@ def listed(catalog: Catalog, *, everything: bool = False) -> list[dict[str, Any]
             }
         )
     return replays
-
-
-def passed_of(replay: Mapping[str, Any]) -> str:
-    """Return how many inputs passed, and the status unless the replay is complete: "3/8 interrupted"."""
-    state = "" if replay["status"] == "complete" else f" {replay['status']}"
-    return f"{replay['passed']}/{replay['inputs']}{state}"
 
 
 def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:

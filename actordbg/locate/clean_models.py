@@ -6,13 +6,19 @@ precision, fp64 for fp32 weights.
 
 The suspect's process may be set up in ways that would change them: under ZeRO-3 transformers partitions whatever it loads, and
 a truth turns TF32 off. Both are undone here when the block ends, so that the inputs that follow run as before.
+
+A model of more than WHOLE_BYTES is streamed: one decoder layer of it is in memory (`streaming`). What cannot be streamed, such
+as a checkpoint without safetensors or with an adapter, is loaded whole, and says why.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +26,17 @@ import torch
 from actordbg.actor import truth_model
 from actordbg.actor.models import locate
 from actordbg.actor.session import ActorSession
+from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.base.units import human_bytes, plural
 from actordbg.config import consent
 from actordbg.config.replay_config import DTYPES
+from actordbg.locate.forced_forward import Hooks
+from actordbg.locate.places import places_of
+from actordbg.locate.streaming import Checkpoint, Streamed
 from actordbg.trainers.rows_actor import model_class
+
+WHOLE_BYTES = 64 * 2**20
+"""A model of at most so many bytes is loaded whole: reading it again for each row would save no memory worth the time."""
 
 
 def dtype_of(session: ActorSession) -> torch.dtype:
@@ -31,40 +45,103 @@ def dtype_of(session: ActorSession) -> torch.dtype:
     return dtype
 
 
+@dataclass
+class Loaded:
+    """A model that is held against the suspect. streamed: it has one decoder layer in memory at a time; None: all of them.
+
+    resident: bytes of its weights that are in memory at once. note: both in words, "" for a small model.
+    """
+
+    model: Any
+    streamed: Streamed | None
+    resident: int
+    note: str
+
+    def bring(self, name: str) -> None:
+        """Make the tensors of a module's decoder layer real."""
+        if self.streamed is not None:
+            self.streamed.bring(name)
+
+    def under(self, hooks: Hooks) -> AbstractContextManager[None]:
+        """Hook the model's places."""
+        return hooks.on(places_of(self.model)) if self.streamed is None else self.streamed.under(hooks)
+
+
 @contextlib.contextmanager
-def clean_model(session: ActorSession, device: torch.device) -> Iterator[Any]:
+def clean_model(session: ActorSession, device: torch.device) -> Iterator[Loaded]:
     """Load transformers' own model of the suspect's checkpoint in its dtype and attention kernel, in evaluation mode."""
     path, trust = _path_of(session), consent.is_given(session.config.model)
-    with _unpartitioned():
-        loads = model_class(path, trust).from_pretrained
-        model = loads(path, trust_remote_code=trust, attn_implementation=session.choices.attn, torch_dtype=dtype_of(session))
-    model.config.use_cache = False
-    yield model.to(device).eval()
+
+    def whole() -> Any:
+        loads, attn = model_class(path, trust).from_pretrained, session.choices.attn
+        model = loads(path, trust_remote_code=trust, attn_implementation=attn, torch_dtype=dtype_of(session))
+        return model.to(device).eval()
+
+    with _unpartitioned(), _loaded(session, device, None, whole) as loaded:
+        loaded.model.config.use_cache = False
+        yield loaded
 
 
 def bare_model(session: ActorSession) -> Any:
     """Build transformers' own model of the suspect's checkpoint from its configuration, on the meta device, without weights."""
-    from transformers import AutoConfig
-
     path, trust = _path_of(session), consent.is_given(session.config.model)
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
-    with _unpartitioned(), torch.device("meta"):
-        build = model_class(path, trust).from_config
-        model = build(config, trust_remote_code=trust, attn_implementation=session.choices.attn, torch_dtype=dtype_of(session))
-    return model.eval()
+    with _unpartitioned():
+        return truth_model.skeleton(model_class(path, trust), path, dtype_of(session), trust, session.choices.attn)
 
 
 @contextlib.contextmanager
-def truth(session: ActorSession, device: torch.device) -> Iterator[Any]:
+def truth(session: ActorSession, device: torch.device) -> Iterator[Loaded]:
     """Load the truth's model, and compute exact products while the block lasts. Unsupported for a model with images."""
-    narrow, trust = dtype_of(session), consent.is_given(session.config.model)
+    path, trust, narrow = _path_of(session), consent.is_given(session.config.model), dtype_of(session)
     wide = torch.float64 if narrow is torch.float32 else torch.float32
-    with flags_restored(), _unpartitioned():
-        model = truth_model.load(_path_of(session), weights=DTYPES[session.choices.dtype], dtype=wide, device=device, trust=trust)
-        if hasattr(model, "set_experts_implementation"):  # grouped products have no fp64
-            model.set_experts_implementation("eager")
+
+    def whole() -> Any:
+        return truth_model.load(path, weights=DTYPES[session.choices.dtype], dtype=wide, device=device, trust=trust)
+
+    with flags_restored(), _unpartitioned(), _loaded(session, device, wide, whole) as loaded:
+        truth_model.exact_products()
+        if hasattr(loaded.model, "set_experts_implementation"):  # grouped products have no fp64
+            loaded.model.set_experts_implementation("eager")
         with truth_model.in_double(wide):
-            yield model
+            yield loaded
+
+
+@contextlib.contextmanager
+def _loaded(session: ActorSession, device: torch.device, wide: torch.dtype | None, whole: Callable[[], Any]) -> Iterator[Loaded]:
+    """Load a model of the suspect's checkpoint, rounded to its dtype, then in `wide`: streamed unless it is small."""
+    path, trust, narrow = _path_of(session), consent.is_given(session.config.model), dtype_of(session)
+    auto = truth_model.text_class(path, trust) if wide else model_class(path, trust)
+    size, note = int(session.resolved["parameters"]) * (wide or narrow).itemsize, ""
+    loaded = None
+    if size > WHOLE_BYTES:
+        try:
+            source = Checkpoint(path, truth_model.skeleton(auto, path, narrow, trust))
+            resident = source.resident * (wide or narrow).itemsize
+            _fits(resident, device)
+            attn = "eager" if wide else session.choices.attn
+            model = truth_model.skeleton(auto, path, wide or narrow, trust, attn)
+            layers = f"one of {plural(len(source.layers), 'decoder layer')} of the truth was in memory at a time"
+            note = f"{layers} ({human_bytes(resident)} with embedding and head)"
+            loaded = Loaded(model, Streamed(model, source, wide, device), resident, note)
+        except Unsupported as problem:
+            note = f"the truth lay whole in memory ({human_bytes(size)}): {problem.message}"
+    if loaded is None:
+        _fits(size, device)
+        loaded = Loaded(whole(), None, size, note)
+    try:
+        yield loaded
+    finally:
+        if loaded.streamed is not None:
+            loaded.streamed.close()
+
+
+def _fits(size: int, device: torch.device) -> None:
+    """Raise EnvironmentProblem if so many bytes of a model do not fit beside the suspect."""
+    if (free := free_bytes(device)) is not None and size > free:
+        raise EnvironmentProblem(
+            f"the truth's model needs {human_bytes(size)}, {human_bytes(free)} are free",
+            hint="free memory, or keep fewer layers with --num-layers",
+        )
 
 
 def one_line(error: Exception) -> str:
@@ -105,3 +182,13 @@ def flags_restored() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn
         torch.use_deterministic_algorithms(strict, warn_only=warns)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the memory that is free on the device, in bytes; None if the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    return None

@@ -35,7 +35,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -68,10 +68,15 @@ Handler = Callable[[Tensor], Tensor | None]
 
 
 class Hooks(ABC):
-    """Hooks on the places of a model for one forward of `count` positions. Subclasses record, or compare and replace."""
+    """Hooks on the places of a model for one forward of `count` positions. Subclasses record, or compare and replace.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    graphs: places are seen where there is a graph only: a layer of a model that is streamed also runs without one.
+    """
+
+    forces = False
+
+    def __init__(self, count: int, graphs: bool = False) -> None:
+        self.count, self._graphs = count, graphs
         self._calls: Counter[str] = Counter()
         self._tapped_before: Tensor | None = None
 
@@ -90,6 +95,21 @@ class Hooks(ABC):
         """Check whether this forward had the place before: a checkpointed layer runs again in the backward."""
         return False
 
+    def keep(self, values: Tensor) -> Tensor:
+        """Copy the input of a layer that is streamed to where it stays until the backward."""
+        return values
+
+    def gradients(self, layer: str, outputs: Sequence[Any]) -> list[Tensor]:
+        """Return what the gradients of a layer's first outputs are replaced by, if `forces`."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def own_graph(self) -> Iterator[None]:
+        """Keep the taps of a layer that is streamed apart from those around it: it has a backward of its own."""
+        before, self._tapped_before = self._tapped_before, None
+        yield
+        self._tapped_before = before
+
     @contextlib.contextmanager
     def on(self, places: Places) -> Iterator[None]:
         """Hook the places while the block lasts. Inputs are seen before any other hook, outputs after all others."""
@@ -100,16 +120,21 @@ class Hooks(ABC):
                     undone.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
                 if OUT in kinds:
                     undone.callback(module.register_forward_hook(self._after(name)).remove)
+            undone.callback(setattr, self, "_tapped_before", None)  # its graph holds these hooks: nothing would ever free them
             yield
 
     def _before(self, name: str, only_first: bool) -> Callable[..., Any]:
         def hook(module: Any, args: Any, kwargs: Any) -> Any:
+            if self._graphs and not torch.is_grad_enabled():
+                return None
             return self._each((args, kwargs), (name, INTO, self.call_of(name)), module, 1 if only_first else None)
 
         return hook
 
     def _after(self, name: str) -> Callable[..., Any]:
         def hook(module: Any, _args: Any, output: Any) -> Any:
+            if self._graphs and not torch.is_grad_enabled():
+                return None
             call = self.call_of(name)
             self._calls[name] += 1
             return self._each(output, (name, OUT, call), module)
@@ -169,8 +194,8 @@ _FREE_CHOICE = 0.1
 class Recording(Hooks):
     """Records a row of the truth on a tape."""
 
-    def __init__(self, tape: Tape, length: int) -> None:
-        super().__init__(length)
+    def __init__(self, tape: Tape, length: int, graphs: bool = False) -> None:
+        super().__init__(length, graphs)
         self.tape = tape
         self._last: deque[tuple[Any, Tensor, Tensor]] = deque(maxlen=6)  # an output is often the input of the next modules
         tape.lengths.append(length)
@@ -179,12 +204,15 @@ class Recording(Hooks):
         memory = flat.data_ptr(), flat.shape, flat.stride(), flat.dtype, flat._version
         copy = next((copy for seen, _, copy in self._last if seen == memory), None)
         if copy is None:
-            copy = flat.detach().to("cpu", copy=True)
+            copy = self.tape.spill.copy(flat)
             self._last.append((memory, flat, copy))
         self.tape.values.setdefault(key, []).append(copy)
 
     def odd(self, key: Key) -> None:
         self.tape.strange.add(key[0])
+
+    def keep(self, values: Tensor) -> Tensor:
+        return self.tape.spill.copy(values)
 
 
 class Forcing(Hooks):
@@ -194,6 +222,8 @@ class Forcing(Hooks):
     features, and their number. sums: the errors, by place. wrong: the tokens whose integers differ, by place. unchecked: by
     module, why a place could not be judged.
     """
+
+    forces = True
 
     def __init__(self, tape: Tape, index: Tensor, part: tuple[int, int] = (0, 1)) -> None:
         super().__init__(len(index))
@@ -250,6 +280,13 @@ class Forcing(Hooks):
         self._forced.add(key)
         given = torch.zeros_like(flat) if key[1] in BACK.values() else flat.clone()
         return given.index_copy_(0, self.valid.to(flat.device), want.to(flat.dtype))
+
+    def gradients(self, layer: str, outputs: Sequence[Any]) -> list[Tensor]:
+        want = self.tape.at((layer, BACK[OUT], 0, 0))
+        if want is None:
+            raise RuntimeError(f"the truth has no gradient of {layer}")
+        flat = torch.zeros_like(outputs[0]).view(self.count, *want.shape[1:])
+        return [flat.index_copy_(0, self.valid.to(flat.device), want[self.tokens].to(flat)).view(outputs[0].shape)]
 
     def count_lost_gradients(self) -> None:
         """Judge as zeros, after a backward, the gradients that did not come: taps in checkpointed layers may not run at all."""

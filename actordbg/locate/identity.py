@@ -64,7 +64,7 @@ def identities_of(session: ActorSession) -> list[dict[str, Any]]:
 
 def _identity(session: ActorSession, rank: int) -> ModelIdentity:
     with clean_model(session, torch.device("cpu")) as reference:
-        found = Comparison(session.model, reference, session.gather)
+        found = Comparison(session.model, reference.model, session.gather, reference.bring)
     return ModelIdentity(
         looked_at=found.looked_at,
         count=len(found.differences),
@@ -75,13 +75,14 @@ def _identity(session: ActorSession, rank: int) -> ModelIdentity:
 
 
 class Comparison:
-    """A model compared with a reference. gather: returns a parameter's whole value by its name in the model.
+    """A model compared with a reference. gather: returns a parameter's whole value by its name in the model. bring: called with
+    the name of each of the reference's tensors before its values are read.
 
     differences: in the order parameters, buffers, ties, attributes. looked_at: how many of these were compared.
     """
 
-    def __init__(self, model: Any, reference: Any, gather: Callable[[str], Tensor]) -> None:
-        self.looked_at = 0
+    def __init__(self, model: Any, reference: Any, gather: Callable[[str], Tensor], bring: Callable[[str], None]) -> None:
+        self.looked_at, self._bring = 0, bring
         self.unchecked: list[str] = []
         self.differences: list[str] = [
             *self._tensors(dict(reference.named_parameters()), _by_plain_name(model.named_parameters()), gather),
@@ -96,6 +97,7 @@ class Comparison:
                 self.unchecked.append(f"{name}: this model has no such tensor")
                 continue
             self.looked_at += 1
+            self._bring(name)
             have = read(ours[name]).detach().cpu()
             for part, left, right in _by_expert(name, have, want.detach()):
                 if words := _in_words(left, right):

@@ -19,9 +19,9 @@ from actordbg.actor.from_papers import window_of
 from actordbg.actor.session import ActorSession
 from actordbg.laws import changes
 from actordbg.locate.clean_models import bare_model, dtype_of, one_line
-from actordbg.locate.judgement import layer_of
 from actordbg.locate.operation_names import INPUT, difference, named
 from actordbg.locate.operations import Layout, Listing, leaves_of, rerun
+from actordbg.locate.places import layer_of
 from actordbg.records.locate_record import INTO, Located, Operation, is_backward
 from actordbg.store.payload import Dump
 

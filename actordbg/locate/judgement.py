@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from actordbg.locate.forced_forward import Forcing
-from actordbg.locate.places import Key, Sums, Tape
+from actordbg.locate.places import Key, Sums, Tape, layer_of
 from actordbg.locate.token_patterns import pattern_of
 from actordbg.records.locate_record import BACK, GRADIENT, INTO, MOST, OUT, ROUTING, Located, PlaceResult, is_backward
 
@@ -111,13 +111,6 @@ def _heat(by_layer: Mapping[str, Tensor], features: Mapping[str, Any]) -> dict[s
         },
         "fields": tuple((int(rows[part.start]), int(positions[part.start]), int(positions[part.stop - 1])) for part in parts),
     }
-
-
-def layer_of(module: str) -> str:
-    """Return the name of the decoder layer that a module is in, up to the first number; its own name outside of layers."""
-    parts = module.split(".")
-    number = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))
-    return ".".join(parts[: number + 1])
 
 
 def _least(clean: Sums, dtype: torch.dtype) -> float:

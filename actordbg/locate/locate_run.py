@@ -17,7 +17,6 @@ import contextlib
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,8 +42,6 @@ from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 
 MOST_TOKENS = 1024
 """Tokens of a row that are judged: later ones run, with their own values."""
-MOST_BYTES = 4 * 2**30
-"""Bytes of the truth's values that are held; rows beyond run, with their own values."""
 
 
 @dataclass
@@ -65,6 +62,8 @@ class LocateRun:
     _formulas: FormulaCheck | None = None
     _lost: dict[str, str] = field(default_factory=dict)
     _kernel: str = ""
+    _memory: str = ""
+    _resident: int = 0
 
     def run(self) -> Located:
         """Judge every place. What cannot be judged is named in `unchecked`; no error of it fails the input."""
@@ -91,10 +90,14 @@ class LocateRun:
             notes += (f"judged {sum(tape.lengths):,} tokens: at most {MOST_TOKENS:,} of a row",)
         if not self.backward:
             notes += ("judged without a backward (--backward judges gradients too)",)
+        notes += tuple(filter(None, [self._memory]))
+        if tape.spill.spilled:
+            notes += (f"{human_bytes(tape.spill.spilled)} of the truth's values were in temporary files",)
         found.unchecked = self._unchecked | found.unchecked
         ranks = dist.get_world_size() if self.together else 1
         located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
-        return replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, found))
+        located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, found))
+        return replace(located, resident_bytes=self._resident, spilled_bytes=tape.spill.spilled)
 
     def _inside(self, located: Located, found: Forcing) -> Operation | None:
         """Look into the layer that is wrong, in one more forward; all ranks that compute together look into the same."""
@@ -121,9 +124,6 @@ class LocateRun:
             return "DeepCompile has put its own graph into the engine"
         if self.outcome.training and drawn_share(session.model):
             return "the call draws random numbers"
-        size = int(session.resolved["parameters"]) * (8 if dtype_of(session) is torch.float32 else 4)
-        if (free := _free_bytes(session.device)) is not None and size > free:
-            return f"the truth's model needs {human_bytes(size)}, {human_bytes(free)} are free"
         return ""
 
     def _guarded(self, step: Callable[[], None]) -> str:
@@ -160,12 +160,15 @@ class LocateRun:
         rows = [ids[row, columns].to(device) for row, columns in enumerate(self._columns)]
         terms = [self._weights[row, columns[:-1]] for row, columns in enumerate(self._columns)]
         self.tell("locate: truth")
-        with truth(self.session, device) as model, torch.set_grad_enabled(self._follows):
+        most = tape.spill.memory + tape.spill.room()
+        with truth(self.session, device) as loaded, torch.set_grad_enabled(self._follows):
+            model, graphs = loaded.model, self._follows and loaded.streamed is not None
+            self._memory, self._resident = loaded.note, loaded.resident
             follow_adapters(model, record.actor)
             self._truths = samples_of(model, trained)
             for number, row in enumerate(rows):
-                if tape.nbytes < MOST_BYTES and len(row):
-                    with Recording(tape, len(row)).on(places_of(model)):
+                if tape.spill.nbytes < most and len(row):
+                    with loaded.under(Recording(tape, len(row), graphs)):
                         self._run(model, row[None], terms[number][None])
                 else:
                     tape.lengths.append(0)
@@ -186,17 +189,18 @@ class LocateRun:
             )
         )
         self.tell("locate: healthy")
-        with clean_model(self.session, device) as model, torch.set_grad_enabled(self._follows):
+        with clean_model(self.session, device) as loaded, torch.set_grad_enabled(self._follows):
+            model = loaded.model
             follow_adapters(model, record.actor)
             self._healthy = samples_of(model, trained)
             forcing, attended = Forcing(tape, index.flatten()), (index >= 0).long().to(device)
-            with self.session.autocast(record), forcing.on(places_of(model)):
+            with self.session.autocast(record), loaded.under(forcing):
                 self._run(model, batch, padded, attended)
             attn, dtype = self.session.choices.attn, dtype_of(self.session)
             if attn != "eager" and (far := kernels.far_off(forcing.sums, dtype)):
                 model.set_attn_implementation("eager")
                 eager = Forcing(tape, index.flatten())
-                with torch.no_grad(), self.session.autocast(record), eager.on(places_of(model)):
+                with torch.no_grad(), self.session.autocast(record), loaded.under(eager):
                     self._run(model, batch, padded, attended)
                 if ratio := kernels.hold_against_eager(forcing.sums, eager.sums, far, dtype):
                     self._kernel = kernels.in_words(attn, model.config.get_text_config(), ratio, len(far))
@@ -301,13 +305,3 @@ def samples_of(model: Any, trained: set[str]) -> dict[str, Tensor]:
         if name in trained:
             parameter.register_post_accumulate_grad_hook(partial(take, name=name))
     return samples
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    """Return the memory that is free on the device, in bytes; None if the system does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
-    return None

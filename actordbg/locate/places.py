@@ -13,8 +13,11 @@ from torch import Tensor
 
 from actordbg.actor.backends.fsdp2 import decoder_layers
 from actordbg.actor.forward_outcome import plain_name
+from actordbg.locate.spill import Spill
 from actordbg.records.locate_record import INTO, OUT
 
+MOST_BYTES = 4 * 2**30
+"""Bytes of the truth's values that are held in memory; what is beyond lies in temporary files."""
 Key = tuple[str, str, int, int]
 """A place: module, kind, which call of the module in one forward, which of the call's tensors."""
 
@@ -23,12 +26,13 @@ Key = tuple[str, str, int, int]
 class Tape:
     """What the truth's modules took and gave, and the gradients, by place: a tensor [n, features...] for each row, on the host.
 
-    lengths: the tokens n of each row. strange: modules with tensors whose tokens cannot be told apart.
+    lengths: the tokens n of each row. strange: modules with tensors whose tokens cannot be told apart. spill: keeps the tensors.
     """
 
     values: dict[Key, list[Tensor]] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
     strange: set[str] = field(default_factory=set)
+    spill: Spill = field(default_factory=lambda: Spill(MOST_BYTES))
 
     def at(self, key: Key) -> Tensor | None:
         """Return a place's values [T, features...]; None unless each row with tokens has them."""
@@ -36,11 +40,6 @@ class Tape:
         if len(parts) != sum(map(bool, self.lengths)) or len({part.shape[1:] for part in parts}) != 1:
             return None
         return torch.cat(parts)
-
-    @property
-    def nbytes(self) -> int:
-        """Size on the host; a tensor that several places share counts once."""
-        return sum({id(part): part.nbytes for parts in self.values.values() for part in parts}.values())
 
 
 @dataclass
@@ -61,6 +60,13 @@ class Sums:
         wide, truth = have.double(), want.double()
         errors = (wide - truth).square().nan_to_num(torch.inf, torch.inf)
         return cls(errors, 1, len(truth), float((wide * truth).sum()), float(truth.square().sum()))
+
+
+def layer_of(module: str) -> str:
+    """Return the name of the decoder layer that a module is in, up to the first number; its own name outside of layers."""
+    parts = module.split(".")
+    number = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[: number + 1])
 
 
 Places = dict[str, tuple[Any, tuple[str, ...]]]

@@ -122,6 +122,7 @@ class Located:
     formulas: the truth's own modules against the formulas of their papers; None for a model without formulas.
     kernel: what the attention kernel of transformers does that is wrong, in words; "" if it is right.
     operation: where an operation between modules differs, the first of them.
+    resident_bytes: weights of the truth that were in memory at once. spilled_bytes: its values that were in temporary files.
     """
 
     places: int = 0
@@ -138,6 +139,8 @@ class Located:
     formulas: FormulaCheck | None = None
     kernel: str = ""
     operation: Operation | None = None
+    resident_bytes: int = 0
+    spilled_bytes: int = 0
 
 
 def formula_checks(results: Iterable[ResultRecord]) -> list[FormulaCheck]:

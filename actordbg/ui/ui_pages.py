@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_html, in_shell
-from actordbg.base.units import ago, human_bytes, plural, resolve, with_handles
+from actordbg.base.units import ago, human_bytes, passed_of, plural, resolve, with_handles
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document, matrix_verdict
 from actordbg.campaign.run_matrix import load as load_matrix
@@ -25,7 +25,7 @@ from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
-from actordbg.judge.replay_list import listed, passed_of
+from actordbg.judge.replay_list import listed
 from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.store.layout import Store

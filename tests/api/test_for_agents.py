@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import docpages
 import msgspec
 import pytest
-from replaycases import publish
-from roots import ROOT
+from replaycases import old_pickle, publish
+from roots import ROOT, script
 from typer.testing import CliRunner
 
 import actordbg
-from actordbg.cli.app import app
+from actordbg.cli.app import CONTENTS, app
+from actordbg.cli.lazy import every_command
 from actordbg.document.blocks import VerdictData
 from actordbg.store.layout import Store
 
@@ -112,3 +115,79 @@ def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_co
     assert ours.keys() == answers["compare"].record.keys() and ours["sentence"] == answers["compare"].sentence
     told = json.loads(CliRunner().invoke(app, ["--store", str(store.folder), "report", "@2", "-f", "json"]).stdout)
     assert told["replays"][0]["command"].startswith("actordbg ")
+
+
+WALK = """
+dump create --count 3 --batch-size 1 --seq-len 16 --vocab-size 90 --run made
+dump create --count 1 --seq-len 8 --run spare
+dump import PICKLES
+dump enable --run live
+dump disable
+dump status
+dump ls
+dump columns
+dump show last
+dump verify
+dump export --out OUT/exported --where "run='made'"
+dump pack
+dump unpack --all
+dump recover
+dump prune --where "run='spare'" --yes
+store index
+store fsck
+store status --target ACTOR
+patch --target ACTOR --dry-run
+unpatch --target ACTOR --dry-run
+doctor --quick
+doctor adapters plain
+doctor actor --batch-size 1 --seq-len 8
+lint
+replay --where "run='made'" --dry-run
+check --where "run='made'" --no-backward
+replay --where "run='made'" --max-inputs 1 --keep-tensors
+replay ls
+locate last
+explain last
+compare last truth
+report last
+report --all
+measure noise --where "seq_len>999" --allow-empty
+measure curve memory last
+measure curve time last
+matrix --max-inputs 1 --attn eager --packing on --compile off --dry-run
+measure train-check --max-inputs 1 --backend plain --steps 2 --dry-run
+measure families --list
+measure compare-logs LOG LOG
+measure memory watch --pid PID --for 300ms --interval 100ms
+measure memory show last
+measure memory compare last last
+measure memory ls
+"""
+"""Every command with --json, but `run`, whose output is its job's, and those that need a remote store or an engine."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
+def test_every_answer_has_a_verdict_a_sentence_and_the_next_command(tmp_path: Path):
+    old_pickle(tmp_path / "pickles")
+    actor = script(
+        tmp_path / "actor.py", "class Actor:\n    def forward(self, sequences, attention_mask=None):\n        return 1\n"
+    )
+    (tmp_path / "loss.log").write_text("".join(f"{{'loss': {1 / step}, 'step': {step}}}\n" for step in range(1, 6)))
+    names = {"PICKLES": tmp_path / "pickles", "OUT": tmp_path, "ACTOR": actor, "LOG": tmp_path / "loss.log", "PID": os.getpid()}
+    taking = {name: entry for name, entry in every_command(CONTENTS) if "json" in entry.outputs.split()}
+    walked: set[str] = set()
+    for line in WALK.strip().splitlines():
+        words = shlex.split(re.sub("|".join(names), lambda match: str(names[match[0]]), line))
+        done = CliRunner().invoke(app, ["--store", str(tmp_path / "store"), *words, "--json"])
+        assert done.exit_code in (0, 1, 4) and done.stdout, (line, done.output, done.exception)
+        answer = json.loads(done.stdout)
+        walked.add(name := next(name for end in (3, 2, 1) if (name := " ".join(words[:end])) in taking))
+        if "csv" in taking[name].outputs.split() and not isinstance(answer, dict):
+            continue
+        assert {"verdict", "sentence", "next"} <= answer.keys() and answer["sentence"], (line, answer)
+        as_schema_says("answer", answer)
+        for arguments in docpages.invocations(answer["next"]):
+            docpages.parse(arguments)
+    elsewhere = {"run", "store pull", "store push", "weights"}
+    assert taking.keys() - walked == elsewhere & taking.keys()

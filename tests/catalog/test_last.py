@@ -10,8 +10,8 @@ import pytest
 from comparecases import given, write_replay
 from typer.testing import CliRunner
 
+from actordbg.api import checks
 from actordbg.catalog.query import newest_configuration
-from actordbg.cli import check_work
 from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import make_folder
@@ -63,7 +63,7 @@ def test_last_is_the_last_that_ended_and_an_interrupted_check_headlines_nothing(
         Journal(store.replays / spec.replay_id / SUPERVISOR).append("finished", status="interrupted")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(check_work, "run_check", interrupted)
+    monkeypatch.setattr(checks, "run_check", interrupted)
     create_dumps(shared, 2, batch_size=1, seq_len=8, vocab_size=64, seed=1)
     said, left = actordbg("check", "--quiet"), load_spec(shared, "@last").replay_id
     assert left > "20250619T050000-000004", "what is resumed is what was interrupted"

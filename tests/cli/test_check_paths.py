@@ -10,8 +10,8 @@ import typer
 from commandline import invoke
 from replaycases import old_pickle
 
+from actordbg.api import checks as checking
 from actordbg.base.errors import CorruptDump, UsageError
-from actordbg.cli import check_work
 from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
 
@@ -21,11 +21,11 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path,
     """The store and the number of inputs of each check that would have run. There is no store but those that a test makes."""
     checks: list[tuple[Path, int]] = []
 
-    def stop(store: Store, spec: Any, golden: bool) -> None:
+    def stop(store: Store, spec: Any, **_: Any) -> None:
         checks.append((store.root, len(spec.inputs)))
         raise typer.Exit
 
-    monkeypatch.setattr(check_work, "run_with_bar", stop)
+    monkeypatch.setattr(checking, "run_check", stop)
     monkeypatch.chdir(tmp_path)
     return checks
 

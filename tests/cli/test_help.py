@@ -11,8 +11,9 @@ import pytest
 from commandline import invoke, program
 from typer.testing import CliRunner
 
+from actordbg.api import replaying
 from actordbg.base.errors import UsageError
-from actordbg.cli import output, replay_work
+from actordbg.cli import output
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command, old_names, spelled
 from actordbg.store.layout import Store
@@ -148,7 +149,7 @@ def test_a_whole_store_is_replayed_unasked_unless_it_takes_long(
     store: Store, monkeypatch: pytest.MonkeyPatch, count: int, seconds: float | None, goes: bool
 ):
     invoke(store, "dump", "create", "--count", count, "--seq-len", 8)
-    monkeypatch.setattr(replay_work, "expected_seconds", lambda *_: seconds)
+    monkeypatch.setattr(replaying, "expected_seconds", lambda *_: seconds)
     if goes:
         assert f"{count} inputs" in invoke(store, "replay", "--quiet", "--dry-run").stdout
     else:

@@ -208,7 +208,9 @@ def test_the_command_ends_with_4_where_something_is_bad_and_says_what_installs_i
     here.monkeypatch.setenv("ACTORDBG_STORE", str(here.store.root))
     arguments = ["doctor", "--quick"]
     done = CliRunner().invoke(app, [*arguments, "--json"])
-    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in json.loads(done.stdout) and done.exit_code == 0
+    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in json.loads(done.stdout)[
+        "checks"
+    ] and done.exit_code == 0
     here.python.uninstall("safetensors")
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 4 and "pip install" in done.stdout

@@ -100,7 +100,7 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
     """The comparison with the truth, and the modules of one input."""
     ran: list[str] = []
 
-    def run_located(store: Store, spec: Any, command: str) -> Any:
+    def run_located(desk: Any, spec: Any, command: str) -> Any:
         from actordbg.api.locating import of_one_input
 
         one = of_one_input(spec)
@@ -120,7 +120,7 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
         there = load_spec(store, "r-04")
         return there, data_of(store, there).results
 
-    monkeypatch.setattr("actordbg.cli.locate.run_located", run_located)
+    monkeypatch.setattr("actordbg.api.explaining.run_located", run_located)
     write_replay(store, "r-01", INPUTS, keep_tensors=True)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
         write_replay(store, name, INPUTS, truth=dtype, keep_tensors=True)

@@ -23,7 +23,7 @@ ALLOWED = {
     "trainers/recorded_model.py": "the books of a process, by their own `open`",
     "catalog/connections.py": "the list of mounts",
     "catalog/tables.py": "a file of this package",
-    "cli/check_work.py": "the summary page of a GitHub workflow, which its runner names",
+    "cli/check.py": "the summary page of a GitHub workflow, which its runner names",
     "campaign/family_matrix.py": "the folder that `families` works in, for its lock, and the small model that it made there",
     "measure/log_lines.py": "a log that the user names, exported or of lines, a pipe of the shell too",
     "catalog/migrate.py": "a script of this package",

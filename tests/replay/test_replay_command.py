@@ -23,6 +23,7 @@ from supervised import booted, spec_of
 from typer.testing import CliRunner
 from victims import wait_for
 
+from actordbg.api import replaying
 from actordbg.api.replays import replay_answer
 from actordbg.base.errors import (
     ActordbgError,
@@ -36,7 +37,7 @@ from actordbg.base.errors import (
 from actordbg.base.processes import session_members
 from actordbg.base.units import new_replay_id
 from actordbg.catalog.query import open_fresh
-from actordbg.cli import output, replay_work
+from actordbg.cli import output
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.store_files import make_folder
@@ -133,10 +134,8 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
     assert reason in caught.value.message and "--allow-empty" in caught.value.hint
     allowed = invoke(store, "--where", "seq_len>4096", "--allow-empty")
     assert (allowed.exit_code, allowed.stdout) == (0, "") and reason in allowed.stderr
-    for mode in ([], ["--allow-empty"]):
-        done = typed(store, "replay", "--where", "seq_len>4096", "--json", *mode)
-        answer = json.loads(done.stdout)
-        assert (answer["replay_id"], answer["selected"], answer["note"]) == (None, 0, reason)
+    empty = json.loads(typed(store, "replay", "--where", "seq_len>4096", "--json", "--allow-empty").stdout)
+    assert reason in empty["sentence"] and empty["selected"] == 0
     assert list(store.replays.glob("*")) == []
 
 
@@ -155,13 +154,13 @@ def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
 def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store: Store) -> None:
     inputs = publish(store, 3)
     spec = ReplaySpec("20250619T053200-000032", "2025-06-19T05:32:00.000000Z", ReplayConfig(), tuple(inputs))
-    assert replay_work.expected_seconds(open_fresh(store), spec) is None
+    assert replaying.expected_seconds(open_fresh(store), spec) is None
     took = {"forward_s": 10.0, "tokens": inputs[0].tokens}
     compiled = {"forward_s": 900.0, "tokens": inputs[0].tokens}
     write_replay(
         store, "20250619T053100-000031", inputs, result=lambda index: took if index else compiled, **vars(ReplayConfig())
     )
-    assert replay_work.expected_seconds(open_fresh(store), spec) == pytest.approx(30.0)
+    assert replaying.expected_seconds(open_fresh(store), spec) == pytest.approx(30.0)
 
 
 def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +188,7 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
     asked: list[str] = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
     monkeypatch.setattr("actordbg.api.planning.find_model", lambda model: None)
-    monkeypatch.setattr("actordbg.cli.replaying.require_consent", lambda model: None)
+    monkeypatch.setattr("actordbg.api.desk.require_consent", lambda model: None)
     invoke(store)
     assert ran[-1].config.model == "tiny", "a pipe is not asked"
     for said, expected in (("org/model", "org/model"), ("other/one", "other/one"), ("tiny", "tiny")):

@@ -6,9 +6,12 @@ python locatecases.py SCENARIO MODEL_CACHE
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,8 +23,11 @@ from lawcases import FAMILIES, dump_of, model_of, positions_run_on
 from actordbg.actor.models import once
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.locate import clean_models, places
+from actordbg.locate.forced_forward import Forcing
 from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
+from actordbg.locate.streaming import Streamed
 from actordbg.locate.verdict import RIGHT, WRONG, LocalVerdict, lines_of, verdict_of
 from actordbg.records.locate_record import IDENTITY, LOCATED
 from actordbg.records.replay_record import PASSED, ResultRecord
@@ -281,6 +287,67 @@ def kernels(cache: Path) -> None:
             if word == WRONG:
                 assert "sdpa ignores the soft cap of the attention logits (attn_logit_softcapping 0.05)" in found.said, said
                 assert {name.partition(" model.")[0] for name in said[1]} == {"the attention of"} and len(said[1]) == 4, said
+
+
+STREAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": ({}, {"dtype": "fp32"}),
+    "mixtral": ({}, {"packing": True}),
+    "gemma2": ({"layer_types": ["sliding_attention", "full_attention"] * 2}, {}),
+    "qwen3_5": ({"layer_types": [*["linear_attention"] * 3, "full_attention"]}, {"packing": True}),
+}
+"""Families of four layers, with the settings of each."""
+
+
+def real_layers(model: Any) -> int:
+    """How many decoder layers have a parameter that is in memory."""
+    kept = ([weight.untyped_storage().nbytes() >= weight.nbytes for weight in layer.parameters()] for layer in model.model.layers)
+    return sum(map(any, kept))
+
+
+@contextlib.contextmanager
+def small() -> Iterator[None]:
+    """No model is small enough to lie whole, and no value to stay in memory."""
+    with patch.object(clean_models, "WHOLE_BYTES", 0), patch.object(places, "MOST_BYTES", 0):
+        yield
+
+
+def streamed(cache: Path) -> None:
+    """A truth of which one layer is in memory, and whose values lie in a file, gives the answer of a whole one to the bit."""
+    most, put = [0], Streamed._put
+
+    def counted(self: Any, tensors: Any) -> None:
+        put(self, tensors)
+        most[0] = max(most[0], real_layers(self.model))
+
+    folder = once(cache / "spilled", lambda folder: (folder / "config.json").touch())
+    tempfile.tempdir = str(folder)
+    for family, (shape, settings) in STREAMED.items():
+        config = ReplayConfig(model=four_layers(cache, family, **shape), **({"dtype": "bf16", "through": "rows"} | settings))
+        with open_actor(config, model_cache=cache) as session:
+            ran: Counter[str] = Counter()
+            session.model.register_forward_hook(lambda *_, ran=ran: ran.update(["forward"]))
+            session.model.lm_head.weight.register_hook(lambda _, ran=ran: ran.update(["backward"]))
+            for backward in (True, False):
+                whole = local(session, dump_of("both", rows=3, length=64), backward=backward)
+                assert most == [0] and max(ran.values()) <= 2, ran
+                with small(), patch.object(Streamed, "_put", counted):
+                    found = local(session, dump_of("both", rows=3, length=64), backward=backward)
+                own = found.located
+                assert most == [1] and max(ran.values()) <= 4, (family, most, ran)
+                assert own.spilled_bytes > 0 and own.resident_bytes < whole.located.resident_bytes, own
+                assert any("one of 4 decoder layers" in note for note in own.notes), own.notes
+                same = {name: getattr(whole.located, name) for name in ("notes", "resident_bytes", "spilled_bytes")}
+                assert replace(own, **same) == whole.located and found.identities == whole.identities, (family, backward)
+                most[0] = 0
+                ran.clear()
+            if family == "llama":
+                outcome = session.run(dump_of(), backward=False)
+                with small(), patch.object(Forcing, "take", side_effect=RuntimeError("planted")):
+                    (why,) = LocateRun(session, dump_of(), outcome, False, False).run().unchecked
+                assert why == "everything: RuntimeError: planted"
+            gc.collect()
+            assert os.listdir(folder) == ["config.json"]
+            assert not any(str(folder) in os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()), family
 
 
 class Fused(torch.nn.Module):

@@ -50,6 +50,8 @@ def main() -> None:
 def install() -> None:
     """Wait for the modules of `DOORS`; run the action of those that are already imported."""
     other_trainers(os.environ.get("ACTORDBG_ADAPTERS", ""))
+    if hashes_weights():
+        DOORS.update(dict.fromkeys(SYNC_DOORS, hash_transfers))
     sys.meta_path.insert(0, ActordbgFinder())  # type: ignore[arg-type]
     sys.meta_path.append(PackageFinder())  # type: ignore[arg-type]
     if os.environ.get("PYTHONBREAKPOINT") == "actordbg.debug.breakpoint":
@@ -117,9 +119,29 @@ def attaching(name: str, before: "Callable[[ModuleType], object] | None") -> "Ca
     return attach
 
 
+SYNC_DOORS = (
+    "openrlhf.trainer.ray.ppo_actor",
+    "openrlhf.trainer.ray.vllm_worker_wrap",
+    "actordbg.trainers.openrlhf.vllm_standin",
+)
+"""Modules in which weights are sent to rollout engines, and received."""
+
+
+def hash_transfers(module: "ModuleType") -> None:
+    """Hash the weights that are sent to rollout engines, and that arrive there."""
+    from actordbg.capture.weight_syncs import attach
+
+    attach(module)
+
+
+def hashes_weights() -> bool:
+    """Check whether this process runs under `run --hash-weights`."""
+    return os.environ.get("ACTORDBG_HASH_WEIGHTS", "") not in ("", "0")
+
+
 def hash_weights() -> None:
     """Hash the weights of recorded calls, under `run --hash-weights`."""
-    if os.environ.get("ACTORDBG_HASH_WEIGHTS", "") not in ("", "0"):
+    if hashes_weights():
         from actordbg.capture.weight_recording import follow
 
         follow(os.environ["ACTORDBG_STORE"])

@@ -56,6 +56,7 @@ class AsyncLLMEngine:
         dtype = getattr(torch, args.dtype)
         self._tokenizer = AutoTokenizer.from_pretrained(args.model)
         self._model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).eval()
+        self.model_runner = SimpleNamespace(model=self)
         self.output_processor = SimpleNamespace(get_num_unfinished_requests=lambda: 0)
 
     @classmethod
@@ -95,19 +96,25 @@ class AsyncLLMEngine:
         reason, named = "stop" if stopped else "length", chosen if params.logprobs is not None else None
         yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, text=text, finish_reason=reason, logprobs=named)])
 
-    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Run `init_process_group` or `update_weight`, which a real engine runs in its workers."""
-        getattr(self, method)(*args)
-        return [None]
+        return [getattr(self, method)(*args)]
 
     def init_process_group(self, host: str, port: int, rank: int, world_size: int, *_: object) -> None:
         self._policy = PyNcclCommunicator(StatelessProcessGroup.create(host, port, rank, world_size), "cpu")
 
     def update_weight(self, name: str, dtype: Any, shape: Any, *_: object) -> None:
-        weight = self._model.get_parameter(name).data
-        received = weight.new_empty(shape, dtype=dtype)
+        import torch
+
+        received = torch.empty(shape, dtype=dtype)
         self._policy.broadcast(received, 0)
-        weight.copy_(received)
+        self.model_runner.model.load_weights([(name, received)])
+
+    def load_weights(self, weights: list[tuple[str, Any]]) -> set[str]:
+        """Overwrite parameters, as a model of vLLM's does; returns their names."""
+        for name, weight in weights:
+            self._model.get_parameter(name).data.copy_(weight)
+        return {name for name, _ in weights}
 
 
 class StatelessProcessGroup:

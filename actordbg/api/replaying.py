@@ -1,0 +1,226 @@
+"""`replay`: plan a replay or continue one, run it, and answer with its results; build the actor alone and run one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from actordbg.actor.model_code import require_consent
+from actordbg.actor.signatures import explain, signature_of
+from actordbg.api.desk import Desk
+from actordbg.api.planning import DumpSelection, counting
+from actordbg.api.replays import replay_answer
+from actordbg.base.errors import ActordbgError, LaunchProblem
+from actordbg.base.units import human_bytes, plural
+from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
+from actordbg.config.as_ran import as_ran, costs, on_machine
+from actordbg.config.sources import FSDP_OFF, fsdp_is_off
+from actordbg.document.blocks import FAILED, Block, Items, Paragraph, Verdict
+from actordbg.document.command_result import CommandResult
+from actordbg.dumps.create import create_dumps
+from actordbg.records.journal import read_events, read_results
+from actordbg.records.replay_record import PASSED, ReplaySpec
+from actordbg.replay import supervise
+from actordbg.replay.plan import Plan
+from actordbg.replay.replay_data import data_of
+from actordbg.replay.supervise import Progress, spec_and_owner
+from actordbg.store.layout import Store
+
+VOCABULARY = 512
+"""Token ids of the synthetic input are below this, so every model has them."""
+
+
+def new(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, dry_run: bool) -> CommandResult:
+    """Replay a selection, or say what would run. A replay of the whole store may need the client's agreement."""
+    whole = chosen == replace(DumpSelection(), order=chosen.order, seed=chosen.seed)
+    chosen = desk.selected(chosen, writes=not dry_run)
+    requested, plan, own = desk.of_recorded_model(flags, lambda config: desk.planned("replay", config, chosen), ask=not dry_run)
+    if whole:
+        count, seconds = len(plan.spec.inputs), expected_seconds(open_fresh(desk.store), plan.spec)
+        desk.client.agrees_to_all(count, seconds, dry_run=dry_run)
+    return _run(desk, plan, dry_run=dry_run, settings_from=requested.sources, recorded_model=own)
+
+
+def resumed(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
+    """Continue a stopped replay under its own configuration. Asks for approval of what another user wrote."""
+    (desk.store.require if dry_run else desk.store.require_writable)()
+    spec, owner = spec_and_owner(desk.store, name)
+    if spec.config.backend == "fsdp2" and fsdp_is_off():
+        desk.client.note(f"{FSDP_OFF} has no effect: a replay that continues keeps its own configuration")
+    desk.client.approve(f"replay {spec.replay_id}, whose model is {spec.config.model!r}", owner)
+    require_consent(spec.config.model, desk.store.models)
+    return _run(desk, Plan(spec), dry_run=dry_run, settings_from={}, recorded_model=None)
+
+
+def expected_seconds(catalog: Catalog, spec: ReplaySpec) -> float | None:
+    """Estimate a replay's duration by the newest finished one with the same settings; None without one."""
+    settings, tokens = costs(as_ran(spec.config)), sum(item.tokens for item in spec.inputs)
+    sql = (
+        "SELECT (forward_s + coalesce(backward_s, 0)) / tokens, started_at FROM result "
+        "WHERE replay_id = ? AND status = 'passed' AND forward_s IS NOT NULL AND tokens > 0 ORDER BY started_at"
+    )
+    for row in list_replays(catalog, limit=100):
+        results = answers(catalog, sql, (row.replay_id,))
+        if row.finished_at and results and costs(as_ran(row.config)) == settings:
+            began, first = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (row.created_at, results[0][1]))
+            pace = median(pace for pace, _ in results)  # the first of a compiled model includes its compilation
+            return float(max((first - began).total_seconds(), 0.0) + pace * tokens / spec.config.lanes)
+    return None
+
+
+def _run(desk: Desk, plan: Plan, *, dry_run: bool, **about: Any) -> CommandResult:
+    """Run a planned replay. The answer is read from the store, even after Ctrl-C or a failed launch if the client wants that.
+
+    Raises errors from before the start (its folder cannot be written, another process runs it). about: more of its JSON.
+    """
+    spec, store = plan.spec, desk.store
+    if not dry_run:
+        desk.client.begins(f"replay {spec.replay_id}", spec.config)
+    about |= {"selected": len(spec.inputs), "skipped": plan.skipped, "findings": desk.runnable(spec)}
+    for text in plan.notes:
+        desk.client.note(text)
+    if dry_run:
+        return _planned(store, spec, about)
+    done = len(read_results(store.replays / spec.replay_id))
+    begun = interrupted = False
+    restarts = 0
+
+    def on_event(event: Progress) -> None:
+        nonlocal begun, restarts
+        begun = True
+        restarts += event.kind == "attempt" and bool(event.text)
+        counting(advance)(event)
+
+    watched, options = desk.client.watching(spec, on_event)
+    try:
+        with desk.progress("replaying", len(spec.inputs)) as advance:
+            advance(done, note="starting the workers")
+            supervise.run_replay(store, spec, watched, **options)
+    except KeyboardInterrupt:
+        resume = f"run `actordbg replay --resume {spec.replay_id}` to continue"
+        interrupted = desk.client.stopped(f"interrupted; results so far are kept, {resume}")
+        if not interrupted:
+            raise
+    except (ActordbgError, OSError) as error:
+        if not begun or not desk.client.ended(error):
+            raise
+    return replay_answer(store, spec, restarts=restarts, interrupted=interrupted, **about)
+
+
+_ALIGNED = {
+    None: "",
+    "same": ", each on all ranks (--align same)",
+    "rank": ", call by call (--align rank)",
+    "shuffle": ", each rank its share in a different order (--align shuffle)",
+}
+
+
+def _planned(store: Store, spec: ReplaySpec, about: Mapping[str, Any]) -> CommandResult:
+    """Answer a dry run: the inputs and each replica's share."""
+    config, count = spec.config, len(spec.inputs)
+    done = read_results(store.replays / spec.replay_id)
+    left = replace(spec, inputs=tuple(item for item in spec.inputs if item.dump_id not in done))
+    lengths = [item.seq_len for item in spec.inputs]
+    text = (
+        f"{plural(count, 'input')} by {spec.order}{_ALIGNED[config.align]}, seq_len {min(lengths)} to {max(lengths)}, "
+        f"{sum(item.tokens for item in spec.inputs):,} tokens, on {plural(config.nproc, 'worker')} ({config.backend})"
+        f"{f'; {count - len(left.inputs):,} are done' * bool(done)}"
+        f"{'' if left.inputs else '; nothing is left to do'}"
+    )
+    shares = []
+    for lane in range(config.lanes):
+        mine = left.inputs[lane :: config.lanes]
+        ranks = range(lane * config.lane_width, (lane + 1) * config.lane_width)
+        dumps, seq_lens = [item.dump_id for item in mine], [item.seq_len for item in mine]
+        shares.append({"ranks": list(ranks), "dumps": dumps, "seq_lens": seq_lens})
+    data = {**about, "replay_id": None, "good": True, "status": "planned", "note": text, "shares": shares}
+    return CommandResult(True, data, [Paragraph(text), Items([_share(share) for share in shares])])
+
+
+def _share(share: dict[str, Any]) -> str:
+    who = ("rank " if len(share["ranks"]) == 1 else "ranks ") + ", ".join(map(str, share["ranks"]))
+    if not share["dumps"]:
+        return f"{who}: nothing"
+    runs = [(length, len(list(same))) for length, same in groupby(share["seq_lens"])]
+    lengths = ", ".join(f"{length} x {count}" if count > 1 else str(length) for length, count in runs[:8])
+    return f"{who}: {plural(len(share['dumps']), 'input')}, seq_len {lengths}{', ...' * (len(runs) > 8)}"
+
+
+def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: int) -> CommandResult:
+    """Build the actor, and run one forward of a synthetic input: the settings that the built actor has, and what it cost.
+
+    Times in seconds (the slowest rank's), memory in bytes (the largest rank's). Raises the worker's error if it is one of
+    actordbg's, and LaunchProblem if a worker died without reporting an error.
+    """
+    config = desk.asked(flags).config
+    with TemporaryDirectory(prefix="actordbg-init-") as folder:
+        store = Store(Path(folder) / "store")
+        create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
+        apart = replace(desk, store=store)
+        spec = apart.planned("actor init", config, DumpSelection()).spec
+        findings = apart.runnable(spec, minor=False)
+        data = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "findings": findings}
+    word, said = ("", "the actor was built and ran") if data["ok"] else (FAILED, "the actor did not run")
+    following = "actordbg check" if data["ok"] else "actordbg doctor"
+    blocks: list[Block] = [Verdict(word, said, next=following), Items([f"{label}: {text}" for label, text in _facts(data)])]
+    return CommandResult(data["ok"], data, blocks)
+
+
+def _tried(store: Store, spec: ReplaySpec) -> dict[str, Any]:
+    failed: dict[str, Any] | None = None
+    try:
+        supervise.run_replay(store, spec)
+    except LaunchProblem:
+        journals = sorted((store.replays / spec.replay_id).glob("rank*.jsonl"))
+        failed = next((event for path in journals for event in read_events(path) if event["event"] == "broken"), None)
+        if failed is None or failed["error_class"].endswith("ModuleNotFoundError"):
+            raise
+        failed["signature"] = signature_of(failed["error_class"], failed["error"], failed["trace"])
+    data = data_of(store, spec)
+    results = data.results
+    failed = failed or next((vars(result) for result in results if result.status != PASSED), None)
+    signature = failed and failed["signature"]
+    explanation, ways_out = explain(signature or "") or (None, ())
+    figures = {
+        name: max((value for result in results if (value := getattr(result, name)) is not None), default=None)
+        for name in ("forward_s", "backward_s", "peak_memory_bytes")
+    }
+    figures |= {name: getattr(results[0], name) if results else None for name in ("logprob_mean", "loss", "grad_norm", "graphs")}
+    return {
+        "ok": failed is None,
+        "asked": spec.config.to_dict(),
+        "resolved": data.resolved,
+        **figures,
+        "error": f"{failed['error_class']}: {failed['error']}" if failed else None,
+        "signature": signature,
+        "explanation": explanation,
+        "ways_out": list(ways_out),
+    }
+
+
+def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if built := answer["resolved"]:
+        vocabulary = f"{plural(built['num_layers'], 'layer')}, vocabulary {built['vocab_size']:,}"
+        yield "model", f"{built['model']} ({built['model_class']}, {vocabulary})"
+        yield "parameters", f"{built['parameters']:,} in {built['dtype']}"
+        yield "built", on_machine(answer["asked"], built)
+        yield "load", f"{built['load_s']:.2f} s"
+        if answer["forward_s"] is not None:
+            compiled = f", {plural(answer['graphs'], 'graph')} compiled" if answer["graphs"] else ""
+            yield "forward", f"{answer['forward_s']:.3f} s on {answer['batch_size']} x {answer['seq_len']}{compiled}"
+        if answer["backward_s"] is not None:
+            figures = f"loss {answer['loss']:.4f}, gradient norm {answer['grad_norm']:.4f}"
+            yield "backward", f"{answer['backward_s']:.3f} s, {figures}"
+        yield "peak memory", human_bytes(answer["peak_memory_bytes"])
+    if not answer["ok"]:
+        yield "failed", str(answer["error"])
+        yield "signature", str(answer["signature"])
+        if answer["explanation"]:
+            yield "why", answer["explanation"]
+        yield from (("try", way) for way in answer["ways_out"])

@@ -1,0 +1,298 @@
+"""The commands that replay and judge, as methods of a store: each returns a `CommandResult`. The command line calls these.
+
+`where` is a condition or a `DumpSelection`. Settings are those of the command line, by their names with underscores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actordbg.api.client import Client
+from actordbg.api.desk import Desk
+from actordbg.api.planning import DumpSelection
+from actordbg.base.errors import UsageError
+from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, ENDPOINT, SETTINGS, TRAINING_AXES
+from actordbg.document.command_result import CommandResult
+from actordbg.formats.store_files import atomic_write, make_folder
+
+if TYPE_CHECKING:
+    from actordbg.api.checks import CheckResult
+    from actordbg.api.reports import Report
+
+SAMPLE = 8
+"""Number of dumps to check by default."""
+Where = str | DumpSelection | None
+
+
+class StoreCommands:
+    """What can be asked of a store."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk, self._store = desk, desk.store
+
+    @property
+    def folder(self) -> Path:
+        """The store's folder."""
+        return self._store.root
+
+    @property
+    def client(self) -> Client:
+        """The program or terminal that is told of progress."""
+        return self._desk.client
+
+    def keep_page(self, answer: CommandResult) -> Path:
+        """Write an answer's page into the store's reports/, and return its path."""
+        make_folder(self._store.reports)
+        path = self._store.reports / f"check-{answer['replay_id']}.html"
+        atomic_write(path, answer.to_html().encode())
+        return path
+
+    def replay(
+        self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
+        failed: bool = False, dry_run: bool = False, trust_remote_code: bool = False, **settings: Any,
+    ) -> CommandResult:  # fmt: skip
+        """Replay recorded inputs, as `actordbg replay` does. Raises NothingToDo if none was selected.
+
+        failed: only dumps that did not pass last time. dry_run: only say what would run.
+        """
+        from actordbg.api.replaying import new
+
+        with self._desk.client.consent(trust_remote_code):
+            flags = self._desk.client.settings(settings)
+            return new(self._desk, _chosen(where, files, order, max_inputs, failed=failed), flags, dry_run=dry_run)
+
+    def replay_again(self, replay: str = "last", *, dry_run: bool = False, trust_remote_code: bool = False) -> CommandResult:
+        """Continue a stopped replay under its own configuration."""
+        from actordbg.api.replaying import resumed
+
+        with self._desk.client.consent(trust_remote_code):
+            return resumed(self._desk, replay, dry_run=dry_run)
+
+    def configuration(self, **settings: Any) -> dict[str, Any]:
+        """Return the settings of a replay that are given here, by the environment or by a file, by the names of their options."""
+        flags = self._desk.client.settings(settings)
+        asked = self._desk.asked(flags)
+        return {SETTINGS[name].option: getattr(asked.config, name) for name in {**flags, **asked.sources}}
+
+    def build_actor(
+        self, *, batch_size: int = 2, seq_len: int = 128, trust_remote_code: bool = False, **settings: Any
+    ) -> CommandResult:
+        """Build the actor alone, in another process, and run one forward of a synthetic input. Uses no dumps of the store."""
+        from actordbg.api.replaying import built_alone
+
+        with self._desk.client.consent(trust_remote_code):
+            return built_alone(self._desk, self._desk.client.settings(settings), batch_size, seq_len)
+
+    def laws(self, where: Where = None, *, sample: int = SAMPLE, **settings: Any) -> CommandResult:
+        """Replay a diverse sample of dumps and check the laws (invariance checks) of each."""
+        return self.replay(_chosen(where).sampled(sample), **{"laws": ALL_LAWS, **settings})
+
+    def check(
+        self, where: Where = None, *, files: Sequence[str | Path] = (), sample: int = SAMPLE, recorded: bool = False,
+        trust_remote_code: bool = False, **settings: Any,
+    ) -> CheckResult:  # fmt: skip
+        """Replay a diverse sample of dumps, and judge it by the laws and the truth, as `actordbg check` does.
+
+        recorded: also judge the run's own outputs; then `model` must hold that step's weights.
+        """
+        from actordbg.api.checks import check
+
+        with self._desk.client.consent(trust_remote_code):
+            flags = self._desk.client.settings(settings)
+            return check(self._desk, _chosen(where, files), flags, sample=sample, recorded=recorded)
+
+    def lint(self, where: str | None = None, *, max_inputs: int | None = None) -> CommandResult:
+        """Check recorded data against its laws, without a model, as `actordbg lint` does. max_inputs: only the newest."""
+        from actordbg.api.checks import linted
+
+        return linted(self._desk, where, max_inputs)
+
+    def compare(
+        self, a: str = "last", b: str = "truth", *, where: str | None = None, noise: str | None = None, truth: str = ANY_WIDER,
+        flat: bool = False, power: bool = False, worst: int = 10, tokenizer: str | Path | None = None, charts: bool = True,
+        trust_remote_code: bool = False, **limits: float | None,
+    ) -> CommandResult:  # fmt: skip
+        """Compare a replay with another, with "truth" (computed if it is missing) or with "recorded", the run's own outputs.
+
+        noise: ignore differences within a noise floor, an id or "last". truth: its dtype. flat: fixed limits instead of rounding
+        measured on each dump. power: also which planted faults would be detected. worst: how many dumps the text lists.
+        tokenizer: adds text to the charts of tokens. limits: of measures, in nats or shares ([list](thresholds.md)):
+        `max_abs=0.01`.
+        """
+        from actordbg.api.comparing import compared
+
+        about: dict[str, Any] = {"noise": noise, "truth": truth, "flat": flat, "power": power, "worst": worst, "charts": charts}
+        with self._desk.client.consent(trust_remote_code):
+            return compared(self._desk, a, b, where, limits, tokenizer=tokenizer, **about)
+
+    def explain(
+        self, replay: str = "last", *, against: str | None = None, other_models: Sequence[str] = (),
+        trust_remote_code: bool = False,
+    ) -> CommandResult:  # fmt: skip
+        """Explain what is wrong with a replay, where, and since when, as `actordbg explain` does.
+
+        against: "rollout" says which side is wrong by the engine's recorded log-probs. other_models: with it, models whose
+        weights a side may have had.
+        """
+        from actordbg.api.explaining import explained, sides_explained
+
+        with self._desk.client.consent(trust_remote_code):
+            self._store.require()
+            spec = self._desk.replayed(replay)
+            if against is not None or spec.config.backend == ENDPOINT:
+                return sides_explained(self._desk, spec, other_models, engine=against is None)
+            if other_models:
+                raise UsageError("--other-model needs --against", hint="add --against rollout")
+            return explained(self._desk, spec)
+
+    def locate(
+        self, replay: str | None = None, *, where: Where = None, trust_remote_code: bool = False, **settings: Any
+    ) -> CommandResult:
+        """Name the module in which a configuration goes wrong: that of a replay, or these settings on the dumps of `where`."""
+        from actordbg.api.locating import locate_answer, run_located
+
+        desk = self._desk
+        with desk.client.consent(trust_remote_code):
+            if replay is not None and (where is not None or settings):
+                raise UsageError("a replay has its own configuration and inputs", hint="name a replay, or settings")
+            if replay is not None:
+                self._store.require_writable()
+                spec = desk.replayed(replay)
+                command = desk.client.command or f"actordbg locate {spec.replay_id}"
+            else:
+                chosen, config = desk.selected(_chosen(where)), desk.asked(desk.client.settings(settings)).config
+                spec = desk.planned("locate", config, chosen, "locate a fault with").spec
+                command = spec.command
+            return locate_answer(*run_located(desk, spec, command))
+
+    def weights(self, run: str | None = None) -> CommandResult:
+        """Check that rollout engines got the weights that were sent, in a run recorded with `run --hash-weights`."""
+        from actordbg.judge.weight_ladder import weights_answer
+
+        return weights_answer(self._store.require(), run)
+
+    def report(self, *replays: str, where: str | None = None, tokenizer: str | Path | None = None, charts: bool = True) -> Report:
+        """Report replays side by side, by default the last: results, causes of failures, time, memory. "all" lists them all.
+
+        where: only inputs whose dumps match. tokenizer: adds text to the charts of tokens. `to_csv()` has every result.
+        """
+        from actordbg.api.reports import report
+
+        return report(self._store, replays, where, tokenizer=tokenizer, charts=charts)
+
+    def replays(self, *, everything: bool = False) -> list[dict[str, Any]]:
+        """List this user's replays, newest first, with handle and verdict; everything: also truths, cells, other users'."""
+        from actordbg.catalog.query import open_fresh
+        from actordbg.judge.replay_list import listed
+
+        return listed(open_fresh(self._store.require()), everything=everything)
+
+    def noise(
+        self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
+        trust_remote_code: bool = False, **settings: Any,
+    ) -> CommandResult:  # fmt: skip
+        """Measure a configuration's own numerical noise, as `actordbg noise` does; `compare(noise="last")` then ignores it."""
+        from actordbg.api.measuring import noise
+
+        with self._desk.client.consent(trust_remote_code):
+            return noise(self._desk, _chosen(where, files, order, max_inputs), self._desk.client.settings(settings))
+
+    def curve(
+        self, quantity: str, *replays: str, where: str | None = None, by: str = "seq_len", of: str = "both",
+        budget: float | None = None, at: Sequence[int] = (), measure: str | None = None, batch_size: int | None = None,
+        trust_remote_code: bool = False, **settings: Any,
+    ) -> CommandResult:  # fmt: skip
+        """Model "memory" (bytes) or "time" (seconds) by length under the configurations of replays, by default of all.
+
+        by: "seq_len" or "tokens". of: "both" passes, "forward" or "backward". budget: find the longest length that fits. at:
+        lengths to estimate. measure: first replay synthetic inputs of such lengths, "512,1024", in rows of `batch_size`, under
+        each configuration with these settings.
+        """
+        from actordbg.api.measuring import curve
+
+        about: dict[str, Any] = {"by": by, "of": of, "budget": budget, "at": at, "measure": measure, "batch_size": batch_size}
+        with self._desk.client.consent(trust_remote_code):
+            return curve(self._desk, quantity, replays, where, self._desk.client.settings(settings), **about)
+
+    def matrix(
+        self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
+        truth: str | None = ANY_WIDER, power: bool = False, skip_known: bool = False, baseline: str | None = None,
+        slower: float | None = None, dry_run: bool = False, trust_remote_code: bool = False, **settings: Any,
+    ) -> CommandResult:  # fmt: skip
+        """Replay the same inputs under each combination of settings: `matrix(attn=["sdpa", "eager"], packing=[False, True])`.
+
+        truth: its dtype; None: "passed" only means finished. power: also which planted faults would be detected. skip_known:
+        skip cells that are known to fail. baseline: an earlier matrix, whose failures do not count again; slower: by what factor
+        a cell may be slower than there. dry_run: only say what would run.
+        """
+        from actordbg.api.matrices import new
+
+        about: dict[str, Any] = {"truth": truth, "power": power, "skip_known": skip_known, "baseline": baseline, "slower": slower}
+        with self._desk.client.consent(trust_remote_code):
+            flags = self._desk.client.settings(settings, tuple(AXES))
+            return new(self._desk, _chosen(where, files, order, max_inputs), flags, dry_run=dry_run, **about)
+
+    def matrix_again(
+        self, matrix: str = "last", *, run: bool = True, dry_run: bool = False, trust_remote_code: bool = False
+    ) -> CommandResult:
+        """Continue a stopped matrix; with `run=False`, only return the answer of a matrix that ran."""
+        from actordbg.api.matrices import resumed, shown
+
+        with self._desk.client.consent(trust_remote_code):
+            return resumed(self._desk, matrix, dry_run=dry_run) if run else shown(self._store, matrix)
+
+    def train_check(
+        self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
+        training: Mapping[str, Any] | None = None, dry_run: bool = False, trust_remote_code: bool = False, **settings: Any,
+    ) -> CommandResult:  # fmt: skip
+        """Train a few steps under each configuration and compare, as `actordbg train-check` does.
+
+        training: its hyperparameters by the names of the command's options: `{"steps": 20, "lr": 1e-6}`. dry_run: only say what
+        would run. The environment variables of the trainer's test suite apply as there.
+        """
+        from actordbg.api.training import TrainingOptions, new
+
+        how = TrainingOptions(**training or {})
+        with self._desk.client.consent(trust_remote_code):
+            flags = self._desk.client.settings(settings, TRAINING_AXES)
+            return new(self._desk, _chosen(where, files, order, max_inputs), flags, how, dry_run=dry_run)
+
+    def train_check_again(
+        self, check: str = "last", *, run: bool = True, dry_run: bool = False, trust_remote_code: bool = False
+    ) -> CommandResult:
+        """Continue a stopped training check; with `run=False`, only return the answer of a check that ran."""
+        from actordbg.api.training import resumed, shown
+
+        with self._desk.client.consent(trust_remote_code):
+            return resumed(self._desk, check, dry_run=dry_run) if run else shown(self._store, check)
+
+    def families(self, *names: str, keep: Path | None = None, trust_remote_code: bool = False, **settings: Any) -> CommandResult:
+        """Check small random models of these families, by default of all known ones, as `actordbg families` does.
+
+        Uses no dumps of the store. keep: work in this folder and keep it.
+        """
+        from actordbg.api.family_checks import families
+
+        desk = self._desk
+        with desk.client.consent(trust_remote_code):
+            flags = desk.client.settings(settings, tuple(AXES))
+            asked = desk.asked({name: value for name, value in flags.items() if name not in AXES})
+            command = desk.command("families", None, asked.config)
+            return families(asked, flags, names, desk.client, keep=keep, command=command)
+
+
+def _chosen(
+    where: Where,
+    files: Sequence[str | Path] = (),
+    order: str = "time",
+    max_inputs: int | None = None,
+    *,
+    failed: bool = False,
+) -> DumpSelection:
+    """Return the selection; a `DumpSelection` says everything itself."""
+    if isinstance(where, DumpSelection):
+        return replace(where, files=(*where.files, *map(Path, files)))
+    return DumpSelection(where, tuple(map(Path, files)), order, max_inputs, failed=failed)

@@ -1,0 +1,204 @@
+"""`train-check`: create or resume a check, train each configuration a few steps, and answer where they diverge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from actordbg.actor.hub_model import find_model
+from actordbg.actor.model_code import require_consent
+from actordbg.actor.rules import find_trainer, require_torch
+from actordbg.api.desk import Desk
+from actordbg.api.planning import DumpSelection
+from actordbg.base.errors import UsageError
+from actordbg.base.units import new_replay_id, plural
+from actordbg.campaign.cell_outcomes import shown_path
+from actordbg.campaign.cells import Axes
+from actordbg.campaign.run_train_check import TrainRun, folder_of, load_train_check, log_of
+from actordbg.campaign.train_document import is_good, train_document, verdicts
+from actordbg.campaign.train_plan import (
+    AncestorNames,
+    batch_of,
+    configurations,
+    make_train_cells,
+    read_names,
+    require_whole_groups,
+    taken_twice,
+)
+from actordbg.catalog.selections import joined
+from actordbg.config.choices import choose, gather_facts
+from actordbg.config.replay_config import AXES, TRAINING_AXES, ReplayConfig
+from actordbg.config.sources import FSDP_OFF
+from actordbg.document.blocks import Items, Paragraph
+from actordbg.document.command_result import CommandResult
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.records.matrix_record import OPEN, TrainCell, TrainCheckRecord
+from actordbg.records.replay_record import ReplayInput
+from actordbg.replay.selection import defaults_of
+from actordbg.store.layout import Store
+
+MOST_BY_DEFAULT = 32
+"""Maximum number of inputs unless it is set (the steps also use each at least twice): a check should take minutes."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Hyperparameters and outputs of a training check, by the names of the command's options."""
+
+    steps: int = 10
+    lr: float = 5e-6
+    gradient_accumulation: int = 1
+    max_norm: float = 1.0
+    gradient_checkpointing: bool = False
+    threshold: float = 0.05
+    log_dir: str | os.PathLike[str] | None = None
+
+
+def new(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, *, dry_run: bool) -> CommandResult:
+    """Train each configuration, or say what would run."""
+    chosen, check_id = desk.selected(chosen, writes=not dry_run), new_replay_id()
+    if not dry_run:
+        desk.client.begins(f"train-check {check_id}")
+    record, taken = _new_record(desk, chosen, flags, how, check_id)
+    return _plan(record) if dry_run else _run(desk, record, taken)
+
+
+def resumed(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
+    """Continue a stopped check. Asks for approval of what another user wrote."""
+    store, (record, owner) = desk.store, load_train_check(desk.store.require(), name)
+    models = ", ".join(sorted({repr(cell.config.get("model")) for cell in record.cells}))
+    what = f"training check {record.check_id}, whose model is {models} and whose logs go to {record.log_dir}"
+    desk.client.approve(what, owner)
+    for cell in record.cells:
+        require_consent(str(cell.config.get("model")), store.models)
+    taken = tuple(ReplayInput(**item) for item in record.options.get("inputs", []))
+    desk.client.begins(f"train-check {record.check_id}")
+    require_torch()
+    return _plan(record) if dry_run else _run(desk, record, taken)
+
+
+def shown(store: Store, name: str) -> CommandResult:
+    """Return the answer of a check that ran, complete or not."""
+    return _answer(load_train_check(store.require(), name)[0])
+
+
+def _answer(record: TrainCheckRecord) -> CommandResult:
+    paths = {cell.index: log_of(record, cell) for cell in record.cells if cell.steps}
+    logs = {index: shown_path(path) for index, path in paths.items() if path.is_file()}
+    data = {"check": record, "good": is_good(record), "verdicts": verdicts(record), "logs": logs}
+    return CommandResult(is_good(record), data, train_document(record, logs))
+
+
+def _plan(record: TrainCheckRecord) -> CommandResult:
+    inputs, lr = plural(len(record.dump_ids), "input"), record.training["lr"]
+    lines = []
+    for cell in record.cells:
+        config = ReplayConfig.from_dict(cell.config)
+        runs = f"{plural(config.nproc, 'process')}, accumulates {record.batch // config.lanes}"
+        lines.append(f"{cell.name}: {f'{cell.status} ({cell.reason})' if cell.reason else runs}")
+    said = f"{record.steps} steps of {record.batch} micro-batches over {inputs}, {record.dtype}, lr {lr:g}:"
+    return CommandResult(True, vars(record), [Paragraph(said), Items(lines)])
+
+
+def _run(desk: Desk, record: TrainCheckRecord, taken: tuple[ReplayInput, ...]) -> CommandResult:
+    units = record.steps * record.batch * sum(cell.status == OPEN for cell in record.cells)
+    try:
+        with desk.client.progress("training", units) as advance:
+
+            def on_event(cell: TrainCell, what: str) -> None:
+                advance(what == "micro-batch", note=cell.name if what != "starts" else f"{cell.name}: starting")
+
+            return _answer(TrainRun(desk.store, record, taken, on_event).run())
+    except KeyboardInterrupt:
+        resume = f"`actordbg train-check --resume {record.check_id}`"
+        if not desk.client.stopped(f"interrupted; finished runs are kept, run {resume} for the others"):
+            raise
+    return shown(desk.store, record.check_id)
+
+
+def _new_record(
+    desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, check_id: str
+) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
+    """Create the record of a check that has not run yet, and select its inputs."""
+    given = {"max_inputs": chosen.max_inputs, "log_dir": how.log_dir}
+    names, training = _names(desk, {*flags, *(name for name, value in given.items() if value is not None)}), _training(how)
+    axes = _axes(flags, names)
+    base = _base(desk, flags, names, axes)
+    sizes: dict[str, int] = {name: names.values[name] for name in ("tp", "ring") if name in names.values}
+    configs = configurations(base, axes, names.skips, sizes)
+    if not configs:
+        raise UsageError("every configuration is skipped", hint=f"unset a SKIP_ variable, or {FSDP_OFF}")
+    require_whole_groups(configs, axes)
+    batch = batch_of(configs, how.gradient_accumulation)
+    most = chosen.max_inputs or names.values.get("max_inputs") or MOST_BY_DEFAULT
+    longest = names.values.get("max_len")
+    where = joined(chosen.where, f"seq_len <= {longest}") if longest else chosen.where
+    plan = desk.planned("train-check", base, replace(chosen, max_inputs=most, where=where), "train on")
+    taken = plan.spec.inputs
+    if chosen.max_inputs is None:  # the loss over the same inputs says whether it falls
+        taken = taken[: taken_twice(len(taken), how.steps, batch)]
+    defaults, facts = defaults_of(desk.store.root, taken), gather_facts()
+    find_trainer(base, defaults)
+    find_model(base.model)
+    logs = Path(names.values.get("log_dir") or how.log_dir or folder_of(desk.store, check_id) / "logs")
+    record = TrainCheckRecord(
+        check_id=check_id,
+        created_at=now_timestamp(),
+        status=OPEN,
+        cells=tuple(make_train_cells(configs, base, facts, defaults)),
+        dump_ids=tuple(item.dump_id for item in taken),
+        steps=how.steps,
+        batch=batch,
+        dtype=choose(base, defaults, facts).dtype,
+        threshold=how.threshold,
+        training=training,
+        log_dir=str(logs.absolute()),
+        selection=where,
+        command=plan.spec.command,
+        names=names.took,
+        options={"inputs": [asdict(item) for item in taken]},
+    )
+    return record, taken
+
+
+def _training(how: TrainingOptions) -> dict[str, Any]:
+    """Return the hyperparameters, as in `training.json`."""
+    if not 0 < how.lr < 10:
+        raise UsageError(f"--lr {how.lr:g} is out of range", hint="for example 5e-6")
+    if not 0 < how.threshold < 1:
+        raise UsageError(f"--threshold {how.threshold:g} is invalid", hint="for example 0.05, which allows differences up to 5 %")
+    numbers = {name: getattr(how, name) for name in ("lr", "max_norm")}
+    more = {"gradient_checkpointing": True} if how.gradient_checkpointing else {}
+    return {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0} | numbers | more
+
+
+def _names(desk: Desk, given: Collection[str]) -> AncestorNames:
+    """Read the environment variables of OpenRLHF's backend test suite, and note the effect of each."""
+    names = read_names(os.environ, set(given))
+    for name, value in names.took.items():
+        desk.client.note(f"from the environment: {name}={value}")
+    for name, why in names.idle.items():
+        desk.client.note(f"{name} has no effect: {why}")
+    return names
+
+
+def _axes(flags: dict[str, Any], names: AncestorNames) -> Axes:
+    """Pop the given lists from `flags`; with a list given, a size from the environment is compared with 1."""
+    given = {name: AXES[name].list_of(str(flags.pop(name))) for name in TRAINING_AXES if name in flags}
+    for name in ("tp", "ring"):
+        if given and name in names.values:
+            given[name] = sorted({1, names.values[name]})
+    return {name: given[name] for name in AXES if name in given}
+
+
+def _base(desk: Desk, flags: Mapping[str, Any], names: AncestorNames, axes: Axes) -> ReplayConfig:
+    """Build the configuration that all cells share, with as many processes as the largest cell needs."""
+    widest = max(axes.get("tp", [names.values.get("tp", 2)])) * max(axes.get("ring", [names.values.get("ring", 2)]))
+    ours = {name: names.values[name] for name in ("model", "nproc") if name in names.values}
+    flags = {"nproc": widest, "zero_stage": 0, "backend": "plain", "tp": 1, "ring": 1} | ours | dict(flags)
+    distributed = {name: flags.pop(name) for name in ("dist_backend",) if name in flags}
+    config = desk.asked(flags).config
+    return replace(config, **distributed, backward=True, keep_tensors=False, truth=None, vary=None)

@@ -1,0 +1,182 @@
+"""Did the rollout engines get the weights? Judged from recorded transfers (`run --hash-weights`), parameter by parameter.
+
+The ladder has four rungs: what the trainer had, what it sent, what reached each engine's loader, and what the loader took. A
+parameter may not move in a step, since bf16 rounds small steps away: an engine is held against what was sent.
+Parameters of other steps come from the hashes at recorded calls, which tell how far the trainer went after the last transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from actordbg.base.errors import NothingToDo, StoreProblem
+from actordbg.base.units import plural
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict
+from actordbg.document.command_result import CommandResult
+from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, read_weights
+from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync, read_sync
+from actordbg.store.layout import Store
+
+_SHOWN = 3
+"""Names of parameters that a sentence has."""
+
+
+@dataclass(frozen=True)
+class LadderFault:
+    """A fault of transfers. since, until: the steps of the first and the last transfer with it. parameters: their names."""
+
+    words: str
+    since: str
+    until: str
+    parameters: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Say the fault, and when it was there."""
+        when = self.since if self.since == self.until else f"{self.since} to {self.until}"
+        return f"{self.words} ({when})"
+
+
+@dataclass(frozen=True)
+class WeightLadder:
+    """The transfers of a run. stale: the sentence about an engine that no transfer reached lately, or ""."""
+
+    run: str
+    syncs: Sequence[WeightSync]
+    faults: Sequence[LadderFault]
+    stale: str
+    unrecorded: int
+    moved: Sequence[int]
+
+    @property
+    def sentence(self) -> str:
+        """Say whether everything arrived, and what did not."""
+        if told := [*([self.stale] if self.stale else []), *(fault.sentence for fault in self.faults)]:
+            return "; ".join(told)
+        last = self.syncs[-1]
+        return (
+            f"{plural(len(self.syncs), 'transfer')} of {plural(len(last.parameters), 'parameter')} to "
+            f"{plural(last.engines, 'engine')}: each arrived as sent"
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """WRONG with a fault; NOT CHECKED if no engine was recorded."""
+        blind = self.unrecorded == sum(sync.engines for sync in self.syncs)
+        missing = [f"{plural(self.unrecorded, 'answer')} of engines that were not recorded"] if self.unrecorded else []
+        faulty = bool(self.faults or self.stale)
+        if blind and not faulty:
+            return Verdict(UNCHECKED, "what arrived in the engines: their processes were not recorded", not_checked=missing)
+        return Verdict(WRONG if faulty else RIGHT, f"run {self.run}: {self.sentence}", not_checked=missing)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Return what `actordbg weights` shows."""
+        rows = []
+        for sync, moved in zip(self.syncs, self.moved, strict=True):
+            each = sync.parameters.values()
+            sent, arrived = sum(p.had is not None for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
+            rows.append((_step(sync), *map(str, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f} s"))
+        named = [f"{fault.words}: {', '.join(fault.parameters[:20])}" for fault in self.faults if len(fault.parameters) > _SHOWN]
+        table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took"), tuple(rows), {"transfer", "took"})
+        return [self.verdict, table, *([Items(tuple(named))] if named else [])]
+
+
+def weights_answer(store: Store, run: str | None = None) -> CommandResult:
+    """Judge the transfers of a run, by default of the newest that has some. Raises NothingToDo if none was recorded."""
+    ladder = climb(store, run)
+    faults = [vars(fault) | {"sentence": fault.sentence} for fault in ladder.faults]
+    data = {"run": ladder.run, "transfers": len(ladder.syncs), "stale": ladder.stale, "faults": faults, "moved": [*ladder.moved]}
+    return CommandResult(ladder.verdict.good, data | {"good": ladder.verdict.good}, ladder.blocks)
+
+
+def climb(store: Store, run: str | None = None) -> WeightLadder:
+    """Read a run's transfers and find what is wrong with them."""
+    folders = [folder for folder in (store.root / SYNCS).glob(run or "*") if any(folder.glob("*.json"))]
+    if not folders:
+        hint = "record them: actordbg run --hash-weights -- COMMAND (OpenRLHF with vLLM)"
+        raise NothingToDo(f"no transfer of weights was recorded{f' for run {run}' if run else ''}", hint=hint)
+    folder = max(folders, key=lambda each: max(path.stat().st_mtime_ns for path in each.glob("*.json")))
+    syncs = sorted((read_sync(path) for path in folder.glob("*.json")), key=lambda sync: (sync.timestamp, sync.number))
+    before: Mapping[str, SentParameter] = {}
+    moved = []
+    for sync in syncs:
+        moved.append(sum(before.get(name, each).had != each.had for name, each in sync.parameters.items()))
+        before = sync.parameters
+    answered = [[_recorded(sync, engine) for engine in range(sync.engines)] for sync in syncs]
+    unrecorded = sum(not each for of_sync in answered for each in of_sync)
+    stale = _stale(store, folder.name, syncs)
+    return WeightLadder(folder.name, syncs, [*_faults(syncs, stale)], stale, unrecorded, moved)
+
+
+def _recorded(sync: WeightSync, engine: int) -> bool:
+    return any(answer.recorded for each in sync.parameters.values() for answer in each.answers[engine : engine + 1])
+
+
+def _step(sync: WeightSync) -> str:
+    return f"transfer {sync.number}" if sync.step is None else f"step {sync.step}"
+
+
+def _changed(sync: WeightSync, engine: int) -> bool:
+    return any(answer.sha256 for each in sync.parameters.values() for answer in each.answers[engine : engine + 1])
+
+
+def _stale(store: Store, run: str, syncs: Sequence[WeightSync]) -> str:
+    """Say since when no transfer reached an engine; "" if the last reached all."""
+    last = syncs[-1]
+    for engine in range(last.engines):
+        reached = [sync for sync in syncs if _changed(sync, engine)]
+        named = f"engine {engine}" if last.engines > 1 else "the engine"
+        if _recorded(last, engine) and (not reached or reached[-1] is not last):
+            since = f"since {_step(reached[-1])}" if reached else "since it was started"
+            return f"{named} has not changed {since}, and the trainer is at {_step(last)}"
+    steps = [record.step for record in _at_calls(store, run) if record.step is not None]
+    if last.step is not None and (later := max(steps, default=0)) > last.step + 1:
+        return f"the engine has not changed since step {last.step}, and the trainer is at step {later}: no transfer was made"
+    return ""
+
+
+def _at_calls(store: Store, run: str) -> Iterator[WeightRecord]:
+    for path in (store.root / WEIGHTS / run).glob("[!.]*.json"):
+        try:
+            yield read_weights(path)
+        except (StoreProblem, OSError):
+            continue
+
+
+_Rung = Callable[[SentParameter, EngineAnswer], bool]
+_RUNGS: tuple[tuple[str, _Rung], ...] = (
+    ("{many} never arrived: {names}", lambda each, answer: answer.sha256 is None),
+    ("{names} arrived other than sent", lambda each, answer: answer.sha256 not in (None, each.sent or each.had)),
+    ("the engine did not know {many}: {names}", lambda each, answer: answer.sha256 is not None and answer.loaded == 0),
+)
+
+
+def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
+    """Yield what is wrong with transfers, the same parameters in consecutive transfers as one fault."""
+    found: dict[tuple[str, tuple[str, ...]], list[WeightSync]] = {}
+    for sync in syncs:
+        of = len(sync.parameters)
+        if silent := tuple(name for name, each in sync.parameters.items() if each.had is None):
+            found.setdefault((f"{len(silent)} of {of} parameters were never sent: {_names(silent)}", silent), []).append(sync)
+        if other := tuple(name for name, each in sync.parameters.items() if each.sent not in (None, each.had)):
+            found.setdefault((f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
+        for engine in range(sync.engines):
+            if not _recorded(sync, engine) or (stale and not _changed(sync, engine)):
+                continue  # not recorded; or nothing arrived, which is said once
+            for words, is_wrong in _RUNGS:
+                wrong = tuple(
+                    name
+                    for name, each in sync.parameters.items()
+                    if each.had and engine < len(each.answers) and is_wrong(each, each.answers[engine])
+                )
+                if wrong:
+                    many = f"{len(wrong)} of {of} parameters"
+                    found.setdefault((words.format(many=many, names=_names(wrong)), wrong), []).append(sync)
+    for (words, names), at in found.items():
+        yield LadderFault(words, _step(at[0]), _step(at[-1]), names)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

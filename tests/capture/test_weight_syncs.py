@@ -1,0 +1,177 @@
+"""Transfers of weights are hashed on both sides: a real PPO with a faulty engine, and transfers made up for the rest."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from commandline import invoke
+from planted_syncs import CHANGED, LOST
+from roots import ROOT
+from torch import nn
+
+import actordbg
+from actordbg.base.errors import CorruptDump, NothingToDo
+from actordbg.base.imports import is_there
+from actordbg.capture import weight_syncs
+from actordbg.demo.demo_training import build_assets, start_job
+from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync, read_sync
+from actordbg.judge.weight_ladder import climb, weights_answer
+from actordbg.replay.launch import free_port
+from actordbg.store.layout import Store
+from actordbg.trainers.trainer import TRAINER
+
+A, B = "a" * 64, "b" * 64
+
+
+def parameter(had: str | None = A, arrived: str | None = A, loaded: int | None = 1, recorded: bool = True) -> SentParameter:
+    answers = (EngineAnswer(recorded, arrived, loaded),) if had else ()
+    return SentParameter("bfloat16", (2, 3), had, had, answers)
+
+
+def synced(store: Store, *transfers: dict[str, SentParameter]) -> Store:
+    for number, parameters in enumerate(transfers):
+        sync = WeightSync("r", 0, "h", 1, number, number, f"2026-01-01T00:00:0{number}.000000Z", 0.1, 1, parameters)
+        path = store.root / "syncs" / "r" / sync.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(sync.to_json())
+        assert read_sync(path) == sync
+    return store
+
+
+HEALTHY = {f"layers.{number}.q_proj": parameter() for number in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"layers.1.q_proj": parameter(arrived=None, loaded=None)}, "1 of 4 parameters never arrived: layers.1.q_proj (step 1)"),
+        ({"layers.3.q_proj": parameter(arrived=B)}, "layers.3.q_proj arrived other than sent (step 1)"),
+        ({"lora_A": parameter(had=None)}, "1 of 5 parameters were never sent: lora_A (step 1)"),
+        ({"lora_A": parameter(loaded=0)}, "the engine did not know 1 of 5 parameters: lora_A (step 1)"),
+        ({"layers.2.q_proj": replace(parameter(), sent=B)}, "layers.2.q_proj left the trainer other than it had it"),
+        ({name: parameter(arrived=None, loaded=None) for name in HEALTHY}, "the engine has not changed since step 0, and the trainer is at step 1"),
+    ],
+)  # fmt: skip
+def test_each_rung_that_a_parameter_misses_is_named_with_its_step(store: Store, changes: dict[str, SentParameter], says: str):
+    answer = weights_answer(synced(store, HEALTHY, {**HEALTHY, **changes}), "r")
+    assert not answer.ok and answer.verdict == "WRONG" and says in answer.sentence
+
+
+def test_parameters_that_do_not_move_are_no_fault_and_unrecorded_engines_are_not_checked(store: Store):
+    answer = weights_answer(synced(store, HEALTHY, HEALTHY))
+    assert answer.ok and answer["moved"] == [0, 0] and "each arrived as sent" in answer.sentence
+    blind = {name: parameter(arrived=None, loaded=None, recorded=False) for name in HEALTHY}
+    answer = weights_answer(synced(store, blind, blind))
+    assert not answer.ok and answer.verdict == "NOT CHECKED"
+
+
+def test_without_transfers_it_says_how_to_record_them_and_a_broken_file_is_refused(store: Store):
+    with pytest.raises(NothingToDo) as raised:
+        invoke(store, "weights")
+    assert "--hash-weights" in raised.value.hint
+    synced(store, HEALTHY)
+    (path,) = (store.root / "syncs" / "r").iterdir()
+    path.write_text(path.read_text().replace('"number":0', '"number":"x"'))
+    with pytest.raises(CorruptDump):
+        read_sync(path)
+    assert "damaged-weights" in invoke(store, "fsck").output
+
+
+class FakeEngine:
+    """An engine's handle: `update_weight.remote` loads, as a worker with OpenRLHF's extension does."""
+
+    def __init__(self, worker: Any) -> None:
+        self.update_weight = SimpleNamespace(remote=lambda name, **more: [worker.update_weight(name, **more)])
+
+
+class WorkerWrap:
+    """A worker whose model fuses nothing and knows no adapters."""
+
+    def __init__(self, source: nn.Module) -> None:
+        known = {name for name, _ in source.named_parameters() if "lora" not in name}
+        self.source, self.known = source, known
+        self.model_runner = SimpleNamespace(model=nn.Module())
+        self.model_runner.model.load_weights = lambda pairs: {name for name, _ in pairs} & known
+
+    def update_weight(self, name: str, dtype: Any, shape: Any, empty_cache: bool = False) -> None:
+        self.model_runner.model.load_weights([(name, dict(self.source.named_parameters())[name].data)])
+
+
+def trainer_of(send: Callable[[str], bool]) -> Any:
+    class ActorPPOTrainer:
+        """The part of OpenRLHF's trainer that sends weights."""
+
+        def __init__(self, module: nn.Module) -> None:
+            self.actor = SimpleNamespace(model=SimpleNamespace(module=module, global_steps=3))
+            self.vllm_engines = [FakeEngine(WorkerWrap(module))]
+
+        def broadcast_to_vllm(self) -> str:
+            for name, each in self.actor.model.module.named_parameters():
+                if send(name):
+                    for engine in self.vllm_engines:
+                        engine.update_weight.remote(name, dtype=each.dtype, shape=each.shape)
+            return "done"
+
+    return ActorPPOTrainer
+
+
+@pytest.mark.parametrize(("send", "says"), [(lambda name: "lora" not in name, "never sent: lora_A"),
+                                            (lambda name: True, "did not know 1 of 2 parameters: lora_A")])  # fmt: skip
+def test_an_adapter_that_is_not_sent_or_not_known_is_named(
+    store: Store, monkeypatch: pytest.MonkeyPatch, send: Callable[[str], bool], says: str
+):
+    module = nn.Module()
+    module.weight, module.lora_A = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))
+    kind = trainer_of(send)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda references: references))
+    monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
+    monkeypatch.setenv("ACTORDBG_RUN", "lora")
+    monkeypatch.setattr(WorkerWrap, "update_weight", WorkerWrap.update_weight)
+    weight_syncs.attach(SimpleNamespace(ActorPPOTrainer=kind, WorkerWrap=WorkerWrap))  # type: ignore[arg-type]
+    trainer = kind(module)
+    engines = trainer.vllm_engines
+    assert trainer.broadcast_to_vllm() == "done" and trainer.vllm_engines is engines
+    answer = actordbg.open(store.root).weights("lora")
+    assert says in answer.sentence and "step 3" in answer.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (is_there("openrlhf") and is_there("ray")), reason="needs openrlhf and ray")
+def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store: Store, tmp_path: Path):
+    program = TRAINER.programs["ppo"]
+    model, data = build_assets(tmp_path, 20)
+    typed = program.command(model, data, tmp_path / "checkpoint", free_port())
+    job = [
+        sys.executable,
+        "-m",
+        "actordbg",
+        "--store",
+        str(store.root),
+        "run",
+        "--run",
+        "ppo",
+        "--hash-weights",
+        "--max-dumps",
+        "1",
+        "--",
+    ]
+    command = [*job, *(word.replace("actordbg.trainers.openrlhf.demo_programs", "planted_syncs") for word in typed)]
+    with start_job(program, command, tmp_path, tmp_path / "log", ROOT / "tests" / "support") as running:
+        running.wait(timeout=280)
+    ladder = climb(store, "ppo")
+    assert len(ladder.syncs) == 5 and not ladder.unrecorded
+    of = len(ladder.syncs[0].parameters)
+    steps = [sync.step for sync in ladder.syncs]
+    assert ladder.stale == f"the engine has not changed since step {steps[2]}, and the trainer is at step {steps[-1]}"
+    assert [fault.sentence for fault in ladder.faults] == [
+        f"1 of {of} parameters never arrived: {LOST} (step {steps[1]})",
+        f"{CHANGED} arrived other than sent (step {steps[2]})",
+    ]
+    assert max(ladder.moved[1:]) > 0
