@@ -168,6 +168,34 @@ class StoreCommands:
                 command = spec.command
             return locate_answer(*run_located(desk, spec, command))
 
+    def step(
+        self, number: int, run: str | None = None, *, tokenizer: str | Path | None = None, trust_remote_code: bool = False,
+        **settings: Any,
+    ) -> CommandResult:  # fmt: skip
+        """Replay optimizer step `number` of a run from its recorded losses, as `actordbg step` does.
+
+        run: None if only one run has that step. `model` must hold that step's weights. tokenizer: adds text to token charts.
+        """
+        from actordbg.api.steps import replayed_step
+
+        with self._desk.client.consent(trust_remote_code):
+            return replayed_step(self._desk, number, run, self._desk.client.settings(settings), tokenizer)
+
+    def turns(
+        self, dump: str | None = None, *, run: str | None = None, tokenizer: str | Path | None = None, template: str | None = None
+    ) -> CommandResult:
+        """Check that the ids that a rollout sampled are those that were trained on, in a run recorded with `run --turns`.
+
+        dump: only conversations that became its rows. tokenizer: adds the text. template: judge this model's chat template.
+        """
+        from actordbg.api.reports import texts_of
+        from actordbg.judge.chat_template import template_answer
+        from actordbg.judge.turns import trajectories_of, turns_answer
+
+        if template is not None:
+            return template_answer(template, trajectories_of(self._store, run) if self._store.exists() else [])
+        return turns_answer(self._store.require(), dump, run=run, decode=texts_of(tokenizer))
+
     def weights(self, run: str | None = None) -> CommandResult:
         """Check that rollout engines got the weights that were sent, in a run recorded with `run --hash-weights`."""
         from actordbg.judge.weight_ladder import weights_answer

@@ -72,7 +72,7 @@ class Slot:
         self._use(Recorder(self._store, self._run, on_change=self._follow))
 
     def _use(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+        self.recorder, self.leave = recorder, recorder.leave
         self._arrived = False
         self.enter: Enter | None = self._arrive
 
@@ -147,7 +147,7 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
             raise
         finally:
             try:
-                slot.recorder.leave(item, output, error)
+                slot.leave(item, output, error)
             except Exception as fault:  # noqa: BLE001  # assignments only
                 fault.__traceback__ = fault.__context__ = None
                 with slot.recorder.writer.lock:

@@ -162,12 +162,19 @@ CONTENTS = (
             Command("Explain what is wrong with a replay, where, and since when.", "explain:explain", CHARTS),
             Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
             Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT, settings=OLD_TRUTH),
-            Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
+            Command("Replay an optimizer step: loss, norm, known faults.", "step:step", DOCUMENT, label="step, turns, weights"),
             Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
             MEASURE,
         ),
     ),
-    Section("", (Command("Remove the capture hook, byte for byte.", "patch:unpatch"),)),
+    Section(
+        "",
+        (
+            Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
+            Command("Check that the ids that were sampled are those that were trained on.", "turns:turns", DOCUMENT),
+            Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
+        ),
+    ),
 )
 
 OPTIONAL = frozenset(

@@ -30,8 +30,9 @@ from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
 from actordbg.laws import changes
+from actordbg.laws.jacobian import ring_of
 from actordbg.locate import kernels
-from actordbg.locate.clean_models import clean_model, dtype_of, one_line, truth
+from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, truth
 from actordbg.locate.forced_forward import Forcing, Recording
 from actordbg.locate.inside import layout_of, looked_into, suspicious
 from actordbg.locate.judgement import judge
@@ -118,8 +119,6 @@ class LocateRun:
         session = self.session
         if why := changes.unsupported(self.dump):
             return why
-        if session.ring_group is not None:
-            return "a ring's attention has no clean counterpart in one process"
         if session.config.deepcompile:
             return "DeepCompile has put its own graph into the engine"
         if self.outcome.training and drawn_share(session.model):
@@ -196,7 +195,7 @@ class LocateRun:
             forcing, attended = Forcing(tape, index.flatten()), (index >= 0).long().to(device)
             with self.session.autocast(record), loaded.under(forcing):
                 self._run(model, batch, padded, attended)
-            attn, dtype = self.session.choices.attn, dtype_of(self.session)
+            attn, dtype = clean_attention(self.session), dtype_of(self.session)
             if attn != "eager" and (far := kernels.far_off(forcing.sums, dtype)):
                 model.set_attn_implementation("eager")
                 eager = Forcing(tape, index.flatten())
@@ -230,9 +229,9 @@ class LocateRun:
         for row, length in enumerate(tape.lengths):
             numbers[row, self._columns[row][:length]] = torch.arange(start, start + length)
             start += length
-        rows, columns = changes.places(self.call, self.outcome.packing).unbind(1)
-        size = self.session.config.tp
-        return Forcing(tape, numbers[rows, columns], part=(int(self.session.resolved["rank"]) % size, size))
+        rows, columns = changes.places(self.call, self.outcome.packing, *ring_of(self.session)).unbind(1)
+        index, size = numbers[rows, columns].masked_fill(rows < 0, -1), self.session.config.tp
+        return Forcing(tape, index, part=(int(self.session.resolved["rank"]) % size, size), ring=ring_of(self.session)[1])
 
     def _force(self, forcing: Forcing) -> None:
         self.tell("locate: forced forward")
@@ -240,10 +239,11 @@ class LocateRun:
         with changes.eagerly(model), forcing.on(places_of(model)):
             if not self._follows:
                 self.session.probe(self.call, lambda *_: None, backward=self.backward)
-                return
+                return self._join(forcing)
             with _arrivals(model, self._truths) as arrived:
                 self.session.gradient(self.call, self._weights, keeper=keeper)
         forcing.count_lost_gradients()
+        self._join(forcing)
         for name in sorted(self._truths):
             want, healthy = (self._averaged(samples[name]) for samples in (self._truths, self._healthy))
             key = (name, GRADIENT, 0, 0)
@@ -253,6 +253,13 @@ class LocateRun:
             if "expert" in name and (experts := _without_gradient(own.expand_as(want), want, self._shapes[name])):
                 self._lost[name] = f"no gradient reaches {experts} of {name}"
             self._floor[key] = Sums.of(healthy.to(dtype_of(self.session)), want)
+
+    def _join(self, forcing: Forcing) -> None:
+        """Put together what the ranks of a ring computed: each has a part of the tokens."""
+        if (group := self.session.ring_group) is not None:
+            parts: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(parts, (forcing.sums, forcing.wrong, forcing.unchecked), group=group)
+            forcing.take_parts(parts)
 
     def _averaged(self, values: Tensor) -> Tensor:
         """Average over the ranks that compute together, as their backward does."""

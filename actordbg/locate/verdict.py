@@ -34,6 +34,8 @@ from actordbg.records.replay_record import ResultRecord
 RIGHT, WRONG, NOT_CHECKED = "RIGHT", "WRONG", "NOT CHECKED"
 _GAIN_SHOWS = 2e-4
 """A gain this far from 1 is worth a figure: rounding to bf16 alone does not reach it."""
+_WITH_STATE = ("linear_attn", "mamba", "mixer")
+"""Parts of the names of modules that carry a state from token to token, beside attention."""
 _LOST = 1e-9
 """A gradient below this part of the truth's did not arrive."""
 
@@ -152,6 +154,8 @@ def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False)
     if cause_known or place.ratio is None or is_backward(place.kind):
         return words
     between = place.kind == INTO or "rotary" in place.module
+    if place.kind == INTO and any(part in place.module for part in _WITH_STATE):
+        return f"{words}: its state runs on into the next packed row, or into padding"
     if between and 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
         return f"{words}: rows behind the first see others, or their positions do not restart"
     if place.kind == INTO:

@@ -6,6 +6,7 @@
     store/counters/<run>/<rank>-<host>-<pid>-<instance>.json   what each recording actor counted, replaced by its writer
     store/weights/<run>/<rank>-<host>-<pid>-<instance>-<call>.json   hashes of weights, on request (`run --hash-weights`)
     store/syncs/<run>/<rank>-<host>-<pid>-<number>.json   what engines were sent and got, on request (`run --hash-weights`)
+    store/turns/<run>/<host>-<pid>-<number>.json     token ids of a rollout, turn by turn, on request (`run --turns`)
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
     store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/

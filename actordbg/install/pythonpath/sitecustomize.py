@@ -52,6 +52,8 @@ def install() -> None:
     other_trainers(os.environ.get("ACTORDBG_ADAPTERS", ""))
     if hashes_weights():
         DOORS.update(dict.fromkeys(SYNC_DOORS, hash_transfers))
+    if os.environ.get("ACTORDBG_TURNS", "") not in ("", "0"):
+        DOORS["openrlhf.utils.agent"] = record_turns
     sys.meta_path.insert(0, ActordbgFinder())  # type: ignore[arg-type]
     sys.meta_path.append(PackageFinder())  # type: ignore[arg-type]
     if os.environ.get("PYTHONBREAKPOINT") == "actordbg.debug.breakpoint":
@@ -117,6 +119,13 @@ def attaching(name: str, before: "Callable[[ModuleType], object] | None") -> "Ca
         hash_weights()
 
     return attach
+
+
+def record_turns(module: "ModuleType") -> None:
+    """Record the token ids of rollouts, under `run --turns`."""
+    from actordbg.capture.turn_recording import attach
+
+    attach(module)
 
 
 SYNC_DOORS = (
