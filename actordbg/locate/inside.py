@@ -18,8 +18,9 @@ from actordbg.actor.forward_outcome import plain_name
 from actordbg.actor.from_papers import window_of
 from actordbg.actor.session import ActorSession
 from actordbg.laws import changes
+from actordbg.laws.jacobian import ring_of
 from actordbg.locate.clean_models import bare_model, dtype_of, one_line
-from actordbg.locate.operation_names import INPUT, difference, named
+from actordbg.locate.operation_names import difference, named
 from actordbg.locate.operations import Layout, Listing, leaves_of, rerun
 from actordbg.locate.places import layer_of
 from actordbg.records.locate_record import INTO, Located, Operation, is_backward
@@ -41,9 +42,9 @@ def suspicious(located: Located, missing: Iterable[str], model: Any) -> str:
     return next((name for name in targets if name in known), "")
 
 
-def layout_of(call: Dump, packed: bool, judged: torch.Tensor) -> Layout:
+def layout_of(session: ActorSession, call: Dump, packed: bool, judged: torch.Tensor) -> Layout:
     """Return where the tokens of a call lie in the Actor's tensors. judged: flat places, int [n]."""
-    real, places = changes.attended(call), changes.places(call, packed)
+    real, places = changes.attended(call), changes.places(call, packed, *ring_of(session))
     at = places.unbind(1)
     shape = (1, len(places)) if packed else tuple(real.shape)
     rows, positions = places[:, 0].where(real[at], torch.tensor(-1)), (real.cumsum(1) - 1)[at]
@@ -52,7 +53,7 @@ def layout_of(call: Dump, packed: bool, judged: torch.Tensor) -> Layout:
 
 def looked_into(session: ActorSession, target: str, call: Dump, layout: Layout) -> Operation | None:
     """List the operations of a target's layer in a forward, and name the first that is not transformers' own."""
-    layer, attn = layer_of(target), session.choices.attn
+    layer, attn = layer_of(target), session.choices.attn if session.ring_group is None else "a ring's attention"
     clean_model = bare_model(session)
     clean = clean_model.get_submodule(layer)
     suspect = next(module for name, module in session.model.named_modules() if plain_name(name) == layer)
@@ -75,6 +76,6 @@ def looked_into(session: ActorSession, target: str, call: Dump, layout: Layout) 
         return Operation(target, "", one_line(error))
     if found is None:
         return None
-    if attn not in _OPEN and found.what == INPUT and not (found.added or found.missing) and "attn" in found.clean.name:
-        return Operation(target, "", f"{attn} is one kernel")
+    if attn not in _OPEN and not found.before and "attn" in f"{found.clean.block} {found.clean.name}":
+        return Operation(target, "", f"{attn} is not made of torch's functions")
     return named(found, layer, layout, window)

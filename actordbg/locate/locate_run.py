@@ -107,7 +107,7 @@ class LocateRun:
             return None
         self.tell("locate: operations")
         operations: list[Operation | None] = []
-        layout = layout_of(self.call, self.outcome.packing, found.valid)
+        layout = layout_of(self.session, self.call, self.outcome.packing, found.valid)
         if why := self._guarded(lambda: operations.append(looked_into(self.session, target, self.call, layout))):
             if self.together or self.session.tainted:
                 self.out_of_step = f"a forward whose operations are listed failed ({why})"

@@ -11,8 +11,8 @@ on the same input, and each module with weights gives what the suspect's gave. S
 They are aligned by name. The first call whose numbers, inputs or outputs differ by a bit is named, with the calls in front of it
 that only one list has. Calls that lead to the same values, to rounding, are another way to compute them, and are passed over.
 Masks are compared by the keys that each judged query sees: transformers' layer gets the mask that follows from rows, positions
-and the window of the configuration. Views of tensors are not listed. A module with weights that the suspect does not call, and
-one that is red itself (`opened`), runs with the suspect's weights, and its calls are listed.
+and the window of the configuration. Views, and tensors without values, are not listed. A module with weights that the suspect does
+not call, and one that is red itself, runs with the suspect's weights, and its calls are listed.
 
 Example:
     suspect = Listing(layer, leaves_of(clean_layer), layout)
@@ -43,9 +43,9 @@ CORE = "scaled_dot_product_attention"
 _MOST_CALLS = 4096
 _LOW = -1e4
 """Scores below this are masked, whatever number stands for it."""
-_VIEWS = re.compile(
+_UNLISTED = re.compile(
     r"view|reshape|transpose|permute|contiguous|(un)?squeeze|expand|getitem|chunk|split|narrow|(un)?flatten|swapaxes|swapdims|t|get"
-    r"|detach|clone|select|unbind|movedim|view_as|reshape_as|expand_as"
+    r"|detach|clone|select|unbind|movedim|view_as|reshape_as|expand_as|(new_)?empty(_like)?"
 )
 _CASTS = ("to", "float", "half", "bfloat16", "double", "type", "type_as")
 _SAME = {"multiply": "mul", "truediv": "div", "divide": "div", "concat": "cat", "bmm": "matmul", "subtract": "sub"}
@@ -160,7 +160,7 @@ class Listing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = _name_of(func)
-        if not self._blocks or self._in_leaf or _VIEWS.fullmatch(name) or len(self.calls) > _MOST_CALLS:
+        if not self._blocks or self._in_leaf or _UNLISTED.fullmatch(name) or len(self.calls) > _MOST_CALLS:
             return func(*args, **kwargs)
         tensors = _floats((args, kwargs))
         taken = [self.layout.sampled(each) for each in tensors]
