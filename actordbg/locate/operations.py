@@ -11,8 +11,8 @@ on the same input, and each module with weights gives what the suspect's gave. S
 They are aligned by name. The first call whose numbers, inputs or outputs differ by a bit is named, with the calls in front of it
 that only one list has. Calls that lead to the same values, to rounding, are another way to compute them, and are passed over.
 Masks are compared by the keys that each judged query sees: transformers' layer gets the mask that follows from rows, positions
-and the window of the configuration. Views, and tensors without values, are not listed. A module with weights that the suspect does
-not call, and one that is red itself, runs with the suspect's weights, and its calls are listed.
+and the window of the configuration. Views, and tensors without values, are not listed. Modules with weights that the suspect
+does not call, and the module that is red itself, run with the suspect's weights, and their calls are listed.
 
 Example:
     suspect = Listing(layer, leaves_of(clean_layer), layout)
@@ -88,7 +88,7 @@ class Layout:
 class Call:
     """A call of a function of torch, or of a module with weights, whose name is then its own within the layer.
 
-    block: the module that makes it. numbers: what is no tensor in its arguments. seen: by its mask, bool [B or 1, S, S].
+    block: the module that makes it. numbers: its arguments without tensors. seen: by its mask, bool [B or 1, S, S].
     """
 
     name: str
