@@ -21,7 +21,7 @@ from actordbg.laws import changes
 from actordbg.laws.jacobian import ring_of
 from actordbg.locate.clean_models import bare_model, dtype_of, one_line
 from actordbg.locate.operation_names import difference, named
-from actordbg.locate.operations import Layout, Listing, leaves_of, rerun
+from actordbg.locate.operations import TokenLayout, Listing, leaves_of, rerun
 from actordbg.locate.places import layer_of
 from actordbg.records.locate_record import INTO, Located, Operation, is_backward
 from actordbg.store.payload import Dump
@@ -42,16 +42,16 @@ def suspicious(located: Located, missing: Iterable[str], model: Any) -> str:
     return next((name for name in targets if name in known), "")
 
 
-def layout_of(session: ActorSession, call: Dump, packed: bool, judged: torch.Tensor) -> Layout:
+def layout_of(session: ActorSession, call: Dump, packed: bool, judged: torch.Tensor) -> TokenLayout:
     """Return where the tokens of a call lie in the Actor's tensors. judged: flat places, int [n]."""
     real, places = changes.attended(call), changes.places(call, packed, *ring_of(session))
     at = places.unbind(1)
     shape = (1, len(places)) if packed else tuple(real.shape)
     rows, positions = places[:, 0].where(real[at], torch.tensor(-1)), (real.cumsum(1) - 1)[at]
-    return Layout(rows.view(shape), positions.view(shape), judged)
+    return TokenLayout(rows.view(shape), positions.view(shape), judged)
 
 
-def looked_into(session: ActorSession, target: str, call: Dump, layout: Layout) -> Operation | None:
+def looked_into(session: ActorSession, target: str, call: Dump, layout: TokenLayout) -> Operation | None:
     """List the operations of a target's layer in a forward, and name the first that is not transformers' own."""
     layer, attn = layer_of(target), session.choices.attn if session.ring_group is None else "a ring's attention"
     clean_model = bare_model(session)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from actordbg.base.units import plural
-from actordbg.locate.operations import CORE, Call, Layout, Listing
+from actordbg.locate.operations import CORE, Call, TokenLayout, Listing
 from actordbg.records.locate_record import Operation
 
 MASK, NUMBERS, INPUT, OUTPUT = "mask", "numbers", "input", "output"
@@ -92,7 +92,7 @@ def _is_in(found: Difference, block: str) -> bool:
     return any(f"{call.block}.".startswith(f"{block}." if block else "") for call in (*found.added, *found.missing))
 
 
-def _differing(own: Call, clean: Call, tolerance: float, rounding: float, layout: Layout) -> str:
+def _differing(own: Call, clean: Call, tolerance: float, rounding: float, layout: TokenLayout) -> str:
     """Return what differs first in two calls of the same function, "" if nothing does."""
     if any(_apart(a, b, tolerance) for a, b in zip(own.taken, clean.taken, strict=False)):
         return INPUT
@@ -115,7 +115,7 @@ def _apart(own: Tensor, clean: Tensor, tolerance: float) -> bool:
     return bool((own - clean).square().mean().sqrt() > tolerance * clean.square().mean().sqrt())
 
 
-def named(found: Difference, layer: str, layout: Layout, window: int | None) -> Operation:
+def named(found: Difference, layer: str, layout: TokenLayout, window: int | None) -> Operation:
     """Name a difference. layer: the layer's name. window: of its attention, in tokens, by the configuration."""
     calls = (*found.missing, *found.added)
     block = min((call.block for call in calls), key=len, default=found.clean.block)
@@ -165,7 +165,7 @@ def _in_place_of(added: Iterable[Call], missing: Iterable[Call]) -> str:
     return f"with {own} added" if own else f"without {clean}" if clean else ""
 
 
-def _of_masks(own: Tensor, clean: Tensor, layout: Layout, window: int | None) -> tuple[str, str]:
+def _of_masks(own: Tensor, clean: Tensor, layout: TokenLayout, window: int | None) -> tuple[str, str]:
     """Return the word for two masks that differ, and what the suspect's lets queries see. own, clean: bool [B or 1, S, S]."""
     length = layout.rows.shape[1]
     have, want = (layout.of_judged(mask) for mask in (own, clean))

@@ -52,7 +52,7 @@ _SAME = {"multiply": "mul", "truediv": "div", "divide": "div", "concat": "cat", 
 
 
 @dataclass(frozen=True)
-class Layout:
+class TokenLayout:
     """Where tokens lie in tensors [B, S, ...]. rows, positions: int [B, S], rows -1 for padding; judged: flat places, int [n]."""
 
     rows: Tensor
@@ -112,7 +112,7 @@ def leaves_of(layer: nn.Module, opened: Iterable[str] = ()) -> set[str]:
 class Listing(TorchFunctionMode):
     """The calls in the first call of a layer. arguments: the layer's; outputs: what each of its `leaves` gave, call by call."""
 
-    def __init__(self, layer: nn.Module, leaves: set[str], layout: Layout) -> None:
+    def __init__(self, layer: nn.Module, leaves: set[str], layout: TokenLayout) -> None:
         super().__init__()
         self.layer, self.leaves, self.layout = layer, leaves, layout
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
