@@ -21,7 +21,7 @@ from actordbg.laws import changes
 from actordbg.laws.jacobian import ring_of
 from actordbg.locate.clean_models import bare_model, dtype_of, one_line
 from actordbg.locate.operation_names import difference, named
-from actordbg.locate.operations import TokenLayout, Listing, leaves_of, rerun
+from actordbg.locate.operations import Listing, TokenLayout, leaves_of, rerun
 from actordbg.locate.places import layer_of
 from actordbg.records.locate_record import INTO, Located, Operation, is_backward
 from actordbg.store.payload import Dump

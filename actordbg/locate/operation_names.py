@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from actordbg.base.units import plural
-from actordbg.locate.operations import CORE, Call, TokenLayout, Listing
+from actordbg.locate.operations import CORE, Call, Listing, TokenLayout
 from actordbg.records.locate_record import Operation
 
 MASK, NUMBERS, INPUT, OUTPUT = "mask", "numbers", "input", "output"
