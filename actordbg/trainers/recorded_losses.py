@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from actordbg.base.fault import describe
 from actordbg.capture import hook
 from actordbg.formats.dump_record import LOSS
-from actordbg.trainers.seam import Loss, Seam
+from actordbg.trainers.seam import LossCall, Seam
 
 if TYPE_CHECKING:
     from actordbg.capture.losses import LossSlot
@@ -94,7 +94,7 @@ class _Recorder:
         """Record a loss beside the forward whose log-probs it got."""
         assert self._seam.loss is not None
         scores = None if current.output is None else current.seam.result(current.output).log_probs
-        found: Loss | None = self._seam.loss(call, scores, output)
+        found: LossCall | None = self._seam.loss(call, scores, output)
         if found is None:
             return
         tensors = {name: current.named.get(name) for name in ("sequences", "attention_mask")}

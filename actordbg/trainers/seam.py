@@ -94,7 +94,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossCall:
     """A loss, by the names of OpenRLHF's PolicyLoss. log_probs and other tensors: [B, A] like `action_mask`. loss: its value.
 
     facts: its plain attributes, where they mean what those of PolicyLoss mean; another `policy_loss_type` is not recomputed.
@@ -161,7 +161,7 @@ class Seam:
     takes: tuple[str, ...] = ()
     silent: bool = False
     again: Callable[[Any, Rows], Any] | None = None
-    loss: Callable[[Mapping[str, Any], torch.Tensor | None, Any], Loss | None] | None = None
+    loss: Callable[[Mapping[str, Any], torch.Tensor | None, Any], LossCall | None] | None = None
 
     def differs(self, takes: Iterable[str]) -> str:
         """Return which arguments the adapter needs that a function with these parameters lacks, in words; "" if none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actordbg.trainers.seam import Loss, Rows, Scores, Seam, Unreadable, no_rows
+from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows
 
 
 def _rows(call: Mapping[str, Any]) -> Rows:
@@ -33,7 +33,7 @@ def _scores(output: Any) -> Scores:
     return Scores(log_probs, None if entropy is None else entropy[:, -log_probs.shape[1] - 1 : -1])
 
 
-def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> Loss | None:
+def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
     """Read the loss of a micro-batch, after its backward: metrics have its value."""
     worker, experience = call["self"], call["experience"]
     if log_probs is None:
@@ -48,7 +48,7 @@ def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> Loss |
     }  # fmt: skip
     value = output.get("policy_loss") if isinstance(output, Mapping) else None
     loss = None if value is None else log_probs.new_tensor(value)
-    return Loss(
+    return LossCall(
         log_probs, experience.loss_mask, experience.advantages, experience.action_log_probs, experience.rollout_logprobs,
         loss, facts=facts,
     )  # fmt: skip

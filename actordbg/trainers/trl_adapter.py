@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from actordbg.base.fault import Unsupported
-from actordbg.trainers.seam import TRAINER_STEP, Loss, Rows, Scores, Seam, Unreadable, images, no_rows, own_positions, step_of
+from actordbg.trainers.seam import TRAINER_STEP, LossCall, Rows, Scores, Seam, Unreadable, images, no_rows, own_positions, step_of
 
 _HEAD = "trl.trainer.utils:add_fused_lm_head"
 _SCORED = tuple(
@@ -38,7 +38,7 @@ def _labelled(call: Mapping[str, Any]) -> Rows | None:
     return Rows(call["self"], call["input_ids"], mask, labels[:, 1:] != -100, call["temperature"], **given)
 
 
-def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> Loss | None:
+def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
     """Read GRPO's loss. Without old log-probs TRL takes the policy's own."""
     trainer, inputs = call["self"], call["inputs"]
     if log_probs is None:
@@ -60,7 +60,7 @@ def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> Loss | N
         "clip_eps_low": trainer.epsilon_low, "clip_eps_high": trainer.epsilon_high, "is_correction_level": "off",
         "vllm_importance_sampling_correction": corrected, "beta": trainer.beta,
     }  # fmt: skip
-    return Loss(
+    return LossCall(
         log_probs, mask, (wide.unsqueeze(1) if wide.dim() == 1 else wide).expand(mask.shape),
         log_probs.detach() if old is None else old, inputs.get("sampling_per_token_logps"), output,
         batch_num_tokens=inputs.get("num_items_in_batch"), facts=facts,

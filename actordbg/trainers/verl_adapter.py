@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from actordbg.trainers.seam import Loss, Rows, Scores, Seam, Unreadable, no_rows, padded
+from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows, padded
 
 
 def _rows(call: Mapping[str, Any]) -> Rows | None:
@@ -44,7 +44,7 @@ def _counted(batch: Any, places: torch.Tensor, lengths: torch.Tensor) -> torch.T
     return torch.logical_and(places >= begins[:, None], places < lengths)
 
 
-def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> Loss:
+def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
     """Read verl's loss, which its engine calls inside the forward. Values of responses are put behind their prompts, [B, S-1]."""
     config, data = call["config"], call["data"]
     of_all, responses = call["model_output"]["log_probs"], data["responses"]
@@ -71,7 +71,7 @@ def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> Loss:
         "dual_clip": getattr(config, "clip_ratio_c", None), "is_correction_level": "off",
     }  # fmt: skip
     normalizers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size") if name in data}
-    return Loss(new, mask, **known, loss=output[0], **normalizers, facts=facts)
+    return LossCall(new, mask, **known, loss=output[0], **normalizers, facts=facts)
 
 
 class Verl:

@@ -179,7 +179,7 @@ def test_a_loss_that_cannot_be_read_is_told_once_and_is_a_loss_all_the_same(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     before = ran(None, "trl", monkeypatch)[0]
-    monkeypatch.setattr(trl_adapter, "Loss", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(trl_adapter, "LossCall", lambda *_, **__: 1 / 0)
     loss, _, dumps = ran(store, "trl", monkeypatch, calls=["forward", "loss"])
     assert loss == before and [dump.record.point for dump in dumps] == ["forward"]
     assert "a loss was not recorded" in capsys.readouterr().err
