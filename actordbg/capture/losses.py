@@ -381,8 +381,13 @@ def _optimizer_step(original: Callable[..., Any]) -> Callable[..., Any]:
 def attach(slot: Any, wrap: Wrap) -> None:
     """Wrap the losses, the forward and the training step in the modules that this process has imported; each only once.
 
-    slot: the `hook.Slot` of Actors; wrap: `hook.wrap`.
+    slot: the `hook.Slot` of Actors, which is made to choose calls if only some optimizer steps are recorded; wrap: `hook.wrap`.
     """
+    control = slot.recorder.control
+    if control.steps:
+        slot.enter = _within(slot.recorder, control)
+    if LOSS not in control.calls:
+        return
     for points in filter(None, map(CapturePoints.of, slot.packages)):
 
         def wrapped(point: CapturePoint, original: Callable[..., Any], own: CapturePoints = points) -> Callable[..., Any]:
@@ -394,6 +399,20 @@ def attach(slot: Any, wrap: Wrap) -> None:
         _replace(points.step, "training_step", _stepping)
         _replace(points.optimizer, "backward", _backward)
         _replace(points.optimizer, "optimizer_step", _optimizer_step)
+
+
+def _within(recorder: Any, control: Control) -> Callable[..., Any]:
+    """Return what a call runs first: calls outside of the steps are counted as sampled out."""
+    first, last = min(control.steps or ()), max(control.steps or ())
+    outside = replace(control, every=0)
+
+    def enter(binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+        step = getattr(getattr(actor, "model", None), "global_steps", None)
+        binder.control = None if step is not None and first <= step <= last else outside
+        entered: Item | None = type(recorder).enter(recorder, binder, actor, args, kwargs)
+        return entered
+
+    return enter
 
 
 def _replace(where: str, method: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
