@@ -33,9 +33,10 @@ from actordbg.laws.jacobian import ring_of
 from actordbg.locate import kernels
 from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, truth
 from actordbg.locate.forced_forward import Forcing, Recording
+from actordbg.locate.inside import layout_of, looked_into, suspicious
 from actordbg.locate.judgement import judge
 from actordbg.locate.places import Key, Sums, Tape, places_of
-from actordbg.records.locate_record import EVERYTHING, GRADIENT, FormulaCheck, Located
+from actordbg.records.locate_record import EVERYTHING, GRADIENT, FormulaCheck, Located, Operation
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 
@@ -95,8 +96,22 @@ class LocateRun:
         found.unchecked = self._unchecked | found.unchecked
         ranks = dist.get_world_size() if self.together else 1
         located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
-        located = replace(located, formulas=self._formulas, kernel=self._kernel)
+        located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, found))
         return replace(located, resident_bytes=self._resident, spilled_bytes=tape.spill.spilled)
+
+    def _inside(self, located: Located, found: Forcing) -> Operation | None:
+        """Look into the layer that is wrong, in one more forward; all ranks that compute together look into the same."""
+        missing = sorted({key[0] for key in self._floor if key not in found.sums})
+        if self._kernel or not (target := self._agreed(suspicious(located, missing, self.session.model))):
+            return None
+        self.tell("locate: operations")
+        operations: list[Operation | None] = []
+        layout = layout_of(self.session, self.call, self.outcome.packing, found.valid)
+        if why := self._guarded(lambda: operations.append(looked_into(self.session, target, self.call, layout))):
+            if self.together or self.session.tainted:
+                self.out_of_step = f"a forward whose operations are listed failed ({why})"
+            return Operation(target, "", why)
+        return operations[0]
 
     def _unsupported(self) -> str:
         """Return why this configuration or this input has no clean counterpart, or ""."""
