@@ -245,6 +245,22 @@ def _uncapped(model: Any, _size: float) -> AbstractContextManager[None]:
     return _set([*attributes, *((model.config, name, None) for name in _CAPS if getattr(model.config, name, None))])
 
 
+def _activations(model: Any) -> list[tuple[Any, str]]:
+    kinds = ("silu", "gelu")
+    return [pair for pair in _having(model, "act_fn") if any(kind in type(pair[0].act_fn).__name__.lower() for kind in kinds)]
+
+
+def _other_activation(model: Any, size: float) -> AbstractContextManager[None]:
+    """Set gelu where the model has silu, by its tanh for a size of 1, exact for 2; else silu."""
+    from torch.nn import GELU, SiLU
+
+    gelu = GELU(approximate="tanh" if size == 1 else "none")
+    return _set([
+        (holder, name, gelu if "silu" in type(holder.act_fn).__name__.lower() else SiLU())
+        for holder, name in _activations(model)
+    ])  # fmt: skip
+
+
 def _adapters(model: Any) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "_disable_adapters") and not module._disable_adapters]
 
@@ -433,6 +449,13 @@ BANK: tuple[Cause, ...] = (
         "use an attention kernel and a head that apply the model's soft caps",
         "",
         _cap_of, planted=_uncapped, sizes=(1,),
+    ),
+    Cause(
+        "activation", "mlp",
+        "the MLPs' activation was gelu where the model has silu, or silu where it has gelu",
+        "compare hidden_act of both sides (config.json, and fused kernels)",
+        "",
+        lambda model: 0.0 if _activations(model) else None, planted=_other_activation, sizes=(1, 2),
     ),
     Cause(
         "adapter", "weights",

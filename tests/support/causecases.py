@@ -186,6 +186,7 @@ PLANTED: dict[str, tuple[Callable[[Any], Any], float]] = {
     "attention scale": (every("Attention", "scaling", lambda scale: scale * 1.3), 1.3),
     "rope theta": (theta(10_500.0), 10_500.0),
     "rope scaling": (attribute("model.rotary_emb", "inv_freq", lambda inv_freq: inv_freq / 4), 4.0),
+    "activation": (every("MLP", "act_fn", lambda _: torch.nn.GELU()), 2.0),
     "inv_freq in bf16": (attribute("model.rotary_emb", "inv_freq", rounded), 1.0),
     "head in bf16": (head_in_bf16, 1.0),
 }
