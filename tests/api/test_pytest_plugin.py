@@ -74,6 +74,12 @@ def test_faulty(actordbg_check, monkeypatch):
     monkeypatch.setattr(MODEL.model.layers[0].self_attn, "scaling", 0.275)
     actordbg_check(MODEL, BATCH, packing=False)
 
+def test_sft_and_dpo(actordbg_check):
+    pairs = dict((name, torch.cat([rows, rows.flip(0)])) for name, rows in BATCH.items())  # chosen and rejected in one call
+    with actordbg_check.calls(MODEL):
+        MODEL(**BATCH, labels=BATCH["input_ids"].masked_fill(BATCH["attention_mask"] == 0, -100)).loss.backward()
+        MODEL(**pairs, use_cache=False)
+
 def test_store(actordbg_check):
     assert actordbg_check("store", sample=1, backward=False)["dumps"] == 1
 
@@ -89,10 +95,10 @@ def test_own_function(actordbg_check):
     actordbg_check.calls(score)(MODEL, **BATCH)
 """
     output, outcomes = outcome_of(tmp_path, source, "--actordbg-html", "pages")
-    assert outcomes == {"failed": 3, "passed": 2}, output
+    assert outcomes == {"failed": 3, "passed": 3}, output
     assert "self_attn.scaling is 0.275; transformers' model from this checkpoint has 0.25" in output
     assert "NothingToDo: no call of LlamaForCausalLM" in output and "the run's outputs are not what its model gives" in output
-    assert len(list((tmp_path / "pages").glob("test_*.html"))) == 4 and "page: pages/test_faulty-1.html" in output
+    assert len(list((tmp_path / "pages").glob("test_*.html"))) == 6 and "page: pages/test_faulty-1.html" in output
 
 
 @pytest.mark.slow
