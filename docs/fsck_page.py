@@ -16,6 +16,7 @@ LOOKS_AT = {
     "switches": "dump switches",
     "counters": "counters of recording processes",
     "weights": "hashes of the weights that recorded calls met",
+    "turns": "token ids of rollouts, turn by turn",
     "syncs": "hashes of the weights that rollout engines were sent and got",
     "rings": "rings of this machine",
     "models": "models that actordbg built",

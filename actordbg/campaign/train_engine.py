@@ -28,7 +28,7 @@ from actordbg.replay.selection import defaults_of
 
 if TYPE_CHECKING:
     from actordbg.actor.backends.training import Training
-    from actordbg.campaign.training_session import TrainingSession
+    from actordbg.actor.training_session import TrainingSession
     from actordbg.store.payload import Dump
 
 TRAINING = "training.json"
@@ -65,7 +65,7 @@ class TrainEngine(ActorEngine):
 
     def open(self) -> dict[str, Any]:
         from actordbg.actor.backends.training import Training
-        from actordbg.campaign.training_session import TrainingSession
+        from actordbg.actor.training_session import TrainingSession
 
         if read_results(self.folder):
             raise StoreProblem("cannot resume mid-training: the weights are lost", hint="start a new check")

@@ -249,7 +249,7 @@ class Binder:
         self._defaults = Bound()
         for parameter in parameters:
             if parameter.default is not inspect.Parameter.empty:
-                _sort_into(self._defaults, parameter.name, parameter.default)
+                sort_into(self._defaults, parameter.name, parameter.default)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         """Sort the arguments of one call (`args` without `self`)."""
@@ -259,13 +259,13 @@ class Binder:
             kwargs = clean_keys(kwargs)
             self._known.update(kwargs if len(self._known) < _MAX_NAMES else ())
         for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
-            _sort_into(bound, name, value)
+            sort_into(bound, name, value)
         if len(args) > len(self.names):
             bound.extra[self._rest or "args"] = f"{len(args) - len(self.names)} positional arguments without a name"
         return bound
 
 
-def _sort_into(bound: Bound, name: str, value: Any) -> None:
+def sort_into(bound: Bound, name: str, value: Any) -> None:
     """Sort one argument into its place; see the table above."""
     if isinstance(value, torch.Tensor):
         bound.arguments.pop(name, None)

@@ -72,7 +72,7 @@ class Slot:
         self._use(Recorder(self._store, self._run, on_change=self._follow))
 
     def _use(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+        self.recorder, self.leave = recorder, recorder.leave
         self._arrived = False
         self.enter: Enter | None = self._arrive
 
@@ -81,14 +81,14 @@ class Slot:
         self.recorder.watch.start()
         self._arrived = True
         self._follow()
-        return self.recorder.enter(binder, actor, args, kwargs)
+        return self.enter(binder, actor, args, kwargs) if self.enter is not None else None
 
     def _follow(self) -> None:
         """Turn recording on or off, as the recorder's switch says."""
         if self._arrived:
             control = self.recorder.control
             self.enter = self.recorder.enter if control is not None else None
-            if control is not None and LOSS in control.calls:
+            if control is not None and (control.steps or LOSS in control.calls):
                 from actordbg.capture import losses  # which most processes never need
 
                 losses.attach(self, wrap)
@@ -147,7 +147,7 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
             raise
         finally:
             try:
-                slot.recorder.leave(item, output, error)
+                slot.leave(item, output, error)
             except Exception as fault:  # noqa: BLE001  # assignments only
                 fault.__traceback__ = fault.__context__ = None
                 with slot.recorder.writer.lock:

@@ -217,7 +217,7 @@ class Recorder:
         if path is not None and left:
             self.notices.warn("exit", f"{left} calls are still in the ring {path}: run `actordbg dump recover` to save them")
 
-    def _attempt(self, action: Callable[[], T]) -> T | None:
+    def attempt(self, action: Callable[[], T]) -> T | None:
         """Return `action()`, or None if it raised."""
         try:
             return action()
@@ -291,7 +291,7 @@ class Recorder:
         if instance.role is None and call[1] and call[3] is True:
             instance.role = instance.ledger.role = "policy"
         if instance.about is None:
-            instance.about = (self._attempt(lambda: facts.facts_of_actor(actor)) or {}) | getattr(actor, "recorded_fields", {})
+            instance.about = (self.attempt(lambda: facts.facts_of_actor(actor)) or {}) | getattr(actor, "recorded_fields", {})
 
     def _hand_over(self, item: Item) -> Item | None:
         """Queue a call that can be queued at once. Returns the item if `leave` has to be called with it."""
@@ -341,7 +341,7 @@ class Recorder:
         with self._meeting:  # two threads may meet an actor at once, and it gets only one ledger
             instance, run, key = self.known(actor), self._run or control.run, id(actor)
             if instance is None:
-                role = getattr(actor, "recorded_role", None) or self._attempt(facts.role_from_ray)
+                role = getattr(actor, "recorded_role", None) or self.attempt(facts.role_from_ray)
                 here = weakref.ref(actor, lambda _: self._instances.pop(key, None))
                 instance = Instance(f"actor{self._met}-{self._token}", facts.rank_of_process(), role, here)
             before, ledger = instance.ledger, instance.ledgers.get(run)
@@ -350,7 +350,7 @@ class Recorder:
                 who = Identity(run, rank, world_size, self._host, self.pid, instance.name)
                 ledger = Ledger(who, role=instance.role, actor=instance.actor)
                 if not self._met:
-                    self._attempt(self._close_in_a_fork_of_multiprocessing)
+                    self.attempt(self._close_in_a_fork_of_multiprocessing)
             if ledger is not before:
                 if before is not None:
                     before.closed = before.changed = True
@@ -381,7 +381,7 @@ class Recorder:
 
     def _of_the_process(self) -> dict[str, Any]:
         """Return the facts of the process that counters files hold."""
-        self._attempt(self._count_strays)
+        self.attempt(self._count_strays)
         return {"faults": self.faults, "ring": self._rings.about()}
 
 

@@ -48,6 +48,7 @@ def run(
         "--hash-weights",
         "--weights",
     ),
+    turns: bool = option(False, "Record the token ids of each turn of a rollout (`actordbg turns`); OpenRLHF."),
     leave_on: bool = option(False, "Leave recording on at exit: the job continues elsewhere."),
     stops: bool = option(False, "Make breakpoint() in the job's code pause all ranks, for `actordbg attach`.", "--break"),
     as_json: bool = option(False, "Print what was recorded as JSON, on standard error, at the end.", "--json"),
@@ -76,7 +77,7 @@ def run(
     store = store_of(ctx).create()
     name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{os.urandom(2).hex()}"  # jobs of the same second differ
     environment = ray_hooks.child_environment(
-        os.environ, str(store.root), name, stops=stops, adapters=adapters, hash_weights=hash_weights
+        os.environ, str(store.root), name, stops=stops, adapters=adapters, hash_weights=hash_weights, turns=turns
     )
     known = {who(vars(row)) for row in process_rows(store, datetime.now(timezone.utc))[0]}
     start_recording(store, name, options)

@@ -53,7 +53,7 @@ NOT_NAMES = ("last", "all", "truth", "golden", "recorded")
 _REPLAYS = ("replay", "check", "noise", "matrix")
 _JUDGES = ("replay", "check", "matrix")
 _NO_TRAINING = (*_REPLAYS, "families", "actor init", "curve")
-_NO_CURVE = (*_REPLAYS, "actor init", "train-check")
+_NO_CURVE = (*_REPLAYS, "actor init", "train-check", "step")
 deciding_setting = partial(setting, numbers=True, cost=True)
 """A setting that changes the results, and time or memory."""
 run_setting = partial(setting, switchable=True, resolved=None)

@@ -34,6 +34,7 @@ from actordbg.formats.dumpfile import DEFAULT_CAP, payload_entries
 from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
+from actordbg.formats.turn_record import TURNS, read_trajectory
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
 from actordbg.formats.weight_syncs import SYNCS, read_sync
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
@@ -45,19 +46,19 @@ from actordbg.store.layout import UNPRINTABLE, Store, known_regular
 
 _FILES = re.compile(
     r"FORMAT|control\.json|catalog\.db(-wal|-shm|-journal)?|catalog\.lock|catalog\.\w+\.bak\.db|controls/[^/]+\.json"
-    r"|(counters|weights|syncs)/[^/]+/[^/]+\.json|dumps/[^/]+/rank\d{4,}/[^/]+\.safetensors\.zst|packs/\.lock|packs/[^/]+/[^/]+\.pack"
+    r"|(counters|weights|syncs|turns)/[^/]+/[^/]+\.json|dumps/[^/]+/rank\d{4,}/[^/]+\.safetensors\.zst|packs/\.lock|packs/[^/]+/[^/]+\.pack"
     r"|replays/[^/]+/(?!tensors$)[^/]+|replays/[^/]+/tensors/[^/]+\.safetensors|(comparisons|noise|matrices|events)/[^/]+\.json"
     r"|memory/[^/]+\.(json|csv)|trainchecks/[^/]+/check\.json|trainchecks/[^/]+/cell-\d+\.\d+/(?!tensors$)[^/]+|trainchecks/[^/]+/logs/[^/]+\.log"
     r"|backups/[0-9a-f]{64}/(actor\.py|origin\.json)"
 )
 _FOLDERS = re.compile(
-    r"(controls|comparisons|noise|matrices|memory|events|models|reports|rings|quarantine|cache)|(counters|weights|syncs|packs|backups)(/[^/]+)?"
+    r"(controls|comparisons|noise|matrices|memory|events|models|reports|reductions|rings|quarantine|cache)|(counters|weights|syncs|turns|packs|backups)(/[^/]+)?"
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
 """What a store may hold. `events` and `backups` are those of earlier versions."""
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
-_NOT_LOOKED_INTO = ("models", "reports", "rings", "quarantine", "cache")
+_NOT_LOOKED_INTO = ("models", "reports", "reductions", "rings", "quarantine", "cache")
 _OTHERS, _OWNERS_FILE, _OWNERS_FOLDER = 0o007, 0o400, 0o500
 
 
@@ -318,6 +319,7 @@ CHECKS: dict[str, Check] = {
     ),
     "counters": files_check("counters", "damaged-counters", read_counters, by_run=True),
     "weights": files_check(WEIGHTS, "damaged-weights", read_weights, by_run=True),
+    "turns": files_check(TURNS, "damaged-turns", read_trajectory, by_run=True),
     "syncs": files_check(SYNCS, "damaged-weights", read_sync, by_run=True),
     "rings": rings,
     "catalog": catalog,

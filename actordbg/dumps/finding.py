@@ -75,6 +75,7 @@ KINDS = {
     "damaged-control": _quarantined("a dump switch that is broken: jobs that follow it do not record"),
     "damaged-counters": _quarantined("counters that are broken"),
     "damaged-weights": _quarantined("hashes of weights that are broken"),
+    "damaged-turns": _quarantined("recorded turns that are broken"),
     "damaged-ring": FindingKind(DAMAGE, "a ring that is broken, or has broken slots"),
     "calls-in-ring": FindingKind(NOTE, "a ring of a dead process with calls: `actordbg dump recover` turns them into dumps"),
     "damaged-catalog": FindingKind(DAMAGE, "the catalog is broken, or not a catalog", Repair.CATALOG),

@@ -142,7 +142,8 @@ def _tell(error: Exception) -> None:
 # The variables of a process below `actordbg run`, and how they reach processes that do not inherit an environment.
 
 
-NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR", "ACTORDBG_STOP_DIR", "ACTORDBG_ADAPTERS", "ACTORDBG_HASH_WEIGHTS")
+NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR", "ACTORDBG_STOP_DIR", "ACTORDBG_ADAPTERS", "ACTORDBG_HASH_WEIGHTS",
+         "ACTORDBG_TURNS")  # fmt: skip
 BREAKPOINT = {"PYTHONBREAKPOINT": "actordbg.debug.breakpoint"}
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pythonpath")
 _OURS = os.path.join("actordbg", "install", "pythonpath")
@@ -152,12 +153,19 @@ _NODES_OWN = "${PYTHONPATH}"
 
 
 def child_environment(
-    environ: Mapping[str, str], store: str, run: str, *, stops: bool = False, adapters: str = "", hash_weights: bool = False
+    environ: Mapping[str, str],
+    store: str,
+    run: str,
+    *,
+    stops: bool = False,
+    adapters: str = "",
+    hash_weights: bool = False,
+    turns: bool = False,
 ) -> dict[str, str]:
     """Build the environment of COMMAND. Raises EnvironmentProblem if our folder cannot be in PYTHONPATH.
 
     stops: replace `breakpoint()` by ours. adapters: as `actordbg.trainers.find_adapter.carried_form` writes them. hash_weights:
-    hash the weights of recorded calls (`actordbg.capture.weight_recording`).
+    hash the weights of recorded calls (`actordbg.capture.weight_recording`). turns: record the turns of rollouts.
     """
     if os.pathsep in FOLDER:
         raise EnvironmentProblem(
@@ -167,6 +175,7 @@ def child_environment(
     ours = {"ACTORDBG_STORE": store, "ACTORDBG_RUN": run, "PYTHONPATH": path}
     requested = {"ACTORDBG_ADAPTERS": adapters} if adapters else {}
     requested |= {"ACTORDBG_HASH_WEIGHTS": "1"} if hash_weights else {}
+    requested |= {"ACTORDBG_TURNS": "1"} if turns else {}
     return {**environ, **ours, **requested, **(BREAKPOINT if stops else {})}
 
 

@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from actordbg.base.units import plural
-from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord
+from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_dump_id, timestamp_of
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
+from actordbg.judge.loss_terms import loss_terms
 from actordbg.store.payload import load_plain, numbers_of
 
 Numbers: TypeAlias = Any
@@ -76,6 +77,15 @@ class RecordedCall:
         if value is None and (array := self.array(name)) is not None and array.size == 1:
             value = array.item()
         return value
+
+    @property
+    def forward_id(self) -> str | None:
+        """The dump id of the forward whose log-probs a loss got; None if that was not recorded."""
+        parts = self.array("forward")
+        if parts is None:
+            return self.fact("forward")  # type: ignore[no-any-return]
+        time_ns, number, pid, token = map(int, parts)
+        return make_dump_id(timestamp_of(time_ns), number, pid, f"{token:08x}")
 
     @property
     def is_loss(self) -> bool:
@@ -200,47 +210,25 @@ class RecordedCall:
     @cached_property
     def terms(self) -> Terms | None:
         """Return the sums of this loss's terms, recomputed from its arguments; None for a forward, and for an unknown loss."""
-        known = self.log_probs()
-        supervised = self.is_loss and "old_log_probs" not in known and "log_probs" in known
-        each = -known["log_probs"].astype("f8") if supervised else self._ppo_terms(known)
-        if each is None or self.active is None:
+        if not self.is_loss or self.active is None:
+            return None
+        named = {name: values.astype("f8") for name, values in self.log_probs().items()}
+        if (advantages := self.array("advantages")) is not None:
+            named["advantages"] = advantages.astype("f8")
+        with np.errstate(all="ignore"):
+            each = loss_terms(np, self.loss_attributes, named, self.active)
+        if each is None:
             return None
         each = np.where(self.active, each, 0.0)
         count = self.active.sum(1)
         means = each.sum(1)[count > 0] / count[count > 0]
         return Terms(float(each.sum()), float(means.sum()), float(np.abs(each).sum()), int(count.sum()), int((count > 0).sum()))
 
-    def _ppo_terms(self, known: Mapping[str, Numbers]) -> Numbers | None:
-        """Return the terms of a PPO loss, float64 [B, A]; None for another loss.
-
-        Source: `PolicyLoss.forward` of OpenRLHF 0.11 (clip, dual clip, importance correction by token).
-        """
-        loss: dict[str, Any] = {name: self.fact(f"loss.{name}") for name in _ATTRIBUTES}
-        advantages, corrected = self.array("advantages"), loss["is_correction_level"] == "token"
-        names = {"log_probs", "old_log_probs"} | ({"rollout_log_probs"} if corrected else set())
-        if loss["policy_loss_type"] != "ppo" or advantages is None or not names <= known.keys():
-            return None
-        if loss["is_correction_level"] not in (None, "off", "token") or loss["is_correction_gating"] not in (None, "ratio"):
-            return None
-        new, old, wide = (each.astype("f8") for each in (known["log_probs"], known["old_log_probs"], advantages))
-        with np.errstate(all="ignore"):
-            ratio = np.exp(np.clip(new - old, -20.0, 20.0))
-            terms = np.minimum(ratio * wide, np.clip(ratio, 1 - loss["clip_eps_low"], 1 + loss["clip_eps_high"]) * wide)
-            if loss["dual_clip"] is not None:
-                terms = np.where(wide < 0, np.maximum(terms, loss["dual_clip"] * wide), terms)
-            if corrected:
-                low, high = loss["is_correction_threshold"]
-                correction = np.exp(old - known["rollout_log_probs"])
-                inside = (correction >= low) & (correction <= high)
-                clipped = loss["is_correction_mode"] == "clip"
-                terms *= np.clip(correction, low, high) if clipped else np.where(inside, correction, 0.0)
-        return -terms
-
-
-_ATTRIBUTES = (
-    "policy_loss_type", "clip_eps_low", "clip_eps_high", "dual_clip", "is_correction_level", "is_correction_mode",
-    "is_correction_gating", "is_correction_threshold",
-)  # fmt: skip
+    @property
+    def loss_attributes(self) -> dict[str, Any]:
+        """The recorded attributes of a loss: clips, correction, token or sequence mean."""
+        own = f"{CONTEXT}loss."
+        return {name.removeprefix(own): value for name, value in self.record.arguments.items() if name.startswith(own)}
 
 
 @dataclass(frozen=True)

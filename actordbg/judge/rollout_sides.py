@@ -154,7 +154,7 @@ def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:
             loss = RecordedCall.read(str(store.root / row.path))
         except StoreProblem:
             continue
-        forward = str(loss.fact("forward"))
+        forward = str(loss.forward_id)
         if forward in inputs and {"rollout_log_probs", "log_probs"} <= loss.log_probs().keys():
             yield forward, loss
 

@@ -8,8 +8,8 @@ shows the worst, and the tooltip says where.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,8 @@ from actordbg.records.locate_record import Located
 FIELDS, ROWS, POINTS = 110, 24, 1200
 """The most fields per row, rows, and scatter points that a chart has."""
 _WORST = 12
-PROMPT, PADDING, RESPONSE = "prompt", "padding", "response"
-_KINDS = {PROMPT: ACCENT, PADDING: QUIET}
+PROMPT, PADDING, RESPONSE, BETWEEN = "prompt", "padding", "response", "between turns"
+_KINDS = {PROMPT: ACCENT, PADDING: QUIET, BETWEEN: PART}
 Texts = Callable[[Sequence[int]], str]
 """Decodes token ids with a tokenizer."""
 
@@ -48,7 +48,7 @@ class TokenPair:
     """A dump on both sides, row by row: log-probs of A and B in nats, and their mask (bool), all [B, A].
 
     ids: the dump's tokens [B, S]. real: which tokens are not padding. Both are None if the dump is gone. limit: the largest
-    allowed difference, in nats.
+    allowed difference, in nats. names: of A and B. beside: other figures of the tokens by name, [B, A].
     """
 
     dump_id: str
@@ -58,6 +58,8 @@ class TokenPair:
     ids: Array | None = None
     real: Array | None = None
     limit: float | None = None
+    names: tuple[str, str] = ("A", "B")
+    beside: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def apart(self) -> Array:
@@ -87,7 +89,8 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     length = actions + 1 if pair.ids is None else pair.ids.shape[1]
     before = ((0, 0), (length - actions, 0))  # log-probs are those of the last tokens
     real = np.ones((len(chosen), length)) if pair.real is None else pair.real
-    kinds = np.where(np.pad(chosen, before), RESPONSE, np.where(real, PROMPT, PADDING))
+    acted = np.pad(chosen, before)
+    kinds = np.where(acted, RESPONSE, np.where(real, np.where(acted.cumsum(1) > 0, BETWEEN, PROMPT), PADDING))
     apart = np.pad(np.where(chosen, pair.apart, 0.0), before)
     far, answers = np.abs(apart), np.argwhere(kinds == RESPONSE)
     order = np.argsort(-far.max(axis=1), kind="stable")[:ROWS]
@@ -106,16 +109,18 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
         for start in range(0, length, width):
             end = min(start + width, length)
             within = kinds[at][start:end].tolist()
-            kind = RESPONSE if RESPONSE in within else max((PROMPT, PADDING), key=within.count)
+            kind = RESPONSE if RESPONSE in within else max((PROMPT, BETWEEN, PADDING), key=within.count)
             field = {"a": start, "z": end, "r": f"row {at}", "k": kind, "t": _where(at, start, end - start)}
             if kind == RESPONSE:
                 value = float(f"{far[at][start:end].max():.4g}")
                 field |= {"v": value, "s": number(value, 3)}
+                if pair.beside:
+                    field["m"] = _figures(pair, at, start + int(far[at][start:end].argmax()) - length + actions)
             elif not texts and start and fields[-1]["k"] == kind:  # one mark for a run of prompt or padding
                 first = fields.pop()["a"]
                 field |= {"a": first, "t": _where(at, first, end - first)}
             fields.append(field | ({"w": text_of(at, start, end)[:90]} if texts else {}))
-    spec = _drawn(fields, (float(far[row][position]), row, position), height=max(70, min(520, 26 * len(order))))
+    spec = _drawn(fields, (float(far[row][position]), row, position), max(70, min(520, 26 * len(order))), pair.names)
     lines = []
     for r, c in ranked[:_WORST].tolist():
         action = c - length + actions
@@ -123,7 +128,7 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
         line = (str(r), str(c), token, number(pair.a[r][action], 6), number(pair.b[r][action], 6), number(apart[r][c], 3))
         context = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
         lines.append((*line, *[context] * bool(texts)))
-    columns = ("row", "position", "token", "A", "B", "A - B", *["text"] * bool(texts))
+    columns = ("row", "position", "token", *pair.names, " - ".join(pair.names), *["text"] * bool(texts))
     says = f"{pair.dump_id}: {plural(len(chosen), 'row')}. Worst token circled: {_where(row, position, 1)},"
     says += f" {number(far[row][position], 3)} nats."
     says += "" if width == 1 else f" Each field shows the worst of {width} positions."
@@ -131,18 +136,24 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     return Chart("Token map", says, spec, Grid(columns, lines, {"text"}), left)
 
 
-def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], height: int) -> Spec:
-    apart, row, position = worst
+def _figures(pair: TokenPair, row: int, action: int) -> str:
+    """Name all figures of a token."""
+    named = {pair.names[0]: pair.a, pair.names[1]: pair.b, **pair.beside}
+    return ", ".join(f"{name} {number(float(values[row][action]), 5)}" for name, values in named.items())
+
+
+def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], height: int, sides: tuple[str, str]) -> Spec:
+    (apart, row, position), title = worst, f"|{' - '.join(sides)}|, nats"
     end, where = {"field": "z"}, ("t", "where")
     still = [field for field in fields if field["k"] != RESPONSE]
     kinds = coloured("k", _KINDS)
     ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), ("w", "text")))
     compared = [field for field in fields if field["k"] == RESPONSE]
-    shown = hints(where, ("s", "|A - B|, nats"), ("w", "text"))
-    heat = layer("rect", compared, x2=end, color=quantity("v", "|A - B|, nats", legend=small(apart)), tooltip=shown)
+    shown = hints(where, ("s", title), *[("m", "at the worst")] * any("m" in field for field in compared), ("w", "text"))
+    heat = layer("rect", compared, x2=end, color=quantity("v", title, legend=small(apart)), tooltip=shown)
     mark = {"a": position + 0.5, "r": f"row {row}", "t": _where(row, position, 1), "s": number(apart, 3)}
     look = {"size": 150, "filled": False, "strokeWidth": 2.5, "color": "#1e90ff"}
-    ring = layer("point", [mark], look, tooltip=hints(("t", "the worst"), ("s", "|A - B|, nats")))
+    ring = layer("point", [mark], look, tooltip=hints(("t", "the worst"), ("s", title)))
     return layered([], ground, heat, ring, height=height, x=quantity("a", "position in the row, tokens"), y=names("r", None))
 
 

@@ -73,13 +73,20 @@ def clean_model(session: ActorSession, device: torch.device) -> Iterator[Loaded]
     path, trust = _path_of(session), consent.is_given(session.config.model)
 
     def whole() -> Any:
-        loads, attn = model_class(path, trust).from_pretrained, session.choices.attn
+        loads, attn = model_class(path, trust).from_pretrained, clean_attention(session)
         model = loads(path, trust_remote_code=trust, attn_implementation=attn, torch_dtype=dtype_of(session))
         return model.to(device).eval()
 
-    with _unpartitioned(), _loaded(session, device, None, whole) as loaded:
+    with _unpartitioned(), _without_ring(session), _loaded(session, device, None, whole) as loaded:
         loaded.model.config.use_cache = False
         yield loaded
+
+
+def bare_model(session: ActorSession) -> Any:
+    """Build transformers' own model of the suspect's checkpoint from its configuration, on the meta device, without weights."""
+    path, trust = _path_of(session), consent.is_given(session.config.model)
+    with _unpartitioned():
+        return truth_model.skeleton(model_class(path, trust), path, dtype_of(session), trust, session.choices.attn)
 
 
 @contextlib.contextmanager
@@ -111,7 +118,7 @@ def _loaded(session: ActorSession, device: torch.device, wide: torch.dtype | Non
             source = Checkpoint(path, truth_model.skeleton(auto, path, narrow, trust))
             resident = source.resident * (wide or narrow).itemsize
             _fits(resident, device)
-            attn = "eager" if wide else session.choices.attn
+            attn = "eager" if wide else clean_attention(session)
             model = truth_model.skeleton(auto, path, wide or narrow, trust, attn)
             layers = f"one of {plural(len(source.layers), 'decoder layer')} of the truth was in memory at a time"
             note = f"{layers} ({human_bytes(resident)} with embedding and head)"
@@ -144,6 +151,28 @@ def one_line(error: Exception) -> str:
 
 def _path_of(session: ActorSession) -> str:
     return locate(session.choices.model, session.model_cache, num_layers=session.choices.num_layers)
+
+
+def clean_attention(session: ActorSession) -> str:
+    """Return the attention kernel of the clean model: the suspect's, or what a ring divides."""
+    return session.choices.attn if session.ring_group is None else "sdpa"
+
+
+@contextlib.contextmanager
+def _without_ring(session: ActorSession) -> Iterator[None]:
+    """Give transformers its own sdpa back, if a ring replaced it in the whole process."""
+    if session.ring_group is None:
+        yield
+        return
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    held = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention_forward
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = held
 
 
 @contextlib.contextmanager

@@ -219,15 +219,16 @@ class Forcing(Hooks):
     """Compares a model with a tape, and replaces its values by the tape's.
 
     index: int [count], the truth's token at each position, -1 for none. part: this rank's place among the ranks that split
-    features, and their number. sums: the errors, by place. wrong: the tokens whose integers differ, by place. unchecked: by
+    features, and their number. ring: how many ranks share the tokens; each of them has the whole loss, so gradients of values
+    are as many times the truth's. sums: the errors, by place. wrong: the tokens whose integers differ, by place. unchecked: by
     module, why a place could not be judged.
     """
 
     forces = True
 
-    def __init__(self, tape: Tape, index: Tensor, part: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, tape: Tape, index: Tensor, part: tuple[int, int] = (0, 1), ring: int = 1) -> None:
         super().__init__(len(index))
-        self.tape, self.part = tape, part
+        self.tape, self.part, self.ring = tape, part, ring
         self.valid = (index >= 0).nonzero().flatten()
         self.tokens = index[self.valid]
         self.sums: dict[Key, Sums] = {}
@@ -262,7 +263,7 @@ class Forcing(Hooks):
         if want is None:
             self.unchecked.setdefault(key[0], f"its tensors are {list(have.shape[1:])} for a token, not as in the truth")
             return None
-        want = want.to(flat.device)
+        want, times = want.to(flat.device), self.ring if key[1] in BACK.values() else 1
         if not flat.is_floating_point():
             if flat.dim() == 1:
                 self._compare_exactly(key, have, want, module)
@@ -274,12 +275,20 @@ class Forcing(Hooks):
                 kept = float(missed.numel() - missed.sum())
                 self.sums[key] = Sums(errors, want.shape[1], len(self.tokens), kept, missed.numel())
         elif key[3] == 0 or key[1] == INTO:
-            self._add(key, have, want)
+            self._add(key, have / times if times > 1 else have, want)
         elif key[1] == OUT and key[0] in self._routers:
             self._add(key, have.sort(-1).values, want.sort(-1).values)
         self._forced.add(key)
         given = torch.zeros_like(flat) if key[1] in BACK.values() else flat.clone()
-        return given.index_copy_(0, self.valid.to(flat.device), want.to(flat.dtype))
+        return given.index_copy_(0, self.valid.to(flat.device), (want * times).to(flat.dtype))
+
+    def take_parts(self, parts: Sequence[tuple[dict[Key, Sums], dict[Key, Tensor], dict[str, str]]]) -> None:
+        """Replace `sums`, `wrong` and `unchecked` by those of all ranks of a ring."""
+        self.sums, self.wrong, self.unchecked = {}, {}, {}
+        for sums, wrong, unchecked in parts:
+            self.sums |= {key: self.sums[key] + each if key in self.sums else each for key, each in sums.items()}
+            self.wrong |= {key: torch.cat((self.wrong[key], each)) if key in self.wrong else each for key, each in wrong.items()}
+            self.unchecked |= unchecked
 
     def gradients(self, layer: str, outputs: Sequence[Any]) -> list[Tensor]:
         want = self.tape.at((layer, BACK[OUT], 0, 0))

@@ -54,6 +54,11 @@ class Sums:
     own: float = 0.0
     truths: float = 0.0
 
+    def __add__(self, other: Sums) -> Sums:
+        """Put together the sums over different tokens."""
+        tokens, own, truths = self.tokens + other.tokens, self.own + other.own, self.truths + other.truths
+        return Sums(self.errors + other.errors, self.width, tokens, own, truths)
+
     @classmethod
     def of(cls, have: Tensor, want: Tensor) -> Sums:
         """Compare values that belong to no token, one by one."""

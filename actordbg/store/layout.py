@@ -6,12 +6,14 @@
     store/counters/<run>/<rank>-<host>-<pid>-<instance>.json   what each recording actor counted, replaced by its writer
     store/weights/<run>/<rank>-<host>-<pid>-<instance>-<call>.json   hashes of weights, on request (`run --hash-weights`)
     store/syncs/<run>/<rank>-<host>-<pid>-<number>.json   what engines were sent and got, on request (`run --hash-weights`)
+    store/turns/<run>/<host>-<pid>-<number>.json     token ids of a rollout, turn by turn, on request (`run --turns`)
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
     store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
     store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.records.comparison_record`)
     store/memory/<id>.json, <id>.csv                 what `memory watch` found, and its samples
     store/trainchecks/<check>/check.json, cell-<n>.<attempt>/, logs/
+    store/reductions/<id>/reduction.json, trials.jsonl, store/   what `reduce` found, its trials, and a store of its cases
     store/models/                                    models that actordbg built itself (`tiny`)
     store/catalog.db                                 derived from all of the above; `actordbg index` rebuilds it
     store/reports/

@@ -18,12 +18,12 @@ from ownercases import give_away
 from replaycases import publish
 
 from actordbg.actor.backends.training import Training
+from actordbg.actor.training_session import TrainingSession
 from actordbg.base.errors import Refused, Unsupported, UsageError, WhereError
 from actordbg.campaign.run_train_check import CHECK, folder_of, write_trainer_log
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
 from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule
-from actordbg.campaign.training_session import TrainingSession
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, Verdict, verdict_in
 from actordbg.dumps.checking import check

@@ -18,6 +18,7 @@ from torch import nn
 from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
 from actordbg.capture import hook, losses
+from actordbg.capture.control import read_control
 from actordbg.judge.lint import lint
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
@@ -43,6 +44,21 @@ class Engine(nn.Module):
 
     def zero_optimization_stage(self) -> int:
         return 2
+
+    def get_global_grad_norm(self) -> float:
+        return float(self.micro_steps - 1)
+
+
+class DeepspeedStrategy:
+    """The part of OpenRLHF's strategy that follows a loss."""
+
+    def backward(self, loss: Any, model: Any, _optimizer: Any) -> None:
+        loss.backward()
+
+    def optimizer_step(self, _optimizer: Any, model: Any, _scheduler: Any, name: str = "model") -> None:
+        engine = model.model
+        engine.global_steps += engine.is_gradient_accumulation_boundary()
+        engine.micro_steps += 1
 
 
 class Actor(nn.Module):
@@ -84,7 +100,8 @@ class ActorPPOTrainer:
         self.actor, self.actor_loss_fn, self.tokenizer = actor, loss, SimpleNamespace(eos_token_id=2)
         rollout = SimpleNamespace(temperature=1.0, top_p=1.0, n_samples_per_prompt=2)
         train = SimpleNamespace(dynamic_batch_enable=False, agent_func_path=None)
-        self.strategy = SimpleNamespace(accumulated_gradient=MICRO, args=SimpleNamespace(rollout=rollout, train=train))
+        self.strategy = sys.modules["openrlhf.utils.deepspeed.deepspeed"].DeepspeedStrategy()
+        self.strategy.accumulated_gradient, self.strategy.args = MICRO, SimpleNamespace(rollout=rollout, train=train)
 
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> Any:
         given = experience
@@ -93,8 +110,8 @@ class ActorPPOTrainer:
             log_probs, given.action_log_probs, given.advantages, action_mask=given.action_mask,
             rollout_log_probs=given.rollout_log_probs, **(loss_batch_info or {}),
         )  # fmt: skip
-        result[0].backward()
-        self.actor.model.micro_steps += 1
+        self.strategy.backward(2 * result[0], self.actor, None)
+        self.strategy.optimizer_step(None, self.actor, None, name="actor")
         return result
 
 
@@ -114,13 +131,14 @@ def openrlhf(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     importlib.import_module("openrlhf.models.loss")
     made = {"openrlhf.models.actor": type("Actor", (Actor,), {"forward": Actor.forward}),
-            "openrlhf.trainer.ray.ppo_actor": type("ActorPPOTrainer", (ActorPPOTrainer,), {"training_step": ActorPPOTrainer.training_step})}  # fmt: skip
+            "openrlhf.trainer.ray.ppo_actor": type("ActorPPOTrainer", (ActorPPOTrainer,), {"training_step": ActorPPOTrainer.training_step}),
+            "openrlhf.utils.deepspeed.deepspeed": type("DeepspeedStrategy", (), dict(vars(DeepspeedStrategy)))}  # fmt: skip
     for name, kind in made.items():
         module = ModuleType(name)
         setattr(module, kind.__name__, kind)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(losses, "_attached", set())
-    actor, trainer = made.values()
+    actor, trainer, _ = made.values()
     yield SimpleNamespace(Actor=actor, Trainer=trainer, PolicyLoss=sys.modules["openrlhf.models.loss"].PolicyLoss)
     for name in ("openrlhf.models.loss", "openrlhf.models.utils"):
         sys.modules.pop(name, None)
@@ -154,8 +172,6 @@ def train(openrlhf: SimpleNamespace, recording: Recording | None, steps: int = 4
         actor.zero_grad()
         result = trainer.training_step(batch, 0.01, number, info)
         results.append({"result": result, "gradient": actor.model.weight.grad.clone(), "experience": batch})
-        if number % MICRO == MICRO - 1:
-            actor.model.global_steps += 1
     return results
 
 
@@ -173,18 +189,22 @@ def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrl
     assert len(forwards) == 2 * len(recorded) == 2 * len(results)
     for number, (dump, told) in enumerate(zip(recorded, results, strict=True)):
         facts, experience = dump.record.arguments, told["experience"]
-        forward = by_id[facts["context.forward"]]
+        call = RecordedCall.read(str(store.dump_path(dump.record)))
+        forward = by_id[str(call.forward_id)]
         assert torch.equal(forward.outputs["action_log_probs"], dump.tensors["log_probs"]) and forward.record.grad_enabled
         assert torch.equal(dump.tensors["sequences"], experience.sequences)
         for name, value in zip(("loss", "clip_ratio", "ppo_kl", "vllm_kl", "is_filter_ratio"), told["result"], strict=True):
             assert torch.equal(dump.outputs[name], value.detach()), name
         for name in ("rewards", "response_length", "truncated"):
             assert torch.equal(dump.tensors[f"context.{name}"], getattr(experience, name))
-        assert facts["context.loss.clip_eps_high"] == 0.2 and facts["context.micro_batch"] == number and facts["dp_size"] == 1
-        assert facts["context.engine_accumulation"] == MICRO and facts["context.boundary"] == (number % MICRO == MICRO - 1)
+        assert facts["context.loss.clip_eps_high"] == 0.2 and call.fact("micro_batch") == number and facts["dp_size"] == 1
+        last = number % MICRO == MICRO - 1
+        assert facts["context.engine_accumulation"] == MICRO and call.fact("boundary") == last
+        assert call.fact("backward_loss") == 2 * float(told["result"][0].detach())
+        assert call.fact("grad_norm") == (float(number) if last else None)
         assert forward.record.replayable and not dump.record.replayable, "only forwards are replayed"
         assert dump.record.step == forward.record.step == 7 + number // MICRO and dump.record.role == "policy loss"
-        terms = RecordedCall.read(str(store.dump_path(dump.record))).terms
+        terms = call.terms
         assert terms is not None
         tokens = float(dump.tensors["batch_num_tokens"])
         assert terms.by_token / tokens == pytest.approx(float(told["result"][0].detach()), rel=1e-5)
@@ -207,7 +227,8 @@ def test_losses_follow_their_forwards_whatever_limits_chose_these(openrlhf: Simp
     train(openrlhf, recording, steps=6)
     forwards, recorded = losses_of(recording)
     trained = {forward.record.dump_id for forward in forwards if forward.record.grad_enabled}
-    assert trained and {dump.record.arguments["context.forward"] for dump in recorded} == trained
+    read = (RecordedCall.read(str(recording.store.dump_path(dump.record))) for dump in recorded)
+    assert trained and {call.forward_id for call in read} == trained
 
 
 def test_who_records_forwards_alone_has_nothing_attached(openrlhf: SimpleNamespace, store: Store):
@@ -252,3 +273,18 @@ def test_a_call_that_does_not_exist_is_refused(tmp_path: Path):
     for typed in ("loss", "forward,lost"):
         with pytest.raises(UsageError, match="--calls"):
             invoke(Store(tmp_path), "dump", "enable", "--calls", typed)
+
+
+def test_whole_steps_are_recorded_and_nothing_else(openrlhf: SimpleNamespace, store: Store):
+    recording = Recording(store, calls=("forward", "loss"), steps=(8, 9))
+    train(openrlhf, recording, steps=8)
+    ledgers = recording.recorder.writer.watched()
+    forwards, recorded = losses_of(recording)
+    assert [dump.record.step for dump in recorded] == [8, 8, 9, 9]
+    assert all(dump.record.step in (8, 9) for dump in forwards) and len(forwards) == 4
+    (ledger,) = [ledger for ledger in ledgers if ledger.role == "policy"]
+    assert ledger.calls == 16 and sum(ledger.sampled_out.values()) == 12
+    assert invoke(store, "dump", "enable", "--step", "3..5").exit_code == 0
+    assert read_control(store).steps == (3, 5)  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="range of steps"):
+        invoke(store, "dump", "enable", "--step", "5..3")

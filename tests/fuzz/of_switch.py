@@ -1,4 +1,4 @@
-"""What training and desk exchange: the switch `control.json`, the counters files, hashes of weights."""
+"""What training and desk exchange: the switch `control.json`, the counters files, hashes of weights, turns of rollouts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import StoreFiles
+from actordbg.formats.turn_record import SampledTurn, Trajectory, read_trajectory
 from actordbg.formats.weight_hashes import ParameterHash, WeightRecord, read_weights
+from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync, read_sync
 
-PARSERS = (Control.from_json, parse, read_counters, read_weights)
+PARSERS = (Control.from_json, parse, read_counters, read_weights, read_sync, read_trajectory)
 WORDS = (b'"nan"', b'"slow:3x"', b'"logprobs:-40:0"', b"-inf", b'"triggers":[', b'"ring_dir":"', b'"ranks":[')
 mutate = mutate_json
 _FOLDER = work_folder()
@@ -32,7 +34,12 @@ def seeds() -> dict[str, bytes]:
     hashes = {"a": ParameterHash("bfloat16", (4, 3), (6, 6), "0f" * 32), "b": ParameterHash("float32", (), why_not="offloaded")}
     weights = WeightRecord("r", 0, "node-1", 7, "actor0-ab", 12, None, control.since, 0.5, 12, hashes)
     counters = ledger.identity.counters(_STORE).read_bytes().strip()
-    return {"switch": control_text(control).encode(), "counters": counters, "weights": weights.to_json().encode()}
+    sent = SentParameter("bfloat16", (4, 3), "0f" * 32, None, (EngineAnswer(True, "0e" * 32, 1), EngineAnswer()))
+    sync = WeightSync("r", 0, "node-1", 7, 0, 3, control.since, 0.5, 2, {"a": sent})
+    turn = SampledTurn((1, 5), (6, 2), "a")
+    trajectory = Trajectory("r", "node-1", 7, 0, control.since, 1, None, (turn,), (1, 5, 6, 2), ((2, 4),))
+    return {"switch": control_text(control).encode(), "counters": counters, "weights": weights.to_json().encode(),
+            "sync": sync.to_json().encode(), "turns": trajectory.to_json().encode()}  # fmt: skip
 
 
 def one_input(data: bytes) -> None:
@@ -50,3 +57,8 @@ def one_input(data: bytes) -> None:
     with damage():
         weights = read_weights(_FILE)
         assert all(sum(one.shape) >= 0 and (one.part is None or sum(one.part) >= 0) for one in weights.parameters.values())
+    with damage():
+        sync = read_sync(_FILE)
+        assert all(answer.recorded in (True, False) for each in sync.parameters.values() for answer in each.answers)
+    with damage():
+        assert all(sum(turn.given) >= 0 and sum(turn.sampled) >= 0 for turn in read_trajectory(_FILE).turns)

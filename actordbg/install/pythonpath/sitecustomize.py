@@ -52,6 +52,8 @@ def install() -> None:
     other_trainers(os.environ.get("ACTORDBG_ADAPTERS", ""))
     if hashes_weights():
         DOORS.update(dict.fromkeys(SYNC_DOORS, hash_transfers))
+    if os.environ.get("ACTORDBG_TURNS", "") not in ("", "0"):
+        DOORS["openrlhf.utils.agent"] = record_turns
     sys.meta_path.insert(0, ActordbgFinder())  # type: ignore[arg-type]
     sys.meta_path.append(PackageFinder())  # type: ignore[arg-type]
     if os.environ.get("PYTHONBREAKPOINT") == "actordbg.debug.breakpoint":
@@ -119,6 +121,13 @@ def attaching(name: str, before: "Callable[[ModuleType], object] | None") -> "Ca
     return attach
 
 
+def record_turns(module: "ModuleType") -> None:
+    """Record the token ids of rollouts, under `run --turns`."""
+    from actordbg.trainers.openrlhf.turn_recording import attach
+
+    attach(module)
+
+
 SYNC_DOORS = (
     "openrlhf.trainer.ray.ppo_actor",
     "openrlhf.trainer.ray.vllm_worker_wrap",
@@ -129,7 +138,7 @@ SYNC_DOORS = (
 
 def hash_transfers(module: "ModuleType") -> None:
     """Hash the weights that are sent to rollout engines, and that arrive there."""
-    from actordbg.capture.weight_syncs import attach
+    from actordbg.trainers.openrlhf.weight_syncs import attach
 
     attach(module)
 

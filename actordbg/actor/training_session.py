@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from actordbg.actor import randomness
 from actordbg.actor.backends.backend import set_seed
@@ -53,10 +54,14 @@ class TrainingSession(ActorSession):
         set_seed(self.choices.seed)
         randomness.restore(dump, self.device, self.config.seed)
         with torch.enable_grad(), self.autocast(dump.record):
-            log_probs, _ = read_result(self.actor(**call.arguments), call.mask)
-        loss = loss_of(log_probs, call.mask)
+            log_probs, entropy = read_result(self.actor(**call.arguments), call.mask)
+        loss = self.objective(log_probs, entropy, call.mask)
         self._backend.accumulate(loss)
         return float(loss.detach()), time.perf_counter() - began
+
+    def objective(self, log_probs: Tensor, entropy: Tensor | None, mask: Tensor) -> Tensor:
+        """Return the loss of a micro-batch. log_probs, entropy, mask: [B, A]."""
+        return loss_of(log_probs, mask)
 
     def step(self) -> Norms:
         """Run an optimizer step on the accumulated gradients. Collective: every rank must call it."""

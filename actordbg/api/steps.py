@@ -1,0 +1,53 @@
+"""The replay of a recorded optimizer step, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from actordbg.actor.hub_model import find_model
+from actordbg.actor.rules import check_config, find_trainer, refuse_hits
+from actordbg.api.desk import Desk
+from actordbg.api.planning import counting
+from actordbg.api.reports import texts_of
+from actordbg.catalog.query import open_fresh, select_dumps
+from actordbg.config.replay_config import TINY
+from actordbg.document.blocks import Verdict, verdict_in
+from actordbg.document.command_result import CommandResult
+from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.replay.selection import defaults_of
+from actordbg.steps.recorded_step import recorded_step
+from actordbg.steps.run_step import run_step
+from actordbg.steps.step_document import step_blocks, step_data, step_page
+
+_OTHERS = 256
+"""Most losses of other steps that the page's mismatch by step is drawn from."""
+
+
+def replayed_step(
+    desk: Desk, number: int, run: str | None, flags: Mapping[str, Any], tokenizer: str | Path | None
+) -> CommandResult:
+    """Replay a step of a run under these settings. tokenizer: adds text to the charts of tokens.
+
+    Raises what `recorded_step` and `run_step` raise, and Unsupported or EnvironmentProblem for what cannot run here.
+    """
+    store, texts, config = desk.store.require_writable(), texts_of(tokenizer), desk.asked(flags).config
+    step = recorded_step(store, run, number)
+    inputs = tuple(each.forward for each in step.micro_batches)
+    defaults = defaults_of(store.root, inputs)
+    refuse_hits(check_config(config, defaults=defaults))
+    find_trainer(config, defaults)
+    find_model(config.model)
+    with desk.progress("replaying the step", 2 * len(inputs)) as advance:
+        figures = run_step(store, step, config, counting(advance))
+    where = f"point = 'loss' and run = '{step.run}' and step != {number}"
+    rows = select_dumps(open_fresh(store), where, order="newest", limit=_OTHERS, losses=True)
+    others = [RecordedCall.read(str(store.root / row.path)) for row in rows]
+    blocks, page = step_blocks(figures), step_page(figures, others, texts)
+    if config.model == TINY:
+        blocks, page = ([replace(b, toy=True) if isinstance(b, Verdict) else b for b in each] for each in (blocks, page))
+    verdict = verdict_in(blocks)
+    good = verdict is not None and verdict.good
+    return CommandResult(good, step_data(figures) | {"good": good}, blocks, page)

@@ -1,0 +1,149 @@
+"""Judge a chat template: does a conversation's prefix stay a prefix as turns are added (`turns --template MODEL`)?
+
+A rollout that renders each turn anew with the template trains on other ids than it sampled, unless for each assistant turn k:
+
+1. the ids of messages[:k], with the prompt for generation, are a prefix of the ids of messages[:k+1];
+2. the ids of messages[:k+1] are a prefix of the ids of the longer conversation;
+3. the text of the turn stands in the rendered conversation as it was sampled.
+
+`CONVERSATIONS` are made up, of what templates and tokenizers stumble over: reasoning, tools, whitespace at both ends, an empty
+answer. Recorded conversations (`run --turns`) are text as it was sampled: there the ids of the text up to each border must be a
+prefix of those up to the next. A template runs in transformers' sandbox; code of a model is not run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.base.units import plural
+from actordbg.document.blocks import RIGHT, WRONG, Grid, Verdict
+from actordbg.document.command_result import CommandResult
+from actordbg.formats.turn_record import Trajectory
+from actordbg.judge.turns import Decode, difference
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def _talk(*contents: str, system: str = "", role: str = "user") -> list[dict[str, Any]]:
+    """Build a conversation: the first message is the user's, then the assistant's and `role`'s in turn."""
+    roles = ["user", *(("assistant", role) * len(contents))]
+    said = [{"role": who, "content": text} for who, text in zip(roles, contents, strict=False)]
+    return [{"role": "system", "content": system}] * bool(system) + said
+
+
+CONVERSATIONS: Mapping[str, Messages] = {
+    "plain": _talk("What is 2 + 3?", "5", "And 7 + 1?", "8", "Thanks", "You are welcome."),
+    "system": _talk("Hello", "Hi", "Again", "Hi again", system="Be brief."),
+    "reasoning": _talk("What is 2 + 3?", "<think>\n2 + 3 is 5\n</think>\n\n5", "And 7 + 1?", "<think>\n8\n</think>\n\n8"),
+    "tool": _talk("Weather?", "I ask the tool.", "sunny", "It is sunny.", "And now?", "Sunny.", role="tool"),
+    "newline at the end": _talk("List two", "- a\n- b\n", "More", "- c\n\n", "Stop", "ok"),
+    "space at the ends": _talk("Continue: a", " b ", "Continue", "  c", "Continue", "d "),
+    "empty answer": _talk("Say nothing", "", "Say a", "a"),
+    "code": _talk("Write code", "```python\nif x:\n    y = 1\n```", "Run it", "y = 1\n>>> "),
+}
+
+
+@dataclass(frozen=True)
+class TemplateFault:
+    """Where a conversation stops being its own prefix. turn: the number of the assistant's turn, from 0."""
+
+    conversation: str
+    turn: int
+    kind: str
+    words: str
+
+
+def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> CommandResult:
+    """Judge the chat template of a model's folder, on made-up and recorded conversations.
+
+    Raises EnvironmentProblem if the tokenizer cannot be loaded, Unsupported if it has no chat template.
+    """
+    tokenizer = load_tokenizer(model)
+    faults: list[TemplateFault] = []
+    skipped: dict[str, str] = {}
+    for name, messages in CONVERSATIONS.items():
+        try:
+            faults += [*_faults(tokenizer, name, messages)][:1]
+        except Exception as error:  # noqa: BLE001  # a template raises what it likes about roles that it does not know
+            skipped[name] = str(error)[:120]
+    recorded = [fault for each in trajectories if (fault := _recorded(tokenizer, each)) is not None]
+    count = f"{plural(len(CONVERSATIONS) - len(skipped), 'made-up conversation')} and {len(trajectories)} recorded"
+    broken = [*faults, *recorded]
+    said = f"{model}: in {count} each prefix stays a prefix as turns are added"
+    if broken:
+        first = broken[0]
+        kinds = ", ".join(dict.fromkeys(fault.kind for fault in broken))
+        where = f"{first.conversation}, turn {first.turn}: {first.words}"
+        said = f"{model}: {len(broken)} of {count} do not stay their own prefix ({kinds}); {where}"
+    missing = [f"{name}: the template refused it ({why})" for name, why in skipped.items()]
+    verdict = Verdict(WRONG if broken else RIGHT, said, not_checked=missing)
+    rows = tuple((each.conversation, str(each.turn), each.kind, each.words) for each in broken[:20])
+    grid = Grid(("conversation", "turn", "kind", "what"), rows, {"conversation", "kind", "what"})
+    data = {"model": model, "faults": [vars(each) for each in broken], "skipped": skipped, "recorded": len(trajectories)}
+    return CommandResult(verdict.good, data | {"good": verdict.good}, [verdict, *([grid] if broken else [])])
+
+
+def load_tokenizer(model: str) -> Any:
+    """Load a model's tokenizer from this machine. Raises EnvironmentProblem, or Unsupported without a chat template."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        hint = "pass a folder with tokenizer.json and tokenizer_config.json"
+        raise EnvironmentProblem(f"there is no tokenizer in {model}: {str(error)[:200]}", hint=hint) from None
+    if not tokenizer.chat_template:
+        raise Unsupported(f"the tokenizer of {model} has no chat template", hint="pass the model that the rollout uses")
+    return tokenizer
+
+
+def _faults(tokenizer: Any, name: str, messages: Messages) -> Iterator[TemplateFault]:
+    def rendered(upto: int, *, prompt: bool) -> str:
+        text: str = tokenizer.apply_chat_template(list(messages[:upto]), add_generation_prompt=prompt, tokenize=False)
+        return text
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    for number, index in enumerate(turns):
+        before, after = rendered(index, prompt=True), rendered(index + 1, prompt=False)
+        if after.startswith(before) and messages[index]["content"] not in after[len(before) :]:
+            yield TemplateFault(
+                name, number, "template drops text", f"{messages[index]['content']!r} became {after[len(before) :]!r}"
+            )
+        if (fault := _not_a_prefix(tokenizer, before, after, ids)) is not None:
+            yield TemplateFault(name, number, *fault)
+        for later in turns[number + 1 :]:
+            if (fault := _not_a_prefix(tokenizer, after, rendered(later, prompt=True), ids)) is not None:
+                yield TemplateFault(name, number, *fault)
+
+
+def _not_a_prefix(tokenizer: Any, before: str, after: str, ids: Any) -> tuple[str, str] | None:
+    """Return kind and words if the ids of one text are not a prefix of those of a longer one."""
+    ours, theirs = ids(before), ids(after)
+    decode: Decode = tokenizer.decode
+    found = difference(
+        ours, theirs[: len(ours)], decode, bos=tokenizer.bos_token_id, eos=tokenizer.eos_token_id, borders=[len(ours)]
+    )
+    if found is None:
+        return None
+    kind, at, words = found
+    if not after.startswith(before) and kind not in ("extra BOS", "EOS appended", "border lost"):
+        kind = "template drops text"
+    return "retokenized" if after.startswith(before) else kind, f"token {at}: {words}"
+
+
+def _recorded(tokenizer: Any, trajectory: Trajectory) -> TemplateFault | None:
+    """Return where the text of a recorded conversation, encoded up to a border, has ids that do not begin the longer text's."""
+    ends = [len(turn.given) for turn in trajectory.turns] + [stop for _, stop in trajectory.ranges]
+    texts = [tokenizer.decode(trajectory.trained[:end]) for end in sorted({*ends, len(trajectory.trained)})]
+    for number, (before, after) in enumerate(itertools.pairwise(texts)):
+        fault = _not_a_prefix(tokenizer, before, after, lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"]))
+        if fault is not None:
+            return TemplateFault(trajectory.name, number, *fault)
+    return None

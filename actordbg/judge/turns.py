@@ -1,0 +1,223 @@
+"""Token in, token out: were the sampled ids the ids that were trained on? The first that differs, and what kind of fault it is.
+
+| kind | what happened | seen in |
+|---|---|---|
+| retokenized | the text was encoded again, into other ids | verl#3720, SkyRL#123 |
+| border lost | whitespace between a turn and the next was dropped or added | verl PR#6921: a newline at each border |
+| template drops text | text of a turn is gone, such as reasoning of earlier turns | prime-rl#1334, verl#6854 |
+| extra BOS | the sequence begins with one more BOS | trl |
+| EOS appended | an EOS that was not sampled follows a turn | SkyRL PR#2148 |
+| other actions | the ids are right, and other tokens count as actions | SkyRL PR#1070 |
+| other ids | none of these | |
+
+Three comparisons, in this order: what a turn was given against all turns before it; what the rollout handed over against the
+turns; and recorded calls of the run against what was handed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from actordbg.base.errors import CorruptDump, NewerFormat, NothingToDo, StoreProblem
+from actordbg.base.units import plural
+from actordbg.catalog import query
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, Verdict
+from actordbg.document.command_result import CommandResult
+from actordbg.formats.turn_record import TURNS, Trajectory, read_trajectory
+from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.store.layout import Store
+
+Decode = Callable[[Sequence[int]], str]
+_WINDOW = 300
+"""Tokens after the first difference that are aligned to name its kind."""
+_ALIKE = 0.6
+"""Least share of token ids, in any order, that a recorded row has in common with the conversation that it was made from."""
+MOST = 512
+"""Trajectories that are read, the newest."""
+
+
+@dataclass(frozen=True)
+class TurnFault:
+    """Where trained ids leave the sampled ones. turn: from 0; None behind the last. position: in the trained ids. words: with
+    text, if there is a tokenizer.
+    """
+
+    trajectory: str
+    kind: str
+    turn: int | None
+    position: int
+    words: str
+    where: str
+
+    @property
+    def sentence(self) -> str:
+        """Say what differs first, and where."""
+        turn = "" if self.turn is None else f" of turn {self.turn}"
+        return f"{self.kind} at token {self.position}{turn}, {self.where}: {self.words}"
+
+
+def difference(sampled: Sequence[int], trained: Sequence[int], decode: Decode | None, *, bos: int | None, eos: int | None,
+               borders: Sequence[int] = ()) -> tuple[str, int, str] | None:  # fmt: skip
+    """Return the kind of the first difference of two sequences of ids, its position and words; None if they are equal.
+
+    trained may be cut at its end. borders: positions in `sampled` at which turns begin or end.
+    """
+    at = next((i for i, (a, b) in enumerate(zip(sampled, trained, strict=False)) if a != b), min(len(sampled), len(trained)))
+    if at == len(trained):
+        return None
+    if bos is not None and trained[0] == bos and list(trained[1 : 1 + _WINDOW]) == list(sampled[:_WINDOW])[: len(trained) - 1]:
+        return "extra BOS", 0, f"{_shown([bos], decode)} before {_shown(sampled[:4], decode)}"
+    ours, theirs = sampled[at : at + _WINDOW], trained[at : at + _WINDOW]
+    if eos is not None and theirs[0] == eos and (at == len(sampled) or list(theirs[1:9]) == list(ours[:8])[: len(theirs) - 1]):
+        return "EOS appended", at, f"{_shown([eos], decode)} follows {_shown(sampled[max(at - 4, 0) : at], decode)}"
+    same_text = decode is not None and _same_text(decode(ours), decode(theirs))
+    tag, low, high, first, last = next(
+        (code for code in SequenceMatcher(None, list(ours), list(theirs), autojunk=False).get_opcodes() if code[0] != "equal"),
+        ("replace", 0, len(ours), 0, len(theirs)),
+    )
+    lost, added = ours[low:high], theirs[first:last]
+    words = f"sampled {_shown(lost, decode)}, trained {_shown(added, decode)}"
+    if same_text:
+        return "retokenized", at, words
+    blank = decode is not None and not (decode(lost) + decode(added)).strip()
+    near = any(abs(border - at) <= 1 or abs(border - at - len(lost)) <= 1 for border in borders)
+    if (tag in ("delete", "insert") and len(lost) + len(added) <= 2 and near) or blank:
+        return "border lost", at, words
+    if tag == "delete":
+        return "template drops text", at, f"{_shown(lost, decode)} is gone"
+    return "other ids", at, words
+
+
+def _same_text(ours: str, theirs: str) -> bool:
+    """Check whether two texts, cut at different places, begin alike for most of their length."""
+    size = min(len(ours), len(theirs)) - 8
+    return size > 0 and ours[:size] == theirs[:size]
+
+
+def _shown(ids: Sequence[int], decode: Decode | None) -> str:
+    few = list(ids[:12])
+    return f"{few}" + ("..." if len(ids) > len(few) else "") + (f" {decode(few)!r}" if decode and few else "")
+
+
+def fault_of(trajectory: Trajectory, row: Sequence[int] | None, decode: Decode | None) -> TurnFault | None:
+    """Return the first difference of a trajectory. row: the recorded row that was made from it, if there is one."""
+    known: list[int] = []
+    borders: list[int] = []
+
+    def fault(ids: Sequence[int], turn: int | None, where: str) -> TurnFault | None:
+        found = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)
+        return None if found is None else TurnFault(trajectory.name, found[0], turn, found[1], found[2], where)
+
+    for number, turn in enumerate(trajectory.turns):
+        if number and (found := fault(turn.given[: len(known)], number - 1, f"as turn {number} was given")) is not None:
+            return found
+        known = [*(turn.given if len(turn.given) >= len(known) else known), *turn.sampled]
+        borders += [len(turn.given), len(known)]
+    end = max([len(known), *(stop for _, stop in trajectory.ranges[-1:])])
+    if (found := fault(trajectory.trained[:end], None, "as handed to the trainer")) is not None:
+        return found
+    spans = zip(trajectory.turns, trajectory.ranges, strict=False)
+    for number, (turn, (start, stop)) in enumerate(spans):
+        if (start, stop) != (len(turn.given), len(turn.given) + len(turn.sampled)):
+            words = (
+                f"tokens {start} to {stop} count as actions, and {len(turn.sampled)} were sampled from token {len(turn.given)} on"
+            )
+            return TurnFault(trajectory.name, "other actions", number, start, words, "as handed to the trainer")
+    if row is None:
+        return None
+    known = list(trajectory.trained)
+    return fault(row, None, "as recorded in the training")
+
+
+def turns_answer(store: Store, dump: str | None = None, *, run: str | None = None, decode: Decode | None = None) -> CommandResult:
+    """Judge the recorded turns of a run, by default of the newest; of a dump: those that its rows begin with.
+
+    Raises NothingToDo if no turns were recorded.
+    """
+    record = None if dump is None else query.get_dump(store, dump)
+    trajectories = trajectories_of(store, record.run if record else run)
+    if not trajectories:
+        raise NothingToDo("no turns were recorded", hint="record them: actordbg run --turns -- COMMAND (OpenRLHF's agents)")
+    name = trajectories[0].run
+    pairs = list(_with_rows(trajectories, _rows(store, name, record)))
+    if record is not None:
+        pairs = [(each, row) for each, row in pairs if row is not None]
+    faults = [fault for each, row in pairs if (fault := fault_of(each, row, decode)) is not None]
+    matched = sum(row is not None for _, row in pairs)
+    verdict = _verdict(name, pairs, matched, faults)
+    data = {"run": name, "trajectories": len(pairs), "turns": sum(len(each.turns) for each, _ in pairs), "in_dumps": matched,
+            "faults": [vars(each) | {"sentence": each.sentence} for each in faults], "good": verdict.good}  # fmt: skip
+    table = Grid(
+        ("trajectory", "kind", "turn", "token", "what"),
+        tuple((each.trajectory, each.kind, str(each.turn), str(each.position), each.words) for each in faults[:20]),
+        {"trajectory", "kind", "what"},
+    )
+    return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])])
+
+
+def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], matched: int, faults: Sequence[TurnFault]) -> Verdict:
+    missing = [] if matched else ["recorded calls of the training: no row begins as a trajectory does"]
+    if not pairs:
+        return Verdict(UNCHECKED, "no trajectory begins as a row of this dump does", not_checked=missing)
+    count = f"{plural(len(pairs), 'conversation')}, {plural(sum(len(each.turns) for each, _ in pairs), 'turn')}"
+    if not faults:
+        return Verdict(
+            RIGHT, f"run {run}: {count}: the ids that were sampled are those that were trained on", not_checked=missing
+        )
+    kinds = {each.kind: sum(other.kind == each.kind for other in faults) for each in faults}
+    told = ", ".join(f"{kind} in {many}" for kind, many in kinds.items())
+    return Verdict(WRONG, f"run {run}: {count}: {told}; {faults[0].sentence}", not_checked=missing)
+
+
+def trajectories_of(store: Store, run: str | None = None) -> list[Trajectory]:
+    """Read the newest trajectories of a run, at most `MOST`; by default of the newest run. Damaged ones are left out."""
+    paths = sorted((store.root / TURNS).glob(f"{run or '*'}/*.json"), key=lambda path: path.stat().st_mtime_ns)
+    read = []
+    for path in paths[-MOST:]:
+        if path.parent == paths[-1].parent:
+            with contextlib.suppress(CorruptDump, NewerFormat, OSError):
+                read.append(read_trajectory(path))
+    return read
+
+
+def _rows(store: Store, run: str, record: Any) -> list[tuple[int, ...]]:
+    """Return the different recorded rows, without padding."""
+    catalog = query.open_fresh(store)
+    where = f"run = '{run}'"
+    dumps = [record] if record is not None else query.select_dumps(catalog, where, order="newest", limit=MOST, losses=True)
+    rows: dict[tuple[int, ...], None] = {}
+    for each in dumps:
+        try:
+            call = RecordedCall.read(str(store.root / each.path))
+        except StoreProblem:
+            continue
+        if call.sequences is not None and call.real is not None:
+            rows |= {tuple(map(int, ids[real])): None for ids, real in zip(call.sequences, call.real, strict=True)}
+    return list(rows)
+
+
+def _with_rows(
+    trajectories: Sequence[Trajectory], rows: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[Trajectory, tuple[int, ...] | None]]:
+    """Yield each trajectory with the row that was made from it. Samples of a group have the same prompt: a row that is another
+    trajectory's is never compared with it.
+    """
+    handed = {each.trained for each in trajectories}
+    left = [row for row in rows if row not in handed]
+    known = set(rows)
+    for each in trajectories:
+        if each.trained in known:
+            yield each, each.trained
+            continue
+        prompt = len(each.turns[0].given) if each.turns else 0
+        alike = max(((_alike(each.trained[prompt:], row[prompt:]), row) for row in left), default=(0.0, ()))
+        yield each, alike[1] if alike[0] >= _ALIKE else None
+
+
+def _alike(ours: Sequence[int], theirs: Sequence[int]) -> float:
+    return sum((Counter(ours) & Counter(theirs)).values()) / max(len(ours), len(theirs) // 2, 1)

@@ -1,0 +1,195 @@
+"""An optimizer step as it was recorded: the losses of all ranks, joined to their forwards. Reads dumps, without torch.
+
+    step = recorded_step(store, run=None, number=3)
+    step.expected, step.applied        # the loss of the step as one batch, and what the ranks and DeepSpeed made of it
+
+DeepSpeed divides each micro-batch's loss by its accumulation, and averages gradients over its ranks. So a step applies
+sum(losses) / (accumulation * ranks), which has to be the loss of one batch: the terms of all actions by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from actordbg.base.errors import NothingToDo, Unsupported, UsageError
+from actordbg.base.units import plural
+from actordbg.catalog import query
+from actordbg.formats.dump_record import is_plain_name
+from actordbg.judge.recorded_calls import RecordedCall, Terms
+from actordbg.records.replay_record import ReplayInput
+from actordbg.store.layout import Store
+
+_RECORD = "record the run with `actordbg run --calls forward,loss` (or `dump enable --calls forward,loss`)"
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A recorded loss, `loss_path` below the store, and its forward as an input of a replay. place: its number on its rank."""
+
+    loss: RecordedCall
+    loss_path: str
+    forward: ReplayInput
+    place: int
+
+    @property
+    def terms(self) -> Terms:
+        """The sums of its terms, from its own recorded log-probs."""
+        assert self.loss.terms is not None  # `recorded_step` refuses others
+        return self.loss.terms
+
+    @property
+    def recorded(self) -> float:
+        """The loss that the trainer computed."""
+        return float(self.loss.fact("loss"))
+
+    @property
+    def name(self) -> str:
+        """Rank and place, in words."""
+        return f"rank {self.loss.record.rank}, micro-batch {self.place}"
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """The micro-batches of a step by place, then rank; ranks with the same rows (of a ring, of tensor parallelism) count once.
+
+    missing: why it is not the whole step; "" if it is.
+    """
+
+    run: str
+    number: int
+    micro_batches: tuple[MicroBatch, ...]
+    missing: str = ""
+
+    def fact(self, name: str) -> Any:
+        """Return a plain value that all its losses recorded alike; that of the first."""
+        return self.micro_batches[0].loss.fact(name)
+
+    @property
+    def fp32(self) -> bool:
+        """Check whether the run computed in fp32."""
+        return self.micro_batches[0].loss.fp32
+
+    @cached_property
+    def ranks(self) -> int:
+        """The number of data-parallel ranks."""
+        return len({each.loss.record.rank for each in self.micro_batches})
+
+    @property
+    def places(self) -> int:
+        """The number of micro-batches of a rank."""
+        return len(self.micro_batches) // self.ranks
+
+    @property
+    def by_token(self) -> bool:
+        """Check whether the loss is a mean over tokens, rather than over rows."""
+        return self.fact("loss.token_level_loss") is not False
+
+    @cached_property
+    def tokens(self) -> int:
+        return sum(each.terms.tokens for each in self.micro_batches)
+
+    @cached_property
+    def rows(self) -> int:
+        return sum(each.terms.rows for each in self.micro_batches)
+
+    @property
+    def divisor(self) -> int:
+        """The number of terms that the loss is a mean of."""
+        return self.tokens if self.by_token else self.rows
+
+    def sum_of(self, micro_batch: MicroBatch) -> float:
+        """Return the sum of a micro-batch's terms."""
+        return micro_batch.terms.by_token if self.by_token else micro_batch.terms.by_row
+
+    @property
+    def accumulation(self) -> int:
+        """The number that the engine divides each loss by: DeepSpeed's accumulation, else the number of micro-batches."""
+        return int(self.fact("engine_accumulation") or self.places)
+
+    @cached_property
+    def expected(self) -> float:
+        """The loss of the step as one batch, from the recorded log-probs."""
+        return sum(map(self.sum_of, self.micro_batches)) / self.divisor
+
+    @cached_property
+    def applied(self) -> float:
+        """The loss whose gradient the engine applies, from the recorded losses."""
+        return sum(each.recorded for each in self.micro_batches) / (self.accumulation * self.ranks)
+
+    @cached_property
+    def size(self) -> float:
+        """The sum of absolute terms by their number, which a loss is compared on: the terms themselves cancel."""
+        return sum(each.terms.size for each in self.micro_batches) / self.tokens
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of the gradient, before clipping, as the engine computed it; None if it was not recorded."""
+        known = (each.loss.fact("grad_norm") for each in reversed(self.micro_batches))
+        return next((float(norm) for norm in known if norm is not None), None)
+
+
+def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
+    """Read the losses of a step, and look up their forwards.
+
+    run: None if only one run has losses of that step. Raises NothingToDo if there are none, UsageError for several runs,
+    Unsupported for a loss whose formula is not known or whose forward is not in the store.
+    """
+    catalog = query.open_fresh(store.require())
+    where = f"point = 'loss' and step = {number}"
+    if run is not None:
+        if not is_plain_name(run):
+            raise UsageError(f"{run!r:.60} is not the name of a run", hint="`actordbg dump ls` shows the runs")
+        where += f" and run = '{run}'"
+    rows = query.select_dumps(catalog, where, losses=True)
+    if not rows:
+        raise NothingToDo(f"no loss of step {number} was recorded{f' in run {run}' if run else ''}", hint=_RECORD)
+    runs = sorted({row.run for row in rows})
+    if len(runs) > 1:
+        raise UsageError(f"{plural(len(runs), 'run')} have losses of step {number}: {', '.join(runs)}", hint="pass --run NAME")
+    by_rank: dict[int, list[tuple[RecordedCall, str]]] = {}
+    for row in rows:
+        call = RecordedCall.read(str(store.root / row.path))
+        if call.fact("loss") is not None and call.record.role == "policy loss":
+            by_rank.setdefault(row.rank, []).append((call, row.path))
+    micro_batches = [micro for calls in by_rank.values() for micro in _joined(catalog, calls)]
+    if not micro_batches:
+        raise NothingToDo(f"the losses of step {number} lack results, or are those of another model than a policy", hint=_RECORD)
+    micro_batches.sort(key=lambda each: (each.place, each.loss.record.rank))
+    whole, seen = [], set[tuple[int, tuple[bytes, ...]]]()
+    for each in micro_batches:
+        key = each.place, tuple(each.loss.row_keys)
+        if key not in seen or each.loss.fact("dp_size") == each.loss.record.world_size:
+            whole.append(each)
+        seen.add(key)
+    return replace(made := RecordedStep(runs[0], number, tuple(whole)), missing=_missing(made, set(by_rank)))
+
+
+def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -> list[MicroBatch]:
+    """Join the losses of a rank to their forwards, in the order in which they ran."""
+    joined = []
+    for place, (loss, path) in enumerate(sorted(calls, key=lambda pair: pair[0].record.monotonic_ns)):
+        about = f"the loss {loss.record.dump_id}"
+        if loss.terms is None:
+            raise Unsupported(f"{about} has a formula that is not known: {loss.record.actor.get('function')}", hint=_RECORD)
+        forward = next(iter(query.select_dumps(catalog, f"dump_id = '{loss.forward_id}'")), None) if loss.forward_id else None
+        if forward is None:
+            raise Unsupported(f"the forward of {about} is not in the store", hint="replay a step whose forwards were kept")
+        names = ("dump_id", "path", "rank", "batch_size", "seq_len", "tokens")
+        joined.append(MicroBatch(loss, path, ReplayInput(**{name: getattr(forward, name) for name in names}), place))
+    return joined
+
+
+def _missing(step: RecordedStep, ranks: set[int]) -> str:
+    """Say what a step lacks; "" if it is whole."""
+    first = step.micro_batches[0].loss.record
+    absent = sorted(set(range(first.world_size or 1)) - ranks)
+    if absent:
+        return f"the losses of {plural(len(absent), 'rank')} were not recorded: {', '.join(map(str, absent[:8]))}"
+    if len(step.micro_batches) % step.ranks:
+        return "ranks recorded different numbers of micro-batches"
+    if step.grad_norm is None and first.actor.get("wrapper_class") == "DeepSpeedEngine":
+        return "no recorded loss is followed by the optimizer step"
+    return ""

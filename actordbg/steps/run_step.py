@@ -1,0 +1,134 @@
+"""Replay a recorded step on its two sides, and hold the figures against each other: `StepFigures`.
+
+    figures = run_step(store, recorded_step(store, None, 3), ReplayConfig(model="/models/policy"))
+    figures.replayed.grad_norm, figures.reference.grad_norm, figures.step.grad_norm
+
+The workers' files are below `store/cache/steps`, and are removed when both sides ended.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from actordbg.base.errors import Unsupported
+from actordbg.base.units import new_replay_id, plural
+from actordbg.config.replay_config import ENDPOINT, ReplayConfig
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.store_files import atomic_write, make_folder
+from actordbg.judge.recorded_calls import Numbers
+from actordbg.records.journal import TENSORS
+from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec
+from actordbg.replay.group_engine import WarmGroups, launch_group
+from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
+from actordbg.steps.recorded_step import RecordedStep
+from actordbg.steps.step_engine import MODULE
+from actordbg.steps.step_plan import PLAN, STEP, StepPlan
+from actordbg.store.layout import Store
+
+
+@dataclass(frozen=True)
+class Side:
+    """A side of a step: for each micro-batch, in their order, its figures and its log-probs [B, A], float32.
+
+    resolved: the configuration that its workers reported. failed: why an input did not pass; "" if all did.
+    """
+
+    figures: tuple[dict[str, float], ...] = ()
+    log_probs: tuple[Numbers, ...] = ()
+    resolved: dict[str, Any] | None = None
+    failed: str = ""
+
+    @property
+    def grad_norm(self) -> float:
+        """The norm of the whole step's gradient, before clipping; NaN if the side failed."""
+        return next((each["grad_norm"] for each in reversed(self.figures) if each.get("grad_norm") is not None), math.nan)
+
+    @property
+    def alone(self) -> list[float]:
+        """The norm of the gradient of each place alone, on the reference's side."""
+        return [each["alone"] for each in self.figures if "alone" in each]
+
+    def total(self, divided_by: float = 1.0) -> float:
+        """Return the sum of its losses, divided."""
+        return sum(each["loss"] for each in self.figures) / divided_by
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """A step as recorded, replayed under a configuration, and as one batch in fp32."""
+
+    step: RecordedStep
+    config: ReplayConfig
+    replayed: Side
+    reference: Side
+
+    def moved(self, side: Side) -> float:
+        """Return the mean distance of a side's log-probs from the recorded ones over all actions, in nats."""
+        total, tokens = 0.0, 0
+        for each, own in zip(self.step.micro_batches, side.log_probs, strict=True):
+            recorded, active = each.loss.array("log_probs"), each.loss.active
+            assert recorded is not None and active is not None
+            total += float(np.abs(recorded.astype("f8") - own)[active].sum())
+            tokens += int(active.sum())
+        return total / max(tokens, 1)
+
+
+def run_step(store: Store, step: RecordedStep, config: ReplayConfig, on_event: Callable[[Progress], None]) -> StepFigures:
+    """Replay a step under `config`, and as one batch in fp32. Raises Unsupported if the configuration cannot divide it."""
+    inputs = tuple(each.forward for each in step.micro_batches)
+    if config.backend == ENDPOINT:
+        raise Unsupported("a server computes no gradients", hint="use --backend plain, deepspeed or fsdp2")
+    if len(inputs) % config.lanes:
+        raise Unsupported(
+            f"{plural(len(inputs), 'micro-batch')} cannot be divided among {plural(config.lanes, 'data-parallel process')}",
+            hint=f"use --nproc {step.ranks * config.lane_width}, as recorded, or 1",
+        )
+    config = replace(config, backward=True, keep_tensors=True, keep_gradients=False, laws=0, truth=None, vary=None, align=None)
+    same = {name: getattr(config, name) for name in ("model", "num_layers", "dtype", "temperature", "timeout_s")}
+    sides = {"replay": config, "reference": ReplayConfig(**same, backward=True, keep_tensors=True, truth="fp32")}
+    folder, results = store.root / "cache" / "steps" / new_replay_id(), dict[str, Side]()
+    try:
+        with WarmGroups(partial(launch_group, module=MODULE)) as warm:
+            for name, own in sides.items():
+                warm.share((own.backend, own.nproc))
+                make_folder(folder / name)
+                atomic_write(folder / name / PLAN, json.dumps(asdict(_plan(step, own))).encode())
+                spec = ReplaySpec(f"{folder.name}-{name}", now_timestamp(), own, inputs, command="step")
+                outcome = run_replay(store, spec, on_event, folder=folder / name, deal=False, warm=warm)
+                results[name] = _side(outcome, inputs)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return StepFigures(step, config, results["replay"], results["reference"])
+
+
+def _plan(step: RecordedStep, config: ReplayConfig) -> StepPlan:
+    count = len(step.micro_batches)
+    return StepPlan(
+        losses={each.forward.dump_id: each.loss_path for each in step.micro_batches},
+        accumulation=count // config.lanes,
+        scale=count / (step.accumulation * step.ranks),
+        ranks=step.ranks,
+        tokens=step.tokens,
+        rows=step.rows,
+        max_norm=float(step.fact("engine_max_norm") or 0.0),
+    )
+
+
+def _side(outcome: ReplayOutcome, inputs: Sequence[ReplayInput]) -> Side:
+    results = [outcome.results.get(item.dump_id) for item in inputs]
+    failed = [result for result in results if result is None or result.status != PASSED]
+    if failed:
+        text = "the replay ended early" if failed[0] is None else failed[0].error or failed[0].status
+        return Side(failed=text.strip().partition("\n")[0], resolved=outcome.resolved)
+    kept = (outcome.folder / TENSORS / f"{item.dump_id}.safetensors" for item in inputs)
+    log_probs = tuple(safetensors.numpy.load_file(path)["log_probs"] for path in kept)
+    return Side(tuple(result.extra[STEP] for result in results if result is not None), log_probs, outcome.resolved)

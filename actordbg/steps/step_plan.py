@@ -1,0 +1,25 @@
+"""What a side of a replayed step does with its inputs: written into its folder, and read by its workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLAN, STEP = "step.json", "step"
+"""The plan's file, and the key of a micro-batch's figures in its result's `extra`."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The plan of a side. losses: the paths of the losses below the store, by the ids of their forwards.
+
+    accumulation: micro-batches of a lane. scale: each recorded loss is multiplied by it, so that their mean is what the recorded
+    engine applied. ranks: micro-batches of a place. tokens, rows: of the whole step. max_norm: where the gradient is clipped.
+    """
+
+    losses: dict[str, str]
+    accumulation: int
+    scale: float
+    ranks: int
+    tokens: int
+    rows: int
+    max_norm: float

@@ -1,0 +1,126 @@
+"""The two sides of a step on loaded models: the trainer's own loss under a configuration, and the formula in fp32."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actordbg.actor.backends.training import Training
+from actordbg.actor.training_session import TrainingSession
+from actordbg.actor.truth_session import TruthSession
+from actordbg.base.errors import Unsupported
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.nested_values import CONTEXT
+from actordbg.judge.loss_terms import kl_terms, loss_terms
+from actordbg.steps.step_plan import StepPlan
+from actordbg.store.payload import Dump
+from actordbg.trainers.captured_call import text_call
+from actordbg.trainers.rows_actor import follow_adapters
+from actordbg.trainers.trainer import TRAINER
+
+_KL_WEIGHT = 10.0
+"""Largest importance weight in the gradient of an unbiased KL penalty (OpenRLHF's KL_IS_WEIGHT_CLIP)."""
+
+
+class StepSession(TrainingSession):
+    """The Actor in its backend, with the trainer's own loss. together: micro-batches of a lane, after which norms are known."""
+
+    def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, plan: StepPlan) -> None:
+        self.together, self._plan = plan.accumulation, plan
+        training = Training(lr=0.0, max_norm=plan.max_norm, accumulation=plan.accumulation)
+        super().__init__(config, defaults, model_cache, training)
+
+    def one_of_step(self, forward: Dump, loss: Dump) -> tuple[Tensor, dict[str, float], float]:
+        """Run forward, loss and backward of a micro-batch; return its log-probs [B, A], its figures, and its seconds."""
+        self._loss = loss
+        _, seconds = self.micro_batch(forward)
+        return self._log_probs, self._figures, seconds
+
+    def objective(self, log_probs: Tensor, entropy: Tensor | None, mask: Tensor) -> Tensor:
+        self._log_probs = log_probs.detach().float().cpu()
+        total: Tensor
+        total, self._figures = TRAINER.total_loss(self._loss, log_probs, entropy)
+        return total * self._plan.scale
+
+    def norms(self, *, last: bool) -> dict[str, float]:
+        """Return the norm of the step's gradient. Collective."""
+        return {"grad_norm": self.step().gradient}
+
+
+class ReferenceSession(TruthSession):
+    """The truth's model, with the formula over the whole step. together: micro-batches of a place, whose norm is known alone."""
+
+    def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, plan: StepPlan) -> None:
+        super().__init__(config, defaults, model_cache)
+        self.together, self._plan = plan.ranks, plan
+        self._total: dict[str, Tensor] = {}
+
+    def one_of_step(self, forward: Dump, loss: Dump) -> tuple[Tensor, dict[str, float], float]:
+        """Add a micro-batch's gradient; return its log-probs [B, A], its part of the step's loss, and its seconds."""
+        call = text_call(forward, self.resolved["vocab_size"], self._device)
+        self._model.train(bool(forward.record.training) and not self._dropout)
+        follow_adapters(self._model, forward.record.actor)
+        objective = _Objective(loss, self._plan, self._wide, self._device)
+        outcome = self._rows(call, forward, True, objective=objective)
+        return outcome.log_probs, {"loss": objective.loss}, outcome.forward_s
+
+    def norms(self, *, last: bool) -> dict[str, float]:
+        """Return the norm of the gradient since the last call, `alone`, and, for the last place, of the whole step."""
+        own = {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+        for name, gradient in own.items():
+            self._total[name] = self._total[name].add_(gradient) if name in self._total else gradient.clone()
+        figures = {"alone": _norm(own)} | ({"grad_norm": _norm(self._total)} if last else {})
+        self._model.zero_grad(set_to_none=True)
+        return figures
+
+
+def _norm(gradients: dict[str, Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in gradients.values()))
+
+
+class _Objective:
+    """A row's part of the step's loss, of recorded values and its log-probs. loss: so far, without KL and entropy terms."""
+
+    def __init__(self, loss: Dump, plan: StepPlan, dtype: torch.dtype, device: torch.device) -> None:
+        own, arguments = f"{CONTEXT}loss.", loss.record.arguments
+        self._plan, self.loss = plan, 0.0
+        self._attributes = {name.removeprefix(own): value for name, value in arguments.items() if name.startswith(own)}
+        self._named = {
+            name.removeprefix(CONTEXT): tensor.to(device, dtype)
+            for name, tensor in loss.tensors.items()
+            if tensor.is_floating_point()
+        }
+        self._facts: dict[str, Any] = {name.removeprefix(CONTEXT): value for name, value in arguments.items()}
+
+    def __call__(self, row: int, places: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
+        named = {name: each[row, places][None] for name, each in self._named.items() if each.dim() == 2}
+        named["log_probs"] = scores[None]
+        mask = torch.ones_like(scores[None], dtype=torch.bool)
+        terms = loss_terms(torch, self._attributes, named, mask)
+        if terms is None:
+            raise Unsupported("the formula of this loss is not known", hint="replay a step of PPO, GSPO or SFT")
+        by_token, tokens = self._attributes.get("token_level_loss") is not False, self._plan.tokens
+        total: Tensor = terms.sum() / tokens if by_token else terms.mean() / self._plan.rows
+        self.loss += float(total.detach())
+        if self._facts.get("kl.use_loss") and self._facts.get("kl.init_coef"):
+            total = total + float(self._named["kl_ctl"]) * self._kl(named).sum() / tokens
+        if coefficient := self._facts.get("entropy_coef"):
+            log_softmax = torch.log_softmax(logits, -1)
+            total = total + coefficient * (log_softmax.exp() * log_softmax).sum() / tokens
+        return total
+
+    def _kl(self, named: dict[str, Tensor]) -> Tensor:
+        new, base = named["log_probs"], named.get("base_action_log_probs")
+        terms: Tensor | None = None if base is None else kl_terms(torch, self._facts["kl.estimator"], new, base)
+        if terms is None or base is None:
+            raise Unsupported("the KL term cannot be computed from what was recorded", hint="record the step again")
+        if not self._facts.get("kl.unbiased_gradient"):
+            return terms
+        weight = (new - named["old_log_probs"]).exp().clamp(max=_KL_WEIGHT).detach()
+        gradient: Tensor = weight * (new - base) ** 2 / 2
+        return terms.detach() + gradient - gradient.detach()

@@ -1,0 +1,278 @@
+"""Judge a replayed step: do the recorded loss and norm follow from its rows, and if not, which known fault explains them?
+
+Three questions, in this order, since each explains what comes after it:
+
+| Question | Needs | Causes |
+|---|---|---|
+| Are the losses normalized over the step? | recorded losses | dp_size, token or row count, accumulation, own means |
+| Is each loss its formula, and does backward get every term? | recorded losses | clipping; KL, auxiliary and doubled terms |
+| Is the norm that of the whole step's gradient? | the step's weights | last micro-batch only, twice, ranks, accumulation |
+
+A cause is named only if what it predicts agrees with what was recorded to rounding. Losses are compared on the sum of their
+absolute terms. If the model's log-probs are not the recorded ones, its weights are another step's, and the norm is not checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actordbg.base.units import plural
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number
+from actordbg.formats.weight_hashes import MET_WEIGHTS
+from actordbg.judge.loss_terms import kl_terms
+from actordbg.judge.recorded_laws import LOSS_OFF, MOVED
+from actordbg.steps.recorded_step import MicroBatch, RecordedStep
+from actordbg.steps.run_step import Side, StepFigures
+
+NORM_OFF = {True: 1e-3, False: 0.01}
+"""Largest relative distance of a gradient's norm, by whether the run computes in fp32; measured 1e-6, 2.3e-3 in bf16."""
+COUNT_OFF = 1e-5
+"""Largest relative error of a recorded number of tokens, which is an fp32 tensor."""
+
+
+@dataclass(frozen=True)
+class StepCause:
+    """A known fault of a step: its name, a sentence with the figures that show it, and what to do."""
+
+    name: str
+    words: str
+    remedy: str
+
+
+def near(value: float, wanted: float, tolerance: float) -> bool:
+    """Check whether a figure is within a relative tolerance."""
+    return abs(value - wanted) <= tolerance * abs(wanted)
+
+
+def factor_of(step: RecordedStep) -> float:
+    """Return the factor by which dp_size and the recorded count make every loss too large; 1 if they are right."""
+    by = step.fact("batch_num_tokens" if step.by_token else "global_batch_size")
+    ranks = float(step.fact("dp_size") or step.ranks) / step.ranks
+    return ranks if by is None else ranks * step.divisor / (float(by) * step.accumulation)
+
+
+def normalization(step: RecordedStep) -> Iterator[StepCause]:
+    """Yield the faults of what the losses are divided by. Needs no model."""
+    terms, dp_size = "tokens" if step.by_token else "rows", step.fact("dp_size")
+    if dp_size is not None and dp_size != step.ranks:
+        words = (
+            f"dp_size is {dp_size}, and {plural(step.ranks, 'rank')} {'shares' if step.ranks == 1 else 'share'} the step: every"
+        )
+        words += f" loss is {number(dp_size / step.ranks)} times what it should be"
+        yield StepCause("dp_size", words, "pass the size of the data-parallel group")
+    ours, engine = step.fact("accumulation"), step.fact("engine_accumulation")
+    if ours and engine and ours != engine and not step.fact("dynamic_batch"):
+        words = (
+            f"DeepSpeed accumulates {engine} micro-batches, and the trainer normalizes over {ours}: an optimizer step comes after"
+        )
+        words += f" {number(engine / ours)} of its steps"
+        yield StepCause(
+            "engine accumulation", words, "give DeepSpeed the accumulation of the trainer (gradient_accumulation_steps)"
+        )
+        return
+    name = "batch_num_tokens" if step.by_token else "global_batch_size"
+    by, wanted = step.fact(name), step.divisor / step.accumulation
+    if by is None:
+        if step.places * step.ranks > 1 and not _as_one(step):
+            words = f"each micro-batch is divided by its own {terms}: losses apply {number(step.applied)}, one batch"
+            words += f" {number(step.expected)}"
+            yield StepCause("own means", words, f"divide by the step's {terms} over all ranks and micro-batches")
+    elif not near(float(by), wanted, COUNT_OFF):
+        times = float(by) / wanted
+        double, never = (near(times, each, COUNT_OFF) and each != 1 for each in (step.accumulation, 1 / step.accumulation))
+        if double or never:
+            said = "are divided by the accumulation twice" if double else "are not divided by the accumulation"
+            words = f"losses {said}: {name} is {number(float(by))}, and should be {number(wanted)}, so the gradient is"
+            words += f" {number(1 / times)} times what it should be"
+            yield StepCause("accumulation", words, "scale the loss by the accumulation once")
+        else:
+            words = (
+                f"{name} is {number(float(by), 6)}, and the step has {step.divisor:,} {terms}, {number(wanted, 6)} for each of"
+            )
+            words += f" {plural(step.accumulation, 'micro-batch')}: the loss is {number(1 / times)} times what it should be"
+            yield StepCause(f"{terms[:-1]} count", words, f"count the step's {terms} over all ranks and micro-batches")
+
+
+def _as_one(step: RecordedStep) -> bool:
+    return abs(step.applied - step.expected) <= LOSS_OFF[step.fp32] * step.size
+
+
+def formula(step: RecordedStep) -> Iterator[StepCause]:
+    """Yield the faults of single losses, and of what backward gets. Needs no model."""
+    limit = LOSS_OFF[step.fp32]
+    for each in step.micro_batches:
+        factor = _per_term(each, step.by_token)
+        size, wanted = factor * each.terms.size, factor * step.sum_of(each)
+        if abs(each.recorded - wanted) > limit * size:
+            text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {number(wanted)}"
+            yield StepCause("formula", text, "look at clipping and mask of the loss: `actordbg lint`")
+            break
+    for each in step.micro_batches:
+        if (cause := _missing_term(each, limit)) is not None:
+            yield cause
+            break
+    ours, engine = step.fact("max_norm"), step.fact("engine_max_norm")
+    if ours is not None and engine is not None and float(ours) != float(engine):
+        words = f"gradients should be clipped at {ours:g}, and DeepSpeed clips at {engine:g} (0: never)"
+        yield StepCause("gradient clipping", words, "pass max_norm to DeepSpeed (gradient_clipping)")
+
+
+def _missing_term(micro_batch: MicroBatch, limit: float) -> StepCause | None:
+    """Name what backward got too much or too little of, from the loss that it got."""
+    loss, got, recorded = micro_batch.loss, micro_batch.loss.fact("backward_loss"), micro_batch.recorded
+    if got is None:
+        return None
+    extra, per_term = float(got) - recorded, _per_term(micro_batch)
+    size = micro_batch.terms.size * per_term
+    kl = _kl_term(micro_batch) * per_term
+    if abs(kl) > limit * size and abs(extra) <= limit * abs(kl):
+        words = f"{micro_batch.name}: backward gets {number(got)} without the KL term, {number(kl)}"
+        return StepCause("KL term", words, "add the KL term to the loss before backward")
+    other = loss.fact("entropy_coef") or loss.fact("aux_loss_coef")
+    if not other and size and abs(recorded) > limit * size and near(float(got), 2 * recorded + kl, limit):
+        return StepCause("doubled loss", f"{micro_batch.name}: backward gets twice the loss, {number(got)}", "add each loss once")
+    if not other and abs(extra - kl) > limit * size:
+        words = f"{micro_batch.name}: backward gets {number(extra - kl)} that is neither the loss nor its KL term"
+        return StepCause("unknown term", words, "look at what the trainer adds to the loss")
+    return None
+
+
+def _per_term(micro_batch: MicroBatch, by_token: bool = True) -> float:
+    """Return what a term, or a row's mean, is multiplied by in its micro-batch's loss."""
+    by = micro_batch.loss.fact("batch_num_tokens" if by_token else "global_batch_size")
+    own = micro_batch.terms.tokens if by_token else micro_batch.terms.rows
+    return 1 / own if by is None else float(micro_batch.loss.fact("dp_size") or 1) / float(by)
+
+
+def _kl_term(micro_batch: MicroBatch) -> float:
+    """Return the sum of the KL penalty's terms times its coefficient; 0 without one."""
+    loss = micro_batch.loss
+    known, base = loss.log_probs(), loss.array("base_action_log_probs")
+    if not (loss.fact("kl.use_loss") and loss.fact("kl.init_coef")) or base is None or loss.active is None:
+        return 0.0
+    terms = kl_terms(np, loss.fact("kl.estimator"), known["log_probs"].astype("f8"), base.astype("f8"))
+    return 0.0 if terms is None else float(np.where(loss.active, terms, 0.0).sum()) * float(loss.fact("kl_ctl") or 0.0)
+
+
+def of_norm(figures: StepFigures) -> StepCause | None:
+    """Name the fault that explains the recorded norm; None if it is that of the whole step."""
+    step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
+    recorded, tolerance = step.grad_norm, NORM_OFF[step.fp32]
+    factor = abs(factor_of(step))
+    if recorded is None or near(recorded, factor * whole, tolerance) or near(recorded, figures.replayed.grad_norm, tolerance):
+        return None  # it follows from the losses as they were recorded
+    said = f"the norm is {number(recorded)} where the whole step has {number(factor * whole)}"
+    zero, gas = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation
+    cases: list[tuple[str, float, str, str]] = []
+    if step.places > 1:
+        last = f"of {step.places} micro-batches under ZeRO {zero}, only the gradient of the last is applied"
+        cases += [
+            ("last micro-batch", alone[-1], last, "use ZeRO 3, or turn dynamic batches off (--train.dynamic_batch_enable)"),
+            ("first micro-batch", alone[0], "only the gradient of the first micro-batch is applied", "accumulate all of them"),
+        ]
+    cases.append(("gradient twice", 2 * whole, "the gradient is applied twice", "run backward once for each micro-batch"))
+    if step.ranks > 1:
+        cases += [
+            (
+                "sum over ranks",
+                step.ranks * whole,
+                "gradients are added over ranks, not averaged",
+                "average, or leave dp_size out",
+            ),
+            ("ranks twice", whole / step.ranks, "gradients are averaged over ranks twice", "scale by dp_size once"),
+        ]
+    if gas > 1:
+        cases += [
+            ("accumulation", whole / gas, "the gradient is divided by the accumulation twice", "divide once"),
+            ("accumulation", whole * gas, "the gradient is not divided by the accumulation", "divide once"),
+        ]
+    for name, norm, words, remedy in sorted(cases, key=lambda case: abs(math.log(recorded / max(factor * case[1], 1e-30)))):
+        if near(recorded, factor * norm, tolerance):
+            return StepCause(name, f"{words}: {said}", remedy)
+        break
+    return StepCause("unknown", f"{said}, {number(recorded / (factor * whole))} times it; no known fault explains it", "")
+
+
+def causes_of(figures: StepFigures) -> list[StepCause]:
+    """Return every known fault of the step, the first explains most."""
+    causes = [*normalization(figures.step), *formula(figures.step)]
+    if not why_not_its_weights(figures) and (cause := of_norm(figures)) is not None:
+        causes.append(cause)
+    return causes
+
+
+def why_not_its_weights(figures: StepFigures) -> str:
+    """Say why the norm cannot be checked: the model does not have the step's weights; "" if it has."""
+    met: dict[str, Any] = (figures.replayed.resolved or {}).get(MET_WEIGHTS, {})
+    if met.get("other"):
+        return "the model's weights are not those whose hashes were recorded at this step"
+    distance, limit = figures.moved(figures.reference), MOVED[figures.step.fp32]
+    if distance <= limit:
+        return ""
+    words = f"the model's log-probs are {number(distance, 3)} nats from the recorded ones (limit {limit:g})"
+    return f"{words}: its weights are another step's"
+
+
+def verdict_of(figures: StepFigures) -> Verdict:
+    """Return the verdict of a replayed step in one sentence."""
+    step, replayed, reference = figures.step, figures.replayed, figures.reference
+    title = f"step {step.number} of run {step.run}"
+    if failed := replayed.failed or reference.failed:
+        return Verdict(FAILED, f"{title} did not run: {failed}", next="actordbg step --backend plain")
+    left = [step.missing] if step.missing else []
+    if other := why_not_its_weights(figures):
+        left.append(f"the gradient's norm, since {other}")
+    elif step.grad_norm is None:
+        left.append("the gradient's norm, which was not recorded")
+    causes, shown = causes_of(figures), figures_of(figures)
+    if causes:
+        others = f"; also {', '.join(cause.name for cause in causes[1:])}" if causes[1:] else ""
+        return Verdict(WRONG, f"{title}: {causes[0].words}{others}", shown, left, "actordbg lint")
+    if not other and (apart := _apart(figures)):
+        return Verdict(
+            WRONG, f"{title} is right as recorded, but not under this configuration: {apart}", shown, left, "actordbg check"
+        )
+    count = f"{plural(len(step.micro_batches), 'micro-batch')} of {plural(step.ranks, 'rank')}"
+    said = f"{title}: {count} add up to the loss of one batch"
+    if not left:
+        norms = (step.grad_norm, replayed.grad_norm, reference.grad_norm)
+        said += f"; the norm is {number(norms[0], 5)}, replayed {number(norms[1], 5)}, in fp32 {number(norms[2], 5)}"
+    return Verdict(UNCHECKED if left else RIGHT, said, shown, left, "actordbg lint")
+
+
+def _apart(figures: StepFigures) -> str:
+    """Say in which figure the replay under the configuration differs from the reference; "" in none."""
+    step, replayed, whole = figures.step, figures.replayed, abs(factor_of(figures.step)) * figures.reference.grad_norm
+    wide = step.fp32 and figures.config.dtype in (None, "fp32")
+    if not near(replayed.grad_norm, whole, NORM_OFF[wide]):
+        return f"its norm is {number(replayed.grad_norm)}, that of the whole step in fp32 {number(whole)}"
+    loss, size = applied_by(step, replayed), step.size * abs(factor_of(step))
+    if abs(loss - step.applied) > LOSS_OFF[wide] * size:
+        return f"its loss is {number(loss)}, the recorded one {number(step.applied)}"
+    return ""
+
+
+def applied_by(step: RecordedStep, side: Side) -> float:
+    """Return the loss whose gradient a replayed side applies."""
+    return side.total(step.accumulation * step.ranks)
+
+
+def figures_of(figures: StepFigures) -> list[tuple[str, str]]:
+    """Return the figures of a step by name: loss, norm and distance of each side."""
+    step, replayed, reference = figures.step, figures.replayed, figures.reference
+    return [
+        ("loss, recorded", number(step.applied)),
+        ("loss, replayed", number(applied_by(step, replayed))),
+        ("loss, one batch in fp32", number(reference.total())),
+        ("sum of absolute terms", number(step.size)),
+        ("gradient norm, recorded", number(step.grad_norm, 6)),
+        ("gradient norm, replayed", number(replayed.grad_norm, 6)),
+        ("gradient norm, one batch in fp32", number(reference.grad_norm, 6)),
+        ("replayed - recorded log-probs, nats", number(figures.moved(replayed), 3)),
+        ("fp32 - recorded log-probs, nats", number(figures.moved(reference), 3)),
+    ]

@@ -1,0 +1,95 @@
+"""`run --turns`: the token ids of each turn of a rollout, as the engine got and sampled them. OpenRLHF's agents.
+
+A process imports this module only on request, when it has imported `openrlhf.utils.agent`: an engine's process, not a training
+one. Each `execute` of an agent then gets its engine through a stand-in that notes what `generate` gets and returns. At its end a
+small file is published. A failure is printed once; the rollout continues. At most `MOST` trajectories of a process are recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import os
+import socket
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from actordbg.base.fault import describe
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.store_files import StoreFiles, atomic_write
+from actordbg.formats.turn_record import TURNS, SampledTurn, Trajectory
+
+MOST = 1024
+_numbers = itertools.count()
+
+
+def attach(module: ModuleType) -> None:
+    """Wrap `execute` of each agent in `openrlhf.utils.agent`, and of those that are defined later."""
+    base = module.AgentExecutorBase
+
+    def init_subclass(cls: type, /, **more: Any) -> None:
+        super(base, cls).__init_subclass__(**more)
+        _wrap(cls)
+
+    base.__init_subclass__ = classmethod(init_subclass)
+    for kind in base.__subclasses__():
+        _wrap(kind)
+
+
+def _wrap(kind: type) -> None:
+    original = vars(kind).get("execute")
+    if original is not None and not hasattr(original, "__wrapped__"):
+        kind.execute = _recording(original)  # type: ignore[attr-defined]
+
+
+def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    async def execute(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        number = next(_numbers)
+        if number >= MOST or "llm_engine" not in given.arguments:
+            return await original(*args, **kwargs)
+        engine = given.arguments["llm_engine"] = _NotingEngine(given.arguments["llm_engine"])
+        result = await original(*given.args, **given.kwargs)
+        try:
+            _publish(number, given.arguments.get("hf_tokenizer"), engine.turns, result)
+        except Exception as error:  # noqa: BLE001  # an agent may return anything; the rollout continues
+            sys.stderr.write(f"actordbg: the turns of a rollout are not recorded: {describe(error)}\n")
+        return result
+
+    return execute
+
+
+class _NotingEngine:
+    """Stands in for the engine: notes the ids that `generate` gets and returns."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.turns: list[SampledTurn] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, prompt_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Generate, and note the turn."""
+        given = tuple(map(int, prompt_token_ids))
+        output = await self._engine.generate(prompt_token_ids, *args, **kwargs)
+        (sampled, *_) = output.outputs
+        self.turns.append(SampledTurn(given, tuple(map(int, sampled.token_ids)), str(sampled.text)))
+        return output
+
+
+def _publish(number: int, tokenizer: Any, turns: list[SampledTurn], result: Any) -> None:
+    trained = tuple(map(int, result["observation_tokens"]))
+    ranges = tuple((int(start), int(end)) for start, end in result["action_ranges"])
+    bos, eos = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos"))
+    root, run = os.environ["ACTORDBG_STORE"], os.environ.get("ACTORDBG_RUN", "run")
+    trajectory = Trajectory(
+        run, socket.gethostname(), os.getpid(), number, now_timestamp(), bos, eos, tuple(turns), trained, ranges
+    )
+    atomic_write(StoreFiles(root).root / TURNS / run / trajectory.name, trajectory.to_json().encode())

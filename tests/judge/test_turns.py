@@ -1,0 +1,219 @@
+"""Token in, token out: the kind of the first id that differs, by real tokenizers, and chat templates that break the prefix."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from commandline import invoke
+from replaycases import publish
+
+import actordbg
+from actordbg.base.errors import EnvironmentProblem, NothingToDo, Unsupported
+from actordbg.demo.demo_training import build_assets
+from actordbg.formats.dump_record import make_dump_id
+from actordbg.formats.turn_record import SampledTurn, Trajectory, read_trajectory
+from actordbg.judge.chat_template import template_answer
+from actordbg.judge.turns import difference, turns_answer
+from actordbg.store import payload
+from actordbg.store.layout import Store
+from actordbg.trainers.openrlhf import turn_recording
+
+Ids = list[int]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE tokenizer with BOS, EOS, roles and a chat template."""
+    return build_assets(tmp_path_factory.mktemp("tokenizer"), 1)[0]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model)
+
+
+def encode(tokenizer: Any, text: str) -> Ids:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def conversation(tokenizer: Any, change: Callable[[Ids, Ids], Ids] = lambda first, second: second, number: int = 0) -> Trajectory:
+    """Two turns and feedback between them. change: the first turn's ids, and those that the second turn is given."""
+    given = encode(tokenizer, "<|begin|><|user|>What is the sum of 17, 4?<|end|><|assistant|>")
+    said = encode(tokenizer, f"The sum is {number}, I think so.\n") + [tokenizer.eos_token_id]
+    second = change(given + said, given + said + encode(tokenizer, "<|user|>Sort these numbers<|end|><|assistant|>"))
+    answer = [*encode(tokenizer, "smallest first"), tokenizer.eos_token_id]
+    turns = (SampledTurn(tuple(given), tuple(said), "x"), SampledTurn(tuple(second), tuple(answer), "y"))
+    trained = (*second, *answer)
+    ranges = ((len(given), len(given) + len(said)), (len(second), len(trained)))
+    when = f"2026-01-01T00:00:0{number}.000000Z"
+    return Trajectory("r", "h", 1, number, when, tokenizer.bos_token_id, tokenizer.eos_token_id, turns, trained, ranges)
+
+
+def stored(store: Store, *trajectories: Trajectory) -> Store:
+    for each in trajectories:
+        path = store.root / "turns" / each.run / each.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(each.to_json())
+        assert read_trajectory(path) == each
+    return store
+
+
+def as_rows(store: Store, *rows: Ids) -> None:
+    """Publish a dump of the run whose rows are padded on the left."""
+    publish(store, 0)
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    moment = "2025-06-19T05:26:00.000000Z"
+    from actordbg.formats.dump_record import DumpRecord
+
+    record = DumpRecord(dump_id=make_dump_id(moment, 0, 1, "0" * 8), run="r", rank=0, timestamp=moment, batch_size=len(rows),
+                        seq_len=width, tokens=int(mask.sum()), action_len=0)  # fmt: skip
+    store.publish_dump(*payload.encode(record, {"sequences": ids, "attention_mask": mask}))
+
+
+def test_ids_that_stay_the_same_are_right_and_rows_of_the_training_are_found(store: Store, model: Path, tokenizer: Any):
+    pair = [conversation(tokenizer, number=number) for number in (0, 1)]
+    stored(store, *pair)
+    as_rows(store, *(list(each.trained) for each in pair))
+    answer = actordbg.open(store.root).turns(tokenizer=model)
+    assert answer.ok and answer["trajectories"] == answer["in_dumps"] == 2 and answer["turns"] == 4
+
+
+FAULTS: dict[str, tuple[str, Callable[[Any, Ids, Ids], Ids]]] = {
+    "retokenized": ("retokenized", lambda t, first, second: [*second[:-8], *(i for c in t.decode(second[-8:-2]) for i in encode(t, c)), *second[-2:]]),
+    "newline lost": ("border lost", lambda t, first, second: first[:-2] + second[len(first) - 1 :]),
+    "text dropped": ("template drops text", lambda t, first, second: first[:-7] + second[len(first) - 1 :]),
+    "two BOS": ("extra BOS", lambda t, first, second: [t.bos_token_id, *second]),
+    "EOS doubled": ("EOS appended", lambda t, first, second: [*first, t.eos_token_id, *second[len(first) :]]),
+    "other": ("other ids", lambda t, first, second: [*first[:-5], 99, 98, *second[len(first) - 3 :]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_kind_of_difference_between_sampled_and_trained_is_named(store: Store, model: Path, tokenizer: Any, name: str):
+    kind, change = FAULTS[name]
+    good, bad = conversation(tokenizer), conversation(tokenizer, number=1)
+    stored(store, good, bad)
+    turn = bad.turns[0]
+    first = [*turn.given, *turn.sampled]
+    as_rows(store, list(good.trained), change(tokenizer, first, list(bad.trained)))
+    told = json.loads(invoke(store, "turns", "--tokenizer", model, "--json").stdout)
+    (fault,) = told["faults"]
+    assert fault["kind"] == kind and fault["trajectory"] == bad.name and not told["good"], fault
+    assert "as recorded in the training" in told["sentence"]
+
+
+def test_what_a_turn_was_given_is_held_against_the_turns_before_it(store: Store, tokenizer: Any):
+    changed = conversation(tokenizer, lambda first, second: first[:-2] + second[len(first) - 1 :])
+    answer = turns_answer(stored(store, changed), decode=tokenizer.decode)
+    (fault,) = answer["faults"]
+    assert (fault["kind"], fault["turn"]) == ("border lost", 0) and "as turn 1 was given" in answer.sentence
+
+
+def test_an_eos_that_the_trainer_appends_and_counts_is_named_without_a_tokenizer(store: Store, tokenizer: Any):
+    good = conversation(tokenizer)
+    longer = (*good.trained[:-1], 77, good.eos or 0)
+    turns = (good.turns[0], SampledTurn(good.turns[1].given, (*good.turns[1].sampled[:-1], 77)))
+    bad = Trajectory(
+        "r", "h", 1, 0, good.timestamp, good.bos, good.eos, turns, longer, (good.ranges[0], (good.ranges[1][0], len(longer)))
+    )
+    (fault,) = turns_answer(stored(store, bad))["faults"]
+    assert fault["kind"] == "EOS appended" and fault["where"] == "as handed to the trainer"
+
+
+def test_a_cut_at_the_end_is_no_difference_and_actions_that_moved_are(store: Store, tokenizer: Any):
+    good = conversation(tokenizer)
+    assert difference(good.trained, good.trained[:9], None, bos=None, eos=None) is None
+    ((start, stop), second) = good.ranges
+    moved = Trajectory(**{**vars(good), "ranges": ((start + 1, stop + 1), second)})
+    assert [fault["kind"] for fault in turns_answer(stored(store, moved))["faults"]] == ["other actions"]
+
+
+def test_without_recorded_turns_it_says_how_to_record_them(store: Store):
+    with pytest.raises(NothingToDo) as raised:
+        invoke(store, "turns")
+    assert "--turns" in raised.value.hint
+
+
+def with_template(model: Path, folder: Path, template: str | None) -> str:
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.name.startswith("tokenizer"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = template or ""
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+TEMPLATES = {
+    "template drops text": "{% for m in messages %}<|{{ m.role }}|>{% if not loop.last and '</think>' in m.content %}"
+    "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "border lost": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ '' if loop.last else '\n' }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "retokenized": "{% for m in messages %}The sum{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}The su{% endif %}",
+}
+
+
+def test_a_template_that_only_appends_keeps_each_prefix(model: Path, store: Store, tokenizer: Any):
+    stored(store, conversation(tokenizer))
+    answer = invoke(store, "turns", "--template", model)
+    assert answer.exit_code == 0 and "and 1 recorded" in answer.output, answer.output
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_template_that_changes_earlier_turns_is_named(model: Path, tmp_path: Path, kind: str):
+    answer = template_answer(with_template(model, tmp_path / "changed", TEMPLATES[kind]))
+    assert not answer.ok and kind in {fault["kind"] for fault in answer["faults"]}, answer.sentence
+
+
+def test_a_model_without_a_template_or_a_tokenizer_is_refused(model: Path, tmp_path: Path):
+    with pytest.raises(Unsupported, match="no chat template"):
+        template_answer(with_template(model, tmp_path / "none", None))
+    with pytest.raises(EnvironmentProblem, match="no tokenizer"):
+        template_answer(str(tmp_path))
+
+
+def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(store: Store, monkeypatch: pytest.MonkeyPatch):
+    class AgentExecutorBase:
+        """OpenRLHF's."""
+
+        async def execute(self, prompt: str, llm_engine: Any, hf_tokenizer: Any) -> dict[str, Any]:
+            raise NotImplementedError
+
+    monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
+    monkeypatch.setenv("ACTORDBG_RUN", "agents")
+    turn_recording.attach(SimpleNamespace(AgentExecutorBase=AgentExecutorBase))  # type: ignore[arg-type]
+
+    class Agent(AgentExecutorBase):
+        async def execute(self, prompt: str, llm_engine: Any, hf_tokenizer: Any) -> dict[str, Any]:
+            ids = [1, 2]
+            for _ in range(2):
+                ids += (await llm_engine.generate(list(ids), None)).outputs[0].token_ids + [7]
+            return {"observation_tokens": ids, "action_ranges": [(2, 4), (5, 7)]} if prompt != "bad" else {}
+
+    class Engine:
+        async def generate(self, ids: Ids, params: Any) -> Any:
+            return SimpleNamespace(outputs=[SimpleNamespace(token_ids=[len(ids), 5], text="t")])
+
+    special = SimpleNamespace(bos_token_id=1, eos_token_id=None)
+    for prompt in ("good", "bad"):
+        result = asyncio.run(Agent().execute(prompt=prompt, llm_engine=Engine(), hf_tokenizer=special))
+    assert result == {}
+    (path,) = (store.root / "turns" / "agents").iterdir()
+    told = read_trajectory(path)
+    assert told.trained == (1, 2, 2, 5, 7, 5, 5, 7) and (told.bos, told.eos) == (1, None)
+    assert [turn.given for turn in told.turns] == [(1, 2), (1, 2, 2, 5, 7)]
+    assert turns_answer(store).ok

@@ -1,0 +1,133 @@
+"""An optimizer step of a real tiny model, recorded as a trainer records it, right or with a fault: forwards, losses, norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from catalogcases import record
+from torch import Tensor
+
+from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.formats.dump_record import LOSS
+from actordbg.steps.run_step import Side
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+ROWS, PROMPT, ANSWER, VOCAB = 2, 3, 6, 64
+LOSS_FACTS = {
+    "loss.policy_loss_type": "ppo", "loss.clip_eps_low": 0.2, "loss.clip_eps_high": 0.2, "loss.dual_clip": None,
+    "loss.token_level_loss": True, "loss.is_correction_level": "token", "loss.is_correction_gating": "ratio",
+    "loss.is_correction_mode": "mask", "loss.is_correction_threshold": [0.5, 5.0], "dynamic_batch": False,
+    "rollout.temperature": 1.0, "rollout.top_p": 1.0, "max_norm": 1.0, "engine_max_norm": 1.0,
+}  # fmt: skip
+
+
+@dataclass
+class RecordedRun:
+    """A step of `ranks` x `places` micro-batches in a store, and what a replay of it computes: `reference`.
+
+    How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
+    (all, last, twice, or missing), kl ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
+    clips), facts (other recorded values).
+    """
+
+    store: Store
+    model: Path
+    ranks: int = 2
+    places: int = 2
+    dp_size: int | None = None
+    tokens: float = 1.0
+    engine: int | None = None
+    applied: str = "all"
+    kl: str = ""
+    doubled: bool = False
+    clipped: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
+    reference: Side = field(default_factory=Side)
+
+    def write(self, moved: float = 0.0) -> None:
+        """Publish the dumps. moved: nats by which the recorded log-probs are not those of the model: other weights."""
+        from transformers import AutoModelForCausalLM
+
+        build_tiny(self.model, TinyShape(vocab_size=VOCAB, hidden=32, intermediate=32), {"pad_token_id": 0, "eos_token_id": 2})
+        model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32, attn_implementation="eager")
+        self._made = torch.Generator().manual_seed(5)
+        batches = [(place, rank, self._batch(model, moved)) for place in range(self.places) for rank in range(self.ranks)]
+        total = sum(int(batch["action_mask"].sum()) for _, _, batch in batches)
+        alone: list[float] = []
+        figures: list[dict[str, float]] = []
+        summed = [torch.zeros_like(parameter) for parameter in model.parameters()]
+        for _, rank, batch in batches:
+            part = self._terms(batch, clipped=True).sum() / total
+            (part + (0.1 * self._kl(batch).sum() / total if self.kl else 0.0)).backward()
+            figures.append({"loss": float(part.detach())})
+            if rank == self.ranks - 1:
+                own = [parameter.grad.clone() for parameter in model.parameters()]
+                summed = [held + each for held, each in zip(summed, own, strict=True)]
+                alone.append(float(torch.cat([each.flatten() for each in own]).norm()))
+                figures[-1]["alone"] = alone[-1]
+                model.zero_grad()
+        whole = float(torch.cat([each.flatten() for each in summed]).norm())
+        figures[-1]["grad_norm"] = whole
+        log_probs = tuple(batch["log_probs"].detach().numpy() - moved for _, _, batch in batches)
+        self.reference = Side(tuple(figures), log_probs, {})
+        self._publish(batches, total, {"all": whole, "last": alone[-1], "twice": 2 * whole, "missing": None}[self.applied])
+
+    def _batch(self, model: Any, moved: float) -> dict[str, Tensor]:
+        lengths = torch.randint(2, ANSWER + 1, (ROWS, 1), generator=self._made)
+        mask = torch.arange(ANSWER) < lengths
+        prompt = torch.randint(3, VOCAB, (ROWS, PROMPT), generator=self._made)
+        answer = torch.randint(3, VOCAB, (ROWS, ANSWER), generator=self._made).where(mask, 0)
+        sequences, attention = torch.cat((prompt, answer), 1), torch.cat((torch.ones_like(prompt), mask.long()), 1)
+        logits = model(sequences, attention_mask=attention, use_cache=False).logits[:, PROMPT - 1 : -1]
+        log_probs = logits.log_softmax(-1).gather(2, answer[..., None])[..., 0] * mask + moved
+        old = (log_probs + 0.3 * torch.randn(ROWS, ANSWER, generator=self._made)).detach()
+        advantages = torch.randn(ROWS, 1, generator=self._made).expand(ROWS, ANSWER).contiguous()
+        return {
+            "sequences": sequences, "attention_mask": attention, "action_mask": mask, "log_probs": log_probs, "advantages": advantages,
+            "old_log_probs": old, "rollout_log_probs": old + 0.01, "context.base_action_log_probs": old - 0.2,
+        }  # fmt: skip
+
+    def _terms(self, batch: dict[str, Tensor], *, clipped: bool) -> Tensor:
+        ratio, advantages = (batch["log_probs"] - batch["old_log_probs"]).exp(), batch["advantages"]
+        low = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) if clipped else ratio * advantages
+        return torch.where(batch["action_mask"], -low * (batch["old_log_probs"] - batch["rollout_log_probs"]).exp(), 0.0)
+
+    def _kl(self, batch: dict[str, Tensor]) -> Tensor:
+        return torch.where(batch["action_mask"], batch["log_probs"] - batch["context.base_action_log_probs"], 0.0)
+
+    def _publish(self, batches: list[tuple[int, int, dict[str, Tensor]]], total: int, norm: float | None) -> None:
+        dp_size, engine = self.dp_size or self.ranks, self.engine or self.places
+        by = total / self.places * self.tokens
+        facts = {**LOSS_FACTS, "engine_accumulation": engine, "accumulation": self.places, **self.facts}
+        facts |= {"kl.use_loss": True, "kl.init_coef": 0.1, "kl.estimator": "k1"} if self.kl else {}
+        for number, (place, rank, batch) in enumerate(batches):
+            loss = self._terms(batch, clipped=self.clipped).sum() / by * dp_size
+            backward = loss * (2 if self.doubled else 1) + (
+                0.1 * self._kl(batch).sum() / by * dp_size if self.kl == "right" else 0.0
+            )
+            common = {
+                "batch_size": ROWS, "seq_len": PROMPT + ANSWER, "tokens": int(batch["attention_mask"].sum()), "run": "ppo",
+                "world_size": self.ranks, "model_dtype": "float32", "action_len": ANSWER, "rank": rank, "step": 4, "training": True,
+                "monotonic_ns": number, "grad_enabled": True, "model_name": str(self.model), "role": "policy",
+            }  # fmt: skip
+            forward = replace(record(2 * number), **(common | {"arguments": {"return_output": True}}))
+            inputs = {name: batch[name] for name in ("sequences", "attention_mask", "action_mask")}
+            self.store.publish_dump(*payload.encode(forward, inputs))
+            held = {name: tensor.detach() for name, tensor in batch.items()}
+            held |= {
+                "batch_num_tokens": torch.tensor(by),
+                "output.loss": loss.detach(),
+                "output.backward_loss": backward.detach(),
+            }
+            held["context.kl_ctl"] = torch.tensor(0.1)
+            if place == self.places - 1 and norm is not None:
+                held["output.grad_norm"] = torch.tensor(norm)
+            arguments = {f"context.{name}": value for name, value in facts.items()} | {"dp_size": dp_size}
+            arguments["context.forward"] = forward.dump_id
+            actor = {"function": "openrlhf.models.loss:PolicyLoss.forward", "zero_stage": 2, "wrapper_class": "DeepSpeedEngine"}
+            changed = {"arguments": arguments, "point": LOSS, "actor": actor, "role": "policy loss", "replayable": False}
+            self.store.publish_dump(*payload.encode(replace(record(2 * number + 1), **(common | changed)), held))
