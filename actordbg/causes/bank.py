@@ -100,11 +100,11 @@ def _next_row(_model: Any, _size: float) -> Closed:
 
 
 def _rounded_logits(_model: Any, _size: float) -> Closed:
-    return lambda logits, labels, _first: logits.bfloat16().float().log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+    return lambda logits, chosen: _chosen(logits.bfloat16().float().log_softmax(-1), chosen.labels)
 
 
 def _rounded_scores(_model: Any, _size: float) -> Closed:
-    return lambda logits, labels, _first: (_chosen(logits, labels) - logits.logsumexp(-1)).bfloat16()
+    return lambda logits, chosen: (_chosen(logits, chosen.labels) - logits.logsumexp(-1)).bfloat16()
 
 
 def _renormalised(keep: Callable[[Any], Any]) -> Closed:
