@@ -99,6 +99,14 @@ def _next_row(_model: Any, _size: float) -> Closed:
     return lambda logits, chosen: _chosen(logits, chosen.following) - logits.logsumexp(-1)
 
 
+def _rounded_logits(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: _chosen(logits.bfloat16().float().log_softmax(-1), chosen.labels)
+
+
+def _rounded_scores(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: (_chosen(logits, chosen.labels) - logits.logsumexp(-1)).bfloat16()
+
+
 def _renormalised(keep: Callable[[Any], Any]) -> Closed:
     """Return log p - log S. S is the mass of the tokens that the sampler kept: keep(sorted probabilities [n, V]) -> bool."""
 
@@ -243,6 +251,22 @@ def _cap_of(model: Any) -> float | None:
 def _uncapped(model: Any, _size: float) -> AbstractContextManager[None]:
     attributes = [(holder, name, None) for holder, name in _having(model, *_CAPS)]
     return _set([*attributes, *((model.config, name, None) for name in _CAPS if getattr(model.config, name, None))])
+
+
+def _activations(model: Any) -> list[tuple[Any, str]]:
+    kinds = ("silu", "gelu")
+    return [pair for pair in _having(model, "act_fn") if any(kind in type(pair[0].act_fn).__name__.lower() for kind in kinds)]
+
+
+def _other_activation(model: Any, size: float) -> AbstractContextManager[None]:
+    """Set gelu where the model has silu, by its tanh for a size of 1, exact for 2; else silu."""
+    from torch.nn import GELU, SiLU
+
+    gelu = GELU(approximate="tanh" if size == 1 else "none")
+    return _set([
+        (holder, name, gelu if "silu" in type(holder.act_fn).__name__.lower() else SiLU())
+        for holder, name in _activations(model)
+    ])  # fmt: skip
 
 
 def _adapters(model: Any) -> list[Any]:
@@ -421,6 +445,20 @@ BANK: tuple[Cause, ...] = (
         _wide_model, planted=_narrow_head, sizes=(1,),
     ),
     Cause(
+        "logits in bf16", "precision",
+        "the log-softmax was taken of logits in bf16",
+        "convert the logits to fp32 before the log-softmax, and keep autocast off there",
+        "",
+        _wide_model, closed=_rounded_logits, sizes=(1,),
+    ),
+    Cause(
+        "log-probs in bf16", "precision",
+        "log-probs were rounded to bf16",
+        "keep log-probs in fp32: a difference of two of them is the ratio's logarithm",
+        "",
+        _wide_model, closed=_rounded_scores, sizes=(1,),
+    ),
+    Cause(
         "sliding window", "attention",
         "the attention's window of {own} tokens was not applied",
         "compare sliding_window of both sides; an engine may drop it",
@@ -433,6 +471,13 @@ BANK: tuple[Cause, ...] = (
         "use an attention kernel and a head that apply the model's soft caps",
         "",
         _cap_of, planted=_uncapped, sizes=(1,),
+    ),
+    Cause(
+        "activation", "mlp",
+        "the MLPs' activation was gelu where the model has silu, or silu where it has gelu",
+        "compare hidden_act of both sides (config.json, and fused kernels)",
+        "",
+        lambda model: 0.0 if _activations(model) else None, planted=_other_activation, sizes=(1, 2),
     ),
     Cause(
         "adapter", "weights",

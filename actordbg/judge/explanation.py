@@ -119,8 +119,14 @@ def _model(_store: Store, check: CheckFound) -> Iterator[Evidence]:
         )
     if located is not None and located.kernel:
         yield Evidence(WHAT, located.kernel, "replay with `--attn eager`, or a kernel that computes this model's attention")
+    if located is not None and located.operation and local.operation:
+        module, word = located.operation.module, located.operation.word
+        code = f"read the code that {module} runs: a patched class, a fused kernel, a hook"
+        of_word = Evidence(WHERE if local.differences else WHAT, local.operation)
+        remedy = _ISOLATION if "of other rows" in local.operation else _OF_OPERATION.get(word, code)
+        yield of_word if local.differences else replace(of_word, remedy=remedy)
     if located is not None and located.wrong:
-        known = bool(local.differences or located.kernel)
+        known = bool(local.differences or located.kernel or local.operation)
         first = located.wrong[0]
         words = place_in_words(first, located.dtype, cause_known=known)
         yield Evidence(WHERE if known else WHAT, words, "" if known else _of_place(first))
@@ -152,6 +158,16 @@ def _of_place(place: PlaceResult) -> str:
     return f"read the code that {place.module} runs: a patched class, a fused kernel, a hook"
 
 
+_MASK = "look at what makes this layer's mask: padding, borders of packed rows, causality, the window"
+_OF_OPERATION = {
+    "rotary embedding": "compare what turns queries and keys, and the cosines and sines that reach it, with transformers'",
+    "attention mask": _MASK,
+    "sliding window": _MASK,
+    "softmax scale": "pass the module's own `scaling` to the attention kernel, and check that nothing scales twice",
+    "soft cap": "use a kernel that applies attn_logit_softcapping (`--attn eager` does)",
+    "activation": "use the activation that the configuration names (hidden_act)",
+}
+"""By the word of an operation that differs: what to do."""
 _ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
 _OF_SCALE = "look for a factor of the loss: by what it is divided, and whether ranks or micro-batches are counted twice"
 _OF_LAW = {
