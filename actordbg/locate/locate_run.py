@@ -13,8 +13,7 @@ and gathered as in any replay, and so are the truth's and the clean model's befo
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -240,15 +239,13 @@ class LocateRun:
             if not self._follows:
                 self.session.probe(self.call, lambda *_: None, backward=self.backward)
                 return self._join(forcing)
-            with _arrivals(model, self._truths) as arrived:
-                self.session.gradient(self.call, self._weights, keeper=keeper)
+            self.session.gradient(self.call, self._weights, keeper=keeper)
         forcing.count_lost_gradients()
         self._join(forcing)
         for name in sorted(self._truths):
             want, healthy = (self._averaged(samples[name]) for samples in (self._truths, self._healthy))
             key = (name, GRADIENT, 0, 0)
-            came = name in arrived or not arrived  # ZeRO 3 keeps the gradient of the backward before; FSDP2 calls no hooks
-            own = keeper.tensors.get(PREFIX + name, torch.zeros(())) if came else torch.zeros(())
+            own = keeper.tensors.get(PREFIX + name, torch.zeros(()))
             forcing.sums[key] = Sums.of(own.expand_as(want), want)
             if "expert" in name and (experts := _without_gradient(own.expand_as(want), want, self._shapes[name])):
                 self._lost[name] = f"no gradient reaches {experts} of {name}"
@@ -281,18 +278,6 @@ def _without_gradient(own: Tensor, want: Tensor, shape: tuple[int, ...]) -> str:
     power = [torch.zeros(shape[0], dtype=torch.float64).index_add_(0, expert, each.double().abs()) for each in (own, want)]
     lost = ((power[0] == 0) & (power[1] > 0)).nonzero().flatten().tolist()
     return f"expert{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost and len(lost) < shape[0] else ""
-
-
-@contextlib.contextmanager
-def _arrivals(model: Any, names: Container[str]) -> Iterator[set[str]]:
-    """Give the set of parameters, by plain name, that a gradient has reached inside the block."""
-    arrived: set[str] = set()
-    with contextlib.ExitStack() as undone:
-        for name, parameter in model.named_parameters():
-            if plain_name(name) in names:
-                hook = parameter.register_hook(lambda _, plain=plain_name(name): arrived.add(plain))
-                undone.callback(hook.remove)
-        yield arrived
 
 
 def samples_of(model: Any, trained: set[str]) -> dict[str, Tensor]:

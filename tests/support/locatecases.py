@@ -29,7 +29,7 @@ from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
 from actordbg.locate.streaming import Streamed
 from actordbg.locate.verdict import RIGHT, WRONG, LocalVerdict, lines_of, verdict_of
-from actordbg.records.locate_record import IDENTITY, LOCATED
+from actordbg.records.locate_record import GRADIENT, IDENTITY, LOCATED
 from actordbg.records.replay_record import PASSED, ResultRecord
 
 
@@ -383,6 +383,10 @@ def together(cache: Path) -> None:
                 with gradient("model.layers.1.mlp.up_proj.weight", lambda g: g * (1 + rank))(session.model):
                     found = local(session, own, backward=True, together=session.is_collective)
                 assert "up_proj.weight's gradient is 1." in found.said and found.located.count == 1, (name, found)
+                with attribute("model.layers.1.mlp.up_proj", "forward", cut)(session.model):
+                    found = local(session, own, backward=True, together=session.is_collective)
+                lost = {place.module for place in found.located.wrong if place.kind == GRADIENT}
+                assert lost == {"model.layers.1.mlp.up_proj.weight"}, (name, found)
             session.model.model.layers[1].self_attn.scaling *= 1 + 0.05 * rank
             found = local(session, own, backward=True, together=session.is_collective)
             assert found.differences[0].endswith("(on rank 1 of 2)") and not found.located.kernel, (name, found)
