@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 @dataclass(frozen=True)
 class Served:
-    """A store with two dumps, the checkpoint that is served, and what scores rows with it."""
+    """A store with a dump, the checkpoint that is served, and what scores rows with it."""
 
     store: Store
     model: Path
@@ -49,7 +49,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
     folder = tmp_path_factory.mktemp("engine")
     store, model = Store(folder / "store").create(), model_of(folder, "llama")
-    for index in range(2):
+    for index in range(1):
         dump = dump_of("left", rows=3, length=64, actions=48, seed=index)
         moment = f"2025-06-19T05:26:0{index}.000000Z"
         record = replace(dump.record, dump_id=make_dump_id(moment, index, 1, f"{index:08x}"), timestamp=moment, action_len=48)
