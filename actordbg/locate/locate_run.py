@@ -160,6 +160,7 @@ class LocateRun:
             self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             with torch.no_grad():
                 self._formulas = against_formulas(model, max(rows, key=len))
+        del model, loaded  # before the clean model is loaded
         self._features = self._known_of([own[:length] for own, length in zip(self._columns, tape.lengths, strict=True)])
         for name in trained.difference(self._truths):
             self._unchecked[f"the gradient of {name}"] = "transformers' model has no such gradient"
