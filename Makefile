@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo check test whole static lint types imports fast pytest bytecode kills fuzz bench gpu-kit soak figures same families census faults examples docs pictures site compat hooks clean
+.PHONY: demo rollout-faults matrix-demo check test whole static lint types imports fast pytest bytecode kills fuzz bench gpu-kit soak figures same families census faults examples docs pictures site compat hooks clean
 # A file's tests share what they build, so a file stays with one process. The files that take longest come first
 # (tests/support/heavy.py), the others in the order of the alphabet: so all processes end at about the same time.
 # Two processes more than cores: many tests wait, for a hang to be noticed or for a process to end.
@@ -27,6 +27,10 @@ BRING := $(if $(REAL_DUMPS),import $(REAL_DUMPS),create --count 3 --batch-size 2
 matrix-demo: $(VENV)/.demo
 	store=$$(mktemp -d)/store && $(BIN)/actordbg --store $$store dump $(BRING) && \
 	$(BIN)/actordbg --store $$store matrix --where "batch_size*seq_len<1500" --max-inputs 3 --no-backward
+
+# A real PPO with faults planted in the trainer and in the engine, and which command names each: about half an hour.
+rollout-faults: $(VENV)/.demo
+	$(BIN)/python -m benchmarks.faulty_ppo all $${FOLDER:-$$(mktemp -d)/runs}
 
 # Of kills, forks, faults and demos `make test` takes a sample; this takes them all.
 whole: export WHOLE := 1
@@ -113,7 +117,7 @@ CENSUS := benchmarks/census.jsonl
 census: $(VENV)/.test
 	$(BIN)/python tests/support/census.py $(CENSUS) .census $(SEEDS)
 
-# Sixty-one faults planted in small models, in bf16 and fp32: red or green, the right module, the right cause. Four minutes.
+# Seventy-one faults planted in small models, in bf16 and fp32: red or green, the right module, the right cause. Four minutes.
 faults: $(VENV)/.test
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support OMP_NUM_THREADS=1 $(BIN)/python tests/support/plantedfaults.py everything .census
 

@@ -230,7 +230,7 @@ class _Formulas:
             scores = cap * (scores / cap).tanh()
         distance = positions[:, None] - positions
         unseen = distance < 0
-        if window := _window(config, index):
+        if window := window_of(config, index):
             unseen |= distance >= window
         mixed = scores.masked_fill(unseen, -math.inf).softmax(-1) @ value
         return self._applied(f"{name}.o_proj", mixed.transpose(0, 1).reshape(count, -1))
@@ -258,7 +258,7 @@ def _rms(values: Tensor) -> float:
     return float(values.square().mean().sqrt())
 
 
-def _window(config: Any, index: int) -> int | None:
+def window_of(config: Any, index: int) -> int | None:
     """Return how many tokens a layer's attention sees, its own included; None: all before it."""
     types = getattr(config, "layer_types", None)
     slides = types is None or types[index] == "sliding_attention"

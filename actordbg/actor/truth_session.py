@@ -28,6 +28,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from actordbg.actor.models import locate
 from actordbg.actor.truth_model import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
 from actordbg.causes import signatures
-from actordbg.causes.bank import Closed
+from actordbg.causes.bank import Chosen, Closed, Laid
 from actordbg.config import consent
 from actordbg.config.choices import Choices, choose, first_of, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
@@ -142,7 +143,8 @@ class TruthSession(Decided):
                 return {"": ran.log_probs, **ran.tensors}
 
             dtype = getattr(torch, DTYPES[self.choices.dtype])
-            outcome.tensors |= signatures.tensors(self._model, self.config.causes, dtype, rows)
+            arranged = partial(self._arranged, call, outcome.temperature)
+            outcome.tensors |= signatures.tensors(self._model, self.config.causes, dtype, rows, arranged)
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
@@ -184,6 +186,7 @@ class TruthSession(Decided):
         forward_s = backward_s = loss = 0.0
         narrowed = truth_model.Narrowed(self._dtype)
         beside = {name: torch.zeros(mask.shape) for name in closed or ()}
+        next_row = _next_first_ids(sequences, attended)
         for row, columns, chosen in chosen_tokens(mask.cpu(), attended.cpu()):
             began = measure.now(device)
             ids, places = sequences[row, attended[row]], mask[row].nonzero().squeeze(-1).cpu()
@@ -200,9 +203,10 @@ class TruthSession(Decided):
                 entropy[row, places] = (normalizer.detach() - mean).float().cpu()
             log_probs[row, places] = scores.detach().float().cpu()
             with torch.no_grad():
+                first = torch.arange(len(labels), device=device) == 0
+                following = labels.where(attended[row, (columns + 1).to(device)], next_row[row])
                 for name, function in (closed or {}).items():
-                    first = torch.arange(len(labels), device=device) == 0
-                    beside[name][row, places] = function(logits, labels, first).float().cpu()
+                    beside[name][row, places] = function(logits, Chosen(labels, first, following)).float().cpu()
             forward_s += measure.now(device) - began
             if backward:
                 began = measure.now(device)
@@ -227,6 +231,29 @@ class TruthSession(Decided):
             tensors=beside,
         )
 
+    @torch.no_grad()
+    def _arranged(
+        self, call: ReplayedCall, temperature: float, lay: Callable[[Tensor, Tensor, float], Laid], size: float
+    ) -> Tensor:
+        """Return the log-probs of rows that are arranged in another way, in the mask's shape. NaN where a token is in no forward,
+        its predecessor sees nothing, or the forward would have more than `MOST_TOGETHER` tokens.
+        """
+        sequences, mask = call.arguments["sequences"], call.mask
+        attended = attended_tokens(call.arguments.get("attention_mask"), sequences)
+        sampled = torch.nn.functional.pad(mask, (sequences.shape[1] - mask.shape[1], 0))
+        log_probs = torch.full(mask.shape, torch.nan)
+        rows, labels = sampled.nonzero().unbind(1)
+        for tokens, positions, seen in lay(attended, sampled, size):
+            if int(tokens.sum()) > MOST_TOGETHER:
+                continue
+            at = (tokens.flatten().cumsum(0).view_as(sequences) - 1)[rows, labels - 1]
+            here = tokens[rows, labels - 1] & (labels > 0)
+            logits = self._logits(sequences[tokens], at[here], positions[tokens], seen[tokens]).to(self._wide) / temperature
+            scores = logits.log_softmax(-1).gather(-1, sequences[rows, labels][here, None])[:, 0]
+            scores = scores.where(seen[tokens].cumsum(0)[at[here]] > 0, torch.nan)
+            log_probs[rows[here].cpu(), (labels - sequences.shape[1] + mask.shape[1])[here].cpu()] = scores.float().cpu()
+        return log_probs
+
     def _against_formulas(self, call: ReplayedCall) -> FormulaCheck | None:
         """Compare the model's modules with the formulas of their papers, on the longest row."""
         sequences = call.arguments["sequences"]
@@ -234,13 +261,14 @@ class TruthSession(Decided):
         row = int(attended.sum(-1).argmax())
         return against_formulas(self._model, sequences[row, attended[row]])
 
-    def _logits(self, ids: Tensor, chosen: Tensor, own: Tensor | None = None) -> Tensor:
+    def _logits(self, ids: Tensor, chosen: Tensor, own: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
         """Compute the logits [len(chosen), V] of one row's tokens `ids` [n] at the places `chosen`, in the truth's dtype.
 
-        own: the call's own positions. A mask keeps transformers from looking for borders in them.
+        own: other positions than 0, 1, 2, .... A mask keeps transformers from looking for borders in them. seen: the tokens that
+        attention sees, if not all.
         """
         positions = torch.arange(len(ids), device=self._device) if own is None else own
-        mask = None if own is None else torch.ones_like(ids[None])
+        mask = None if own is None else torch.ones_like(ids[None]) if seen is None else seen[None].long()
         few = {"logits_to_keep": chosen} if "logits_to_keep" in inspect.signature(self._model.forward).parameters else {}
         with truth_model.in_double(self._dtype):
             output = self._model(ids[None], attention_mask=mask, position_ids=positions[None], use_cache=False, **few)
@@ -280,6 +308,16 @@ class TruthSession(Decided):
             "zero_stage": 0,
             "world_size": self._place.world_size,
         }
+
+
+MOST_TOGETHER = 4096
+"""Tokens of one forward of rows that are arranged in another way: eager attention holds the square of them."""
+
+
+def _next_first_ids(sequences: Tensor, attended: Tensor) -> Tensor:
+    """Return, for each row, the first attended id of the next, the first row being next to the last, [B]."""
+    first = attended.long().argmax(-1)
+    return sequences.gather(-1, first[:, None])[:, 0].roll(-1)
 
 
 def attended_tokens(attention: Tensor | None, sequences: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandR
         word, said = FAILED, f"the input did not pass: {(failed.error or failed.status).strip().partition(chr(10))[0]}"
     following = {
         RIGHT: f"actordbg check --model {in_shell(spec.config.model)}",
-        WRONG: f"actordbg compare {spec.replay_id} truth",
+        WRONG: f"actordbg explain {spec.replay_id}",
     }.get(word, f"actordbg report {spec.replay_id}")
     unchecked = local.unchecked if local and word in (RIGHT, WRONG) else ()
     blocks: list[Block] = [Heading(f"locate {spec.replay_id}", 1), Verdict(word, said, not_checked=unchecked[:1], next=following)]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SAMPLE = 8
 """Number of dumps to check by default."""
+TRIALS, SECONDS = 200, 300.0
+"""The usual budget of a reduction."""
 Where = str | DumpSelection | None
 
 
@@ -167,6 +169,44 @@ class StoreCommands:
                 spec = desk.planned("locate", config, chosen, "locate a fault with").spec
                 command = spec.command
             return locate_answer(*run_located(desk, spec, command))
+
+    def reduce(
+        self, name: str = "last", *, trials: int = TRIALS, seconds: float = SECONDS, trust_remote_code: bool = False
+    ) -> CommandResult:
+        """Reduce a wrong replay or comparison to the smallest case with the same fault, or continue, as `actordbg reduce` does.
+
+        trials, seconds: the budget of this call.
+        """
+        from actordbg.api.reducing import reduced, reduction_answer
+
+        with self._desk.client.consent(trust_remote_code):
+            return reduction_answer(reduced(self._desk, name, trials, seconds))
+
+    def repro(
+        self, name: str = "last", out: str | Path = "repro.py", *, issue: str | Path | None = None, fixed: str | None = None,
+        trials: int = TRIALS, seconds: float = SECONDS, trust_remote_code: bool = False,
+    ) -> CommandResult:  # fmt: skip
+        """Write a script that shows the fault without actordbg, and with `issue` the text around it, as `actordbg repro` does.
+
+        fixed: an interpreter in whose environment the fault is gone. Raises BadResult if the script does not show the fault.
+        """
+        from actordbg.api.reducing import known_or_reduced, write_repro
+
+        with self._desk.client.consent(trust_remote_code):
+            record = known_or_reduced(self._desk, name, trials, seconds)
+            return write_repro(record, Path(out), issue=None if issue is None else Path(issue), fixed=fixed)
+
+    def bundle(
+        self, *names: str, where: str | None = None, out: str | Path = "bundle.tar.zst", redact: bool = False,
+        keep_ids: Collection[int] = (), model: str = "", to: str | None = None, public: bool = False,
+    ) -> CommandResult:  # fmt: skip
+        """Pack replays, comparisons and dumps into one archive, as `actordbg bundle` does.
+
+        redact: permute token ids, except `keep_ids`, padding and the special tokens of `model`. to: upload it, `hf://datasets/...`.
+        """
+        from actordbg.api.reducing import bundled
+
+        return bundled(self._store, names, where, Path(out), redact=redact, keep=keep_ids, model=model, to=to, public=public)
 
     def step(
         self, number: int, run: str | None = None, *, tokenizer: str | Path | None = None, trust_remote_code: bool = False,

@@ -81,8 +81,8 @@ def ago(moment: str, now: datetime | None = None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Format 3, "dump" as "3 dumps"; 2, "process" as "2 processes"."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    """Format 3, "dump" as "3 dumps"; 2, "process" as "2 processes"; 2, "batch" as "2 batches"."""
+    ending = "" if count == 1 else "es" if noun.endswith(("s", "ch")) else "s"
     return f"{count:,} {noun}{ending}"
 
 

@@ -36,7 +36,6 @@ from actordbg.formats.store_files import StoreFiles, atomic_write, open_regular,
 
 NAN, EXCEPTION, OOM, SLOW, LOGPROBS, BEFORE = "nan", "exception", "oom", "slow", "logprobs", "before"
 FORMS = "nan, exception, oom, slow:3x, logprobs:LOW:HIGH"
-
 _NUMBER = r"-?\d+(?:\.\d+)?|-?inf"
 _SLOW = re.compile(r"slow:(\d+(?:\.\d+)?)x?\Z")
 _LOGPROBS = re.compile(rf"logprobs:({_NUMBER})(?::|\.\.)({_NUMBER})\Z")
@@ -91,7 +90,6 @@ DEFAULT_FREE_FLOOR = 5 * 2**30
 POLL_SECONDS = 0.5
 """Time between two polls of the file."""
 _LARGEST = 2**20
-
 _HINT = "rewrite it with `actordbg dump enable` or `actordbg dump disable`"
 
 
@@ -100,13 +98,13 @@ class Control:
     """What to record. `None` means unlimited.
 
     `every`: record one call in N, starting with the first; 0: only calls that a trigger keeps. `max_dumps`, `max_bytes` (of
-    files): limits per actor instance and process. `ranks`: record only these. `min_seq_len`: the least S of `sequences`. `calls`:
-    the capture points; forwards are always recorded. `with_outputs`: also store what the call returned; `with_rng`: also
-    store the RNG state before it. `triggers`: see the module; `before`: calls kept from the ring before each triggered call;
-    `max_triggered`: limit per actor and trigger since `dump enable`. `keep_bytes`: limit of the run's dumps in bytes; rotation
-    removes the oldest unpinned ones first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for
-    no ring; `ring_dir`: its folder, None for the default. `writer`: what encodes and publishes, one of WRITERS. `generation`:
-    counts changes of this file.
+    files): limits per actor instance and process. `ranks`: record only these; `steps`: only from this to that optimizer step.
+    `min_seq_len`: the least S of `sequences`. `calls`: the capture points; forwards are always recorded. `with_outputs`: also
+    store what the call returned; `with_rng`: the RNG state before it. `triggers`: see the module; `before`: calls kept from the
+    ring before each triggered call; `max_triggered`: limit per actor and trigger since `dump enable`. `keep_bytes`: limit of the
+    run's dumps in bytes; rotation removes the oldest unpinned ones first. `ring`, `ring_bytes`: the last calls kept in memory
+    that outlives the process, 0 for no ring; `ring_dir`: its folder, None for the default. `writer`: what encodes and publishes,
+    one of WRITERS. `generation`: counts changes of this file.
     """
 
     enabled: bool
@@ -130,6 +128,7 @@ class Control:
     ring_dir: str | None = None
     writer: str = "thread"
     calls: tuple[str, ...] = (FORWARD,)
+    steps: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         _ = self.on  # ValueError for unknown triggers
@@ -170,7 +169,8 @@ MAX_RING = 256
 GONE = ("level", "max_seq_len")
 """Keys of earlier versions that limit nothing any more."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
-_ITEMS: dict[str, Any] = {"ranks": int, "triggers": str, "calls": str}
+_ITEMS: dict[str, Any] = {"ranks": int, "steps": int, "triggers": str, "calls": str}
+_UNSAID = (("calls", (FORWARD,)), ("steps", None))
 _KINDS = kinds_of(Control)
 
 
@@ -259,8 +259,8 @@ class ControlWatcher:
 
 
 def control_text(control: Control) -> str:
-    """Return the text of a control file, without `calls` if only forwards are recorded: jobs of earlier versions read it too."""
-    values = {name: value for name, value in asdict(control).items() if (name, value) != ("calls", (FORWARD,))}
+    """Return the text of a control file, without `calls` and `steps` that limit nothing: jobs of earlier versions read it too."""
+    values = {name: value for name, value in asdict(control).items() if (name, value) not in _UNSAID}
     return json.dumps({"format": CONTROL_FORMAT, **values}, indent=1, allow_nan=False) + "\n"
 
 

@@ -81,14 +81,14 @@ class Slot:
         self.recorder.watch.start()
         self._arrived = True
         self._follow()
-        return self.recorder.enter(binder, actor, args, kwargs)
+        return self.enter(binder, actor, args, kwargs) if self.enter is not None else None
 
     def _follow(self) -> None:
         """Turn recording on or off, as the recorder's switch says."""
         if self._arrived:
             control = self.recorder.control
             self.enter = self.recorder.enter if control is not None else None
-            if control is not None and LOSS in control.calls:
+            if control is not None and (control.steps or LOSS in control.calls):
                 from actordbg.capture import losses  # which most processes never need
 
                 losses.attach(self, wrap)

@@ -44,11 +44,14 @@ from actordbg.formats.nested_values import CONTEXT
 
 @dataclass(frozen=True)
 class CapturePoint:
-    """A loss. where: "module:Class", an nn.Module. returns: names of its results. names: its arguments' names in PolicyLoss."""
+    """A loss. where: "module:Class", an nn.Module, or a function. returns: names of its results. names: its arguments' names in
+    PolicyLoss. method: of the class; "" for a function.
+    """
 
     where: str
     returns: tuple[str, ...]
     names: Mapping[str, str]
+    method: str = "forward"
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,15 @@ class _Here(threading.local):
     waiting: Waiting | None = None
 
 
-_here = _Here()
+here = _Here()
 
 
 class RecordedLoss:
     """A loss as the recorder sees it: an actor, with the model of the last forward while a call is recorded."""
 
-    def __init__(self, where: str) -> None:
-        self.recorded_as = {"trainer": where.partition(".")[0], "adapter": None, "function": f"{where}.forward"}
+    def __init__(self, point: CapturePoint) -> None:
+        function = f"{point.where}.{point.method}".rstrip(".")
+        self.recorded_as = {"trainer": function.partition(".")[0], "adapter": None, "function": function}
         self.recorded_fields = {"point": LOSS}
         self.recorded_role: str | None = None
         self.model: Any = None
@@ -158,14 +162,14 @@ class LossSlot:
 
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
         """Hand over a loss at once if it raised, has no step to wait for, or is judged by a trigger; else let it wait."""
-        actor = None if _here.forward is None else _here.forward.actor()
-        ends = _here.step is not None or "optimizer_step" in (name for _, name in _attached)
+        actor = None if here.forward is None else here.forward.actor()
+        ends = here.step is not None or "optimizer_step" in (name for _, name in _attached)
         if error is not None or item.control.triggers or actor is None or not (ends and torch.is_grad_enabled()):
             return self.recorder.leave(item, output, error)  # type: ignore[no-any-return]
         results = output if isinstance(output, (tuple, list)) else (output,)
         results = [value.detach() if isinstance(value, torch.Tensor) else None for value in results]
         engine = weakref.ref(actor.model)
-        _here.waiting = Waiting(
+        here.waiting = Waiting(
             self.recorder, item, dict(zip(self._point.returns, results, strict=False)), engine, _step_of(engine)
         )
         return None
@@ -180,11 +184,11 @@ class LossSlot:
         return binder
 
     def _enter(self, _: Binder, loss: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
-        _finish(_here.waiting)
+        _finish(here.waiting)
         recorder, control = self._slot.recorder, self._slot.recorder.control
         given = {self._point.names.get(name, name): value for name, value in kwargs.items()}
         log_probs = args[0] if args else given.get("log_probs")
-        last = _here.forward
+        last = here.forward
         if control is None or last is None or last.output() is not log_probs:
             return None
         actor, item = last.actor(), last.item
@@ -195,7 +199,7 @@ class LossSlot:
             self._control, self._controls = control, (_whole(control, 0), _whole(control, 1))
         known = self._known.get(loss)
         if known is None:
-            known = self._known.setdefault(loss, RecordedLoss(self._point.where))
+            known = self._known.setdefault(loss, RecordedLoss(self._point))
         instance = recorder.known(actor)
         known.recorded_role = f"{(instance.role if instance is not None else None) or 'policy'} loss"
         for name in ("training", "packing_samples", "temperature"):
@@ -240,7 +244,7 @@ def _context(points: CapturePoints, loss: Any, engine: Any, item: Item | None) -
     ):
         if callable(read := getattr(engine, method, None)):
             holder[name] = read()
-    step = _here.step
+    step = here.step
     if step is not None:
         trainer, experience, own["kl_ctl"], own["micro_batch"] = step
         parts = {name: value for name, value in vars(experience).items() if name not in _ARGUMENTS}
@@ -289,7 +293,7 @@ def _step_of(engine: Callable[[], Any]) -> Any:
 
 def _finish(waiting: Waiting | None, *, stepped: bool = False) -> None:
     """Hand over a loss that waits, with the norm of the gradient if its optimizer step has run. Raises nothing."""
-    _here.waiting = None
+    here.waiting = None
     if waiting is None or waiting.item.pid != os.getpid():
         return
     recorder, item, results = waiting.recorder, waiting.item, waiting.results
@@ -319,7 +323,7 @@ def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or (control := slot.recorder.control) is None or LOSS not in control.calls:
             return original(self, *args, **kwargs)
-        slot.recorder.last = _here.forward = None
+        slot.recorder.last = here.forward = None
         output = original(self, *args, **kwargs)
         given = dict(zip(binder.names, args, strict=False)) | kwargs
         values = output[0] if type(output) in (tuple, list) and output else output
@@ -328,7 +332,7 @@ def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
             inputs = {name: weakref.ref(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
             item, known = slot.recorder.last, slot.recorder.known(self)
             own = item is not None and known is not None and item.ledger is known.ledger  # else another thread's, or actor's
-            _here.forward = LastForward(weakref.ref(values), weakref.ref(self), inputs, item if own else None)
+            here.forward = LastForward(weakref.ref(values), weakref.ref(self), inputs, item if own else None)
         return output
 
     return forward
@@ -340,12 +344,12 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def training_step(self: Any, experience: Any, *args: Any, **kwargs: Any) -> Any:
         kl_ctl, step, *_ = (*args, None, None)
-        _here.step = self, experience, kwargs.get("kl_ctl", kl_ctl), kwargs.get("step", step)
+        here.step = self, experience, kwargs.get("kl_ctl", kl_ctl), kwargs.get("step", step)
         try:
             return original(self, experience, *args, **kwargs)
         finally:
-            _here.step = None
-            _finish(_here.waiting)
+            here.step = None
+            _finish(here.waiting)
 
     return training_step
 
@@ -355,8 +359,8 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        if _here.waiting is not None and isinstance(loss, torch.Tensor):
-            _here.waiting.results["backward_loss"] = loss.detach()
+        if here.waiting is not None and isinstance(loss, torch.Tensor):
+            here.waiting.results["backward_loss"] = loss.detach()
         return original(self, loss, *args, **kwargs)
 
     return backward
@@ -368,7 +372,7 @@ def _optimizer_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def optimizer_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        _finish(_here.waiting, stepped=True)
+        _finish(here.waiting, stepped=True)
         return result
 
     return optimizer_step
@@ -377,8 +381,13 @@ def _optimizer_step(original: Callable[..., Any]) -> Callable[..., Any]:
 def attach(slot: Any, wrap: Wrap) -> None:
     """Wrap the losses, the forward and the training step in the modules that this process has imported; each only once.
 
-    slot: the `hook.Slot` of Actors; wrap: `hook.wrap`.
+    slot: the `hook.Slot` of Actors, which is made to choose calls if only some optimizer steps are recorded; wrap: `hook.wrap`.
     """
+    control = slot.recorder.control
+    if control.steps:
+        slot.enter = _within(slot.recorder, control)
+    if LOSS not in control.calls:
+        return
     for points in filter(None, map(CapturePoints.of, slot.packages)):
 
         def wrapped(point: CapturePoint, original: Callable[..., Any], own: CapturePoints = points) -> Callable[..., Any]:
@@ -390,6 +399,20 @@ def attach(slot: Any, wrap: Wrap) -> None:
         _replace(points.step, "training_step", _stepping)
         _replace(points.optimizer, "backward", _backward)
         _replace(points.optimizer, "optimizer_step", _optimizer_step)
+
+
+def _within(recorder: Any, control: Control) -> Callable[..., Any]:
+    """Return what a call runs first: calls outside of the steps are counted as sampled out."""
+    first, last = min(control.steps or ()), max(control.steps or ())
+    outside = replace(control, every=0)
+
+    def enter(binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+        step = getattr(getattr(actor, "model", None), "global_steps", None)
+        binder.control = None if step is not None and first <= step <= last else outside
+        entered: Item | None = type(recorder).enter(recorder, binder, actor, args, kwargs)
+        return entered
+
+    return enter
 
 
 def _replace(where: str, method: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -18,12 +18,23 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-Closed = Callable[[Any, Any, Any], Any]
-"""(logits [n, V], divided by the temperature; the sampled ids [n]; bool [n], the first chosen token of the row) -> log-probs
-[n].
-"""
+
+class Chosen(NamedTuple):
+    """Sampled tokens of a row. labels: their ids [n]. first: bool [n], the first of the row. following: `labels`, but behind the
+    row's end the first id of the next row.
+    """
+
+    labels: Any
+    first: Any
+    following: Any
+
+
+Closed = Callable[[Any, Chosen], Any]
+"""(logits [n, V], divided by the temperature; the sampled tokens) -> log-probs [n]."""
+Laid = Iterator[tuple[Any, Any, Any]]
+"""Arguments of each forward, [B, S]: its tokens (bool, row after row), their positions, those that attention sees (bool)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,8 @@ class Cause:
 
     own: from the model, the size at which nothing is wrong; None if this model cannot have this cause. sizes: to try, absolute;
     near: to try, times `own`. along: the scale, log or linear, in which a continuous size is fitted between these; "": the cause
-    is there or not. expected: healthy in rollouts. spreads: log-probs' noise grows by own / size.
+    is there or not. laid: gets the attended tokens and the sampled ones, bool [B, S]. expected: healthy in rollouts. spreads:
+    log-probs' noise grows by own / size.
     """
 
     name: str
@@ -43,6 +55,7 @@ class Cause:
     own: Callable[[Any], float | None]
     closed: Callable[[Any, float], Closed] | None = None
     planted: Callable[[Any, float], AbstractContextManager[Any]] | None = None
+    laid: Callable[[Any, Any, float], Laid] | None = None
     sizes: tuple[float, ...] = ()
     near: tuple[float, ...] = ()
     along: str = ""
@@ -75,15 +88,23 @@ def _chosen(logits: Any, labels: Any) -> Any:
 
 
 def _temperature(_model: Any, size: float) -> Closed:
-    return lambda logits, labels, _first: _chosen(logits, labels) / size - (logits / size).logsumexp(-1)
+    return lambda logits, chosen: _chosen(logits, chosen.labels) / size - (logits / size).logsumexp(-1)
+
+
+def _unnormalised(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: _chosen(logits, chosen.labels)
+
+
+def _next_row(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: _chosen(logits, chosen.following) - logits.logsumexp(-1)
 
 
 def _renormalised(keep: Callable[[Any], Any]) -> Closed:
     """Return log p - log S. S is the mass of the tokens that the sampler kept: keep(sorted probabilities [n, V]) -> bool."""
 
-    def log_probs(logits: Any, labels: Any, _first: Any) -> Any:
+    def log_probs(logits: Any, chosen: Chosen) -> Any:
         ordered = logits.softmax(-1).sort(-1, descending=True).values
-        return _chosen(logits, labels) - logits.logsumexp(-1) - (ordered * keep(ordered)).sum(-1).log()
+        return _chosen(logits, chosen.labels) - logits.logsumexp(-1) - (ordered * keep(ordered)).sum(-1).log()
 
     return log_probs
 
@@ -108,10 +129,10 @@ def _end_ids(model: Any) -> list[int]:
 def _no_end(model: Any, _size: float) -> Closed:
     ends = _end_ids(model)
 
-    def log_probs(logits: Any, labels: Any, first: Any) -> Any:
+    def log_probs(logits: Any, chosen: Chosen) -> Any:
         total = logits.logsumexp(-1)
         removed = (logits[..., ends] - total[..., None]).exp().sum(-1)
-        return _chosen(logits, labels) - total - (-removed).log1p() * first
+        return _chosen(logits, chosen.labels) - total - (-removed).log1p() * chosen.first
 
     return log_probs
 
@@ -224,6 +245,22 @@ def _uncapped(model: Any, _size: float) -> AbstractContextManager[None]:
     return _set([*attributes, *((model.config, name, None) for name in _CAPS if getattr(model.config, name, None))])
 
 
+def _activations(model: Any) -> list[tuple[Any, str]]:
+    kinds = ("silu", "gelu")
+    return [pair for pair in _having(model, "act_fn") if any(kind in type(pair[0].act_fn).__name__.lower() for kind in kinds)]
+
+
+def _other_activation(model: Any, size: float) -> AbstractContextManager[None]:
+    """Set gelu where the model has silu, by its tanh for a size of 1, exact for 2; else silu."""
+    from torch.nn import GELU, SiLU
+
+    gelu = GELU(approximate="tanh" if size == 1 else "none")
+    return _set([
+        (holder, name, gelu if "silu" in type(holder.act_fn).__name__.lower() else SiLU())
+        for holder, name in _activations(model)
+    ])  # fmt: skip
+
+
 def _adapters(model: Any) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "_disable_adapters") and not module._disable_adapters]
 
@@ -238,7 +275,42 @@ def _without_adapters(model: Any, _size: float) -> Iterator[None]:
         layer.enable_adapters(True)
 
 
-SHIFT, ROWS, PLACEHOLDER, WEIGHTS = "shift", "other rows", "placeholder", "weights"
+# -- from rows that are given to the model in another way
+
+
+def _positions(attended: Any) -> Any:
+    """Return each token's position in its row, [B, S]; 0 in padding before it."""
+    return (attended.cumsum(-1) - 1).clamp(min=0)
+
+
+def _alone(where: Any) -> Iterator[Any]:
+    """Yield each row's part of a mask [B, S]."""
+    for row in range(len(where)):
+        part = where & False
+        part[row] = where[row]
+        yield part
+
+
+def _together(attended: Any, _sampled: Any, size: float) -> Laid:
+    yield attended, _positions(attended), attended
+
+
+def _running_on(attended: Any, _sampled: Any, size: float) -> Laid:
+    yield attended, attended.flatten().cumsum(0).view(attended.shape) - 1, attended
+
+
+def _with_padding(attended: Any, _sampled: Any, size: float) -> Laid:
+    """Let rows see their padding, at the position 0 (size 1), 1 (OpenRLHF's, size 2), or in the order of columns (size 3)."""
+    everything, positions = attended | True, _positions(attended)
+    positions = (positions, positions * attended + ~attended, _positions(everything))[int(size) - 1]
+    yield from ((row, positions, everything) for row in _alone(everything))
+
+
+def _without_prompts(attended: Any, sampled: Any, size: float) -> Laid:
+    yield from ((row, _positions(attended), sampled) for row in _alone(attended))
+
+
+SHIFT, ROWS, PLACEHOLDER, WEIGHTS, NAN = "shift", "other rows", "placeholder", "weights", "not finite"
 
 BANK: tuple[Cause, ...] = (
     Cause(
@@ -276,6 +348,48 @@ BANK: tuple[Cause, ...] = (
         "nothing to fix: -log(1 - p_eos) is what min_tokens=1 adds; pass min_tokens=0 to remove it",
         "",
         lambda model: 0.0 if _end_ids(model) else None, closed=_no_end, sizes=(1,), expected=True,
+    ),
+    Cause(
+        "no normalization", "sampling",
+        "logits stand for log-probs: they were not normalized",
+        "subtract the logsumexp of the logits (log_softmax), in fp32",
+        "verl#2656",
+        _nothing, closed=_unnormalised, sizes=(1,),
+    ),
+    Cause(
+        "next row's label", "alignment",
+        "the label at the end of a row is the first token of the next packed row",
+        "shift labels within each row, or leave the end of each row out of the loss",
+        "verl#6475",
+        _nothing, closed=_next_row, sizes=(1,),
+    ),
+    Cause(
+        "packed rows", "packing",
+        "packed rows saw each other: attention did not know where rows begin",
+        "pass the borders of rows (cu_seqlens) or positions that restart, use_cache=False and no mask; or do not pack",
+        "AReaL#1442",
+        _nothing, laid=_together, sizes=(1,),
+    ),
+    Cause(
+        "positions run on", "packing",
+        "positions ran on over packed rows, so rows saw each other",
+        "let positions begin at 0 in each packed row",
+        "verl#1381",
+        _nothing, laid=_running_on, sizes=(1,),
+    ),
+    Cause(
+        "padding", "masks",
+        "rows saw their padding: the attention mask was not applied",
+        "pass the attention mask of the whole batch to the model",
+        "verl#6280",
+        _nothing, laid=_with_padding, sizes=(1, 2, 3),
+    ),
+    Cause(
+        "loss mask", "masks",
+        "answers did not see their prompts: the attention mask was that of the loss",
+        "build the attention mask from the padding, not from the loss mask",
+        "verl#6278",
+        _nothing, laid=_without_prompts, sizes=(1,),
     ),
     Cause(
         "norm epsilon", "norms",
@@ -337,6 +451,13 @@ BANK: tuple[Cause, ...] = (
         _cap_of, planted=_uncapped, sizes=(1,),
     ),
     Cause(
+        "activation", "mlp",
+        "the MLPs' activation was gelu where the model has silu, or silu where it has gelu",
+        "compare hidden_act of both sides (config.json, and fused kernels)",
+        "",
+        lambda model: 0.0 if _activations(model) else None, planted=_other_activation, sizes=(1, 2),
+    ),
+    Cause(
         "adapter", "weights",
         "the adapter was not applied: these are the base model's",
         "merge the adapter, or send it to the engine at each sync",
@@ -371,6 +492,13 @@ BANK: tuple[Cause, ...] = (
         "trl#5312",
         _never,
     ),
+    Cause(
+        NAN, "weights",
+        "no token has a finite log-prob, and all are finite with these weights: a weight was NaN or infinite then",
+        "find the step that made it: record with `dump enable --on nan`, which keeps the first such call",
+        "OpenRLHF#1120",
+        _never,
+    ),
 )  # fmt: skip
-"""All causes. The last four move log-probs without a model, or are given as further models: `fit` knows how."""
+"""All causes. The last five move log-probs without a model, or are given as further models: `fit` knows how."""
 BY_NAME = {cause.name: cause for cause in BANK}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.causes.bank import BANK, BY_NAME, Closed
+from actordbg.causes.bank import BANK, BY_NAME, Closed, Laid
 from actordbg.causes.gather import NOISE, PREFIX
 
 DRAWS = 8
@@ -33,7 +33,11 @@ def owns(model: Any) -> dict[str, float]:
     return {name: own for name, own in signatures.items() if own is not None}
 
 
-def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows) -> dict[str, Tensor]:
+Arranged = Callable[[Callable[[Tensor, Tensor, float], Laid], float], Tensor]
+"""Runs the rows as a cause of a size arranges them; returns log-probs [B, A] or [B, S-1], NaN for tokens that no forward has."""
+
+
+def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows, arranged: Arranged) -> dict[str, Tensor]:
     """Return the log-probs under each wanted cause, by PREFIX + "NAME=SIZE". wanted: ALL, or "NAME=SIZE,NAME=SIZE".
 
     dtype: the run's, in which draws round. ALL includes the draws.
@@ -47,6 +51,8 @@ def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows) -> dict[str
     log_probs = dict(rows(closed))
     log_probs.pop("")
     for name, size in asked:
+        if (lay := BY_NAME[name].laid) is not None:
+            log_probs[f"{name}={size!r}"] = arranged(lay, size)
         if (plant := BY_NAME[name].planted) is not None:
             with plant(model, size):
                 log_probs[f"{name}={size!r}"] = rows({})[""]

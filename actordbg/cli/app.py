@@ -31,7 +31,7 @@ DUMP = CommandGroup(
         Command("Stop recording, even in running jobs.", "dump_recording:disable"),
         Command("Show calls captured and dropped by each process.", "dump_recording:status", FACTS),
         Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
-        Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_"),
+        Command("Import a bundle, or pickles of the old recorder; execute nothing in them.", "dump_files:import_"),
         Command("Create random inputs of given shapes.", "dump_files:create"),
         Command("List dumps, newest first.", "dump_ls:ls", f"empty {LIST}"),
         Command("List the columns, functions and operators of --where.", "dump_ls:columns", LIST),
@@ -159,8 +159,18 @@ CONTENTS = (
     Section(
         "Judge",
         (
-            Command("Explain what is wrong with a replay, where, and since when.", "explain:explain", CHARTS),
-            Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
+            Command(
+                "Explain what is wrong with a replay, where, and since when.",
+                "explain:explain",
+                CHARTS,
+                label="explain, locate",
+            ),
+            Command(
+                "Reduce a wrong replay to the smallest case with the same fault.",
+                "reduce:reduce",
+                DOCUMENT,
+                label="reduce, repro, bundle",
+            ),
             Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT, settings=OLD_TRUTH),
             Command("Replay an optimizer step: loss, norm, known faults.", "step:step", DOCUMENT, label="step, turns, weights"),
             Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
@@ -171,6 +181,9 @@ CONTENTS = (
         "",
         (
             Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
+            Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
+            Command("Write one script that shows the fault, without actordbg.", "reduce:repro"),
+            Command("Pack dumps, replays and comparisons into one archive for a colleague.", "reduce:bundle"),
             Command("Check that the ids that were sampled are those that were trained on.", "turns:turns", DOCUMENT),
             Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
         ),

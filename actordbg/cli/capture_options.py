@@ -33,7 +33,8 @@ class CaptureOptions:
     max_bytes: str | None = option_field(None, "At most this many bytes per actor and process, e.g. 10GB.", metavar="SIZE")
     keep: str | None = option_field(None, "Cap the run's dumps, deleting the oldest unprotected ones, e.g. 10GB.", metavar="SIZE")
     ranks: str | None = option_field(None, "Only these ranks, e.g. 0,1,4-7.", metavar="RANKS")
-    min_seq_len: int | None = option_field(None, "Only calls with S >= N.", min=0)
+    min_seq_len: int | None = option_field(None, "Only calls with S >= N.", min=0, rank=20)
+    step: str | None = option_field(None, "Only these optimizer steps, of all ranks: N or N..M.", metavar="N..M")
     free_floor: str = option_field("5GiB", "Drop calls while free disk is below this.", metavar="SIZE", rank=30)
     calls: str = option_field("forward", "What to record: forward, or forward,loss.", metavar="CALL,...")
     with_outputs: bool = option_field(False, "Also store the returned log-probs (and entropy).")
@@ -109,6 +110,7 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
         max_bytes=parse_size("--max-bytes", options.max_bytes) if options.max_bytes else None,
         keep_bytes=parse_size("--keep", options.keep) if options.keep else None,
         ranks=parse_ranks(options.ranks) if options.ranks else None,
+        steps=_parse_steps(options.step) if options.step else None,
         free_floor_bytes=parse_size("--free-floor", options.free_floor),
         triggers=words,
         calls=_parse_calls(options.calls),
@@ -116,6 +118,14 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
         ring_dir=ring_dir,
         **{name: getattr(options, name) for name in same},
     )
+
+
+def _parse_steps(text: str) -> tuple[int, int]:
+    """Parse `3` or `3..5` into the first and the last step. Raises UsageError."""
+    match = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", text)
+    if not match or int(match[2] or match[1]) < int(match[1]):
+        raise UsageError(f"--step {text:.40} is not a range of steps", hint="write it like 3 or 3..5")
+    return int(match[1]), int(match[2] or match[1])
 
 
 def _parse_calls(text: str) -> tuple[str, ...]:
@@ -164,6 +174,7 @@ def limits_in_words(control: dict[str, Any]) -> str:
         f"with the {before} calls before": triggers and before,
         "nothing": not (every or triggers),
         f"ranks {','.join(map(str, ranks or ()))}": ranks is not None,
+        f"steps {'..'.join(map(str, control.get('steps') or ()))}": bool(control.get("steps")),
         f"seq_len {least} or more": least is not None,
         f"at most {plural(dumps or 0, 'dump')} per actor": dumps is not None,
         f"at most {human_bytes(size)} per actor": size is not None,

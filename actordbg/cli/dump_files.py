@@ -42,23 +42,30 @@ _SHOWN = 50
 
 def import_(
     ctx: typer.Context,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Pickles, or folders to search for *.pkl.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH", help="Pickles, folders to search for *.pkl, or a bundle (.tar.zst, hf://...).")
+    ],
     run: str | None = option(None, "Run name of the dumps (default: the folder's name)."),
 ) -> None:
-    """Import pickles of the old recorder; execute nothing in them.
+    """Import a bundle, or pickles of the old recorder; execute nothing in them.
 
-    Keeps timestamps (read as UTC) and ranks. Skips files that the store already has. Names bad files and skips them.
+    A bundle is what `actordbg bundle` makes: a file, or hf://datasets/OWNER/NAME/FILE. It is imported whole or not at all.
+
+    Of pickles, keeps timestamps (read as UTC) and ranks. Skips files that the store already has. Names bad files and skips them.
 
     Exit code: 1 if a file was refused.
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
     """
+    from actordbg.dumps.bundle import BUNDLE_SUFFIX
     from actordbg.dumps.importer import find_pickles, import_paths
 
     store = _writable(ctx)
-    began = time.perf_counter()
-    with progress("importing", len(find_pickles(paths))) as advance:
-        summary = import_paths(store, paths, run=run, on_file=lambda dump_id: advance(1))
+    if any(path.endswith(BUNDLE_SUFFIX) for path in paths):
+        return _import_bundle(store, paths)
+    began, pickles = time.perf_counter(), [Path(path) for path in paths]
+    with progress("importing", len(find_pickles(pickles))) as advance:
+        summary = import_paths(store, pickles, run=run, on_file=lambda dump_id: advance(1))
     seconds = round(time.perf_counter() - began, 3)
     answer = vars(summary) | {"store": str(store.root), "seconds": seconds}
     if not as_json(answer):
@@ -72,6 +79,23 @@ def import_(
             ratio = summary.bytes_read / summary.bytes_stored
             say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
     require_good(not summary.refused)
+
+
+def _import_bundle(store: Store, paths: Sequence[str]) -> None:
+    """Import one bundle, from a file or from a dataset repository."""
+    import tempfile
+
+    from actordbg.dumps.bundle import HUB, download, open_bundle
+
+    if len(paths) > 1:
+        raise UsageError("a bundle is imported alone", hint="import one bundle, or pickles, at a time")
+    with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
+        path = download(paths[0], Path(folder)) if paths[0].startswith(HUB) else Path(paths[0])
+        summary = open_bundle(store, path)
+    if not as_json(vars(summary) | {"store": store.root, "path": paths[0]}):
+        counts = (plural(summary.dumps, "dump"), plural(summary.replays, "replay"), plural(summary.comparisons, "comparison"))
+        say(f"imported {', '.join(counts)}; {plural(summary.present, 'file')} already there")
+        say_next("actordbg check")
 
 
 def _writable(ctx: typer.Context) -> Store:

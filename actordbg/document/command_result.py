@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,7 @@ from typing import Any
 
 from actordbg.base.errors import BadResult
 from actordbg.base.foreign_text import in_json
+from actordbg.config.replay_config import SETTINGS
 from actordbg.document.blocks import Block, Heading, as_data
 
 
@@ -55,8 +57,8 @@ class CommandResult(Mapping[str, Any]):
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence, with what was not checked."""
-        return str(self.get("sentence", ""))
+        """The verdict in one sentence, with what was not checked. Options are named as Python arguments."""
+        return _in_python(str(self.get("sentence", "")))
 
     @property
     def figures(self) -> dict[str, str]:
@@ -66,7 +68,7 @@ class CommandResult(Mapping[str, Any]):
     @property
     def not_checked(self) -> tuple[str, ...]:
         """Everything that the verdict does not cover."""
-        return tuple(self.get("not_checked", ()))
+        return tuple(map(_in_python, self.get("not_checked", ())))
 
     @property
     def next(self) -> str:
@@ -135,3 +137,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _in_python(text: str) -> str:
+    """Replace options in parentheses by the arguments that the Python functions have: (--backward) by (backward=True)."""
+
+    def argument(found: re.Match[str]) -> str:
+        setting = next((each for each in SETTINGS.values() if each.option == found[1]), None)
+        return f"({setting.name}={True if setting.kind is bool else '...'})" if setting else found[0]
+
+    return re.sub(r"\(--([a-z-]+)\)", argument, text)

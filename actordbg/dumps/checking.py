@@ -52,13 +52,13 @@ _FILES = re.compile(
     r"|backups/[0-9a-f]{64}/(actor\.py|origin\.json)"
 )
 _FOLDERS = re.compile(
-    r"(controls|comparisons|noise|matrices|memory|events|models|reports|rings|quarantine|cache)|(counters|weights|syncs|turns|packs|backups)(/[^/]+)?"
+    r"(controls|comparisons|noise|matrices|memory|events|models|reports|reductions|rings|quarantine|cache)|(counters|weights|syncs|turns|packs|backups)(/[^/]+)?"
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
 """What a store may hold. `events` and `backups` are those of earlier versions."""
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
-_NOT_LOOKED_INTO = ("models", "reports", "rings", "quarantine", "cache")
+_NOT_LOOKED_INTO = ("models", "reports", "reductions", "rings", "quarantine", "cache")
 _OTHERS, _OWNERS_FILE, _OWNERS_FOLDER = 0o007, 0o400, 0o500
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from actordbg.base.errors import ActordbgError, MachineFault
 from actordbg.base.units import plural
 from actordbg.config.as_ran import as_ran, label
-from actordbg.document.blocks import Block, Chart, Heading, Paragraph, Verdict
+from actordbg.document.blocks import WRONG, Block, Chart, Heading, Paragraph, Verdict
 from actordbg.formats.weight_hashes import met_weights
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
@@ -45,7 +45,7 @@ from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 
 REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what the dtype costs"
-EXPLAINING = "comparing with recorded outputs"
+EXPLAINING, NAMING = "comparing with recorded outputs", "looking for a cause"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def run_check(
 ) -> CheckFound:
     """Run the replay `spec` and compare it with the truth; with `recorded` also with the run's recorded outputs.
 
-    If laws are checked, the model is also compared with transformers' own, and one input is judged module by module.
+    If laws are checked, the model is also compared with transformers' own, and one input is judged module by module. Where that
+    names nothing, causes are fitted to log-probs that are not the truth's.
     on_stage: called with the name of each stage as it begins. run: what runs it and the truth. callbacks: `on_event` of
     `run_replay`. Raises what `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
@@ -150,7 +151,12 @@ def run_check(
             on_stage(ROUNDING)
             rounding = ensure_rounding(store, spec.replay_id, **callbacks)
             noise = newest_for(store, spec.replay_id)
-            save(store, record := compare(store, spec.replay_id, truth, rounding=rounding, noise=noise))
+            record = compare(store, spec.replay_id, truth, rounding=rounding, noise=noise)
+            local = verdict_of(data.results)
+            if record.verdict == MISMATCH and (local is None or local.word != WRONG):  # no module was named
+                on_stage(NAMING)
+                record = with_explanation(store, record, **callbacks)
+            save(store, record)
         except MachineFault as fault:
             fault.hint = f"fix that, then `actordbg compare {spec.replay_id} truth` continues"
             raise

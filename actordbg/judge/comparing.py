@@ -28,7 +28,7 @@ from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge.dump_figures import measure, unlike
+from actordbg.judge.dump_figures import measure, scaled_gradients, unlike
 from actordbg.judge.measured_limits import MOST_Z, Rounding, excluded, noticed
 from actordbg.judge.sides import RECORDED_NAMES, TRUTH, GoldenSide, ReplaySide, Side, Values, averaged, open_replay, why_not
 from actordbg.judge.thresholds import Applied, Floors, applied_to, judge, measures, weaker
@@ -122,6 +122,8 @@ def compare(
         *_notes(ours, theirs, dumps, blocked, noise, only),
         *of_one_rank(ours.results.values(), dumps, applied.limits),
     ]
+    if (gain := scaled_gradients(dumps)) is not None:
+        reasons.append(f"all gradients are {gain:g} times {'the truth' if with_truth else 'B'}'s")
     if bias is not None and biased:
         reasons.insert(
             0,

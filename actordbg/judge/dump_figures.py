@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from safetensors import SafetensorError
 from actordbg.formats.encoding import Array
 from actordbg.judge.sides import Values, opened
 from actordbg.judge.thresholds import STRENGTH, weaker
-from actordbg.records.comparison_record import MATCH, DumpComparison, Figures, ParameterFigures, WorstToken
+from actordbg.records.comparison_record import MATCH, MISMATCH, DumpComparison, Figures, ParameterFigures, WorstToken
 
 CLIP_LOW, CLIP_HIGH = 0.8, 1.2
 """PPO's usual clip range of the ratio exp(a - b)."""
@@ -103,15 +103,38 @@ def products(a: Array, b: Array) -> Array:
 
 
 def angle_of(products: Array) -> dict[str, Any]:
-    """Return the cosine of two vectors and |a - b| / |b|: 1 and 0 if equal; None where a divisor is zero or overflows."""
+    """Return the cosine of two vectors, |a - b| / |b| and the factor of b that is nearest to a: 1, 0 and 1 if equal; None where a
+    divisor is zero or overflows.
+    """
     ours, theirs, product, difference = products.tolist()
     if not difference:
-        return {"cosine": 1.0, "distance": 0.0}
+        return {"cosine": 1.0, "distance": 0.0, "gain": 1.0}
     norms = math.sqrt(ours) * math.sqrt(theirs)
     return {
         "cosine": max(-1.0, min(1.0, product / norms)) if 0 < norms < math.inf else None,
         "distance": _finite(math.sqrt(difference / theirs)) if theirs else None,
+        "gain": _finite(product / theirs) if 0 < theirs < math.inf else None,
     }
+
+
+def scaled_gradients(dumps: Iterable[DumpComparison]) -> float | None:
+    """Return the factor by which A's gradients are B's in all mismatches, if that is all of their difference to a tenth."""
+    gains = set()
+    for dump in dumps:
+        each = dump.gradients
+        if dump.verdict == MISMATCH:
+            if each is None or each.gain is None or each.distance is None:
+                return None
+            apart = abs(each.gain - 1.0)
+            rest = math.sqrt(max(0.0, each.distance**2 - apart**2))
+            if apart < SCALED or rest > apart / 10:
+                return None
+            gains.add(float(f"{each.gain:.3g}"))
+    return gains.pop() if len(gains) == 1 else None
+
+
+SCALED = 0.01
+"""A factor of gradients this far from 1 is named: rounding to bf16 does not reach it."""
 
 
 def sequence_sums(values: Array, mask: Array) -> Array:

@@ -21,15 +21,15 @@ from actordbg.actor.hub_model import versions_of
 from actordbg.actor.rules import LEAKED
 from actordbg.base.errors import ActordbgError, Unsupported
 from actordbg.catalog import query
-from actordbg.causes.bank import BY_NAME, PLACEHOLDER, SHIFT, WEIGHTS
+from actordbg.causes.bank import BY_NAME, NAN, PLACEHOLDER, SHIFT, WEIGHTS
 from actordbg.causes.fit import ACCEPTED, Array, CauseFit, FitResult, fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.document.blocks import number
 from actordbg.judge.comparing import OF_TOKENS
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, wanted_rounding, wanted_truth
-from actordbg.judge.sides import GoldenSide, ReplaySide, Values, open_replay, opened, tensors_path, why_not
+from actordbg.judge.sides import GOLDEN, GoldenSide, ReplaySide, Values, open_replay, opened, tensors_path, why_not
 from actordbg.judge.thresholds import measures
-from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, ExplainedOutputs, NamedCause
+from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, DumpComparison, ExplainedOutputs, NamedCause
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -39,7 +39,9 @@ ROUNDS = 2
 """How often sizes around a fitted one are computed, for causes that are not linear."""
 
 
-RECORDED = "recorded"
+RECORDED, REPLAYED = "recorded", "replayed"
+LOG_PROBS, ENTROPIES = "log_probs", "entropy"
+"""What is explained: an attribute of `Values`."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +53,24 @@ class _Computed:
     others: Mapping[str, ReplaySide]
 
 
-def explain_outputs(store: Store, replay_id: str, *, only: Collection[str] | None = None, **more: Any) -> ExplainedOutputs:
-    """CauseFit the bank's causes to what the run recorded for the inputs of a replay of the same model.
+def explain_outputs(
+    store: Store, replay_id: str, *, side: str = RECORDED, of: str = LOG_PROBS, only: Collection[str] | None = None, **more: Any
+) -> ExplainedOutputs:
+    """Fit the bank's causes to what the run recorded for the inputs of a replay of the same model, or to the replay's results.
 
-    only: ids of dumps to choose from. more: see `explain_sides`, which raises the same.
+    side: RECORDED or REPLAYED. of: LOG_PROBS, or ENTROPIES, which are only arranged in another way. only: ids of dumps to choose
+    from. more: see `explain_sides`, which raises the same.
     """
     ours = open_replay(query.open_fresh(store), replay_id)
-    golden = GoldenSide(store, ours, ours.inputs)
-    recorded: dict[str, Array] = {}
+    source = GoldenSide(store, ours, ours.inputs) if side == RECORDED else ours
+    given: dict[str, Array] = {}
     for dump_id in ours.inputs if only is None else [each for each in ours.inputs if each in only]:
-        if len(recorded) < MOST and not isinstance(values := golden.read(dump_id), str):
-            recorded[dump_id] = values.log_probs
-    return explain_sides(store, replay_id, {RECORDED: recorded}, **more)[RECORDED]
+        if len(given) < MOST and not isinstance(values := source.read(dump_id), str) and getattr(values, of) is not None:
+            given[dump_id] = getattr(values, of)
+    explained = explain_sides(store, replay_id, {side: given}, of=of, **more)[side]
+    words = "entropies" if of == ENTROPIES else "log-probs"
+    causes = tuple(replace(cause, said=cause.said.replace("log-probs", words)) for cause in explained.causes)
+    return replace(explained, what=f"recorded {words}" if side == RECORDED else words, causes=causes)
 
 
 def explain_sides(
@@ -70,25 +78,26 @@ def explain_sides(
     replay_id: str,
     sides: Mapping[str, Mapping[str, Array]],
     *,
+    of: str = LOG_PROBS,
     models: Sequence[str] = (),
     temperature: float | None = None,
     **callbacks: Any,
 ) -> dict[str, ExplainedOutputs]:
-    """CauseFit the bank's causes to each of several sides, such as a rollout engine and the run.
+    """Fit the bank's causes to each of several sides, such as a rollout engine and the run.
 
-    sides: by name, log-probs by dump id, of the shape of a replay's; the dumps that all have are fitted, at most `MOST`. models:
+    sides: by name, values by dump id, of the shape of a replay's; the dumps that all have are fitted, at most `MOST`. models:
     further models (checkpoints of other steps, the base without its adapter) whose weights a side may have had. temperature: the
     configured one, if not the replay's. callbacks: passed to `run_replay`. Raises Unsupported if there is nothing to fit, and
     what `run_replay` raises.
     """
     ours = open_replay(query.open_fresh(store), replay_id)
-    if blocked := why_not(ours, GoldenSide(store, ours, ours.inputs)):
+    if REPLAYED not in sides and (blocked := why_not(ours, GoldenSide(store, ours, ours.inputs))):
         raise Unsupported(blocked, hint="replay the run's own model, whole")
     usable: dict[str, Values] = {}
     for dump_id in sorted(set.intersection(*map(set, sides.values())), key=[*ours.inputs].index):
         values = ours.read(dump_id)
         shapes = {side[dump_id].shape for side in sides.values()}
-        if len(usable) < MOST and not isinstance(values, str) and shapes == {values.log_probs.shape}:
+        if len(usable) < MOST and not isinstance(values, str) and shapes == {values.mask.shape}:
             usable[dump_id] = values
     if not usable:
         raise Unsupported("no dump has log-probs of both the run and the replay", hint="record with --with-outputs")
@@ -99,7 +108,7 @@ def explain_sides(
         done = ensure_lone_rows(store, request, command=f"{what} of replay {replay_id}", **callbacks)
         return open_replay(query.open_fresh(store), done)
 
-    with_causes = replace(wanted, config=replace(wanted.config, causes="all"))
+    with_causes = replace(wanted, config=replace(wanted.config, causes="all")) if of == LOG_PROBS else wanted
     of_models = {
         model: replace(wanted, config=replace(wanted.config, model=model), versions=versions_of(model)) for model in models
     }
@@ -108,8 +117,8 @@ def explain_sides(
         computed(_lone(rounding, usable, temperature), "the rounding") if rounding else None,
         {model: computed(request, "other weights") for model, request in of_models.items()},
     )
-    own = dict(known.truth.resolved["causes"])
-    pieces = {dump_id: piece for dump_id, values in usable.items() if (piece := _piece(store, dump_id, values, known))}
+    own = dict(known.truth.resolved.get("causes") or {})
+    pieces = {dump_id: piece for dump_id, values in usable.items() if (piece := _piece(store, dump_id, values, known, of))}
     temperatures = {known.truth.results[dump_id].extra.get("temperature") for dump_id in pieces}
     explained = {}
     for name, side in sides.items():
@@ -126,23 +135,36 @@ def explain_sides(
 
 
 def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -> ComparisonRecord:
-    """Explain a comparison with recorded outputs whose log-probs differ; where that is not possible, add the reason.
+    """Explain a mismatch of log-probs, or else of entropies, with recorded outputs or with the truth; where that is not possible,
+    add the reason.
 
-    Unchanged if no log-prob is beyond its limit, and if a rule already names the cause.
+    Unchanged if no log-prob and no entropy is beyond its limit, and if a rule already names the cause.
     """
-    far = [
-        dump.dump_id
-        for dump in record.dumps
-        if dump.verdict == MISMATCH
-        and any(measures(dump).get(name, 0.0) > (dump.limits or record.thresholds).get(name, math.inf) for name in OF_TOKENS)
-    ]
-    if not far or any(LEAKED in dump.reasons for dump in record.dumps):
+    side = RECORDED if record.b.kind == GOLDEN else REPLAYED
+    if any(LEAKED in dump.reasons for dump in record.dumps):
         return record
-    try:
-        explained = explain_outputs(store, record.a.replay_id or "", only=far, **callbacks)
-    except ActordbgError as problem:
-        return replace(record, reasons=(*record.reasons, f"no cause was searched for: {problem.message}"))
+    lost = [each.count for dump in record.dumps if (each := dump.log_probs) and 0 < each.count == each.nonfinite]
+    if lost and side == RECORDED:
+        nan = BY_NAME[NAN]
+        also = (NamedCause(nan.name, nan.said, nan.remedy, nan.thread),)
+        return _explained(record, ExplainedOutputs(math.inf, 0.0, sum(lost), len(lost), also=also))
+    for of, names in ((LOG_PROBS, OF_TOKENS), (ENTROPIES, ("entropy_max_abs",))):
+        if far := [dump.dump_id for dump in record.dumps if _is_beyond(record, dump, names)]:
+            try:
+                explained = explain_outputs(store, record.a.replay_id or "", side=side, of=of, only=far, **callbacks)
+            except ActordbgError as problem:
+                return replace(record, reasons=(*record.reasons, f"no cause was searched for: {problem.message}"))
+            return _explained(record, explained)
+    return record
+
+
+def _explained(record: ComparisonRecord, explained: ExplainedOutputs) -> ComparisonRecord:
     return replace(record, explained=explained, reasons=(*explained.sentences, *record.reasons))
+
+
+def _is_beyond(record: ComparisonRecord, dump: DumpComparison, names: Sequence[str]) -> bool:
+    values, limits = measures(dump), dump.limits or record.thresholds
+    return dump.verdict == MISMATCH and any(values.get(name, 0.0) > limits.get(name, math.inf) for name in names)
 
 
 def _lone(wanted: Wanted, usable: Collection[str], temperature: float | None) -> Wanted:
@@ -153,24 +175,27 @@ def _lone(wanted: Wanted, usable: Collection[str], temperature: float | None) ->
     return replace(wanted, config=config, inputs=inputs, with_gradients=frozenset())
 
 
-def _piece(store: Store, dump_id: str, own: Values, known: _Computed) -> Piece | None:
+def _piece(store: Store, dump_id: str, own: Values, known: _Computed, of: str) -> Piece | None:
     """Return a dump's log-probs; None if it has no truth. The replay's own count as healthy where they are as near as rounding
     is.
     """
     truth = known.truth.read(dump_id)
     if isinstance(truth, str):
         return None
+    right, ours = getattr(truth, of), getattr(own, of)
     others = {name: each.log_probs for name, side in known.others.items() if not isinstance(each := side.read(dump_id), str)}
-    piece = Piece(own.log_probs, truth.mask, truth.log_probs, _causes(store, dump_id, known.truth), (), others)
+    piece = Piece(ours, truth.mask, right, _causes(store, dump_id, known.truth), (), others)
     rounded = known.rounding.read(dump_id) if known.rounding else ""
     if isinstance(rounded, str):
         return piece
 
-    def away(values: Values) -> float:
-        return float(np.abs(values.log_probs - truth.log_probs)[truth.mask].mean())
+    alone = getattr(rounded, of)
 
-    near = away(own) <= ACCEPTED * away(rounded)
-    return replace(piece, healthy=(rounded.log_probs, own.log_probs) if near else (rounded.log_probs,))
+    def away(values: Array) -> float:
+        return float(np.abs(values - right)[truth.mask].mean())
+
+    near = away(ours) <= ACCEPTED * away(alone)
+    return replace(piece, healthy=(alone, ours) if near else (alone,))
 
 
 def _causes(store: Store, dump_id: str, side: ReplaySide) -> dict[str, Array]:

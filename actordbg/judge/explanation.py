@@ -20,10 +20,11 @@ from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Head
 from actordbg.judge.agreement import ranks_in_words, violation_in_words
 from actordbg.judge.check import CheckFound
 from actordbg.judge.comparison_document import conclusion, excluded
+from actordbg.judge.dump_figures import scaled_gradients
 from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens
 from actordbg.locate.verdict import place_in_words
-from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED
+from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
 from actordbg.records.locate_record import INTO, PlaceResult, is_backward
 from actordbg.records.replay_record import KEPT, WITHIN_ROUNDING, answers_of
 from actordbg.store.layout import Store
@@ -118,8 +119,14 @@ def _model(_store: Store, check: CheckFound) -> Iterator[Evidence]:
         )
     if located is not None and located.kernel:
         yield Evidence(WHAT, located.kernel, "replay with `--attn eager`, or a kernel that computes this model's attention")
+    if located is not None and located.operation and local.operation:
+        module, word = located.operation.module, located.operation.word
+        code = f"read the code that {module} runs: a patched class, a fused kernel, a hook"
+        of_word = Evidence(WHERE if local.differences else WHAT, local.operation)
+        remedy = _ISOLATION if "of other rows" in local.operation else _OF_OPERATION.get(word, code)
+        yield of_word if local.differences else replace(of_word, remedy=remedy)
     if located is not None and located.wrong:
-        known = bool(local.differences or located.kernel)
+        known = bool(local.differences or located.kernel or local.operation)
         first = located.wrong[0]
         words = place_in_words(first, located.dtype, cause_known=known)
         yield Evidence(WHERE if known else WHAT, words, "" if known else _of_place(first))
@@ -151,7 +158,18 @@ def _of_place(place: PlaceResult) -> str:
     return f"read the code that {place.module} runs: a patched class, a fused kernel, a hook"
 
 
+_MASK = "look at what makes this layer's mask: padding, borders of packed rows, causality, the window"
+_OF_OPERATION = {
+    "rotary embedding": "compare what turns queries and keys, and the cosines and sines that reach it, with transformers'",
+    "attention mask": _MASK,
+    "sliding window": _MASK,
+    "softmax scale": "pass the module's own `scaling` to the attention kernel, and check that nothing scales twice",
+    "soft cap": "use a kernel that applies attn_logit_softcapping (`--attn eager` does)",
+    "activation": "use the activation that the configuration names (hidden_act)",
+}
+"""By the word of an operation that differs: what to do."""
 _ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
+_OF_SCALE = "look for a factor of the loss: by what it is divided, and whether ranks or micro-batches are counted twice"
 _OF_LAW = {
     "state": "look for a cache or a buffer that outlives a call (`use_cache=False`)",
     "rerun": "replay with `--attn eager`, then with another `--seed`: which operation is not deterministic?",
@@ -211,6 +229,9 @@ def _truth(store: Store, check: CheckFound) -> Iterator[Evidence]:
         if known := excluded(record.excludes, record.a.dtype):
             yield Evidence(RULED_OUT, known.removesuffix("."))
         return
+    yield from _causes(record, REPLAY)
+    if (gain := scaled_gradients(record.dumps)) is not None:
+        yield Evidence(WHAT, f"all gradients are {gain:g} times the truth's", _OF_SCALE)
     far = sum(dump.verdict == MISMATCH for dump in record.dumps)
     largest = f", by up to {number(record.furthest[0], 3)} nats" if record.furthest else ""
     yield Evidence(WHAT, f"{far} of {plural(len(record.compared), 'dump')} differ from the truth{largest}")
@@ -232,15 +253,21 @@ def _truth(store: Store, check: CheckFound) -> Iterator[Evidence]:
         yield Evidence(SINCE, when)
 
 
+def _causes(record: ComparisonRecord, side: str) -> Iterator[Evidence]:
+    """Say which causes were fitted to a side's values."""
+    if (explained := record.explained) is not None:
+        causes = explained.causes or explained.also
+        remedies = "; or ".join(f"{cause.remedy} ({cause.thread})".removesuffix(" ()") for cause in causes)
+        yield from (Evidence(WHAT, sentence, remedies, side) for sentence in explained.sentences)
+
+
 def _run(_store: Store, check: CheckFound) -> Iterator[Evidence]:
     """Say whether what the training run recorded is what this model gives."""
     own = check.own
     if own is None or own.verdict == NOT_COMPARED:
         return
-    good, explained = own.verdict != MISMATCH, own.explained
-    if explained is not None and not good:  # causes that were fitted to the recorded log-probs
-        remedies = "; or ".join(f"{cause.remedy} ({cause.thread})".removesuffix(" ()") for cause in explained.causes)
-        yield from (Evidence(WHAT, sentence, remedies, RUN) for sentence in explained.sentences)
+    good = own.verdict != MISMATCH
+    yield from () if good else _causes(own, RUN)
     yield Evidence(RULED_OUT if good else WHAT, conclusion(own), side=RUN)
 
 

@@ -110,7 +110,7 @@ def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, left: 
         why = no_truth or ((truth.reasons or "") if truth else "").removeprefix("dump not compared: ")
         return UNCHECKED, f"{dumps} ran; none could be compared with the truth{why and ': '}{why}", ()
     if truth.verdict == MISMATCH:
-        many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} differ from the truth"
+        many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} differ{'s' * (truth.mismatches == 1)} from the truth"
         rounding = f"{many} by more than {dtype} rounding" if truth.mismatches else None
         return WRONG, "; ".join(filter(None, (rounding, truth.reasons))), far
     if own is not None and (said := _own_in_words(own, dtype)):

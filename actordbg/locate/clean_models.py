@@ -82,6 +82,13 @@ def clean_model(session: ActorSession, device: torch.device) -> Iterator[Loaded]
         yield loaded
 
 
+def bare_model(session: ActorSession) -> Any:
+    """Build transformers' own model of the suspect's checkpoint from its configuration, on the meta device, without weights."""
+    path, trust = _path_of(session), consent.is_given(session.config.model)
+    with _unpartitioned():
+        return truth_model.skeleton(model_class(path, trust), path, dtype_of(session), trust, session.choices.attn)
+
+
 @contextlib.contextmanager
 def truth(session: ActorSession, device: torch.device) -> Iterator[Loaded]:
     """Load the truth's model, and compute exact products while the block lasts. Unsupported for a model with images."""

@@ -13,8 +13,7 @@ and gathered as in any replay, and so are the truth's and the clean model's befo
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -34,9 +33,10 @@ from actordbg.laws.jacobian import ring_of
 from actordbg.locate import kernels
 from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, truth
 from actordbg.locate.forced_forward import Forcing, Recording
+from actordbg.locate.inside import layout_of, looked_into, suspicious
 from actordbg.locate.judgement import judge
 from actordbg.locate.places import Key, Sums, Tape, places_of
-from actordbg.records.locate_record import EVERYTHING, GRADIENT, FormulaCheck, Located
+from actordbg.records.locate_record import EVERYTHING, GRADIENT, FormulaCheck, Located, Operation
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 
@@ -96,8 +96,22 @@ class LocateRun:
         found.unchecked = self._unchecked | found.unchecked
         ranks = dist.get_world_size() if self.together else 1
         located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
-        located = replace(located, formulas=self._formulas, kernel=self._kernel)
+        located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, found))
         return replace(located, resident_bytes=self._resident, spilled_bytes=tape.spill.spilled)
+
+    def _inside(self, located: Located, found: Forcing) -> Operation | None:
+        """Look into the layer that is wrong, in one more forward; all ranks that compute together look into the same."""
+        missing = sorted({key[0] for key in self._floor if key not in found.sums})
+        if self._kernel or not (target := self._agreed(suspicious(located, missing, self.session.model))):
+            return None
+        self.tell("locate: operations")
+        operations: list[Operation | None] = []
+        layout = layout_of(self.session, self.call, self.outcome.packing, found.valid)
+        if why := self._guarded(lambda: operations.append(looked_into(self.session, target, self.call, layout))):
+            if self.together or self.session.tainted:
+                self.out_of_step = f"a forward whose operations are listed failed ({why})"
+            return Operation(target, "", why)
+        return operations[0]
 
     def _unsupported(self) -> str:
         """Return why this configuration or this input has no clean counterpart, or ""."""
@@ -226,15 +240,13 @@ class LocateRun:
             if not self._follows:
                 self.session.probe(self.call, lambda *_: None, backward=self.backward)
                 return self._join(forcing)
-            with _arrivals(model, self._truths) as arrived:
-                self.session.gradient(self.call, self._weights, keeper=keeper)
+            self.session.gradient(self.call, self._weights, keeper=keeper)
         forcing.count_lost_gradients()
         self._join(forcing)
         for name in sorted(self._truths):
             want, healthy = (self._averaged(samples[name]) for samples in (self._truths, self._healthy))
             key = (name, GRADIENT, 0, 0)
-            came = name in arrived or not arrived  # ZeRO 3 keeps the gradient of the backward before; FSDP2 calls no hooks
-            own = keeper.tensors.get(PREFIX + name, torch.zeros(())) if came else torch.zeros(())
+            own = keeper.tensors.get(PREFIX + name, torch.zeros(()))
             forcing.sums[key] = Sums.of(own.expand_as(want), want)
             if "expert" in name and (experts := _without_gradient(own.expand_as(want), want, self._shapes[name])):
                 self._lost[name] = f"no gradient reaches {experts} of {name}"
@@ -267,18 +279,6 @@ def _without_gradient(own: Tensor, want: Tensor, shape: tuple[int, ...]) -> str:
     power = [torch.zeros(shape[0], dtype=torch.float64).index_add_(0, expert, each.double().abs()) for each in (own, want)]
     lost = ((power[0] == 0) & (power[1] > 0)).nonzero().flatten().tolist()
     return f"expert{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost and len(lost) < shape[0] else ""
-
-
-@contextlib.contextmanager
-def _arrivals(model: Any, names: Container[str]) -> Iterator[set[str]]:
-    """Give the set of parameters, by plain name, that a gradient has reached inside the block."""
-    arrived: set[str] = set()
-    with contextlib.ExitStack() as undone:
-        for name, parameter in model.named_parameters():
-            if plain_name(name) in names:
-                hook = parameter.register_hook(lambda _, plain=plain_name(name): arrived.add(plain))
-                undone.callback(hook.remove)
-        yield arrived
 
 
 def samples_of(model: Any, trained: set[str]) -> dict[str, Tensor]:

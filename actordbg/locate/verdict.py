@@ -34,6 +34,8 @@ from actordbg.records.replay_record import ResultRecord
 RIGHT, WRONG, NOT_CHECKED = "RIGHT", "WRONG", "NOT CHECKED"
 _GAIN_SHOWS = 2e-4
 """A gain this far from 1 is worth a figure: rounding to bf16 alone does not reach it."""
+_WITH_STATE = ("linear_attn", "mamba", "mixer")
+"""Parts of the names of modules that carry a state from token to token, beside attention."""
 _LOST = 1e-9
 """A gradient below this part of the truth's did not arrive."""
 
@@ -53,7 +55,7 @@ class LocalVerdict:
     @property
     def word(self) -> str:
         """RIGHT, WRONG, or NOT CHECKED if no place or no tensor was judged."""
-        if self.differences or self.wrong_formula or (self.located and self.located.wrong):
+        if self.differences or self.wrong_formula or self.operation or (self.located and self.located.wrong):
             return WRONG
         judged = self.located is not None and self.located.places > 0
         return RIGHT if judged and self.looked_at else NOT_CHECKED
@@ -63,6 +65,12 @@ class LocalVerdict:
         """Name the module of transformers that differs from the formula of its paper; "" if none does."""
         formulas = self.located.formulas if self.located else None
         return formulas.differs if formulas else ""
+
+    @property
+    def operation(self) -> str:
+        """Name the first operation between modules that is not transformers' own; "" if none is known."""
+        operation = self.located.operation if self.located else None
+        return operation.sentence if operation and operation.word else ""
 
     @property
     def looked_at(self) -> int:
@@ -78,10 +86,11 @@ class LocalVerdict:
             if (more := max(identity.count for identity in self.identities) - 1 if self.differences else 0) > 0:
                 parts[0] += f" (and {plural(more, 'more difference')})"
             parts += [self.wrong_formula] * bool(self.wrong_formula)
+            parts += [self.operation] * bool(self.operation and not parts)
             if located and located.kernel:
                 parts.append(located.kernel)
             elif located and located.wrong:
-                parts.append(place_in_words(located.wrong[0], located.dtype, cause_known=bool(self.differences)))
+                parts.append(place_in_words(located.wrong[0], located.dtype, cause_known=bool(parts)))
                 parts += [f"{plural(located.count - 1, 'other place')} above its limit"] * (located.count > 1)
             return "; ".join(parts)
         if self.word == NOT_CHECKED:
@@ -145,6 +154,8 @@ def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False)
     if cause_known or place.ratio is None or is_backward(place.kind):
         return words
     between = place.kind == INTO or "rotary" in place.module
+    if place.kind == INTO and any(part in place.module for part in _WITH_STATE):
+        return f"{words}: its state runs on into the next packed row, or into padding"
     if between and 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
         return f"{words}: rows behind the first see others, or their positions do not restart"
     if place.kind == INTO:
@@ -157,7 +168,7 @@ def lines_of(local: LocalVerdict) -> Iterator[str]:
     yield from (*local.differences, *[local.wrong_formula] * bool(local.wrong_formula))
     located = local.located
     if located is not None:
-        yield from [located.kernel] * bool(located.kernel)
+        yield from [each for each in (located.kernel, located.operation.sentence if located.operation else "") if each]
         yield from (place_in_words(place, located.dtype, cause_known=True) for place in located.wrong)
         yield from located.notes
     yield from (f"{NOT_CHECKED}: {why}" for why in local.unchecked)

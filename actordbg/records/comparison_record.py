@@ -129,11 +129,11 @@ class Figures:
     Absolute differences in the values' own unit (nats for log-probs), relative ones to |b| (where b is not 0). `p95_*`
     and `p99_*` are percentiles. Equal values differ by 0 even if both are infinite or NaN. `nonfinite` counts values that are not
     finite on one side only, or not the same on both: unless it is 0, all figures but clip_share (which counts them) are None.
-    cosine: of the two vectors; distance: |a - b| / |b| of the two vectors. For log-probs only: kl_k1 = mean(b - a) and
-    kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from samples of b
-    (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside 0.8 to 1.2,
-    PPO's usual clip band. max_ulp: largest distance in units of last place of the dtype that both were computed in (see
-    `judge.dump_figures`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
+    cosine: of the two vectors; distance: |a - b| / |b| of the two vectors; gain: the factor of b that is nearest to a. For
+    log-probs only: kl_k1 = mean(b - a) and kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from
+    samples of b (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside
+    0.8 to 1.2, PPO's usual clip band. max_ulp: largest distance in units of last place of the dtype that both were computed in
+    (see `judge.dump_figures`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
     """
 
     count: int
@@ -153,6 +153,7 @@ class Figures:
     distance: float | None = None
     nonfinite: int = 0
     rms_abs: float | None = None
+    gain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class NamedCause:
 
 @dataclass(frozen=True)
 class ExplainedOutputs:
-    """Why recorded log-probs are not the truth's. before: the mean of |recorded - truth|, nats; noise: that of rounding, on the
+    """Why values, `what`, are not the truth's. before: the mean of |recorded - truth|, nats; noise: that of rounding, on the
     same tokens.
 
     causes: those that the data cannot tell apart; `also`: what is wrong, or usual in a rollout, besides. unknown: there is a
@@ -261,22 +262,23 @@ class ExplainedOutputs:
     also: tuple[NamedCause, ...] = ()
     unknown: bool = False
     nearest: str = ""
+    what: str = "recorded log-probs"
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """The causes, with what each explains; () if recorded log-probs are the truth's to rounding."""
         noise = f"noise {self.noise:.2g}"
-        also = tuple(f"recorded log-probs: {cause.said}" for cause in self.also)
+        also = tuple(f"{self.what}: {cause.said}" for cause in self.also)
         if self.unknown:
             near = f"; the nearest: {self.nearest}" * bool(self.nearest)
-            return (f"recorded log-probs: unknown cause ({self.before:.3g} nats, {noise}{near})", *also)
+            return (f"{self.what}: unknown cause ({self.before:.3g} nats, {noise}{near})", *also)
         if not self.causes:
             return also
         best, names = self.causes[0], " or ".join(cause.said for cause in self.causes)
         size = f"{self.before:.3g} -> {best.left:.3g} nats, {noise}"
         if best.z is not None:
             size = f"{abs(best.z):.0f} standard errors over {self.tokens:,} tokens; no single token shows it, {noise} nats"
-        return (f"recorded log-probs: {names} ({size})", *also)
+        return (f"{self.what}: {names} ({size})", *also)
 
 
 @dataclass(frozen=True)
@@ -284,7 +286,7 @@ class ComparisonRecord(StoredRecord):
     """`actordbg compare A B`: both sides, the thresholds that were applied, a verdict overall and for each dump, worst
     dumps first. rounding_id: the replay that measured the effect of the dtype's rounding on each dump, if limits follow it; each
     dump then has its own `limits`. excludes: the smallest faults that would have been a mismatch (`judge.measured_limits`).
-    explained: what the causes of a mismatch with recorded outputs are.
+    explained: what the causes of a mismatch with recorded outputs, or with the truth, are.
     """
 
     what: ClassVar[str] = "comparison"

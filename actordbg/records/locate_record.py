@@ -80,6 +80,24 @@ class PlaceResult:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """The first operation of a module that is not transformers' own. module: its name. word: what it is called, such as "rotary
+    embedding"; "" if the module could not be looked into. said: how it differs, or why it could not be looked into.
+    """
+
+    module: str
+    word: str
+    said: str
+
+    @property
+    def sentence(self) -> str:
+        """Return all three in words."""
+        return (
+            f"the {self.word} of {self.module}: {self.said}" if self.word else f"{self.module} was not looked into: {self.said}"
+        )
+
+
+@dataclass(frozen=True)
 class FormulaCheck:
     """The modules of a truth's model against the formulas of their papers, on `tokens` tokens of a row.
 
@@ -103,6 +121,7 @@ class Located:
     last position in the padded row.
     formulas: the truth's own modules against the formulas of their papers; None for a model without formulas.
     kernel: what the attention kernel of transformers does that is wrong, in words; "" if it is right.
+    operation: where an operation between modules differs, the first of them.
     resident_bytes: weights of the truth that were in memory at once. spilled_bytes: its values that were in temporary files.
     """
 
@@ -119,6 +138,7 @@ class Located:
     fields: tuple[tuple[int, int, int], ...] = ()
     formulas: FormulaCheck | None = None
     kernel: str = ""
+    operation: Operation | None = None
     resident_bytes: int = 0
     spilled_bytes: int = 0
 

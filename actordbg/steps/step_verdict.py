@@ -105,10 +105,9 @@ def _as_one(step: RecordedStep) -> bool:
 def formula(step: RecordedStep) -> Iterator[StepCause]:
     """Yield the faults of single losses, and of what backward gets. Needs no model."""
     limit = LOSS_OFF[step.fp32]
-    factor = factor_of(step) * step.accumulation * step.ranks / step.divisor
-    known = step.fact("batch_num_tokens" if step.by_token else "global_batch_size") is not None
-    for each in step.micro_batches if known else ():
-        size, wanted = abs(factor) * each.terms.size, factor * step.sum_of(each)
+    for each in step.micro_batches:
+        factor = _per_term(each, step.by_token)
+        size, wanted = factor * each.terms.size, factor * step.sum_of(each)
         if abs(each.recorded - wanted) > limit * size:
             text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {number(wanted)}"
             yield StepCause("formula", text, "look at clipping and mask of the loss: `actordbg lint`")
@@ -143,10 +142,11 @@ def _missing_term(micro_batch: MicroBatch, limit: float) -> StepCause | None:
     return None
 
 
-def _per_term(micro_batch: MicroBatch) -> float:
-    """Return what a term is multiplied by in its micro-batch's loss."""
-    by = micro_batch.loss.fact("batch_num_tokens")
-    return float(micro_batch.loss.fact("dp_size") or 1) / float(by or micro_batch.terms.tokens)
+def _per_term(micro_batch: MicroBatch, by_token: bool = True) -> float:
+    """Return what a term, or a row's mean, is multiplied by in its micro-batch's loss."""
+    by = micro_batch.loss.fact("batch_num_tokens" if by_token else "global_batch_size")
+    own = micro_batch.terms.tokens if by_token else micro_batch.terms.rows
+    return 1 / own if by is None else float(micro_batch.loss.fact("dp_size") or 1) / float(by)
 
 
 def _kl_term(micro_batch: MicroBatch) -> float:
@@ -164,8 +164,8 @@ def of_norm(figures: StepFigures) -> StepCause | None:
     step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
     recorded, tolerance = step.grad_norm, NORM_OFF[step.fp32]
     factor = abs(factor_of(step))
-    if recorded is None or near(recorded, factor * whole, tolerance):
-        return None
+    if recorded is None or near(recorded, factor * whole, tolerance) or near(recorded, figures.replayed.grad_norm, tolerance):
+        return None  # it follows from the losses as they were recorded
     said = f"the norm is {number(recorded)} where the whole step has {number(factor * whole)}"
     zero, gas = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation
     cases: list[tuple[str, float, str, str]] = []

@@ -13,6 +13,7 @@
     store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.records.comparison_record`)
     store/memory/<id>.json, <id>.csv                 what `memory watch` found, and its samples
     store/trainchecks/<check>/check.json, cell-<n>.<attempt>/, logs/
+    store/reductions/<id>/reduction.json, trials.jsonl, store/   what `reduce` found, its trials, and a store of its cases
     store/models/                                    models that actordbg built itself (`tiny`)
     store/catalog.db                                 derived from all of the above; `actordbg index` rebuilds it
     store/reports/

@@ -19,6 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MethodType, ModuleType
 from typing import Any
 
@@ -39,7 +40,27 @@ MARK = "__actordbg_seam__"
 _POSITIONS = 128
 """Positions whose softmax over the vocabulary is computed at a time."""
 
-_inside = threading.local()
+
+@dataclass
+class CurrentForward:
+    """A recorded forward: its slot, the model as an Actor, its arguments under an Actor's names, and, after it, its result."""
+
+    slot: Any
+    seam: Seam
+    actor: RecordedModel
+    named: Mapping[str, Any]
+    output: Any = None
+
+
+class _Inside(threading.local):
+    """What a thread is in: a recorded function, whose call waits; a loss; the last forward, kept while its loss runs."""
+
+    busy = in_loss = False
+    call: Callable[[], Any] | None = None
+    current: CurrentForward | None = None
+
+
+inside = _Inside()
 _told: set[str] = set()
 
 
@@ -91,8 +112,9 @@ class RecordedModel:
         **more: torch.Tensor,
     ) -> Any:
         """Run the call that waits in this thread; the recorder reads its arguments and its result."""
-        waiting = _inside.call
-        _inside.call = None
+        waiting = inside.call
+        inside.call = None
+        assert waiting is not None
         return waiting()
 
 
@@ -159,13 +181,13 @@ def recorded(
         if is_compiling():
             traced()
             return original(*args, **kwargs)
-        if slot.enter is None or getattr(_inside, "busy", False):
+        if slot.enter is None or inside.busy:
             return original(*args, **kwargs)
-        _inside.busy = True
+        inside.busy = True
         try:
             ready = prepared(args, kwargs)
             if ready is None:
-                _inside.busy = seam.silent  # calls inside it may be recorded
+                inside.busy = seam.silent  # calls inside it may be recorded
                 return original(*args, **kwargs)
             actor, rows, named = ready
 
@@ -175,10 +197,13 @@ def recorded(
                 returned.read = functools.partial(scores_of, seam, rows, returned.output)
                 return returned
 
-            _inside.call = run
-            return actor.forward(**named).output
+            inside.call, inside.current = run, CurrentForward(slot, seam, actor, named)
+            inside.current.output = actor.forward(**named).output
+            return inside.current.output
         finally:
-            _inside.busy, _inside.call = False, None
+            inside.busy, inside.call = False, None
+            if not inside.in_loss:
+                inside.current = None
 
     setattr(function, MARK, original)
     return function
@@ -315,7 +340,15 @@ def attach(module: ModuleType, named: str, store: str) -> list[str]:
             if why := seam.differs(inspect.signature(original).parameters):
                 tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
                 continue
-            setattr(holder, name, (_making if seam.makes_model else recorded)(original, seam, adapter, store, {}))
+            if seam.loss is not None:
+                from actordbg.trainers.recorded_losses import with_loss
+
+                arguments = functools.partial(arguments_of, inspect.signature(original))
+                function = with_loss(original, seam, inside, arguments, tell)
+                setattr(function, MARK, original)
+                setattr(holder, name, function)
+            else:
+                setattr(holder, name, (_making if seam.makes_model else recorded)(original, seam, adapter, store, {}))
         if hasattr(inspect.getattr_static(holder, name), MARK):
             attached.append(seam.where)
     return attached

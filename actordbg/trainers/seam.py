@@ -93,6 +93,29 @@ class Scores:
     logits: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class LossCall:
+    """A loss, by the names of OpenRLHF's PolicyLoss. log_probs and other tensors: [B, A] like `action_mask`. loss: its value.
+
+    facts: its plain attributes, where they mean what those of PolicyLoss mean; another `policy_loss_type` is not recomputed.
+    """
+
+    log_probs: torch.Tensor
+    action_mask: torch.Tensor
+    advantages: torch.Tensor | None = None
+    old_log_probs: torch.Tensor | None = None
+    rollout_log_probs: torch.Tensor | None = None
+    loss: torch.Tensor | None = None
+    dp_size: Any = None
+    batch_num_tokens: Any = None
+    global_batch_size: Any = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments behind `log_probs`, by name."""
+        return {name: value for name, value in vars(self).items() if name not in ("log_probs", "loss", "facts")}
+
+
 def padded(jagged: torch.Tensor, size: tuple[int, ...] | None = None) -> torch.Tensor:
     """Pad jagged rows (nested, with offsets) on the right with 0, to [B, S]. Without `size`, it synchronizes with the GPU."""
     import torch
@@ -123,6 +146,9 @@ class Seam:
 
     silent: neither the function nor calls inside it are recorded; `rows` returns None.
 
+    loss: the function computes a loss, and its calls are recorded as such with `dump enable --calls forward,loss`: gets the
+    arguments, the log-probs of the recorded forward inside it (None if it is inside a forward), and the result. `rows` is unused.
+
     again: repeats the function in a replay, with a model and recorded rows, and returns its result
     (`actordbg.trainers.captured_call` helps). None: not supported, and calls are replayed through rows.
     """
@@ -135,6 +161,7 @@ class Seam:
     takes: tuple[str, ...] = ()
     silent: bool = False
     again: Callable[[Any, Rows], Any] | None = None
+    loss: Callable[[Mapping[str, Any], torch.Tensor | None, Any], LossCall | None] | None = None
 
     def differs(self, takes: Iterable[str]) -> str:
         """Return which arguments the adapter needs that a function with these parameters lacks, in words; "" if none."""
@@ -151,6 +178,10 @@ class Seam:
     def function(self) -> str:
         """Return the function's name in its module: `function` or `Class.method`."""
         return self.where.partition(":")[2]
+
+
+def no_rows(call: Mapping[str, Any]) -> None:
+    """Return None: the function is not a forward."""
 
 
 class Adapter(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable
+from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows
 
 
 def _rows(call: Mapping[str, Any]) -> Rows:
@@ -33,6 +33,27 @@ def _scores(output: Any) -> Scores:
     return Scores(log_probs, None if entropy is None else entropy[:, -log_probs.shape[1] - 1 : -1])
 
 
+def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
+    """Read the loss of a micro-batch, after its backward: metrics have its value."""
+    worker, experience = call["self"], call["experience"]
+    if log_probs is None:
+        return None
+    algorithm = worker.cfg.algorithm
+    kind = call.get("loss_fn") or algorithm.policy_loss_type
+    kl = bool(getattr(algorithm, "use_kl_loss", False) or getattr(algorithm, "use_entropy_loss", False))
+    facts = {
+        "policy_loss_type": "ppo" if kind == "regular" and not kl else kind, "loss_type": kind, "dual_clip": None,
+        "clip_eps_low": algorithm.eps_clip_low, "clip_eps_high": algorithm.eps_clip_high, "is_correction_level": "off",
+        "loss_reduction": getattr(algorithm, "loss_reduction", None),
+    }  # fmt: skip
+    value = output.get("policy_loss") if isinstance(output, Mapping) else None
+    loss = None if value is None else log_probs.new_tensor(value)
+    return LossCall(
+        log_probs, experience.loss_mask, experience.advantages, experience.action_log_probs, experience.rollout_logprobs,
+        loss, facts=facts,
+    )  # fmt: skip
+
+
 class SkyRl:
     """SkyRL 0.3, its backends on transformers. Tested with its wrapper class alone, not in a SkyRL training run."""
 
@@ -45,5 +66,11 @@ class SkyRl:
             needs=("sequences", "num_actions", "attention_mask", "temperature", "compute_entropy", "pixel_values"),
             rows=_rows,
             result=_scores,
+        ),
+        Seam(
+            where="skyrl.backends.skyrl_train.workers.worker:PolicyWorkerBase._forward_backward_micro",
+            rows=no_rows,
+            needs=("experience", "loss_fn"),
+            loss=_policy_loss,
         ),
     )

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from actordbg.base.fault import Unsupported
-from actordbg.trainers.seam import TRAINER_STEP, Rows, Scores, Seam, Unreadable, images, own_positions, step_of
+from actordbg.trainers.seam import TRAINER_STEP, LossCall, Rows, Scores, Seam, Unreadable, images, no_rows, own_positions, step_of
 
 _HEAD = "trl.trainer.utils:add_fused_lm_head"
 _SCORED = tuple(
@@ -36,6 +36,35 @@ def _labelled(call: Mapping[str, Any]) -> Rows | None:
     entropy, positions = "entropy" in call["outputs"], own_positions(call["input_ids"], places)
     given: Any = {"entropy": entropy, "positions": positions, "step": step_of(call["self"]), "more": images(call)}
     return Rows(call["self"], call["input_ids"], mask, labels[:, 1:] != -100, call["temperature"], **given)
+
+
+def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
+    """Read GRPO's loss. Without old log-probs TRL takes the policy's own."""
+    trainer, inputs = call["self"], call["inputs"]
+    if log_probs is None:
+        return None
+    mask, wide = inputs["completion_mask"], inputs["advantages"]
+    mask = mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]
+    old = inputs.get("old_per_token_logps")
+    corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    clipped = trainer.loss_type in ("grpo", "bnpo", "dr_grpo", "dapo") and trainer.importance_sampling_level == "token"
+    plain = (
+        clipped
+        and not corrected
+        and trainer.args.delta is None
+        and not trainer.beta
+        and trainer.off_policy_mask_threshold is None
+    )
+    facts = {
+        "policy_loss_type": "ppo" if plain else trainer.loss_type, "loss_type": trainer.loss_type, "dual_clip": None,
+        "clip_eps_low": trainer.epsilon_low, "clip_eps_high": trainer.epsilon_high, "is_correction_level": "off",
+        "vllm_importance_sampling_correction": corrected, "beta": trainer.beta,
+    }  # fmt: skip
+    return LossCall(
+        log_probs, mask, (wide.unsqueeze(1) if wide.dim() == 1 else wide).expand(mask.shape),
+        log_probs.detach() if old is None else old, inputs.get("sampling_per_token_logps"), output,
+        batch_num_tokens=inputs.get("num_items_in_batch"), facts=facts,
+    )  # fmt: skip
 
 
 def _again(where: str, model: Any, rows: Rows) -> Any:
@@ -65,4 +94,5 @@ class Trl:
         Seam(_HEAD, _labelled, lambda out: Scores(getattr(out, "log_probs", None), getattr(out, "entropy", None)),
              ("model", "temperature", "outputs"), makes_model="model", again=partial(_again, _HEAD)),
         TRAINER_STEP,
+        Seam("trl.trainer.grpo_trainer:GRPOTrainer._compute_loss", no_rows, needs=("model", "inputs"), loss=_grpo_loss),
     )  # fmt: skip

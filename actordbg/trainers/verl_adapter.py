@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable, padded
+from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows, padded
 
 
 def _rows(call: Mapping[str, Any]) -> Rows | None:
@@ -44,6 +44,36 @@ def _counted(batch: Any, places: torch.Tensor, lengths: torch.Tensor) -> torch.T
     return torch.logical_and(places >= begins[:, None], places < lengths)
 
 
+def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
+    """Read verl's loss, which its engine calls inside the forward. Values of responses are put behind their prompts, [B, S-1]."""
+    config, data = call["config"], call["data"]
+    of_all, responses = call["model_output"]["log_probs"], data["responses"]
+    new = padded(of_all)[:, :-1]  # a value for each token, of which the last predicts nothing
+    totals = data["input_ids"].offsets().diff().tolist()
+    in_batch = data["attention_mask"][:, data["prompts"].shape[1] :].sum(1) if not responses.is_nested else None
+    counts = (responses.offsets().diff() if in_batch is None else in_batch).tolist()
+
+    def behind(values: Any) -> torch.Tensor:
+        wide = torch.zeros(new.shape, dtype=values.dtype, device=values.device)
+        for row, (of_row, total, count) in enumerate(zip(values.unbind(), totals, counts, strict=True)):
+            wide[row, total - count - 1 : total - 1] = of_row[:count]
+        return wide
+
+    known = {name: behind(data[name]) for name in ("advantages", "old_log_probs", "rollout_log_probs") if name in data}
+    mask = behind(data["response_mask"])
+    mode = config.policy_loss.get("loss_mode", "vanilla")
+    plain = mode == "vanilla" and not config.use_kl_loss and not config.entropy_coeff and "rollout_is_weights" not in data
+    clip = config.clip_ratio
+    low, high = (getattr(config, name, None) for name in ("clip_ratio_low", "clip_ratio_high"))
+    facts = {
+        "policy_loss_type": "ppo" if plain else mode, "loss_mode": mode, "loss_agg_mode": config.loss_agg_mode,
+        "clip_eps_low": clip if low is None else low, "clip_eps_high": clip if high is None else high,
+        "dual_clip": getattr(config, "clip_ratio_c", None), "is_correction_level": "off",
+    }  # fmt: skip
+    normalizers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size") if name in data}
+    return LossCall(new, mask, **known, loss=output[0], **normalizers, facts=facts)
+
+
 class Verl:
     """verl 0.9, its FSDP and FSDP2 engines."""
 
@@ -56,4 +86,5 @@ class Verl:
             rows=_rows,
             result=lambda output: Scores(*map(output[1]["model_output"].get, ("log_probs", "entropy"))),
         ),
+        Seam("verl.workers.utils.losses:ppo_loss", no_rows, needs=("config", "model_output", "data"), loss=_ppo_loss),
     )

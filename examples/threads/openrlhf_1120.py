@@ -13,8 +13,8 @@ from padded import Adapter as Adapter
 
 PLANTED = False
 RECORDED = ("--on", "nan")
-COMMAND = ("dump", "ls", "--where", "triggered='nan' and step={step}")
-WORDS = " 60 nan "
+COMMAND = ("check", "--recorded", "--where", "triggered='nan' and step={step}", "--model", "{model}", "--no-laws")
+WORDS = "a weight was NaN or infinite then"
 
 
 def train(model: Any) -> None:

@@ -41,7 +41,7 @@ class Answer:
     @property
     def found(self) -> bool:
         """The fault was found, and nothing if there is none. Exit code 5: nothing was selected."""
-        good = self.without.returncode == (5 if "ls" in self.command else 0)
+        good = self.without.returncode == (5 if "triggered" in self.command else 0)
         return good and self.words in self.planted.stdout and self.words not in self.without.stdout
 
     def told(self) -> Iterator[str]:

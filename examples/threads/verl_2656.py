@@ -14,8 +14,8 @@ from padded import Adapter as Adapter
 
 PLANTED = False
 RECORDED = ("--on", "logprobs:-50:0")
-COMMAND = ("dump", "ls", "--where", "triggered='logprobs' and step={step}")
-WORDS = " 60 logprobs "
+COMMAND = ("check", "--recorded", "--where", "triggered='logprobs' and step={step}", "--model", "{model}", "--no-laws")
+WORDS = "not normalized"
 
 
 class Fused(padded.HFModelWrapper):

@@ -1,7 +1,7 @@
 """verl#6475: at the end of each packed row, the label is the first token of the next row.
 
 Found by reading: `torch.roll` over the packed ids. In verl the response mask leaves that place out, unless the end of a text
-counts where its id is the padding's, as here: then that log-prob is of a token of somebody else's prompt.
+counts where its id is the padding's, as in the faulty step here: then that log-prob is of a token of somebody else's prompt.
 """
 
 from __future__ import annotations
@@ -21,4 +21,4 @@ class Rolled(unpadded.DataParallelPPOActor):
 
 
 def train(model: Any) -> None:
-    unpadded.train((Rolled if PLANTED else unpadded.DataParallelPPOActor)(model, int(PLANTED)), ends=1)
+    unpadded.train((Rolled if PLANTED else unpadded.DataParallelPPOActor)(model, int(PLANTED)), ends=int(PLANTED))

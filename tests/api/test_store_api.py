@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ def test_what_is_added_and_recorded_can_be_selected_and_has_its_outputs(tmp_path
 def test_an_answer_is_what_json_prints_and_raises_where_it_is_asked_to():
     wrong = CommandResult(False, {"good": False, "replay_id": "r1"}, (Heading("replay r1", 1), VERDICT), ())
     assert (wrong.ok, wrong.verdict, wrong["replay_id"], wrong.figures) == (False, "WRONG", "r1", {"max diff": "0.1 nats"})
+    left = replace(VERDICT, not_checked=("gradients (--backward)", "the run (run --hash-weights)"))
+    named = CommandResult(False, {}, (left,))
+    assert named.not_checked == ("gradients (backward=True)", "the run (run --hash-weights)")
+    assert "gradients (backward=True)" in named.sentence and "(--backward)" in named.to_json()
     assert wrong.not_checked == ("your model",) and json.loads(wrong.to_json()) == wrong.record == {**wrong}
     with pytest.raises(BadResult, match="WRONG: row 1 depends on row 0; not checked: your model") as raised:
         wrong.raise_if_wrong()

@@ -18,6 +18,7 @@ from torch import nn
 from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
 from actordbg.capture import hook, losses
+from actordbg.capture.control import read_control
 from actordbg.judge.lint import lint
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
@@ -272,3 +273,18 @@ def test_a_call_that_does_not_exist_is_refused(tmp_path: Path):
     for typed in ("loss", "forward,lost"):
         with pytest.raises(UsageError, match="--calls"):
             invoke(Store(tmp_path), "dump", "enable", "--calls", typed)
+
+
+def test_whole_steps_are_recorded_and_nothing_else(openrlhf: SimpleNamespace, store: Store):
+    recording = Recording(store, calls=("forward", "loss"), steps=(8, 9))
+    train(openrlhf, recording, steps=8)
+    ledgers = recording.recorder.writer.watched()
+    forwards, recorded = losses_of(recording)
+    assert [dump.record.step for dump in recorded] == [8, 8, 9, 9]
+    assert all(dump.record.step in (8, 9) for dump in forwards) and len(forwards) == 4
+    (ledger,) = [ledger for ledger in ledgers if ledger.role == "policy"]
+    assert ledger.calls == 16 and sum(ledger.sampled_out.values()) == 12
+    assert invoke(store, "dump", "enable", "--step", "3..5").exit_code == 0
+    assert read_control(store).steps == (3, 5)  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="range of steps"):
+        invoke(store, "dump", "enable", "--step", "5..3")

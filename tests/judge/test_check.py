@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,6 +21,7 @@ from actordbg.catalog.query import get_replay
 from actordbg.cli.app import app
 from actordbg.document.blocks import Verdict
 from actordbg.dumps.create import create_dumps
+from actordbg.judge import check
 from actordbg.judge.check import CheckFound, check_data, run_check
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.records.comparison_record import ComparisonRecord
@@ -30,6 +32,16 @@ from actordbg.store.layout import Store
 INPUTS = [given(index) for index in range(3)]
 KINDS = {f"actordbg.{kind}" for kind in ("replay", "laws", "modules", "truth")}
 LAW = {"law": "neighbour", "verdict": "broken", "words": "row 1 depends on row 0", "row": 1, "position": 3}
+
+
+@pytest.fixture(autouse=True)
+def a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fitted: each search finds this cause."""
+
+    def found(_store: Store, record: ComparisonRecord, **_: Any) -> ComparisonRecord:
+        return replace(record, reasons=("log-probs: a cause", *record.reasons))
+
+    monkeypatch.setattr(check, "with_explanation", found)
 
 
 def checked(store: Store, truth: bool = True, recorded: str | None = None, **replayed: Any) -> tuple[CheckFound, Verdict]:
@@ -85,7 +97,7 @@ def judged(**located: Any) -> dict[str, Any]:
     [
         ({}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; not checked: your model (--model); gradients (--backward); the laws (--laws)",
          "actordbg check --model 'org/a model'"),
-        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differ from the truth by more than fp32 rounding; not checked: your model (--model); "
+        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differs from the truth by more than fp32 rounding; log-probs: a cause; not checked: your model (--model); "
          "gradients (--backward); the laws (--laws)", "actordbg explain r-01"),
         ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; "
          "not checked: your model (--model); gradients (--backward); the laws of 1 dump", "actordbg check --model"),
@@ -120,7 +132,7 @@ def test_the_sentence_says_what_is_wrong_and_what_was_not_judged(
 def test_the_rank_whose_weights_differ_is_named(store: Store, tmp_path: Path) -> None:
     """By its dumps where each rank has its own; by the ranks' answers where they ran the same ones, and the first is right."""
     _, answer = checked(store, change=off, result=lambda index: {"worker": int(index == 1)}, nproc=2)
-    assert "1 of 3 dumps differ" in answer.said
+    assert "1 of 3 dumps differs" in answer.said
     assert answer.said.endswith("; all dumps of rank 1 are outside, and none of another rank: its weights may differ")
     _, mixed = checked(Store(tmp_path / "mixed").create(), change=off, result=lambda index: {"worker": int(index > 0)}, nproc=2)
     assert "rank" not in mixed.said

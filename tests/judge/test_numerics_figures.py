@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from roots import ROOT
 
 from actordbg.base.errors import UsageError
-from actordbg.judge.dump_figures import angle_of, figures, products, sequence_sums, worst_tokens
+from actordbg.judge.dump_figures import angle_of, figures, products, scaled_gradients, sequence_sums, worst_tokens
 from actordbg.judge.thresholds import DEFAULTS, MEASURES, STRENGTH, applied_to, asked, judge, measures, weaker
 from actordbg.records.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison, Figures
 
@@ -71,7 +71,11 @@ def test_what_is_not_finite_and_what_is_zero(a: list[float], b: list[float], exp
 
 def test_a_norm_that_overflows_gives_no_cosine() -> None:
     with np.errstate(over="ignore", invalid="ignore"):
-        assert angle_of(products(np.array([1e200, 1.0]), np.array([1.0, 1e200]))) == {"cosine": None, "distance": None}
+        assert angle_of(products(np.array([1e200, 1.0]), np.array([1.0, 1e200]))) == {
+            "cosine": None,
+            "distance": None,
+            "gain": None,
+        }
 
 
 def test_sums_and_worst_tokens_are_of_the_mask_alone_and_equal_tokens_are_left_out() -> None:
@@ -200,3 +204,14 @@ def test_the_reference_page_has_the_defaults_that_are() -> None:
     for name, cells in found.items():
         for dtype, cell in zip(dtypes, cells, strict=True):
             assert (None if cell == "-" else float(cell)) == DEFAULTS[dtype].get(name), (name, dtype)
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise", "named"), [(2.0, 1e-3, 2.0), (-1.0, 1e-3, -1.0), (1.0, 1e-3, None), (2.0, 0.5, None)]
+)
+def test_gradients_that_are_a_multiple_are_told_from_others(factor: float, noise: float, named: float | None):
+    random = np.random.default_rng(0)
+    theirs = random.normal(size=1000)
+    ours = factor * theirs + noise * random.normal(size=1000)
+    compared = DumpComparison("dump", MISMATCH, gradients=figures(ours, theirs))
+    assert scaled_gradients([compared, compared, replace(compared, verdict=MATCH, gradients=None)]) == named

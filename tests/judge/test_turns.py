@@ -16,7 +16,6 @@ from replaycases import publish
 
 import actordbg
 from actordbg.base.errors import EnvironmentProblem, NothingToDo, Unsupported
-from actordbg.capture import turn_recording
 from actordbg.demo.demo_training import build_assets
 from actordbg.formats.dump_record import make_dump_id
 from actordbg.formats.turn_record import SampledTurn, Trajectory, read_trajectory
@@ -24,6 +23,7 @@ from actordbg.judge.chat_template import template_answer
 from actordbg.judge.turns import difference, turns_answer
 from actordbg.store import payload
 from actordbg.store.layout import Store
+from actordbg.trainers.openrlhf import turn_recording
 
 Ids = list[int]
 

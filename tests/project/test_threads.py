@@ -35,16 +35,19 @@ def test_every_demonstration_has_a_row_and_says_what_its_users_saw(monkeypatch: 
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("name", NAMES if WHOLE else first_or_all(NAMES[:9]))
 def test_a_fault_is_found_by_one_command_and_gone_without_it(name: str, tmp_path: Path) -> None:
-    """Where the table has figures, the answer has the same, to a tenth."""
+    """The answer names the cause as the table does, with the same figures, to a tenth."""
     done = subprocess.run(
         [sys.executable, FOLDER / "run.py", name, "--folder", tmp_path], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    planted = done.stdout.partition("without it")[0]
-    told, said = figures(row_of(name)), figures(planted)
-    assert [word for word, _ in told] == [word for word, _ in said]
-    assert [number for _, number in said] == pytest.approx([number for _, number in told], rel=0.1)
+    planted = " ".join(done.stdout.partition("without it")[0].split())
+    said = row_of(name).rpartition(" | ")[2].removesuffix(" |")
+    assert re.search(FIGURE.sub(r"[\\d.e-]+", re.escape(said).replace("…", ".*")), planted), planted
+    assert figures(planted) == pytest.approx(figures(said), rel=0.1)
 
 
-def figures(text: str) -> list[tuple[str, float]]:
-    return [(word, float(number)) for word, number in re.findall(r"(log-probs|entropies) by up to ([\d.e-]+) nats", text)]
+FIGURE = re.compile(r"\d[\d.e\\-]*")
+
+
+def figures(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"by up to ([\d.e-]+) nats", text)]

@@ -121,13 +121,36 @@ class Bench:
 
     def warped(self, warper: Any) -> Arrays:
         """Healthy log-probs, and what one of transformers' samplers makes of a distribution."""
+        return self.moved(
+            lambda dump, logits: torch.stack(
+                [warper(dump.tensors["sequences"][:, -logits.shape[1] :], row) for row in logits]
+            ).log_softmax(-1)
+        )
+
+    def moved(self, change: Callable[[Any, Any], Any]) -> Arrays:
+        """Healthy log-probs, and what `change` makes of them: from a dump and its logits, other log-probs of the vocabulary."""
         moved = []
         for dump, logits, healthy in zip(self.dumps, self.logits(), self.healthy[1], strict=True):
             labels = dump.tensors["sequences"][:, -logits.shape[1] :]
-            after = torch.stack([warper(labels, row) for row in logits]).log_softmax(-1)
-            change = (after - logits.log_softmax(-1)).gather(-1, labels[..., None])[..., 0]
-            moved.append(healthy + change.double().numpy() * dump.tensors["action_mask"].numpy())
+            with torch.no_grad():
+                apart = (change(dump, logits) - logits.log_softmax(-1)).gather(-1, labels[..., None])[..., 0]
+            moved.append(healthy + apart.double().numpy() * dump.tensors["action_mask"].numpy())
         return moved
+
+    def called(self, seen: Callable[[Any, Any], Any], places: Callable[[Any], Any], together: bool = False) -> Arrays:
+        """Healthy log-probs, and what another call makes of them: another mask, other positions, all rows in one."""
+
+        def change(dump: Any, logits: Any) -> Any:
+            real, ids = dump.tensors["attention_mask"].bool(), dump.tensors["sequences"]
+            given = ids, seen(real, dump.tensors["action_mask"]).long(), places(real)
+            if together:
+                given = tuple(each[real][None] for each in given)
+            after = self.plain(given[0], attention_mask=given[1], position_ids=given[2], use_cache=False).logits
+            if together:
+                after = torch.zeros(*ids.shape, after.shape[-1]).index_put((real,), after[0])
+            return after[:, -1 - logits.shape[1] : -1].log_softmax(-1)
+
+        return self.moved(change)
 
 
 def theta(size: float) -> Callable[[Any], Any]:
@@ -163,6 +186,7 @@ PLANTED: dict[str, tuple[Callable[[Any], Any], float]] = {
     "attention scale": (every("Attention", "scaling", lambda scale: scale * 1.3), 1.3),
     "rope theta": (theta(10_500.0), 10_500.0),
     "rope scaling": (attribute("model.rotary_emb", "inv_freq", lambda inv_freq: inv_freq / 4), 4.0),
+    "activation": (every("MLP", "act_fn", lambda _: torch.nn.GELU()), 2.0),
     "inv_freq in bf16": (attribute("model.rotary_emb", "inv_freq", rounded), 1.0),
     "head in bf16": (head_in_bf16, 1.0),
 }
@@ -207,6 +231,17 @@ def arranged(bench: Bench, case: Any) -> None:
     healthy, masks = bench.healthy[1], [ran.mask.numpy() for ran in bench.truth]
     named(bench.explain([np.roll(each, -1, axis=1) for each in healthy]), "shift", 1, case)
     named(bench.explain([each[[1, 0, 2, 3]] for each in healthy]), "other rows", 4, case)
+    ones, counted = (lambda real, _: real | True), lambda real: (real.cumsum(-1) - 1).clamp(min=0)
+    running = lambda real: real.flatten().cumsum(0).view(real.shape) - 1  # noqa: E731
+    sampled = lambda real, actions: torch.nn.functional.pad(actions, (real.shape[1] - actions.shape[1], 0))  # noqa: E731
+    for name, recorded in {
+        "no normalization": bench.moved(lambda _, logits: logits),
+        "packed rows": bench.called(ones, counted, together=True),
+        "positions run on": bench.called(ones, running, together=True),
+        "padding": bench.called(ones, counted),
+        "loss mask": bench.called(sampled, counted),
+    }.items():
+        named(bench.explain(recorded), name, None, case)
     zeros = [each.copy() for each in healthy]
     zeros[0][:, 50] = 0.0
     found = bench.explain(zeros)

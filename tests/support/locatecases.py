@@ -29,7 +29,7 @@ from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
 from actordbg.locate.streaming import Streamed
 from actordbg.locate.verdict import RIGHT, WRONG, LocalVerdict, lines_of, verdict_of
-from actordbg.records.locate_record import IDENTITY, LOCATED
+from actordbg.records.locate_record import GRADIENT, IDENTITY, LOCATED
 from actordbg.records.replay_record import PASSED, ResultRecord
 
 
@@ -236,7 +236,7 @@ def faults(cache: Path) -> None:
                 assert all(place.what.startswith(where) for place in wrong), case
                 assert len(wrong) == 4 if name == "rows" else len(wrong) <= 1, case
                 if name == "rows":
-                    assert wrong[0].rows == (1, 2) and "rows behind the first see others" in found.said, case
+                    assert wrong[0].rows == (1, 2) and "queries see keys of other rows" in found.said, case
                     assert wrong[0].pattern.startswith("behind another row of the pack: "), case
                     assert min(row for row, *_ in found.located.fields) == 0, case
                 if wrong:
@@ -244,7 +244,7 @@ def faults(cache: Path) -> None:
                     assert any(place.module.startswith(layer) for place in wrong), case
                     assert len(found.located.heat[layer]) == len(found.located.fields), case
                 if name == "code":
-                    assert "its code or its kernel differs" in found.said, case
+                    assert f"the code of {L1}.input_layernorm: with mul added" in found.said, case
 
 
 def others(cache: Path) -> None:
@@ -262,7 +262,7 @@ def others(cache: Path) -> None:
     with open_actor(ReplayConfig(model=four_layers(cache, "llama"), dtype="bf16", packing=True), model_cache=cache) as session:
         with positions_run_on():
             found = local(session, dump_of())
-        assert "rows behind the first see others, or their positions do not restart" in found.said, found.said
+        assert "the attention mask of model.layers.1.self_attn: queries see keys of other rows" in found.said, found.said
         assert any("each row's positions are shifted by a constant" in why for why in found.unchecked), found
         own = dump_of(arguments={"packed_seq_lens": [1]})
         outcome = session.run(dump_of(), backward=False)
@@ -383,9 +383,18 @@ def together(cache: Path) -> None:
                 with gradient("model.layers.1.mlp.up_proj.weight", lambda g: g * (1 + rank))(session.model):
                     found = local(session, own, backward=True, together=session.is_collective)
                 assert "up_proj.weight's gradient is 1." in found.said and found.located.count == 1, (name, found)
+                with attribute("model.layers.1.mlp.up_proj", "forward", cut)(session.model):
+                    found = local(session, own, backward=True, together=session.is_collective)
+                lost = {place.module for place in found.located.wrong if place.kind == GRADIENT}
+                assert lost == {"model.layers.1.mlp.up_proj.weight"}, (name, found)
             session.model.model.layers[1].self_attn.scaling *= 1 + 0.05 * rank
             found = local(session, own, backward=True, together=session.is_collective)
             assert found.differences[0].endswith("(on rank 1 of 2)") and not found.located.kernel, (name, found)
+            operation = found.located.operation
+            if "ring" in name:
+                assert operation and operation.said == "a ring's attention is not made of torch's functions", (name, operation)
+            else:
+                assert operation is None if rank == 0 else operation.word == "softmax scale", (name, operation)
             assert not session.tainted
 
 

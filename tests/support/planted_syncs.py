@@ -13,8 +13,7 @@ LOST, CHANGED = "lm_head.weight", "model.layers.1.self_attn.q_proj.weight"
 
 
 def plant() -> None:
-    from actordbg.capture import weight_syncs
-    from actordbg.trainers.openrlhf import vllm_standin
+    from actordbg.trainers.openrlhf import vllm_standin, weight_syncs
 
     engine = vllm_standin.AsyncLLMEngine
     sound, seen = engine.update_weight.__wrapped__, []  # type: ignore[attr-defined]

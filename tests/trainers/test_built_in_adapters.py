@@ -117,7 +117,7 @@ def test_packed_rows_that_transformers_does_not_keep_apart_are_recorded_as_such_
 
 
 def test_skyrl_entropies_are_those_of_the_actions():
-    (seam,) = SkyRl.seams
+    seam, _ = SkyRl.seams
     for actions in (2, [2]):
         rows = read(seam, SKYRL | {"num_actions": actions})
         assert rows.action_mask.tolist() == [[1, 1], [1, 0]]
@@ -275,7 +275,7 @@ def test_a_trainer_is_not_there_because_transformers_is():
 
 
 def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask():
-    (seam,) = Verl.seams
+    seam, _ = Verl.seams
     jagged, counted, values = (
         torch.nested.nested_tensor_from_jagged(torch.tensor(given), offsets=torch.tensor([0, 4, 7]))
         for given in ([5, 9, 11, 2, 7, 3, 8], [0, 0, 0, 1, 0, 1, 1], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])

@@ -123,7 +123,7 @@ def attaching(name: str, before: "Callable[[ModuleType], object] | None") -> "Ca
 
 def record_turns(module: "ModuleType") -> None:
     """Record the token ids of rollouts, under `run --turns`."""
-    from actordbg.capture.turn_recording import attach
+    from actordbg.trainers.openrlhf.turn_recording import attach
 
     attach(module)
 
@@ -138,7 +138,7 @@ SYNC_DOORS = (
 
 def hash_transfers(module: "ModuleType") -> None:
     """Hash the weights that are sent to rollout engines, and that arrive there."""
-    from actordbg.capture.weight_syncs import attach
+    from actordbg.trainers.openrlhf.weight_syncs import attach
 
     attach(module)
 

@@ -19,12 +19,13 @@ from torch import nn
 import actordbg
 from actordbg.base.errors import CorruptDump, NothingToDo
 from actordbg.base.imports import is_there
-from actordbg.capture import weight_syncs
 from actordbg.demo.demo_training import build_assets, start_job
 from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync, read_sync
+from actordbg.judge.turns import turns_answer
 from actordbg.judge.weight_ladder import climb, weights_answer
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
+from actordbg.trainers.openrlhf import weight_syncs
 from actordbg.trainers.trainer import TRAINER
 
 A, B = "a" * 64, "b" * 64
@@ -158,6 +159,7 @@ def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store: Store, tmp_path:
         "--run",
         "ppo",
         "--hash-weights",
+        "--turns",
         "--max-dumps",
         "1",
         "--",
@@ -175,3 +177,5 @@ def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store: Store, tmp_path:
         f"{CHANGED} arrived other than sent (step {steps[2]})",
     ]
     assert max(ladder.moved[1:]) > 0
+    turns = turns_answer(store, run="ppo")
+    assert turns.ok and turns["trajectories"] == turns["turns"] == 40, turns.sentence

@@ -1,0 +1,138 @@
+"""Reduce a replay or a comparison, hand the case over as a script or as a bundle, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actordbg.api.desk import Desk
+from actordbg.base.errors import NothingToDo, UsageError
+from actordbg.base.units import human_bytes, plural
+from actordbg.catalog.query import get_replay, open_fresh, select_dumps
+from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Items, Verdict
+from actordbg.document.command_result import CommandResult
+from actordbg.dumps.bundle import pack_bundle, upload
+from actordbg.judge.sides import GOLDEN
+from actordbg.records.comparison_record import ComparisonRecord
+from actordbg.reduce.case import CRASH, ERROR, HANG
+from actordbg.reduce.handover import Script, issue_text, script_of, title_of
+from actordbg.reduce.reduction import RECORD, Reduction, folder_of_reduction, reduce_replay
+from actordbg.replay.supervise import spec_and_owner
+from actordbg.store.layout import Store
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is reduced. recorded: the outputs that the run recorded, as a comparison with them says."""
+
+    reduction_id: str
+    replay_id: str
+    recorded: bool = False
+
+
+def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
+    """Find a comparison, a reduction or a replay by its id, the beginning of an id, or a replay's handle."""
+    store.require()
+    found = sorted(store.comparisons.glob(f"{name}*.json")) if name[:1].isdigit() else []
+    if len(found) == 1:
+        record = ComparisonRecord.from_file(found[0])
+        if record.good and not good_too:
+            raise NothingToDo(f"comparison {record.comparison_id} has no mismatch", hint="name a comparison with a mismatch")
+        if record.a.replay_id is None:
+            raise UsageError(f"comparison {record.comparison_id} has no replay", hint="name a replay")
+        return Subject(record.comparison_id, record.a.replay_id, record.b.kind == GOLDEN)
+    replay_id = get_replay(store, name).replay_id
+    return Subject(replay_id, replay_id)
+
+
+def reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
+    """Reduce what is named, or continue. Raises UsageError for a truth, Refused for what another user wrote."""
+    store = desk.store.require_writable()
+    subject = subject_of(store, name)
+    spec = desk.replayed(subject.replay_id)
+    with desk.client.progress("reducing", None) as advance:
+        return reduce_replay(
+            store, spec, reduction_id=subject.reduction_id, recorded=subject.recorded, most=trials, seconds=seconds,
+            on_step=lambda words: advance(0, note=words),
+        )  # fmt: skip
+
+
+def known_or_reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
+    """Read the reduction of what is named; reduce it if there is none."""
+    path = folder_of_reduction(desk.store, subject_of(desk.store, name).reduction_id) / RECORD
+    return Reduction.from_file(path) if path.exists() else reduced(desk, name, trials, seconds)
+
+
+def reduction_answer(record: Reduction) -> CommandResult:
+    """Build the answer of a reduction."""
+    following = f"repro {record.reduction_id} -o repro.py" if record.confirmed else f"reduce {record.reduction_id}"
+    failed = record.fingerprint.kind in (ERROR, CRASH, HANG)
+    left = [] if record.finished else ["smaller cases: the budget is used up, and the same command continues"]
+    left += [f"the case as a replay: {record.unchecked}"] * (not record.checked)
+    said = f"{title_of(record)}; shown by {record.case.words} (before: {record.start})"
+    if not record.confirmed:
+        said = f"{title_of(record)}; no case is reported: the smallest did not show it three times in a row"
+    verdict = Verdict(
+        FAILED if failed else WRONG,
+        said,
+        figures=[("trials", f"{record.trials}"), ("seconds", f"{record.seconds:g}")],
+        not_checked=left,
+        next=f"actordbg {following}",
+    )
+    blocks: list[Block] = [Heading(f"reduce {record.reduction_id}", 1), verdict]
+    lines = [f"{words}: {result}" for words, result in (record.tried or {}).items()]
+    lines += [f"set aside, another fault: {found} ({size})" for found, size in (record.aside or {}).items()]
+    blocks += [Heading("Beside it", 3), Items(lines)] if lines else []
+    return CommandResult(record.confirmed, {"good": record.confirmed, "reduction": record}, blocks)
+
+
+def write_repro(record: Reduction, out: Path, *, issue: Path | None = None, fixed: str | None = None) -> CommandResult:
+    """Write the script, and the issue around it, after it ran in a fresh interpreter. Raises BadResult if it does not show it."""
+    if not record.confirmed:
+        raise NothingToDo(f"reduction {record.reduction_id} has no confirmed case", hint="give it more --trials or --seconds")
+    script = script_of(record, fixed)
+    out.write_text(script.text)
+    if issue is not None:
+        issue.write_text(issue_text(record, script))
+    return _repro_answer(record, script, out, issue)
+
+
+def _repro_answer(record: Reduction, script: Script, out: Path, issue: Path | None) -> CommandResult:
+    lines = len(script.text.splitlines())
+    gone = "; exits with 0 in the fixed environment" if script.fixed == 0 else ""
+    said = f"{out} shows it: exit code 1 in a fresh interpreter without actordbg{gone} ({plural(lines, 'line')})"
+    left = [] if script.fixed == 0 else ["that it exits with 0 once this is fixed (--fixed PYTHON)"]
+    verdict = Verdict("", said, not_checked=left, next=f"python -I {out}")
+    data = {"good": True, "file": out, "issue": issue, "lines": lines, "title": title_of(record), "output": script.output}
+    blocks: list[Block] = [Heading(title_of(record), 1), verdict, Code(script.output.strip())]
+    return CommandResult(True, data, blocks)
+
+
+def bundled(
+    store: Store, names: Sequence[str], where: str | None, out: Path, *, redact: bool = False, keep: Collection[int] = (),
+    model: str = "", to: str | None = None, public: bool = False,
+) -> CommandResult:  # fmt: skip
+    """Write a bundle of replays, comparisons and the dumps of a condition, and upload it if `to` says where."""
+    subjects = [subject_of(store, name, good_too=True) for name in names]
+    specs = [spec_and_owner(store, subject.replay_id)[0] for subject in subjects]
+    comparisons = {subject.reduction_id for subject in subjects if subject.reduction_id != subject.replay_id}
+    for path in sorted(store.comparisons.glob("*.json")):
+        if not redact and (record := ComparisonRecord.from_file(path)).a.replay_id in {spec.replay_id for spec in specs}:
+            comparisons.add(record.comparison_id)
+    replays = {spec.replay_id for spec in specs}
+    for name in comparisons:
+        record = ComparisonRecord.from_file(store.comparisons / f"{name}.json")
+        replays |= {side for side in (record.a.replay_id, record.b.replay_id, record.rounding_id) if side}
+    rows = select_dumps(open_fresh(store, where), where) if where is not None else []
+    paths = dict.fromkeys([*(row.path for row in rows), *(item.path for spec in specs for item in spec.inputs)])
+    summary = pack_bundle(
+        store, out, [store.root / path for path in paths], replays=() if redact else sorted(replays),
+        comparisons=() if redact else sorted(comparisons), redact=redact, keep=keep, model=model,
+    )  # fmt: skip
+    place = None if to is None else upload(out, to, public=public)
+    counts = (plural(summary.dumps, "dump"), plural(summary.replays, "replay"), plural(summary.comparisons, "comparison"))
+    private = "token ids permuted" if redact else "with the real token ids"
+    said = f"{place or out}: {', '.join(counts)}, {human_bytes(summary.size)}, {private}"
+    verdict = Verdict("", said, next=f"actordbg dump import {place or out}")
+    return CommandResult(True, {"good": True, **vars(summary), "uploaded": place}, [verdict])

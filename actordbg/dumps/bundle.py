@@ -1,0 +1,362 @@
+"""Bundles: dumps, replays and comparisons of a store as one archive, which a colleague opens with `dump import` and `check`.
+
+    pack_bundle(store, Path("case.tar.zst"), dumps, replays=["20261126T171646-6baf1c"])
+    open_bundle(other, Path("case.tar.zst"))
+
+A bundle is a tar, compressed with zstd. Its first member is `manifest.json`, with the size and SHA-256 of every other; those are
+files of a store, byte for byte, without logs. With `redact`, token ids are replaced by a secret permutation that keeps special
+tokens, and whatever was computed from the ids is left out.
+
+**Nothing in it is trusted.** A member is a regular file that the manifest names, with a path that a store may have; sizes are
+limited before anything is written; every file is checked as its kind; an existing file is never replaced. Nothing is executed,
+and what an imported replay says is approved like another user's (`base.owners.origin_file`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import secrets
+import tarfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import zstandard
+
+from actordbg.actor.hub_model import folder_of, read_json
+from actordbg.base.errors import (
+    Conflict,
+    CorruptDump,
+    EnvironmentProblem,
+    NewerFormat,
+    NothingToDo,
+    Refused,
+    UnsafeInput,
+    UsageError,
+    require_package,
+)  # fmt: skip
+from actordbg.base.owners import origin_file
+from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, SUFFIX, DumpRecord
+from actordbg.formats.encoding import PlainTensor, pack_line
+from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+from actordbg.records.comparison_record import ComparisonRecord, strict_json
+from actordbg.records.journal import SPEC
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.store.layout import Store
+from actordbg.store.payload import encode_plain, load_plain
+from actordbg.store.places import read_exactly
+
+BUNDLE_SUFFIX = ".tar.zst"
+HUB = "hf://datasets/"
+FORMAT = 1
+MANIFEST = "manifest.json"
+MOST_MANIFEST, MOST_FILES = 2**26, 10**6
+MOST_FILE = 2**34
+"""Limits of what is read from a bundle: bytes of its manifest, number of files, bytes of one file."""
+_FREE, _RATIO = 2**28, 100
+"""A bundle may unpack to this many bytes, or to so many times its size: journals compress well, a bomb better."""
+_NAME = r"(?!\.)[A-Za-z0-9._+@-]{1,200}"
+_MEMBER = re.compile(
+    rf"dumps/{_NAME}/rank\d{{4,}}/{_NAME}\.safetensors\.zst|replays/{_NAME}/(spec\.json|\w+\.jsonl)"
+    rf"|replays/{_NAME}/tensors/{_NAME}\.safetensors|comparisons/{_NAME}\.json"
+)
+_NOT_IDS = re.compile(r".*(mask|position|lens|seq_idx|grid|indices|shape).*")
+"""Parts of the names of integer tensors that are not token ids."""
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class BundleSummary:
+    """What was packed or imported. present: files that the store had already. size: of the archive, bytes."""
+
+    path: Path
+    dumps: int
+    replays: int
+    comparisons: int
+    present: int = 0
+    size: int = 0
+    redacted: bool = False
+
+
+def pack_bundle(
+    store: Store, out: Path, dumps: Iterable[Path], *, replays: Sequence[str] = (), comparisons: Sequence[str] = (),
+    redact: bool = False, keep: Collection[int] = (), model: str = "",
+) -> BundleSummary:  # fmt: skip
+    """Write a bundle. redact: permute token ids, except `keep`, padding, and the special tokens of `model`'s configuration.
+
+    Raises NothingToDo for an empty selection, Refused for `redact` with replays: their results belong to the real ids.
+    """
+    if redact and (replays or comparisons):
+        raise Refused("results of replays belong to the real token ids", hint="bundle dumps only, or drop --redact")
+    places = list(dumps)
+    files = dict(_dump_files(places, Redaction(places, keep, model) if redact else None))
+    for name in replays:
+        files |= {store.relative(path): read_regular(path, MOST_FILE) for path in _replay_files(store.replays / name)}
+    for name in comparisons:
+        path = store.comparisons / f"{name}.json"
+        files[store.relative(path)] = read_regular(path)
+    if not files:
+        raise NothingToDo("nothing was selected for the bundle", hint="name a replay or a comparison, or pass --where")
+    listed = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    manifest = json.dumps({"format": FORMAT, "redacted": redact, "files": listed}, indent=1).encode()
+    packed = io.BytesIO()
+    with (
+        zstandard.ZstdCompressor(level=9).stream_writer(packed, closefd=False) as stream,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, data in {MANIFEST: manifest, **files}.items():
+            member = tarfile.TarInfo(name)  # its time and owner stay 0
+            member.size, member.mode = len(data), 0o600
+            archive.addfile(member, io.BytesIO(data))
+    try:
+        atomic_write(out.absolute(), packed.getvalue())
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {out}: {error.strerror}", hint="choose another file with -o") from None
+    return replace(_counted(out, files), size=len(packed.getvalue()), redacted=redact)
+
+
+def _counted(path: Path, names: Iterable[str]) -> BundleSummary:
+    kinds = [name.split("/") for name in names]
+    return BundleSummary(
+        path, sum(kind[0] == "dumps" for kind in kinds), sum(kind[-1] == SPEC for kind in kinds),
+        sum(kind[0] == "comparisons" for kind in kinds),
+    )  # fmt: skip
+
+
+def _replay_files(folder: Path) -> Iterator[Path]:
+    yield folder / SPEC
+    yield from sorted(folder.glob("*.jsonl"))
+    yield from sorted(folder.glob("tensors/*.safetensors"))
+
+
+def _dump_files(places: Iterable[Path], redaction: Redaction | None) -> Iterator[tuple[str, bytes]]:
+    for place in places:
+        if redaction is None:
+            record, line, payload = read_exactly(place)
+            data = pack_line(line, payload)
+        else:
+            record, tensors = redaction.of(*load_plain(place))
+            record, data = encode_plain(record, tensors)
+        yield f"dumps/{record.run}/rank{record.rank:04d}/{record.dump_id}{SUFFIX}", data
+
+
+class Redaction:
+    """Replaces token ids by a permutation that is drawn once and never written: equal ids stay equal, in all these dumps."""
+
+    def __init__(self, places: Iterable[Path], keep: Collection[int], model: str) -> None:
+        folder = folder_of(model) if model else None
+        config = read_json(folder / "config.json") if folder else {}
+        fixed, top = set(keep), 0
+        for name in _SPECIAL:
+            named = config.get(name)
+            fixed |= {int(token) for token in (named if isinstance(named, list) else [named]) if token is not None}
+        for place in places:
+            _, tensors = load_plain(place)
+            mask = tensors.get("attention_mask")
+            for tensor in _ids_in(tensors).values():
+                top = max(top, int(tensor.values.max(initial=0)))
+                if mask is not None and mask.values.shape == tensor.values.shape:
+                    fixed |= set(np.unique(tensor.values[mask.values == 0]).tolist())
+        free = np.array([token for token in range(top + 1) if token not in fixed], np.int64)
+        self._map = np.arange(top + 1)
+        self._map[free] = np.random.Generator(np.random.PCG64(secrets.randbits(128))).permutation(free)
+
+    def of(self, record: DumpRecord, tensors: dict[str, PlainTensor]) -> tuple[DumpRecord, dict[str, PlainTensor]]:
+        """Return the dump with permuted ids, without outputs, RNG states, texts, and the facts that say where it was made."""
+        ids = {
+            name: replace(tensor, values=np.where(tensor.values < 0, tensor.values, self._map[np.maximum(tensor.values, 0)]))
+            for name, tensor in _ids_in(tensors).items()
+        }
+        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith((OUTPUT_PREFIX, RNG_PREFIX))}
+        plain = {
+            name: value for name, value in record.arguments.items() if value is None or isinstance(value, bool | int | float)
+        }
+        return replace(record, arguments=plain, origin={}, host="", tensors={}), kept | ids
+
+
+def _ids_in(tensors: dict[str, PlainTensor]) -> dict[str, PlainTensor]:
+    """Return the tensors that may hold token ids: integers, unless their name says what else they are."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.dtype in ("int64", "int32")
+        and not name.startswith((OUTPUT_PREFIX, RNG_PREFIX))
+        and not _NOT_IDS.fullmatch(name)
+    }
+
+
+# ---- opening ----
+
+
+class _Limited(io.RawIOBase):
+    """Reads what `stream` decompresses to, at most `most` bytes."""
+
+    def __init__(self, stream: IO[bytes], most: int) -> None:
+        self._stream, self._left, self._most = stream, most, most
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise UnsafeInput(
+                f"the bundle unpacks to more than {self._most:,} bytes",
+                hint="ask for a smaller bundle, or for its dumps one by one",
+            )
+        return data
+
+
+def open_bundle(store: Store, path: Path) -> BundleSummary:
+    """Import a bundle into the store, which is made if it is missing. Nothing is written unless all of it is good.
+
+    Raises UnsafeInput for a member that is not a plain file of a store or lies about its size, CorruptDump for damage,
+    NewerFormat, and Conflict if the store has another file of that name.
+    """
+    store.create()
+    try:
+        most = max(_FREE, _RATIO * path.stat().st_size)
+        with open(path, "rb") as file, zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file) as stream:
+            with tarfile.open(fileobj=_Limited(stream, most), mode="r|") as archive:  # type: ignore[call-overload]
+                files = dict(_members(archive))
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot read {path}: {error.strerror or error}", hint="name a bundle that you can read"
+        ) from None
+    except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
+        raise CorruptDump(f"{path} is not a bundle, or is damaged: {error}", hint="copy it again") from None
+    for name, data in files.items():
+        _check_as_its_kind(name, data)
+    new = {name: data for name, data in files.items() if not _is_there(store, name, data)}
+    for name in sorted(new, key=lambda name: name.endswith(f"/{SPEC}")):  # a replay is one once it has its specification
+        target = store.root / name
+        make_folder(target.parent)
+        if name.endswith(f"/{SPEC}"):
+            atomic_write(origin_file(target), str(path.name).encode())
+        atomic_write(target, new[name])
+    return replace(_counted(path, files), present=len(files) - len(new), size=path.stat().st_size)
+
+
+def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
+    """Yield the members that the manifest names, each with its bytes, after all that can be checked without its kind."""
+    listed: dict[str, Any] | None = None
+    for member in archive:
+        if not member.isreg():
+            raise UnsafeInput(f"{member.name!r:.120} in the bundle is not a plain file", hint="ask for a bundle without links")
+        if listed is None:
+            if member.name != MANIFEST or member.size > MOST_MANIFEST:
+                raise CorruptDump("it does not begin with a manifest: this is not a bundle", hint="`actordbg bundle` makes one")
+            listed = _manifest(_content(archive, member))
+            continue
+        entry = listed.pop(member.name, None)
+        if entry is None or not _MEMBER.fullmatch(member.name) or ".." in member.name:
+            raise UnsafeInput(f"{member.name!r:.120} does not belong into a bundle", hint="do not use this bundle")
+        if member.size != entry["size"] or member.size > MOST_FILE:
+            raise UnsafeInput(f"{member.name} is not of the size that the manifest says", hint="do not use this bundle")
+        data = _content(archive, member)
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise CorruptDump(f"{member.name} in the bundle is damaged", hint="copy the bundle again")
+        yield member.name, data
+    if listed is None or listed:
+        missing = next(iter(listed or {"manifest.json": 0}))
+        raise CorruptDump(f"{missing!r:.120} is missing in the bundle", hint="copy the bundle again")
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return b"" if file is None else file.read()
+
+
+def _manifest(data: bytes) -> dict[str, Any]:
+    try:
+        manifest = strict_json(data)
+        if manifest["format"] != FORMAT:
+            raise NewerFormat(
+                f"the bundle has format {manifest['format']!r:.40}, this actordbg reads {FORMAT}", hint="upgrade actordbg"
+            )
+        files = manifest["files"]
+        if len(files) > MOST_FILES or not all(type(entry["size"]) is int and entry["sha256"] for entry in files.values()):
+            raise ValueError("its list of files is wrong")
+        return dict(files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptDump(f"the bundle's manifest is damaged: {error}", hint="copy the bundle again") from None
+
+
+def _check_as_its_kind(name: str, data: bytes) -> None:
+    """Raise CorruptDump unless the bytes are what their path says: a dump, a specification, a comparison."""
+    parts = name.split("/")
+    if parts[0] == "dumps":
+        record, payload = dumpfile.unpack(data, name)
+        dumpfile.check(record, payload, name)
+        if (record.run, f"rank{record.rank:04d}", f"{record.dump_id}{SUFFIX}") != tuple(parts[1:]):
+            raise CorruptDump(f"{name} is another dump's file", hint="do not use this bundle")
+    elif parts[0] == "comparisons":
+        if ComparisonRecord.from_json(data, name).comparison_id != parts[1].removesuffix(".json"):
+            raise CorruptDump(f"{name} is another comparison's file", hint="do not use this bundle")
+    elif parts[-1] == SPEC and ReplaySpec.from_json(data).replay_id != parts[1]:
+        raise CorruptDump(f"{name} is another replay's", hint="do not use this bundle")
+
+
+def _is_there(store: Store, name: str, data: bytes) -> bool:
+    target = store.root / name
+    try:
+        if read_regular(target, MOST_FILE) == data:
+            return True
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise Conflict(f"{name} cannot be compared with the store's: {error.strerror}", hint="import into a new store") from None
+    raise Conflict(f"the store has another {name}", hint="import into a new store: `actordbg --store NEW dump import ...`")
+
+
+# ---- a dataset repository ----
+
+
+def upload(path: Path, target: str, *, public: bool = False) -> str:
+    """Upload a bundle into a dataset repository of the Hugging Face hub, made private if it is new; return where it lies.
+
+    target: hf://datasets/OWNER/NAME. public: the repository may be public; otherwise Refused if it is.
+    """
+    api, repository, folder = _hub(target)
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        api.create_repo(repository, repo_type="dataset", private=not public, exist_ok=True)
+        if not public and not api.repo_info(repository, repo_type="dataset").private:
+            raise Refused(f"{target} is public", hint="make it private, or pass --public")
+        place = "/".join([*folder, path.name])
+        api.upload_file(path_or_fileobj=path, path_in_repo=place, repo_id=repository, repo_type="dataset")
+    except (HfHubHTTPError, OSError) as error:
+        raise EnvironmentProblem(f"cannot upload to {target}: {error}", hint="run `hf auth login`, or set HF_TOKEN") from None
+    return f"{HUB}{repository}/{place}"
+
+
+def download(source: str, folder: Path) -> Path:
+    """Download hf://datasets/OWNER/NAME/FILE into a folder."""
+    api, repository, parts = _hub(source)
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if not parts or not parts[-1].endswith(BUNDLE_SUFFIX):
+        raise UsageError(f"{source} does not name a bundle", hint=f"name a file: {HUB}OWNER/NAME/case{BUNDLE_SUFFIX}")
+    try:
+        return Path(api.hf_hub_download(repository, "/".join(parts), repo_type="dataset", local_dir=folder))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise EnvironmentProblem(f"cannot download {source}: {error}", hint="run `hf auth login`, or set HF_TOKEN") from None
+
+
+def _hub(url: str) -> tuple[Any, str, list[str]]:
+    """Return the hub's API, the repository and the path in it."""
+    parts = url.removeprefix(HUB).split("/")
+    if not url.startswith(HUB) or len(parts) < 2 or not all(re.fullmatch(_NAME, part) for part in parts):
+        raise UsageError(f"bad repository {url!r:.200}", hint=f"use {HUB}OWNER/NAME")
+    require_package(f"{HUB}...", "huggingface_hub")
+    from huggingface_hub import HfApi
+
+    return HfApi(), "/".join(parts[:2]), parts[2:]

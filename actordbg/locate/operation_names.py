@@ -1,0 +1,189 @@
+"""Compare two lists of calls (`operations`), and name what differs by the field's word: rotary, softmax scale, attention mask.
+
+found = difference(suspect, clean, torch.bfloat16)     # None if the lists compute the same
+named(found, "model.layers.1", window=None)            # Operation("model.layers.1.self_attn", "softmax scale", "0.182 ...")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actordbg.base.units import plural
+from actordbg.locate.operations import CORE, Call, Listing, TokenLayout
+from actordbg.records.locate_record import Operation
+
+MASK, NUMBERS, INPUT, OUTPUT = "mask", "numbers", "input", "output"
+"""What differs first in a call that both lists have."""
+_ACTIVATIONS = {"silu", "gelu", "relu", "sigmoid", "erf", "softplus", "mish", "hardswish"}
+_STATES = ("queries", "keys", "values")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference. own, clean: the calls, of the suspect and of transformers, that differ in `what`.
+
+    added, missing: calls before them that only the suspect has, and that only transformers has. before: whether they lie in front
+    of the attention's scores. states: which of queries, keys and values differ there. soft_cap: whether a tanh is among or beside
+    them. left_out: the module that only transformers calls, "" for none.
+    """
+
+    what: str
+    own: Call
+    clean: Call
+    added: tuple[Call, ...]
+    missing: tuple[Call, ...]
+    before: bool
+    states: tuple[str, ...]
+    soft_cap: bool
+    left_out: str
+
+
+def difference(suspect: Listing, clean: Listing, dtype: torch.dtype) -> Difference | None:
+    """Return the first difference; None if the calls give the same values, though other calls may make them."""
+    own, want, rounding = suspect.calls, clean.calls, torch.finfo(dtype).eps
+    names = [[f"{call.block} {call.name}" for call in calls] for calls in (want, own)]
+    matcher = SequenceMatcher(None, names[0], names[1], autojunk=False)
+    scores = [next((at for at, call in enumerate(calls) if call.name in (CORE, "matmul")), -1) for calls in (want, own)]
+    pairs = zip(_STATES, want[scores[0]].taken, own[scores[1]].taken, strict=False) if min(scores) >= 0 else ()
+    states = tuple(name for name, left, right in pairs if _apart(left, right, 0))
+    only_clean = {call.block for call in want} - {call.block for call in own}
+    added: list[Call] = []
+    missing: list[Call] = []
+    passed: list[Difference] = []
+    for tag, start, end, own_start, own_end in matcher.get_opcodes():
+        if tag != "equal":
+            missing += want[start:end]
+            added += own[own_start:own_end]
+            continue
+        for at, (right, left) in enumerate(zip(want[start:end], own[own_start:own_end], strict=True), start):
+            what = _differing(left, right, rounding if passed or added or missing else 0.0, rounding, suspect.layout)
+            if not (what or added or missing):
+                continue
+            if what == INPUT and not (added or missing):  # made earlier, and used here
+                made = [each for each in passed if _is_in(each, right.block)]
+                added, missing = ([call for each in made for call in part(each)] for part in (_ADDED, _MISSING))
+            near = (*missing, *added, *want[max(0, at - 1) : at + 2])
+            found = Difference(
+                what, left, right, tuple(added), tuple(missing),
+                before=at < scores[0] or (at == scores[0] and what in ("", INPUT)),
+                states=states,
+                soft_cap=any(call.name == "tanh" and "attn" in call.block for call in near),
+                left_out=next((call.block for call in missing if call.block in only_clean and not added), ""),
+            )  # fmt: skip
+            if what:
+                return found
+            passed.append(found)
+            added, missing = [], []
+    return None
+
+
+_ADDED, _MISSING = attrgetter("added"), attrgetter("missing")
+
+
+def _is_in(found: Difference, block: str) -> bool:
+    return any(f"{call.block}.".startswith(f"{block}." if block else "") for call in (*found.added, *found.missing))
+
+
+def _differing(own: Call, clean: Call, tolerance: float, rounding: float, layout: TokenLayout) -> str:
+    """Return what differs first in two calls of the same function, "" if nothing does."""
+    if any(_apart(a, b, tolerance) for a, b in zip(own.taken, clean.taken, strict=False)):
+        return INPUT
+    floats = [[each for each in call.numbers if type(each) is float] for call in (own, clean)]
+    if len(floats[0]) == len(floats[1]) and any(abs(a - b) > 1e-7 * abs(b) for a, b in zip(*floats, strict=True)):
+        return NUMBERS
+    if own.seen is not None and clean.seen is not None:
+        if not torch.equal(layout.of_judged(own.seen), layout.of_judged(clean.seen)):
+            return MASK
+        tolerance = rounding  # kernels differ by how a mask is given
+    if any(_apart(a, b, tolerance) for a, b in zip(own.given, clean.given, strict=False)):
+        return OUTPUT if own.numbers == clean.numbers else NUMBERS
+    return ""
+
+
+def _apart(own: Tensor, clean: Tensor, tolerance: float) -> bool:
+    """Check whether two samples differ: by more than a part of their size, or, with no tolerance, by a bit."""
+    if own.shape != clean.shape:
+        return True
+    return bool((own - clean).square().mean().sqrt() > tolerance * clean.square().mean().sqrt())
+
+
+def named(found: Difference, layer: str, layout: TokenLayout, window: int | None) -> Operation:
+    """Name a difference. layer: the layer's name. window: of its attention, in tokens, by the configuration."""
+    calls = (*found.missing, *found.added)
+    block = min((call.block for call in calls), key=len, default=found.clean.block)
+    said = _in_place_of(found.added, found.missing)
+    own, clean = found.own, found.clean
+    if found.left_out:
+        block, word, said = found.left_out, "call", "left out"
+    elif found.what == MASK and own.seen is not None and clean.seen is not None:
+        word, said = _of_masks(own.seen, clean.seen, layout, window)
+    elif any(call.seen is not None for call in calls):
+        word = "attention mask"
+    elif found.soft_cap:
+        word = "soft cap"
+    elif found.what == NUMBERS and "attn" in block and own.name in (CORE, "mul", "div"):
+        word = "softmax scale"
+    elif found.before and found.states and "attn" in block.rpartition(".")[2]:
+        behind = clean.name in (CORE, "matmul") and found.added and not found.missing  # all turned, then changed
+        word = " and ".join(found.states) if behind or found.states == ("values",) else "rotary embedding"
+        said = said or f"other {' and '.join(found.states)} than transformers'"
+    elif {call.name for call in calls} & _ACTIVATIONS:
+        word = "activation"
+    elif block:
+        leaf = block.rpartition(".")[2]
+        word = {"mlp": "gated product", "self_attn": "attention", "gate": "router", "router": "router"}.get(leaf, "code")
+    else:
+        word = "residual" if layer.rpartition(".")[2].isdigit() else "code"
+    if found.what == NUMBERS and not calls:
+        said = _of_numbers(own.numbers, clean.numbers)
+    elif found.what == OUTPUT and not calls:
+        said = f"{own.name} gives other values for the same inputs"
+    return Operation(f"{layer}.{block}".rstrip("."), word, said or f"what comes into {clean.name} differs")
+
+
+def _of_numbers(own: Iterable[Any], clean: Iterable[Any]) -> str:
+    """Say which argument differs first."""
+    have, want = next(((a, b) for a, b in zip(own, clean, strict=False) if a != b), (tuple(own), tuple(clean)))
+    if isinstance(have, float) and isinstance(want, float) and want:
+        return f"{have:.6g} where transformers has {want:.6g} (x{have / want:.4g})"
+    return f"{have} where transformers has {want}"
+
+
+def _in_place_of(added: Iterable[Call], missing: Iterable[Call]) -> str:
+    """Say which calls one list has and the other lacks."""
+    own, clean = (", ".join(name for name, _ in groupby(call.name for call in calls)) for calls in (added, missing))
+    if own and clean:
+        return f"{own} in place of {clean}"
+    return f"with {own} added" if own else f"without {clean}" if clean else ""
+
+
+def _of_masks(own: Tensor, clean: Tensor, layout: TokenLayout, window: int | None) -> tuple[str, str]:
+    """Return the word for two masks that differ, and what the suspect's lets queries see. own, clean: bool [B or 1, S, S]."""
+    length = layout.rows.shape[1]
+    have, want = (layout.of_judged(mask) for mask in (own, clean))
+    of_query = layout.judged // length
+    rows = layout.rows.flatten()[layout.judged][:, None]
+    same = layout.rows[of_query] == rows
+    distance = layout.positions.flatten()[layout.judged][:, None] - layout.positions[of_query]
+    widest = int((distance + 1)[have & same].max())
+    if torch.equal(have, same & (distance >= 0) & (distance < widest)):
+        return "sliding window", f"{widest:,} tokens where the configuration has {f'{window:,}' if window else 'none'}"
+    more, less = have & ~want, want & ~have
+    if bool((more & same & (distance < 0)).any()):
+        ahead = int((-distance)[more & same].max())
+        return "attention mask", f"queries see up to {plural(ahead, 'token')} ahead"
+    if bool((outside := more & ~same).any()):
+        others = bool((layout.rows[of_query] >= 0)[outside].any())
+        return "attention mask", f"queries see keys of {'other rows' if others else 'padding'} ({int(outside.sum()):,} pairs)"
+    pairs, verb = (less, "does not see") if bool(less.any()) else (more, "sees")
+    query, key = pairs.nonzero()[0].tolist()
+    at = int(layout.positions.flatten()[layout.judged][query]), int(layout.positions[of_query[query]][key])
+    return "attention mask", f"{plural(int(pairs.sum()), 'pair')} of query and key: position {at[0]} {verb} position {at[1]}"

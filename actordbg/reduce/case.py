@@ -1,0 +1,142 @@
+"""A case: all that a script needs to show a fault, as plain data; nothing in it is code.
+
+    case = FaultCase("difference", rows=((5, 7), (9, 11)), config={"model_type": "llama", ...}, layout="packed")
+    case.key                      # equal for equal cases: a trial of this case is not repeated
+
+What is watched (`kind`):
+
+    difference   log-probs of each row, held against the row alone in fp32 with eager attention
+    gradient     the parameters' gradients, held against those of the rows alone in fp32 with eager attention
+    rerun        the same call twice
+    error        an exception of this class, whose first two lines begin with `error` after numbers and paths were replaced
+    crash        the process dies by the signal `error`
+    hang         the processes do not finish in time
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from actordbg.base.errors import CorruptDump
+from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, DTYPES
+from actordbg.formats.nested_values import CONTEXT
+from actordbg.records.comparison_record import StoredRecord
+
+DIFFERENCE, GRADIENT, RERUN, ERROR, CRASH, HANG = KINDS = ("difference", "gradient", "rerun", "error", "crash", "hang")
+ALONE, PADDED, PACKED = LAYOUTS = ("alone", "padded", "packed")
+MODEL, TRAINER = THROUGH = ("model", "openrlhf")
+ENGINES = ("", "deepspeed", "fsdp2")
+LIMITS = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}
+"""Differences of log-probs, in nats, and relative ones of gradients, that rounding does not reach in small random models."""
+MOST_INLINE = 40
+"""More token ids than these are drawn from a seed, where drawn ids show the fault too."""
+_RUNS_CODE = re.compile(r"auto_map|.*implementation|use_kernels|kernel_config|_.*|quantization_config")
+"""Keys of a model's configuration that could make transformers load code, or that belong to its weights."""
+
+
+@dataclass(frozen=True)
+class FaultCase(StoredRecord):
+    """A case. rows: token ids of each row. left: padding in front of each row, for the layout "padded".
+
+    config: of a model with seeded random weights; or checkpoint: a name on the hub or a folder, with `revision`, of which the
+    first `layers` are loaded. cache: the model is called without `use_cache=False`. borders: packed rows
+    come with `cu_seq_lens_q` and `seq_idx`. synthetic: `rows` are `drawn`. limit: what
+    rounding may cause, nats. memory: the most bytes of address space (RLIMIT_AS). timeout_s: when `hang` counts as shown.
+    """
+
+    what: ClassVar[str] = "case"
+
+    kind: str
+    rows: tuple[tuple[int, ...], ...]
+    left: tuple[int, ...] = ()
+    config: dict[str, Any] | None = None
+    checkpoint: str = ""
+    revision: str = ""
+    layers: int | None = None
+    layout: str = ALONE
+    dtype: str = "fp32"
+    attn: str = "sdpa"
+    compile: str = ""
+    cache: bool = False
+    borders: bool = False
+    temperature: float = 1.0
+    backward: bool = False
+    through: str = MODEL
+    engine: str = ""
+    zero: int = 0
+    processes: int = 1
+    synthetic: bool = False
+    limit: float = 1e-4
+    error_class: str = ""
+    error: str = ""
+    memory: int | None = None
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse what a script could not say, or what would load code (CorruptDump)."""
+        known = (
+            (self.kind, KINDS), (self.layout, LAYOUTS), (self.through, THROUGH), (self.engine, ENGINES), (self.dtype, DTYPES),
+            (self.attn, ATTENTIONS), (self.compile, ("", *COMPILE_BACKENDS)),
+        )  # fmt: skip
+        bad = [value for value, values in known if value not in values]
+        bad += [key for key in self.config or () if _RUNS_CODE.fullmatch(key)]
+        if bad or not self.rows or bool(self.config) == bool(self.checkpoint) or not 0 < self.processes <= 64:
+            raise CorruptDump(f"not a case: {', '.join(map(str, bad)) or 'no rows, or no model'}", hint="reduce the replay again")
+
+    @property
+    def key(self) -> str:
+        """A digest of all of it."""
+        return hashlib.sha256(json.dumps(vars(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all rows."""
+        return sum(map(len, self.rows))
+
+    @property
+    def depth(self) -> int | None:
+        """Number of layers; None if the checkpoint has all of its own."""
+        return self.layers if self.config is None else self.config.get("num_hidden_layers")
+
+    @property
+    def vocabulary(self) -> int:
+        """Size of the vocabulary that ids are drawn from."""
+        return int((self.config or {}).get("vocab_size") or max(map(max, self.rows)) + 1)
+
+    @property
+    def words(self) -> str:
+        """Describe its size: "2 rows of 3 and 4 tokens, 1 layer, hidden size 32"."""
+        lengths = " and ".join(str(len(row)) for row in self.rows) if len(self.rows) < 4 else f"up to {max(map(len, self.rows))}"
+        many = "row" if len(self.rows) == 1 else "rows"
+        layers = "all layers" if self.depth is None else f"{self.depth} layer{'s' * (self.depth != 1)}"
+        size = f", hidden size {self.config['hidden_size']}" if self.config and "hidden_size" in self.config else ""
+        ranks = f", {self.processes} processes" if self.processes > 1 else ""
+        return f"{len(self.rows)} {many} of {lengths} tokens, {layers}{size}{ranks}"
+
+
+def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's configuration without keys that load code or are about its weights."""
+    unused = ("architectures", "torch_dtype", "dtype", "transformers_version", "use_cache")
+    return {key: value for key, value in config.items() if not _RUNS_CODE.fullmatch(key) and key not in unused}
+
+
+def drawn(lengths: Sequence[int], vocabulary: int) -> tuple[tuple[int, ...], ...]:
+    """Draw rows of token ids. Those of row N come from a generator with the seed N: a shorter row begins a longer row."""
+    return tuple(tuple(random.Random(row).choices(range(vocabulary), k=length)) for row, length in enumerate(lengths))
+
+
+def normalized(text: str) -> str:
+    """Return the first two lines of an error's text with paths as PATH and numbers as N, at most 120 characters."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"(/[\w.+-]+){2,}|\d+", lambda found: "PATH" if found[1] else "N", " ".join(lines[:2]))[:120]
+
+
+def leaks(record_arguments: Mapping[str, Any]) -> bool:
+    """Return whether the recorded call passed packed rows that transformers keeps apart only without a cache."""
+    return bool(record_arguments.get(f"{CONTEXT}rows_leak"))

@@ -1,0 +1,132 @@
+"""The fingerprint of a fault: what a smaller case has to have in common with the replay.
+
+An error's class and text (without numbers and paths), a signal, a hang, the broken law, or the module and the cause. A trial's
+ending shows a fingerprint coarsely (something differs, in these rows). Whether it is the same law or the same module is what
+`actordbg check` says of the smaller case, so a reduced case is checked as any replay is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from actordbg.judge.check import CheckFound
+from actordbg.locate.verdict import place_in_words
+from actordbg.records.comparison_record import MISMATCH, StoredRecord
+from actordbg.records.locate_record import is_backward
+from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ResultRecord, answers_of, violations
+from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, GRADIENT, HANG, RERUN, FaultCase, normalized
+from actordbg.reduce.trials import DIED, RAISED, RETURNED, Ending
+from actordbg.reduce.trials import HUNG as TRIAL_HUNG
+
+_KIND_OF_LAW = {"rerun": RERUN, "state": RERUN, "additivity": GRADIENT}
+MARGIN = 2.0
+"""A difference has to be this many times its limit: a case at the limit would not show it on another machine."""
+_DIED = re.compile(r"\b(SIG[A-Z]+)\b")
+
+
+@dataclass(frozen=True)
+class Fingerprint(StoredRecord):
+    """kind: what is watched (`case.FaultCase`). said: the cause in a sentence. behind: the first row is right, a later is wrong.
+
+    laws: the broken laws. module: the module that is wrong, layers as N. cause: what kind of cause is named there.
+    """
+
+    what: ClassVar[str] = "fingerprint"
+
+    kind: str
+    said: str
+    error_class: str = ""
+    error: str = ""
+    laws: tuple[str, ...] = ()
+    module: str = ""
+    cause: str = ""
+    behind: bool = False
+
+    def shown_by(self, case: FaultCase, ending: Ending) -> bool:
+        """Return whether a trial of the case shows it."""
+        if self.kind == ERROR:
+            return ending.status == RAISED and (ending.error_class, normalized(ending.error)) == (self.error_class, self.error)
+        if self.kind in (CRASH, HANG):
+            return ending.status == (DIED if self.kind == CRASH else TRIAL_HUNG) and ending.error == self.error
+        if ending.status != RETURNED:
+            return False
+        limit = 0.0 if self.kind == RERUN else case.limit
+        wrong = [value is None or value > MARGIN * limit for value in ending.values]
+        right_first = bool(ending.values) and ending.values[0] is not None and ending.values[0] <= case.limit
+        return any(wrong) and (not self.behind or right_first)
+
+    def matches(self, other: Fingerprint | None) -> bool:
+        """Return whether what `check` says of a smaller case is the same: its law, or its module and cause."""
+        if other is None or (self.kind, self.error_class, self.error) != (other.kind, other.error_class, other.error):
+            return False
+        if self.kind in (ERROR, CRASH, HANG):
+            return True
+        if self.laws or other.laws:
+            return bool(set(self.laws) & set(other.laws))
+        return (self.module, self.cause) == (other.module, other.cause)
+
+
+def fingerprint_of(check: CheckFound) -> Fingerprint | None:
+    """Read the fingerprint off a check; None if nothing is wrong."""
+    results = check.data.results
+    failed = next((result for result in results if result.status != PASSED), None)
+    if failed is not None:
+        return _of_failure(failed)
+    where = _of_place(check)
+    broken = [answer for result in results for answer in violations(answers_of(result.extra))]
+    if broken:
+        first, behind = broken[0], any(answer.row for answer in broken if answer.law == "neighbour")
+        said = f"{first.words}{f' in {where.module}' if where and where.module else ''}"
+        laws = tuple(dict.fromkeys(answer.law for answer in broken))
+        found = where or Fingerprint(DIFFERENCE, said)
+        return replace(found, kind=_KIND_OF_LAW.get(first.law, DIFFERENCE), said=said, laws=laws, behind=behind)
+    if where is not None:
+        return where
+    if check.comparison is not None and check.comparison.verdict == MISMATCH:
+        figures = [dump for dump in check.comparison.dumps if dump.verdict == MISMATCH]
+        gradients = all(dump.log_probs is None or not any("log" in reason for reason in dump.reasons) for dump in figures)
+        return Fingerprint(GRADIENT if gradients and any(dump.worst_parameter for dump in figures) else DIFFERENCE, _apart(check))
+    return None
+
+
+def _apart(check: CheckFound) -> str:
+    size = check.comparison.furthest if check.comparison else None
+    return f"log-probs differ from the truth{f' by up to {size[0]:.3g} nats' if size else ''}"
+
+
+def _of_failure(result: ResultRecord) -> Fingerprint:
+    text = result.error or ""
+    if result.status == HUNG:
+        return Fingerprint(HANG, f"it hangs: {text.splitlines()[0] if text else 'no progress'}")
+    if result.status == CRASHED:
+        signal = found[1] if (found := _DIED.search(text)) else ""
+        return Fingerprint(CRASH, f"the process dies{f' by {signal}' if signal else ''}", error=signal)
+    name = (result.error_class or "Exception").rpartition(".")[2]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return Fingerprint(ERROR, f"{name}: {' '.join(lines[:2])}"[:160], error_class=name, error=normalized(text))
+
+
+def _of_place(check: CheckFound) -> Fingerprint | None:
+    """Return module and cause as `locate` names them; None if no place is wrong."""
+    local, located = check.local, check.local.located if check.local else None
+    if local is None:
+        return None
+    if local.differences:
+        return Fingerprint(
+            DIFFERENCE, local.differences[0], module=_any_layer(local.differences[0].split(" ")[0]), cause="weights"
+        )
+    if local.wrong_formula:
+        return Fingerprint(DIFFERENCE, local.wrong_formula, cause="formula")
+    if located is not None and located.kernel:
+        return Fingerprint(DIFFERENCE, located.kernel.rpartition(": ")[2], module="attention", cause="kernel")
+    if located is None or not located.wrong:
+        return None
+    place = located.wrong[0]
+    kind = GRADIENT if is_backward(place.kind) else DIFFERENCE
+    return Fingerprint(kind, place_in_words(place, located.dtype), module=_any_layer(place.what), cause=place.kind)
+
+
+def _any_layer(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "N", name)

@@ -1,0 +1,203 @@
+"""What is handed to a maintainer: the script, run once as they will run it, and the text of an issue around it.
+
+    script = script_of(record)                       # runs in a fresh interpreter without actordbg, or raises BadResult
+    issue_text(record, script)
+
+Neither has a path of this machine or a text of a prompt. Who is at fault is a guess, and said as one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import BadResult, UsageError
+from actordbg.base.foreign_text import in_line
+from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, HANG, PACKED, TRAINER, FaultCase
+from actordbg.reduce.reduction import Reduction
+from actordbg.reduce.script import in_a_folder, render
+
+PACKAGES = ("torch", "transformers", "deepspeed", "openrlhf")
+PATIENCE_S = 600.0
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES")
+"""Environment variables that a fresh run keeps."""
+_STATE = re.compile(r"linear_attn|mamba|conv|mixer|recurrent|ssm")
+"""Parts of the names of modules with a state along the sequence."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script that showed the fault. output: what it printed. fixed: its exit code where the fault is known to be gone."""
+
+    text: str
+    output: str
+    fixed: int | None = None
+
+
+def title_of(record: Reduction) -> str:
+    """Return the cause as a title: "qwen3_5_text, rows packed: row 1 depends on row 0 in the attention of ..."."""
+    case = record.case
+    about = [str((case.config or {}).get("model_type") or Path(case.checkpoint).name)]
+    about += ["rows packed"] * (case.layout == PACKED and record.fingerprint.kind == DIFFERENCE)
+    about += [f"torch.compile with {case.compile}"] * bool(case.compile)
+    about += [f"{case.processes} processes under {case.engine}"] * (case.processes > 1)
+    return in_line(f"{', '.join(about)}: {record.fingerprint.said}")
+
+
+def script_of(record: Reduction, fixed: str | None = None) -> Script:
+    """Render the script, and run it in a fresh interpreter. fixed: an interpreter in whose environment the fault is gone.
+
+    Raises BadResult if the script does not show the fault there, or shows it under `fixed`.
+    """
+    case = record.case
+    weights = _sum_of_weights(case) if case.checkpoint else None
+    seen = ", ".join(f"{name} {version}" for name, version in _versions(record))
+    text = render(case, title_of(record), versions=f"{seen}, Python {platform.python_version()}", weights=weights, private=True)
+    code, output = run_fresh(text, case)
+    if code != 1:
+        raise BadResult(
+            f"the script does not show it in a fresh interpreter: exit code {code}\n{output[-2000:]}",
+            hint="what shows it here is in this process's environment: PYTHONPATH, a patched class, environment variables",
+        )
+    gone = None if fixed is None else run_fresh(text, case, fixed)
+    if gone is not None and gone[0] != 0:
+        raise BadResult(f"the script exits with {gone[0]} under {fixed}\n{gone[1][-2000:]}", hint="is the fault gone there?")
+    return Script(text, output, gone and gone[0])
+
+
+def run_fresh(text: str, case: FaultCase, python: str = sys.executable) -> tuple[int, str]:
+    """Run a script as a maintainer does: alone in an empty folder, isolated, with few environment variables."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    if in_a_folder(case):
+        kept["MODEL"] = os.path.abspath(case.checkpoint)
+    with tempfile.TemporaryDirectory(prefix="repro-") as folder:
+        path = Path(folder) / "repro.py"
+        path.write_text(text)
+        try:
+            ran = subprocess.run(
+                [python, "-I", str(path)], cwd=folder, env=kept, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            )
+        except FileNotFoundError:
+            raise UsageError(f"{python} is not an interpreter", hint="name the python of another environment") from None
+        except subprocess.TimeoutExpired:
+            return 124, f"it did not end within {PATIENCE_S:g} s"
+    return ran.returncode, ran.stdout if ran.returncode in (0, 1) and ran.stdout else ran.stdout + ran.stderr
+
+
+def _sum_of_weights(case: FaultCase) -> float:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from actordbg.actor.model_code import guard
+    from actordbg.config.replay_config import DTYPES
+
+    guard(case.checkpoint)
+    more: dict[str, Any] = {} if case.layers is None else {"num_hidden_layers": case.layers}
+    more |= {"revision": case.revision} if case.revision else {}
+    model = AutoModelForCausalLM.from_pretrained(case.checkpoint, dtype=getattr(torch, DTYPES[case.dtype]), **more)
+    return float(sum(weight.double().sum().item() for weight in model.parameters()))
+
+
+def _versions(record: Reduction) -> list[tuple[str, str]]:
+    known = record.versions or {}
+    return [(name, known[name]) for name in _packages(record.case) if name in known]
+
+
+def _packages(case: FaultCase) -> Iterator[str]:
+    yield from PACKAGES[:2]
+    yield from ["deepspeed"] * (case.engine == "deepspeed" or case.through == TRAINER)
+    yield from ["openrlhf"] * (case.through == TRAINER)
+
+
+def issue_text(record: Reduction, script: Script) -> str:
+    """Return the issue as Markdown: environment, what happens, what is expected, the script, what was tried, whose it is."""
+    case = record.case
+    needs = "" if case.through != TRAINER and not case.engine else " It needs " + " and ".join(list(_packages(case))[2:]) + "."
+    what = "\n".join(script.output.strip().splitlines()[-12:])
+    tried = [f"- {words}: {result}" for words, result in (record.tried or {}).items()]
+    lines = [
+        f"# {title_of(record)}",
+        "## Environment",
+        "\n".join(
+            [
+                *(f"- {name} {version}" for name, version in _versions(record)),
+                f"- Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+            ]
+        ),
+        "## What happens",
+        _happens(record),
+        f"```text\n{what}\n```",
+        "## What is expected",
+        _expected(record),
+        "## Script",
+        f"It exits with 1 while this happens, and with 0 when it is gone.{needs}",
+        f"```python\n{script.text.rstrip()}\n```",
+        "## What was tried",
+        "\n".join(tried or ["- nothing beside it"]),
+        *([f"A smaller case shows something else: {found} ({size})." for found, size in (record.aside or {}).items()][:3]),
+        "## Where this may belong",
+        "\n\n".join(_guess(record)),
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _happens(record: Reduction) -> str:
+    case = record.case
+    laws = f" Broken invariances: {', '.join(record.fingerprint.laws)}." if record.fingerprint.laws else ""
+    weights = "random weights from a seed" if case.config else "the checkpoint's weights"
+    return f"{record.fingerprint.said}.{laws} Seen with {case.words}, {weights}, {case.dtype}."
+
+
+def _expected(record: Reduction) -> str:
+    kind = record.fingerprint.kind
+    if kind in (ERROR, CRASH):
+        return "It runs."
+    if kind == HANG:
+        return "All processes end."
+    return "Each row has the log-probs that it has alone, in fp32 with eager attention, up to rounding."
+
+
+def _guess(record: Reduction) -> Iterator[str]:
+    """Say what each project would need to do, and whose code it is: guesses from the module, the frames and the settings."""
+    fingerprint, case = record.fingerprint, record.case
+    if fingerprint.behind and _STATE.search(fingerprint.module):
+        yield (
+            "A guess, from the module: **transformers**. These layers have a state along the sequence. It is reset at the "
+            "borders of packed rows only by kernels that are given them (`cu_seq_lens_q`, and `seq_idx` for the convolution). "
+            "The code in torch ignores both, without an error. transformers would need to use `cu_seq_lens_q` there too, derive "
+            "it from `position_ids`, or refuse packed rows."
+        )
+        yield (
+            "**OpenRLHF** packs all rows into one and passes `position_ids` only. It would have to pass `cu_seq_lens_q` and "
+            "`cu_seq_lens_k` (int32, the cumulated lengths of the rows, from 0), and `seq_idx`; or refuse `packing_samples` for "
+            "such models."
+        )
+    elif fingerprint.cause == "cache":
+        yield (
+            "A guess, from the call: **transformers**. It keeps packed rows apart by `position_ids` only while no cache is made, "
+            "and `use_cache` is on by default. It would need to find the borders with a cache as well, or to warn. **Callers** "
+            "have to pass `use_cache=False`."
+        )
+    elif fingerprint.cause == "kernel":
+        yield (
+            "A guess, from the attention: **transformers**. Another attention gives the right log-probs from the same weights. "
+            "transformers would need to apply the missing operation, or to refuse this attention for this model. **Trainers** "
+            'should use `attn_implementation="eager"` for it meanwhile.'
+        )
+    else:
+        frames = [frame for frame in record.stack if not frame.startswith("case.py")]
+        package = frames[-1].split("/")[0] if frames and "/" in frames[-1] else ""
+        owner = package or (
+            "openrlhf" if case.through == TRAINER else case.engine if case.engine == "deepspeed" else "transformers or torch"
+        )
+        yield f"A guess, from {'the innermost frame' if frames else 'the module and the settings'}: **{owner}**."
+        if frames:
+            yield "```text\n" + "\n".join(frames[-5:]) + "\n```"

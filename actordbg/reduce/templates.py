@@ -1,0 +1,154 @@
+"""Parts of the scripts that do not depend on the case, as ruff formats them."""
+
+LOG_PROBS = '''
+def log_probs(logits, row):
+    """Return the log-prob of each token of a row but its first."""
+    scores = logits[:-1].float().log_softmax(-1)
+    return scores.gather(-1, torch.tensor(row)[1:, None]).squeeze(-1)
+'''
+
+EXPECTED = '''
+def expected(model):
+    """Run each row alone."""
+    outputs = [model(torch.tensor([row]), use_cache=False).logits[0] for row in ROWS]
+    return [log_probs(logits, row) for logits, row in zip(outputs, ROWS)]
+'''
+
+PACKED = """
+    ids = torch.tensor([[token for row in ROWS for token in row]])
+    positions = torch.tensor([[at for row in ROWS for at in range(len(row))]])
+    logits = model(ids, position_ids=positions, use_cache=False).logits[0]
+    outputs = logits.split([len(row) for row in ROWS])
+"""
+
+BORDERS = """\
+    lengths = torch.tensor([0, *[len(row) for row in ROWS]])
+    ends = lengths.cumsum(0).to(torch.int32)
+    index = [[number for number, row in enumerate(ROWS) for _ in row]]
+    borders = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    borders["seq_idx"] = torch.tensor(index)
+"""
+
+PADDED = """
+    width = max(left + len(row) for left, row in zip(LEFT, ROWS))
+    right = [width - left - len(row) for left, row in zip(LEFT, ROWS)]
+    ids = [[0] * a + row + [0] * b for a, row, b in zip(LEFT, ROWS, right)]
+    real = [[0] * a + [1] * len(row) + [0] * b for a, row, b in zip(LEFT, ROWS, right)]
+    mask = torch.tensor(real)
+    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+    given = {"attention_mask": mask, "position_ids": positions}
+    logits = model(torch.tensor(ids), **given, use_cache=False).logits
+    cut = zip(logits, LEFT, ROWS)
+    outputs = [part[left : left + len(row)] for part, left, row in cut]
+"""
+
+TRAINERS = """\
+    width = max(map(len, ROWS))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in ROWS])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ROWS])
+    outputs = model(ids, attention_mask=mask, return_logprobs=True)
+    return [values[: len(row) - 1] for values, row in zip(outputs, ROWS)]
+"""
+
+STAND_IN = """
+def stand_in():
+    \"\"\"Provide what OpenRLHF imports of flash_attn, where that is not installed.\"\"\"
+
+    def unpad_input(values, mask):
+        lengths = mask.sum(-1, dtype=torch.int32)
+        indices = mask.flatten().nonzero().flatten()
+        ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return values.flatten(0, 1)[indices], indices, ends, int(lengths.max()), lengths
+
+    def pad_input(values, indices, rows, width):
+        flat = values.new_zeros((rows * width, *values.shape[1:]))
+        return flat.index_copy(0, indices, values).view(rows, width, *values.shape[1:])
+
+    names = ("", ".bert_padding", ".utils", ".utils.distributed")
+    modules = {f"flash_attn{name}": types.ModuleType(name) for name in names}
+    for name, module in modules.items():
+        module.__path__, module.__spec__ = [], ModuleSpec(name, None, is_package=True)
+    padding = modules["flash_attn.bert_padding"]
+    padding.unpad_input, padding.pad_input = unpad_input, pad_input
+    padding.rearrange = rearrange
+    padding.index_first_axis = lambda values, at: values[at]
+    modules["flash_attn.utils.distributed"].all_gather = None
+    sys.modules.update(modules)
+
+
+def build_actor(attention, dtype):
+    \"\"\"Build OpenRLHF's Actor of the model.\"\"\"
+    if importlib.util.find_spec("flash_attn") is None:
+        stand_in()
+    from openrlhf.models import Actor
+
+    with tempfile.TemporaryDirectory() as folder:
+        build(attention, torch.float32).save_pretrained(folder)
+        named = {"attn_implementation": attention, "param_dtype": dtype}
+        actor = Actor(folder, **named, packing_samples=PACKED, temperature=TEMPERATURE)
+    return actor.eval()
+"""
+
+MAIN_ERROR = """
+def main():
+    try:
+        attempt()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = f"{type(error).__name__}: {' '.join(lines[:2])}"
+        text = re.sub(r"(/[\\w.+-]+){2,}|\\d+", lambda m: "PATH" if m[1] else "N", text)
+        print(f"expected: it runs; what comes: {text}")
+        if text.startswith(ERROR):
+            return 1
+        traceback.print_exc()
+        return 2
+    print("it ran, as expected")
+    return 0
+"""
+
+LAUNCH = '''
+def endings():
+    """Start the attempt in processes of its own; return their exit codes, None: hangs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank in range(PROCESSES):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(PROCESSES), "MASTER_PORT": port}
+        place |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, "-I", __file__, "attempt"]
+        ranks.append(subprocess.Popen(command, env=os.environ | place))
+    codes = []
+    for process in ranks:
+        try:
+            codes.append(process.wait(SECONDS))
+        except subprocess.TimeoutExpired:
+            codes.append(None)
+    for process in ranks:
+        process.kill()
+    return codes
+'''
+
+MAIN_CRASH = """
+def main():
+    if sys.argv[1:] == ["attempt"]:
+        attempt()
+        return 0
+    codes = endings()
+    print(f"expected: exit code 0; what comes: {codes}")
+    if any(code is not None and code < 0 for code in codes):
+        return 1
+    return 0 if set(codes) == {0} else 2
+"""
+
+MAIN_HANG = """
+def main():
+    if sys.argv[1:] == ["attempt"]:
+        attempt()
+        return 0
+    codes = endings()
+    print(f"expected: each process ends; what comes: {codes} (None: it hangs)")
+    if None in codes:
+        return 1
+    return 0 if set(codes) == {0} else 2
+"""

@@ -1,0 +1,134 @@
+"""Run trials of cases within a budget, and remember how each ended, so that a stopped reduction continues.
+
+    with Trials(folder, most=200, seconds=300) as trials:
+        trials.ending(case).status       # "returned", "raised", "died" or "hung"
+
+`trials.jsonl` has a line for each trial: the case's key, what was tried, and its ending. A trial that is in there does not run
+again, except to confirm a case: what is reported has run twice, in two processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from actordbg.base.errors import LaunchProblem
+from actordbg.records.journal import Journal, read_events
+from actordbg.reduce import script
+from actordbg.reduce.case import FaultCase
+from actordbg.reduce.trial_host import DIED, HUNG, RAISED, RETURNED
+
+__all__ = ["DIED", "HUNG", "RAISED", "RETURNED", "Ending", "OutOfBudget", "Trials"]
+T = TypeVar("T")
+JOURNAL = "trials.jsonl"
+START_S = 120.0
+
+
+class OutOfBudget(Exception):
+    """No trials or no time are left."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a trial ended. values: what `attempt` returned, None: not finite. error: the exception's text, or the signal's name."""
+
+    status: str
+    values: tuple[float | None, ...] = ()
+    error_class: str = ""
+    error: str = ""
+    frames: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Ending:
+        """Build from plain data."""
+        lists = {name: tuple(data.get(name) or ()) for name in ("values", "frames")}
+        return cls(str(data["status"]), error_class=str(data.get("error_class", "")), error=str(data.get("error", "")), **lists)
+
+
+class Trials:
+    """Trials of one reduction. most, seconds: the budget of this call; trials of earlier calls cost nothing."""
+
+    def __init__(self, folder: Path, *, most: int = 200, seconds: float = 300.0) -> None:
+        self.count, self._most, self._until = 0, most, time.monotonic() + seconds
+        self._host: subprocess.Popen[str] | None = None
+        self._known = {event["key"]: Ending.of(event) for event in read_events(folder / JOURNAL) if event["event"] == "trial"}
+        self._journal = Journal(folder / JOURNAL)
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+        self._journal.close()
+
+    @property
+    def known(self) -> int:
+        """Number of trials that ran, in this call and before."""
+        return len(self._known)
+
+    def ending(self, case: FaultCase, *, afresh: bool = False) -> Ending:
+        """Return how the case ends; afresh: run it again, in a new process. Raises OutOfBudget."""
+        if not afresh and case.key in self._known:
+            return self._known[case.key]
+        if not afresh and (self.count >= self._most or time.monotonic() > self._until):
+            raise OutOfBudget
+        if afresh:
+            self._stop()
+        self.count += 1
+        kind = (case.config or {}).get("model_type", "")
+        request = {
+            "source": script.render(case, "a trial"),
+            "module": f"transformers.models.{kind.removesuffix('_text')}.modeling_{kind.removesuffix('_text')}",
+            "ranks": case.processes,
+            "timeout_s": case.timeout_s,
+        }
+        ending = Ending.of(self._answer(request))
+        self._journal.append("confirmed" if afresh else "trial", key=case.key, words=case.words, **vars(ending))
+        self._known[case.key] = ending
+        return ending
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._host is None:
+            self._host = subprocess.Popen(
+                [sys.executable, "-P", "-m", "actordbg.reduce.trial_host"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "ACTORDBG_DISABLE": "1"},
+            )
+            self._line(START_S)
+        assert self._host.stdin is not None
+        self._host.stdin.write(json.dumps(request) + "\n")
+        self._host.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._line(float(request["timeout_s"]) + START_S))
+        return answer
+
+    def _line(self, patience_s: float) -> str:
+        assert self._host is not None and self._host.stdout is not None
+        if select.select([self._host.stdout], [], [], patience_s)[0] and (line := self._host.stdout.readline()):
+            return line
+        code = self._host.poll()
+        self._stop()
+        raise LaunchProblem(
+            f"the process that runs trials {'does not answer' if code is None else f'ended with exit code {code}'}",
+            hint="run `actordbg doctor`: torch and transformers must be importable here",
+        )
+
+    def _stop(self) -> None:
+        if self._host is not None:
+            self._host.kill()
+            self._host.wait()
+            for pipe in (self._host.stdin, self._host.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._host = None

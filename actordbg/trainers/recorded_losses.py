@@ -1,0 +1,110 @@
+"""Record the losses of other trainers (`dump enable --calls forward,loss`), as an adapter's seam reads them.
+
+A seam with `loss` is a function of the trainer that computes a loss, around a recorded forward (TRL, SkyRL) or in it (verl).
+When it has returned, its log-probs, masks and advantages are handed to the recorder under the names of OpenRLHF's PolicyLoss, as
+a call of a loss that returns the same value (`actordbg.capture.losses`). So the laws of recorded data, and `explain --against
+rollout`, read one kind of record. The function runs once, with its own arguments; a failure in here is reported once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.compiler import is_compiling
+
+from actordbg.base.fault import describe
+from actordbg.capture import hook
+from actordbg.formats.dump_record import LOSS
+from actordbg.trainers.seam import LossCall, Seam
+
+if TYPE_CHECKING:
+    from actordbg.capture.losses import LossSlot
+
+
+class AdapterLoss:
+    """A loss as the recorder sees it: its attributes are the facts of the trainer's, and `forward` returns its value."""
+
+    _value: Any = None
+
+    def forward(
+        self,
+        log_probs: Any,
+        old_log_probs: Any = None,
+        advantages: Any = None,
+        action_mask: Any = None,
+        rollout_log_probs: Any = None,
+        dp_size: Any = None,
+        batch_num_tokens: Any = None,
+        global_batch_size: Any = None,
+    ) -> Any:
+        """Return the value that the trainer computed."""
+        return self._value
+
+
+def with_loss(
+    original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
+) -> Callable[..., Any]:
+    """Return `original`, a function that computes a loss, with its calls recorded.
+
+    inside: what a thread is in, with the forward that was recorded last. arguments: binds a call. tell: reports a failure.
+    """
+    recorders = dict[Any, _Recorder]()
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        around, inside.in_loss = inside.in_loss, True
+        try:
+            output = original(*args, **kwargs)
+            current = inside.current
+            control = current.slot.recorder.control if current is not None else None
+            if current is not None and control is not None and LOSS in control.calls:
+                try:
+                    recorder = recorders.get(current.slot) or recorders.setdefault(current.slot, _Recorder(seam, current.slot))
+                    recorder.record(current, arguments(args, kwargs), output)
+                except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
+                    tell(f"{seam.where}: a loss was not recorded: {describe(error)}")
+            return output
+        finally:
+            inside.in_loss = around
+            if not around and not inside.busy:
+                inside.current = None
+
+    return function
+
+
+class _Recorder:
+    """Hands losses of a seam to the recorder of a slot."""
+
+    def __init__(self, seam: Seam, slot: Any) -> None:
+        from actordbg.capture import losses
+
+        where, _, method = seam.where.rpartition(".") if "." in seam.function else (seam.where, "", "")
+        point = losses.CapturePoint(where, ("loss",), {}, method)
+        points = losses.CapturePoints("", "", "", (point,), {}, {})
+        self._seam, self._loss, self._here = seam, AdapterLoss(), losses.here
+        self._slot: LossSlot = losses.LossSlot(slot, points, point, AdapterLoss.forward)
+        self._forward = hook.wrap(AdapterLoss.forward, self._slot)  # type: ignore[arg-type]
+        self._last = losses.LastForward
+
+    def record(self, current: Any, call: Mapping[str, Any], output: Any) -> None:
+        """Record a loss beside the forward whose log-probs it got."""
+        assert self._seam.loss is not None
+        scores = None if current.output is None else current.seam.result(current.output).log_probs
+        found: LossCall | None = self._seam.loss(call, scores, output)
+        if found is None:
+            return
+        tensors = {name: current.named.get(name) for name in ("sequences", "attention_mask")}
+        inputs = {name: (lambda tensor=tensor: tensor) for name, tensor in tensors.items() if tensor is not None}
+        vars(self._loss).clear()
+        vars(self._loss).update(found.facts, _value=found.loss)
+        given = {name: value for name, value in found.arguments().items() if value is not None}
+        self._here.forward = self._last(lambda: found.log_probs, lambda: current.actor, inputs, current.slot.recorder.last)
+        try:
+            self._forward(self._loss, found.log_probs, **given)
+        finally:
+            self._here.forward = None
+            self._loss._value = None

@@ -1,0 +1,236 @@
+"""`actordbg reduce` and `repro`: what is the same fault, what is smaller, and a script that runs without actordbg."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparecases import write_replay
+from replaycases import publish
+from typer.testing import CliRunner
+
+from actordbg.actor.family_models import FAMILIES, build_families
+from actordbg.base.errors import BadResult, CorruptDump
+from actordbg.cli.app import app
+from actordbg.reduce import trials as running
+from actordbg.reduce.case import (
+    ALONE,
+    CRASH,
+    DIFFERENCE,
+    ERROR,
+    GRADIENT,
+    HANG,
+    PACKED,
+    PADDED,
+    RERUN,
+    TRAINER,
+    FaultCase,
+    drawn,
+    normalized,
+)  # fmt: skip
+from actordbg.reduce.fingerprint import Fingerprint
+from actordbg.reduce.handover import Script, issue_text, script_of, title_of
+from actordbg.reduce.reduction import Reduction
+from actordbg.reduce.script import render
+from actordbg.reduce.shrink import Shrinker, ddmin, least
+from actordbg.reduce.trials import Ending, OutOfBudget, Trials
+from actordbg.store.layout import Store
+
+LLAMA = FAMILIES["llama3"].config | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+CASE = FaultCase(DIFFERENCE, rows=drawn((20, 14, 16), 256), config=dict(LLAMA), layout=PACKED)
+FINGERPRINT = Fingerprint(DIFFERENCE, "row 1 depends on row 0", laws=("neighbour",), behind=True)
+
+
+@pytest.mark.parametrize(("wanted", "items"), [({7}, 16), ({0, 15}, 16), ({3, 4, 9}, 31), (set(range(5)), 5)])
+def test_delta_debugging_leaves_only_what_is_needed(wanted: set[int], items: int) -> None:
+    assert ddmin(range(items), lambda kept: wanted <= set(kept)) == sorted(wanted)
+
+
+def test_bisection_finds_the_least_number() -> None:
+    assert [least(1, 100, lambda n, at=at: n >= at) for at in (1, 23, 100)] == [1, 23, 100]
+
+
+class Simulated(Trials):
+    """Trials whose endings a function of the case gives."""
+
+    def __init__(self, folder: Path, ends: Callable[[FaultCase], Ending], most: int = 500) -> None:
+        super().__init__(folder, most=most)
+        self._ends, self.run = ends, 0
+
+    def _answer(self, request: Any) -> dict[str, Any]:
+        self.run += 1
+        return vars(self._ends(self.case))
+
+    def ending(self, case: FaultCase, *, afresh: bool = False) -> Ending:
+        self.case = case
+        return super().ending(case, afresh=afresh)
+
+
+def leaking(case: FaultCase) -> Ending:
+    """Row 1 and later are wrong where rows are packed, have token 300 in front of them, and the model has two layers or more."""
+    if case.layout == PADDED:
+        return Ending(running.RAISED, error_class="ValueError", error="no padding")
+    shown = case.layout == PACKED and any(300 in row for row in case.rows[:-1]) and (case.depth or 0) >= 2
+    return Ending(running.RETURNED, (0.0, *[1.0 if shown else 0.0 for _ in case.rows[1:]]))
+
+
+def test_a_case_shrinks_to_what_shows_its_fingerprint(tmp_path: Path) -> None:
+    rows = (CASE.rows[0][:9] + (300,) + CASE.rows[0][9:], *CASE.rows[1:])
+    start = replace(CASE, rows=rows, dtype="bf16", attn="eager", limit=0.1, temperature=0.7)
+    with Simulated(tmp_path, leaking) as trials:
+        shrinker = Shrinker(trials, FINGERPRINT, start)
+        shrinker.run()
+        best = shrinker.best
+    assert best.layout == PACKED and len(best.rows) == 2 and 300 in best.rows[0] and max(map(len, best.rows)) == 2
+    assert (best.depth, best.dtype, best.attn, best.temperature, best.synthetic) == (2, "fp32", "sdpa", 1.0, False)
+    assert all(FINGERPRINT.shown_by(case, leaking(case)) for case in shrinker.accepted)
+
+
+def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path) -> None:
+    with Simulated(tmp_path, leaking, most=6) as trials:
+        first = Shrinker(trials, replace(FINGERPRINT, behind=False), replace(CASE, rows=((300, 1, 2), (3, 4))))
+        with pytest.raises(OutOfBudget):
+            first.run()
+        assert trials.run == 6
+    with Simulated(tmp_path, leaking) as trials:
+        again = Shrinker(trials, replace(FINGERPRINT, behind=False), replace(CASE, rows=((300, 1, 2), (3, 4))))
+        again.run()
+        known, ran = trials.known, trials.run
+    assert ran == known - 6 and again.best.tokens <= first.best.tokens
+
+
+def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path: Path) -> None:
+    def ends(case: FaultCase) -> Ending:
+        few = Ending(running.RAISED, error_class="IndexError", error="row 0 of 4")
+        return few if case.tokens < 12 else Ending(running.RETURNED, (1.0,) * len(case.rows))
+
+    with Simulated(tmp_path, ends) as trials:
+        shrinker = Shrinker(trials, replace(FINGERPRINT, behind=False), CASE)
+        shrinker.run()
+    assert shrinker.best.tokens == 12 and "IndexError: row 0 of 4" in shrinker.aside
+
+
+def test_the_same_fault_is_the_same_error_law_or_module() -> None:
+    error = Fingerprint(ERROR, "", error_class="RuntimeError", error=normalized("size 12 of /a/b/c.py\nmore"))
+    raised = Ending(running.RAISED, error_class="RuntimeError", error="size 7 of /x/y.py\nmore")
+    assert error.shown_by(CASE, raised) and not error.shown_by(CASE, replace(raised, error="size 7 of /x/y.py\nless"))
+    assert not FINGERPRINT.shown_by(CASE, Ending(running.RETURNED, (1.0, 1.0))), "the first row is wrong too"
+    assert FINGERPRINT.shown_by(CASE, Ending(running.RETURNED, (0.0, None))), "a log-prob that is not finite"
+    assert FINGERPRINT.matches(replace(FINGERPRINT, laws=("alone", "neighbour"))) and not FINGERPRINT.matches(
+        replace(FINGERPRINT, laws=())
+    )
+    place = Fingerprint(DIFFERENCE, "", module="model.layers.N.mlp", cause="out")
+    assert (
+        place.matches(replace(place, said="x"))
+        and not place.matches(replace(place, module="lm_head"))
+        and not place.matches(None)
+    )
+
+
+SCRIPTS = {
+    "packed": CASE,
+    "alone": replace(CASE, layout=ALONE),
+    "padded": replace(CASE, layout=PADDED, left=(0, 3, 2), synthetic=True),
+    "gradient": replace(CASE, kind=GRADIENT, temperature=0.7),
+    "rerun": replace(CASE, kind=RERUN, cache=True),
+    "error": replace(CASE, kind=ERROR, error_class="RuntimeError", error='it says "N"', compile="eager", borders=True),
+    "crash": replace(CASE, kind=CRASH, error="SIGSEGV", backward=True, memory=2**40),
+    "hang": replace(CASE, kind=HANG, processes=2, engine="fsdp2", timeout_s=20.0),
+    "deepspeed": replace(CASE, kind=HANG, processes=2, engine="deepspeed", zero=3),
+    "checkpoint": replace(CASE, config=None, checkpoint="meta-llama/Llama-3.1-8B", layers=2),
+    "trainer": replace(CASE, through=TRAINER),
+}
+
+
+def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) -> None:
+    for name, case in SCRIPTS.items():
+        text = render(
+            case, 'a "title" of \\ it\n"""', versions="torch 2.13.0", weights=1.5 if case.checkpoint else None, private=True
+        )
+        (tmp_path / f"{name}.py").write_text(text)
+        assert (
+            "actordbg" not in text
+            and ("deepspeed" in text) == (name == "deepspeed")
+            and ("openrlhf" in text) == (name == "trainer")
+        )
+        assert len(text.splitlines()) < 120 or case.through == TRAINER, name
+    ruff = [sys.executable, "-m", "ruff"]
+    for words in (["format", "--diff"], ["check"]):
+        ran = subprocess.run([*ruff, *words, "--isolated", str(tmp_path)], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.parametrize(
+    "bad", [{"kind": "eval"}, {"config": {"auto_map": {}}}, {"attn": "some/kernel"}, {"rows": ()}, {"processes": 0}]
+)
+def test_a_case_from_a_file_cannot_bring_code(bad: dict[str, Any]) -> None:
+    assert FaultCase.from_json(CASE.to_json()) == CASE
+    with pytest.raises(CorruptDump):
+        FaultCase.from_json(json.dumps(json.loads(CASE.to_json()) | bad))
+
+
+def reduction(fingerprint: Fingerprint, case: FaultCase, **more: Any) -> Reduction:
+    return Reduction("r", "2026", fingerprint, case, "", 1, 1.0, True, True, True, **({"versions": {"torch": "2.13.0"}} | more))
+
+
+def test_an_issue_says_what_each_project_would_need() -> None:
+    module = "the attention of model.layers.N.linear_attn"
+    found = reduction(
+        replace(FINGERPRINT, module=module), CASE, tried={"each row alone": "right"}, aside={"ValueError: x": "1 row"}
+    )
+    text = issue_text(found, Script("print()", "row 1: WRONG"))
+    assert text.startswith(f"# {title_of(found)}") and "- each row alone: right" in text and "ValueError: x" in text
+    assert "transformers would need to use `cu_seq_lens_q`" in text and "OpenRLHF" in text and "guess" in text
+    stack = ("torch/_inductor/lowering.py:7 lower",)
+    failed = reduction(Fingerprint(ERROR, "RuntimeError: no", error_class="RuntimeError"), replace(CASE, kind=ERROR), stack=stack)
+    assert "A guess, from the innermost frame: **torch**" in issue_text(failed, Script("", ""))
+
+
+@pytest.mark.slow
+def test_trials_are_isolated_and_warm(tmp_path: Path) -> None:
+    """One host forks for each trial; what dies or hangs costs its trial alone."""
+    packed = replace(CASE, rows=((5, 7, 9), (11, 13)))
+    broken = replace(packed, config={**LLAMA, "num_attention_heads": 3})
+    with Trials(tmp_path) as trials:
+        right, leaks = trials.ending(packed), trials.ending(replace(packed, cache=True))
+        host = trials._host
+        assert right.status == running.RETURNED and max(value or 0 for value in right.values) < 1e-4
+        assert FINGERPRINT.shown_by(packed, leaks)
+        assert trials.ending(broken).status == running.RAISED
+        slow = replace(packed, kind=HANG, timeout_s=0.01)
+        assert trials.ending(slow).status == running.HUNG
+        starved = trials.ending(replace(packed, kind=ERROR, memory=2**20))
+        assert starved.status in (running.RAISED, running.DIED)
+        assert trials.ending(replace(packed, kind=CRASH)).status == running.RETURNED and trials._host is host
+        assert trials.ending(packed, afresh=True) == right and trials._host is not host
+
+
+@pytest.mark.slow
+def test_from_a_wrong_check_to_a_script_that_shows_it(tmp_path: Path, store: Store) -> None:
+    """Gemma 2 under sdpa, which leaves out the soft cap: found, reduced, and shown by a script in a fresh interpreter."""
+    model = tmp_path / "private" / "gemma2"
+    assert not build_families({model: dict(FAMILIES["gemma2"].config)})
+    settings = {"model": str(model), "attn": "sdpa", "dtype": "fp32", "through": "rows", "backward": False}
+    write_replay(store, "20260101T000000-aaaaaa", publish(store, 1, length=16), **settings)
+
+    def run(code: int, *words: str) -> Any:
+        done = CliRunner().invoke(app, ["--store", str(store.root), *words, "--json"])
+        assert done.exit_code == code, done.output
+        return json.loads(done.stdout)
+
+    script, issue = tmp_path / "repro.py", tmp_path / "issue.md"
+    shown = run(0, "repro", "last", "-o", str(script), "--issue", str(issue), "--trials", "45")
+    assert shown["lines"] < 120 and "soft cap" in shown["title"] and "WRONG" in shown["output"]
+    found = run(0, "reduce", "last", "--trials", "1")["reduction"]
+    assert found["confirmed"] and found["checked"] and found["fingerprint"]["cause"] == "kernel" and found["case"]["config"]
+    for text in (script.read_text(), issue.read_text()):
+        assert str(tmp_path) not in text and "private" not in text and "actordbg" not in text
+    record = Reduction.from_file(store.root / "reductions" / found["reduction_id"] / "reduction.json")
+    with pytest.raises(BadResult, match="fresh interpreter"):
+        script_of(replace(record, case=replace(record.case, attn="eager")))

@@ -1,0 +1,185 @@
+"""Losses of other trainers are recorded under one set of names, joined to their forwards, and change nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from adaptercases import dumps_of, record_here
+from torch import nn
+
+from actordbg.judge.lint import lint
+from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.store.layout import Store
+from actordbg.trainers import trl_adapter
+from actordbg.trainers.recorded_model import attach
+
+PROMPT, ANSWER = 3, 4
+IDS = torch.tensor([[0, 5, 9, 11, 2, 7, 3], [4, 8, 4, 1, 6, 0, 0]])
+REAL = torch.tensor([[0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0]])
+ADVANTAGES = torch.tensor([0.5, -1.0])
+MASK = REAL[:, PROMPT:]
+
+
+class Policy(nn.Module):
+    """Log-probs that depend on a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.7))
+
+    def scores(self, ids: torch.Tensor) -> torch.Tensor:
+        return -(self.weight * ids.float() / 10).exp()
+
+
+def ppo(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    ratio = (new - old).exp()
+    terms = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    return (terms * mask).sum() / mask.sum()
+
+
+def trl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
+    class GRPOTrainer:
+        temperature, use_vllm, vllm_importance_sampling_correction, loss_type = 1.0, True, False, "dapo"
+        importance_sampling_level, beta, epsilon_low, epsilon_high = "token", 0.0, 0.2, 0.2
+        args, off_policy_mask_threshold = SimpleNamespace(delta=None), None
+        state = SimpleNamespace(global_step=4)
+
+        def _get_per_token_logps_and_entropies(
+            self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, compute_entropy: bool = False
+        ) -> Any:
+            scores = model.scores(input_ids[:, -logits_to_keep:])
+            return scores, scores.detach(), None
+
+        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+            ids = torch.cat((inputs["prompt_ids"], inputs["completion_ids"]), 1)
+            real = torch.cat((inputs["prompt_mask"], inputs["completion_mask"]), 1)
+            new, *_ = self._get_per_token_logps_and_entropies(model, ids, real, ANSWER)
+            return ppo(new, inputs["old_per_token_logps"], inputs["advantages"].unsqueeze(1), inputs["completion_mask"])
+
+    inputs = {"prompt_ids": IDS[:, :PROMPT], "prompt_mask": REAL[:, :PROMPT], "completion_ids": IDS[:, PROMPT:], "advantages": ADVANTAGES,
+              "completion_mask": MASK, "old_per_token_logps": model.scores(IDS[:, PROMPT:]).detach() * 1.1,
+              "sampling_per_token_logps": model.scores(IDS[:, PROMPT:]).detach() * 1.2}  # fmt: skip
+    module = ModuleType("trl.trainer.grpo_trainer")
+    module.GRPOTrainer = GRPOTrainer  # type: ignore[attr-defined]
+    return {"trl": module}, lambda: GRPOTrainer()._compute_loss(model, inputs)
+
+
+def skyrl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
+    class HFModelWrapper:
+        model: Any
+
+        def forward(self, sequences: Any, num_actions: int, attention_mask: Any = None, temperature: float = 1.0,
+                    compute_entropy: bool = False, pixel_values: Any = None) -> Any:  # fmt: skip
+            return self.model.scores(sequences[:, -num_actions:]), {}
+
+    class PolicyWorkerBase:
+        cfg = SimpleNamespace(algorithm=SimpleNamespace(policy_loss_type="regular", eps_clip_low=0.2, eps_clip_high=0.2))
+
+        def _forward_backward_micro(self, experience: Any, microbatch_weight: float, loss_fn: Any = None) -> Any:
+            new, _ = self.model.forward(experience.sequences, ANSWER, attention_mask=experience.attention_mask)  # type: ignore[attr-defined]
+            loss = ppo(new, experience.action_log_probs, experience.advantages, experience.loss_mask)
+            return {"policy_loss": float(loss.detach())}
+
+    wrapper, worker = HFModelWrapper(), PolicyWorkerBase()
+    wrapper.model, worker.model = model, wrapper  # type: ignore[attr-defined]
+    scores = model.scores(IDS[:, PROMPT:]).detach()
+    experience = SimpleNamespace(sequences=IDS, attention_mask=REAL, loss_mask=MASK, action_log_probs=scores * 1.1,
+                                 advantages=ADVANTAGES[:, None].expand(MASK.shape), rollout_logprobs=scores * 1.2)  # fmt: skip
+    modules = {
+        "a": ModuleType("skyrl.backends.skyrl_train.workers.model_wrapper"),
+        "b": ModuleType("skyrl.backends.skyrl_train.workers.worker"),
+    }
+    modules["a"].HFModelWrapper, modules["b"].PolicyWorkerBase = HFModelWrapper, PolicyWorkerBase  # type: ignore[attr-defined]
+    return modules, lambda: worker._forward_backward_micro(experience, 1.0)["policy_loss"]
+
+
+def verl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
+    losses, engines = ModuleType("verl.workers.utils.losses"), ModuleType("verl.workers.engine.fsdp.transformer_impl")
+
+    def jagged(rows: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+    real = [ids[mask > 0] for ids, mask in zip(IDS, REAL, strict=True)]
+    counts = MASK.sum(1).tolist()
+
+    def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        rows = zip(model_output["log_probs"].unbind(), counts, strict=True)
+        new = torch.nn.utils.rnn.pad_sequence([values[-count - 1 : -1] for values, count in rows], batch_first=True)
+        old, wide = (
+            torch.nn.utils.rnn.pad_sequence(list(data[name].unbind()), batch_first=True)
+            for name in ("old_log_probs", "advantages")
+        )
+        return ppo(new, old, wide, MASK), {}
+
+    class FSDPEngineWithLMHead:
+        module, model_config = model, SimpleNamespace(model_type="language_model")
+
+        def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
+            rows = [torch.cat((model.scores(ids)[1:], torch.zeros(1))) for ids in real]
+            output = {"log_probs": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
+            loss, _ = losses.ppo_loss(config=config, model_output=output, data=micro_batch)
+            return loss, {"model_output": output}
+
+    scores = [model.scores(ids[-count:]).detach() for ids, count in zip(real, counts, strict=True)]
+    config = SimpleNamespace(policy_loss={}, use_kl_loss=False, entropy_coeff=0, clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2,
+                             clip_ratio_c=None, loss_agg_mode="token-mean")  # fmt: skip
+    batch = {"input_ids": jagged(real), "temperature": 1.0, "prompts": jagged([ids[:-count] for ids, count in zip(real, counts, strict=True)]),
+             "responses": jagged([ids[-count:] for ids, count in zip(real, counts, strict=True)]),
+             "response_mask": jagged([torch.ones(count) for count in counts]), "old_log_probs": jagged([s * 1.1 for s in scores]),
+             "advantages": jagged([torch.full((c,), float(a)) for c, a in zip(counts, ADVANTAGES, strict=True)]),
+             "rollout_log_probs": jagged([s * 1.2 for s in scores])}  # fmt: skip
+    losses.ppo_loss, engines.FSDPEngineWithLMHead = ppo_loss, FSDPEngineWithLMHead  # type: ignore[attr-defined]
+    return {"a": losses, "b": engines}, lambda: FSDPEngineWithLMHead().forward_step(batch, None, False)[0]
+
+
+def ran(store: Store | None, name: str, monkeypatch: pytest.MonkeyPatch, **control: Any) -> tuple[float, float, list[Any]]:
+    """The loss, its gradient, and what was recorded."""
+    model = Policy()
+    modules, step = {"trl": trl, "skyrl": skyrl, "verl": verl}[name](model)
+    if store is not None:
+        folder = record_here(store, **control)
+        for module in modules.values():
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            attach(module, name, folder)
+    loss = step()
+    if isinstance(loss, torch.Tensor):
+        loss.backward()
+    return float(loss), float(model.weight.grad or 0.0), dumps_of(store) if store is not None else []
+
+
+@pytest.mark.parametrize("name", ["trl", "skyrl", "verl"])
+def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Store, monkeypatch: pytest.MonkeyPatch, name: str):
+    loss, gradient, dumps = ran(store, name, monkeypatch, calls=["forward", "loss"])
+    assert (loss, gradient) == ran(None, name, monkeypatch)[:2]
+    forward, recorded = sorted(dumps, key=lambda dump: dump.record.point)
+    assert (forward.record.point, recorded.record.point) == ("forward", "loss") and forward.record.replayable
+    call = RecordedCall.read(str(store.dump_path(recorded.record)))
+    assert call.forward_id == forward.record.dump_id and call.fact("loss") == pytest.approx(loss)
+    named, mask = call.log_probs(), call.active
+    assert set(named) == {"log_probs", "old_log_probs", "rollout_log_probs"} and mask is not None and mask.sum() == 6
+    for of, factor in (("old_log_probs", 1.1), ("rollout_log_probs", 1.2)):
+        assert named[of][mask] == pytest.approx(named["log_probs"][mask] * factor, rel=1e-5)
+    assert call.actions is not None and call.actions[mask].tolist() == IDS[:, PROMPT:][MASK > 0].tolist()
+    assert call.terms is not None and call.terms.by_token / call.terms.tokens == pytest.approx(loss, rel=1e-5)
+    findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
+    assert not findings.broken, findings.in_words()
+
+
+@pytest.mark.parametrize("name", ["trl", "verl"])
+def test_without_the_loss_only_the_forward_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch, name: str):
+    assert [dump.record.point for dump in ran(store, name, monkeypatch)[2]] == ["forward"]
+
+
+def test_a_loss_that_cannot_be_read_is_told_once_and_is_a_loss_all_the_same(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    before = ran(None, "trl", monkeypatch)[0]
+    monkeypatch.setattr(trl_adapter, "LossCall", lambda *_, **__: 1 / 0)
+    loss, _, dumps = ran(store, "trl", monkeypatch, calls=["forward", "loss"])
+    assert loss == before and [dump.record.point for dump in dumps] == ["forward"]
+    assert "a loss was not recorded" in capsys.readouterr().err
