@@ -273,6 +273,25 @@ def others(cache: Path) -> None:
         assert any("layers.1.mlp.down_proj" in each for each in found.unchecked) and found.word == RIGHT, found
 
 
+def compiled(cache: Path) -> None:
+    """A fault of a compiled graph alone shows at the model's border: inside, the model runs eagerly."""
+    model = str(model_of(cache, "llama"))
+    config = ReplayConfig(model=model, dtype="bf16", packing=True, through="rows", compile=True, compile_backend="eager")
+    with open_actor(config, model_cache=cache) as session:
+        found = local(session, dump_of("both", rows=3, length=40))
+        assert found.word == RIGHT and "the log-probs; all other places ran eagerly" in found.located.notes[0], found
+        graph = session.model._compiled_call_impl
+
+        def wrong(*args: Any, **kwargs: Any) -> Any:
+            output = graph(*args, **kwargs)
+            output["logits"] = output["logits"] * 1.05
+            return output
+
+        with patch.object(session.model, "_compiled_call_impl", wrong):
+            found = local(session, dump_of("both", rows=3, length=40))
+        assert [place.what for place in found.located.wrong] == ["the compiled model"] and not found.unchecked, found.said
+
+
 def kernels(cache: Path) -> None:
     """sdpa leaves out Gemma2's soft cap, as transformers' own model in sdpa does: eager attention is the healthy one."""
     layers = ["sliding_attention", "full_attention"] * 2
