@@ -72,7 +72,7 @@ def reduction_answer(record: Reduction) -> CommandResult:
     left += [f"the case as a replay: {record.unchecked}"] * (not record.checked)
     said = f"{title_of(record)}; shown by {record.case.words} (before: {record.start})"
     if not record.confirmed:
-        said = f"{title_of(record)}; no case is reported: the smallest did not show it three times in a row"
+        said = f"{title_of(record)}; no case is reported: the smallest did not show it again"
     verdict = Verdict(
         FAILED if failed else WRONG,
         said,

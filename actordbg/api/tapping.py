@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -43,6 +43,7 @@ class Caller(RecordedModel):
         self.recorded_as = {"trainer": adapter.package, "adapter": adapter.name, "function": seam.where}
 
 
+T = TypeVar("T", bound="Tap")
 OnCall = Callable[[Rows, Scores, Caller], None]
 
 
@@ -69,7 +70,7 @@ class Tap:
         with self if isinstance(self.target, torch.nn.Module) else ExitStack():
             return self._called(*args, **kwargs)
 
-    def __enter__(self) -> Tap:
+    def __enter__(self: T) -> T:
         target = self.target
         if isinstance(target, torch.nn.Module):
             self._replace(target, "forward", self._tapped(target.forward, Plain.seams[0], {"self": target}))

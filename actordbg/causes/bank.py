@@ -99,6 +99,14 @@ def _next_row(_model: Any, _size: float) -> Closed:
     return lambda logits, chosen: _chosen(logits, chosen.following) - logits.logsumexp(-1)
 
 
+def _rounded_logits(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: _chosen(logits.bfloat16().float().log_softmax(-1), chosen.labels)
+
+
+def _rounded_scores(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: (_chosen(logits, chosen.labels) - logits.logsumexp(-1)).bfloat16()
+
+
 def _renormalised(keep: Callable[[Any], Any]) -> Closed:
     """Return log p - log S. S is the mass of the tokens that the sampler kept: keep(sorted probabilities [n, V]) -> bool."""
 
@@ -435,6 +443,20 @@ BANK: tuple[Cause, ...] = (
         "compute lm_head in fp32 on both sides (vLLM: hf_overrides head_dtype)",
         "vLLM PR#48390",
         _wide_model, planted=_narrow_head, sizes=(1,),
+    ),
+    Cause(
+        "logits in bf16", "precision",
+        "the log-softmax was taken of logits in bf16",
+        "convert the logits to fp32 before the log-softmax, and keep autocast off there",
+        "",
+        _wide_model, closed=_rounded_logits, sizes=(1,),
+    ),
+    Cause(
+        "log-probs in bf16", "precision",
+        "log-probs were rounded to bf16",
+        "keep log-probs in fp32: a difference of two of them is the ratio's logarithm",
+        "",
+        _wide_model, closed=_rounded_scores, sizes=(1,),
     ),
     Cause(
         "sliding window", "attention",

@@ -99,7 +99,8 @@ def _apart(check: CheckFound) -> str:
 def _of_failure(result: ResultRecord) -> Fingerprint:
     text = result.error or ""
     if result.status == HUNG:
-        return Fingerprint(HANG, f"it hangs: {text.splitlines()[0] if text else 'no progress'}")
+        where = re.sub(r" since [^;:]*", "", text.partition("\n")[0]).partition(": ")[0]
+        return Fingerprint(HANG, f"it hangs: {where or 'no progress'}")
     if result.status == CRASHED:
         signal = found[1] if (found := _DIED.search(text)) else ""
         return Fingerprint(CRASH, f"the process dies{f' by {signal}' if signal else ''}", error=signal)

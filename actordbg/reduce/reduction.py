@@ -61,10 +61,8 @@ LEAKED = (
     "packed rows attend to each other: transformers keeps rows apart by position_ids only without an attention mask and without "
     "a cache (use_cache=False)"
 )
-HANG_S = 20.0
-"""A trial hangs if it takes longer: a case that runs takes a second."""
-LARGEST = 2e8
-"""Most parameters of a random model with the sizes of the replay's."""
+WIDEST = 1024
+"""The largest hidden size of a random model that has the sizes of the replay's."""
 
 
 @dataclass(frozen=True)
@@ -112,24 +110,23 @@ def reduce_replay(
     began, folder = time.monotonic(), folder_of_reduction(store, reduction_id or spec.replay_id)
     own = Store(folder / "store").create()
     on_step("checking the input again")
-    fingerprint, case, config = _recorded(store, spec) if recorded else _original(store, own, spec)
-    stack: tuple[str, ...] = ()
+    fingerprint, case = _recorded(store, own, spec) if recorded else _original(store, own, spec)
     with Trials(folder, most=most, seconds=seconds) as trials:
         shrinker, finished = Shrinker(trials, fingerprint, case, on_step), True
         try:
-            shrinker = Shrinker(trials, fingerprint, _start(trials, fingerprint, case, spec.config, on_step), on_step)
+            shrinker = Shrinker(trials, fingerprint, _start(trials, fingerprint, case, on_step), on_step)
             shrinker.run()
         except OutOfBudget:
             finished = False
         on_step("checking the smallest case as a replay")
         accepted = shrinker.accepted
         last = (len(accepted) - 1, "a replay passes use_cache=False")
-        good, unchecked = last if recorded else _checked(own, config, fingerprint, accepted)
+        good, unchecked = last if recorded else _checked(own, spec.config, fingerprint, accepted)
         aside = shrinker.aside | ({"another law or module": accepted[-1].words} if good < len(accepted) - 1 else {})
         best = accepted[good]
         on_step("running it again")
         ending = trials.ending(best, afresh=True)
-        confirmed = fingerprint.shown_by(best, ending) and fingerprint.shown_by(best, trials.ending(best, afresh=True))
+        confirmed = fingerprint.shown_by(best, ending)
         tried = {}
         for words, case_beside in neighbours(best):
             try:
@@ -155,14 +152,13 @@ def _in_words(fingerprint: Fingerprint, case: FaultCase, trials: Trials) -> str:
     return (f"right, to {case.limit:g} nats" if ending.values else "right") if right else "wrong in another way"
 
 
-def _original(store: Store, own: Store, spec: ReplaySpec) -> tuple[Fingerprint, FaultCase, ReplayConfig]:
-    """Check the wrong inputs one by one; return the first fingerprint, its case, and the configuration as it ran."""
+def _original(store: Store, own: Store, spec: ReplaySpec) -> tuple[Fingerprint, FaultCase]:
+    """Check the wrong inputs one by one; return the first fingerprint, and its case."""
     for item in _candidates(store, spec)[:3]:
         record, tensors = load_plain(store.root / item.path)
         fingerprint, resolved = _check(own, spec.config, record, tensors)
         if fingerprint is not None:
-            ran = {**{name: getattr(record, name) for name in ("temperature",)}, **resolved}
-            return fingerprint, _case(spec.config, fingerprint, record, tensors, ran), spec.config
+            return fingerprint, _case(own, spec.config, fingerprint, tensors, resolved)
     raise NothingToDo(
         f"no input of replay {spec.replay_id} is wrong now",
         hint="reduce a replay that fails `actordbg check`, in its environment",
@@ -198,7 +194,7 @@ def _check(
 
 
 def _case(
-    config: ReplayConfig, fingerprint: Fingerprint, record: DumpRecord, tensors: Mapping[str, PlainTensor], ran: Mapping[str, Any]
+    own: Store, config: ReplayConfig, fingerprint: Fingerprint, tensors: Mapping[str, PlainTensor], ran: Mapping[str, Any]
 ) -> FaultCase:
     """Build the case that is nearest to the replay: the same model, rows and settings."""
     if "sequences" not in tensors or "attention_mask" not in tensors:
@@ -211,10 +207,11 @@ def _case(
     left = tuple(int(real.argmax()) for real in mask if real.any())
     packed = bool(ran.get("packing", config.packing))
     padded = len({len(row) for row in rows}) > 1 or any(left)
+    model = str(ensure_tiny(own.models)) if config.model == TINY else config.model
     dtype = str(ran.get("dtype") or config.dtype or "bf16")
     attn = str(ran.get("attn") or config.attn or "sdpa")
     return FaultCase(
-        fingerprint.kind, rows, () if packed else left, checkpoint=config.model, layers=config.num_layers,
+        fingerprint.kind, rows, () if packed else left, checkpoint=model, layers=config.num_layers,
         layout=PACKED if packed else PADDED if padded else ALONE,
         dtype=dtype if dtype in LIMITS else "fp32", attn=attn if attn in ATTENTIONS else "sdpa",
         compile=(config.compile_backend or COMPILE_BACKENDS[0]) if config.compile else "",
@@ -222,7 +219,7 @@ def _case(
         backward=bool(ran.get("backward")), through=MODEL if ran.get("through") == "rows" else TRAINER,
         engine=config.backend if config.backend in ENGINES else "", zero=config.zero_stage, processes=config.nproc,
         limit=LIMITS.get(dtype, 1e-4), error_class=fingerprint.error_class, error=fingerprint.error, memory=_memory(),
-        timeout_s=HANG_S if fingerprint.kind == "hang" else min(config.timeout_s, 120.0),
+        timeout_s=min(config.timeout_s, 60.0),
     )  # fmt: skip
 
 
@@ -232,30 +229,28 @@ def _memory() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _recorded(store: Store, spec: ReplaySpec) -> tuple[Fingerprint, FaultCase, ReplayConfig]:
+def _recorded(store: Store, own: Store, spec: ReplaySpec) -> tuple[Fingerprint, FaultCase]:
     """Return the case of a run whose own outputs are wrong: packed rows that leaked in its forward."""
     for item in _candidates(store, spec):
         record, tensors = load_plain(store.root / item.path)
         if leaks(record.arguments):
             resolved = read_standing(store.replays / spec.replay_id)[0]
             fingerprint = Fingerprint(DIFFERENCE, LEAKED, cause="cache", behind=True)
-            case = _case(spec.config, fingerprint, record, tensors, resolved | {"packing": True, "through": "rows"})
-            return fingerprint, replace(case, cache=True, left=()), spec.config
+            case = _case(own, spec.config, fingerprint, tensors, resolved | {"packing": True, "through": "rows"})
+            return fingerprint, replace(case, cache=True, left=())
     raise Unsupported(
         "the run's recorded outputs cannot be computed again from this store",
         hint="reduce the replay, or run `actordbg explain` on the comparison",
     )
 
 
-def _start(
-    trials: Trials, fingerprint: Fingerprint, case: FaultCase, config: ReplayConfig, on_step: Callable[[str], None]
-) -> FaultCase:
+def _start(trials: Trials, fingerprint: Fingerprint, case: FaultCase, on_step: Callable[[str], None]) -> FaultCase:
     """Return the simplest start that shows it: a random model before the checkpoint, transformers before the trainer."""
     plain = {"processes": 1, "engine": "", "zero": 0, "through": MODEL}
     stacks: list[dict[str, Any]] = [plain, {**plain, "through": case.through}, {"through": MODEL}, {}]
     shown: list[str] = []
     for changes in [change for index, change in enumerate(stacks) if change not in stacks[:index]]:
-        for model in _models(case, config):
+        for model in _models(case):
             start = replace(case, **changes, **model)
             on_step(f"does this show it? {start.words}, {'random weights' if start.config else 'the checkpoint'}")
             ending = trials.ending(start)
@@ -268,29 +263,21 @@ def _start(
     )
 
 
-def _models(case: FaultCase, config: ReplayConfig) -> Iterator[dict[str, Any]]:
+def _models(case: FaultCase) -> Iterator[dict[str, Any]]:
     """Yield the models to try: small random ones of the family, a random one with the model's own sizes, the checkpoint."""
-    folder = ensure_tiny(Path(case.checkpoint)) if case.checkpoint == TINY else folder_of(case.checkpoint)
+    folder = folder_of(case.checkpoint)
     configs: list[dict[str, Any]] = []
     if folder is not None:
         own = clean_config(read_json(Path(folder) / "config.json"))
         with contextlib.suppress(ActordbgError):  # a family without small sizes
             configs.append(clean_config(config_of_model(Path(folder))))
-        if "vision_config" not in own and _parameters(own) < LARGEST:
+        if "vision_config" not in own and int(own.get("hidden_size") or 0) <= WIDEST:
             configs.append(own)
     for found in configs:
         vocabulary = int(found.get("vocab_size") or 0)
         rows = tuple(tuple(token % vocabulary for token in row) for row in case.rows) if vocabulary else case.rows
         yield {"config": found, "checkpoint": "", "layers": None, "rows": rows}
     yield {}
-
-
-def _parameters(config: Mapping[str, Any]) -> float:
-    """Estimate a model's number of parameters from its configuration."""
-    hidden, layers = (float(config.get(name) or 0) for name in ("hidden_size", "num_hidden_layers"))
-    return hidden * float(config.get("vocab_size") or 0) * 2 + layers * hidden * (
-        4 * hidden + 3 * float(config.get("intermediate_size") or 0)
-    )
 
 
 def _checked(own: Store, config: ReplayConfig, fingerprint: Fingerprint, accepted: Sequence[FaultCase]) -> tuple[int, str]:

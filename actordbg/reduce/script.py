@@ -50,7 +50,7 @@ def render(case: FaultCase, title: str, *, versions: str = "", weights: float | 
         parts.append(templates.LOG_PROBS)
     parts += [] if _twice(case) else [_actual(case)]
     parts += [_attempt(case), _main(case)]
-    return "\n\n\n".join(part.strip("\n") for part in parts) + '\n\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
+    return "\n\n\n".join(part.strip("\n") for part in [*parts, templates.END]) + "\n"
 
 
 def in_a_folder(case: FaultCase) -> bool:
@@ -79,13 +79,13 @@ def _head(case: FaultCase, title: str, versions: str, private: bool) -> Iterator
         yield f"Seen with {versions}."
     yield '"""'
     yield ""
-    modules = {"sys"}
+    modules = {"sys", "traceback"}
     modules |= {"os", "socket", "subprocess"} if launched(case) else set()
     modules |= {"os"} if private and in_a_folder(case) else set()
     modules |= {"random"} if _seeded(case) else set()
     modules |= {"resource"} if case.memory else set()
-    modules |= {"re", "traceback"} if case.kind == ERROR else set()
-    modules |= {"importlib.util", "types", "tempfile"} if case.through == TRAINER else set()
+    modules |= {"re"} if case.kind == ERROR else set()
+    modules |= {"importlib.util", "types"} if case.through == TRAINER else set()
     yield from (f"import {name}" for name in sorted(modules))
     if case.through == TRAINER:
         yield "from importlib.machinery import ModuleSpec"
@@ -112,7 +112,7 @@ def _expectation(case: FaultCase) -> str:
         RERUN: "the same call gives the same log-probs twice",
         ERROR: "it runs",
         CRASH: "it runs",
-        HANG: f"it ends within {case.timeout_s:g} seconds",
+        HANG: f"it ends within {max(60.0, case.timeout_s):g} seconds",
     }[case.kind]
 
 
@@ -151,7 +151,7 @@ def _constants(case: FaultCase, weights: float | None, private: bool) -> Iterato
         yield f"ERROR = {_flat(f'{case.error_class}: {case.error}')}"
     if launched(case):
         yield f"PROCESSES = {case.processes}"
-        yield f"SECONDS = {case.timeout_s!r}"
+        yield f"SECONDS = {max(60.0, case.timeout_s)!r}"
 
 
 def _seeded(case: FaultCase) -> bool:
@@ -202,17 +202,11 @@ def _actual(case: FaultCase) -> str:
     if case.layout == ALONE:
         run = f"    outputs = [model(torch.tensor([row]){cache}).logits[0] for row in {rows}]"
     else:
-        run = (
-            (templates.PACKED if case.layout == PACKED else templates.PADDED)
-            .strip("\n")
-            .replace("ROWS", rows)
-            .replace(", use_cache=False", cache)
-        )
+        text = templates.PACKED if case.layout == PACKED else templates.PADDED
+        run = text.strip("\n").replace("ROWS", rows).replace(", use_cache=False", cache)
         if case.borders:
-            run = run.replace(
-                "    logits = model(ids, position_ids=positions",
-                f"{templates.BORDERS.replace('ROWS', rows)}    logits = model(ids, position_ids=positions, **borders",
-            )
+            call = "    logits = model(ids, position_ids=positions"
+            run = run.replace(call, f"{templates.BORDERS.replace('ROWS', rows)}{call}, **borders")
     if case.kind in (ERROR, CRASH, HANG) and not case.backward:
         return f"{head}{run}\n    return outputs"
     scale = "" if case.temperature == 1.0 else f" / {case.temperature!r}"
@@ -222,7 +216,7 @@ def _actual(case: FaultCase) -> str:
 def _model_line(case: FaultCase) -> str:
     lines = [f'    model = build("{case.attn}", {_dtype(case)})']
     if case.through == TRAINER:
-        lines = [f'    model = build_actor("{case.attn}", "{case.dtype}")']
+        lines = [f'    model = build_actor("{case.attn}", {_dtype(case)})']
     if case.compile:
         lines.append(f'    model = torch.compile(model, backend="{case.compile}")')
     if case.engine == "fsdp2":
@@ -248,6 +242,8 @@ def _attempt(case: FaultCase) -> str:
     given, actual = "model", "expected" if _twice(case) else "actual"
     if case.processes > 1:
         start = "deepspeed.init_distributed" if case.engine == "deepspeed" else "dist.init_process_group"
+        if case.engine == "deepspeed":  # its own collectives would be compiled first
+            lines.append('    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False')
         lines.append(f'    {start}("gloo")')
         lines.append("    mine = ROWS[dist.get_rank() :: PROCESSES] or ROWS[:1]")
         given = "model, mine"

@@ -77,31 +77,30 @@ def stand_in():
 
 
 def build_actor(attention, dtype):
-    \"\"\"Build OpenRLHF's Actor of the model.\"\"\"
+    \"\"\"Build OpenRLHF's Actor around the model.\"\"\"
     if importlib.util.find_spec("flash_attn") is None:
         stand_in()
     from openrlhf.models import Actor
 
-    with tempfile.TemporaryDirectory() as folder:
-        build(attention, torch.float32).save_pretrained(folder)
-        named = {"attn_implementation": attention, "param_dtype": dtype}
-        actor = Actor(folder, **named, packing_samples=PACKED, temperature=TEMPERATURE)
-    return actor.eval()
+    model = build(attention, dtype)
+    model.config.use_cache = False
+    actor = Actor(model, temperature=TEMPERATURE).eval()
+    actor.packing_samples = PACKED
+    return actor
 """
 
 MAIN_ERROR = """
 def main():
     try:
         attempt()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
+    except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         text = f"{type(error).__name__}: {' '.join(lines[:2])}"
         text = re.sub(r"(/[\\w.+-]+){2,}|\\d+", lambda m: "PATH" if m[1] else "N", text)
         print(f"expected: it runs; what comes: {text}")
         if text.startswith(ERROR):
             return 1
-        traceback.print_exc()
-        return 2
+        raise
     print("it ran, as expected")
     return 0
 """
@@ -151,4 +150,14 @@ def main():
     if None in codes:
         return 1
     return 0 if set(codes) == {0} else 2
+"""
+
+END = """
+if __name__ == "__main__":
+    try:
+        code = main()
+    except Exception:  # noqa: BLE001 - something else than the fault
+        traceback.print_exc()
+        code = 2
+    sys.exit(code)
 """

@@ -24,13 +24,14 @@ from typing import Any, TypeVar
 from actordbg.base.errors import LaunchProblem
 from actordbg.records.journal import Journal, read_events
 from actordbg.reduce import script
-from actordbg.reduce.case import FaultCase
+from actordbg.reduce.case import HANG, FaultCase
 from actordbg.reduce.trial_host import DIED, HUNG, RAISED, RETURNED
 
 __all__ = ["DIED", "HUNG", "RAISED", "RETURNED", "Ending", "OutOfBudget", "Trials"]
 T = TypeVar("T")
 JOURNAL = "trials.jsonl"
-START_S = 120.0
+START_S, HANG_S = 120.0, 10.0
+"""Seconds within which the host starts, and after which a trial that may hang does: a case that runs takes a second."""
 
 
 class OutOfBudget(Exception):
@@ -89,7 +90,7 @@ class Trials:
             "source": script.render(case, "a trial"),
             "module": f"transformers.models.{kind.removesuffix('_text')}.modeling_{kind.removesuffix('_text')}",
             "ranks": case.processes,
-            "timeout_s": case.timeout_s,
+            "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,
         }
         ending = Ending.of(self._answer(request))
         self._journal.append("confirmed" if afresh else "trial", key=case.key, words=case.words, **vars(ending))

@@ -259,11 +259,13 @@ class ActorEngine:
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
         from actordbg.actor.forward_outcome import reserved
-        from actordbg.replay.output_figures import against_golden, nonfinite_outside, summarise, verdict_of
+        from actordbg.replay.output_figures import against_golden, nonfinite_outside, nonfinite_weights, summarise, verdict_of
 
         fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
         outside = nonfinite_outside(outcome.log_probs, outcome.mask)
         fields |= verdict_of(fields, outcome.loss, outcome.grad_norm, outside)
+        if "error" in fields and (model := getattr(self._session, "model", None)) is not None:
+            fields["error"] += nonfinite_weights(model)
         checked = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
         seconds, tokens = outcome.forward_s + (outcome.backward_s or 0.0), dump.record.tokens
         fields |= checked.fields | {name: getattr(outcome, name) for name in _OF_OUTCOME}

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from actordbg.base.units import plural
 from actordbg.records.replay_record import FAILED, PASSED
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from actordbg.store.payload import Dump
 
 NON_FINITE = "non-finite-output"
+_WEIGHTS = 3
+"""Most weights to name."""
 T = TypeVar("T")
 
 
@@ -75,6 +78,14 @@ def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | No
         "error": " and ".join(parts) + " not finite",
         "signature": NON_FINITE,
     }
+
+
+def nonfinite_weights(model: Any) -> str:
+    """Name the first parameters with values that are not finite, of this rank; "" if there is none."""
+    shards = {name: getattr(each, "to_local", lambda each=each: each)().detach() for name, each in model.named_parameters()}
+    counts = {name: int((~shard.isfinite()).sum()) for name, shard in shards.items()}
+    named = [f"the weight {name} has {plural(count, 'value')}" for name, count in counts.items() if count]
+    return f"; {', '.join(named[:_WEIGHTS])}{' and others have some' * (len(named) > _WEIGHTS)} not finite" if named else ""
 
 
 LOG_PROBS, ENTROPY, GENERATORS = "log-probs", "entropies", "generators"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from roots import ROOT
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 import actordbg
@@ -34,20 +36,16 @@ def model_of(folder: Path, family: str, **loading: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_packed_rows_of_qwen3_5_leak_and_padded_rows_do_not(tmp_path: Path):
-    answer = actordbg.check_model(model_of(tmp_path, "qwen3_5"), BATCH, backward=False)
-    assert answer["padded"]["verdict"] == "RIGHT" and not answer.ok
-    assert answer.sentence.startswith("WRONG: packed: neighbour broken: row 1 depends on row 0")
+def test_a_plain_script_names_packed_rows_that_meet_in_qwen3_5_and_a_wrong_soft_cap_of_gemma2(capsys: pytest.CaptureFixture[str]):
+    runpy.run_path(str(ROOT / "examples" / "check_families.py"))
+    qwen, gemma = capsys.readouterr().out.split("Gemma2:")
+    assert "WRONG: packed: neighbour broken: row 1 depends on row 0" in qwen and "padded: RIGHT" in qwen
+    assert "self_attn.attn_logit_softcapping is 5.0; transformers' model from this checkpoint has 50.0" in gemma
 
 
 @pytest.mark.slow
-def test_a_wrong_soft_cap_of_gemma2_is_named_and_so_is_an_attention_without_any(tmp_path: Path):
-    model = model_of(tmp_path, "gemma2", attn_implementation="eager")
-    model.model.layers[0].self_attn.attn_logit_softcapping = 5.0
-    named = actordbg.check_model(model, BATCH, packing=False, backward=False)
-    assert "self_attn.attn_logit_softcapping is 5.0; transformers' model from this checkpoint has 50.0" in named.sentence
-    model.model.layers[0].self_attn.attn_logit_softcapping = 50.0
-    model.set_attn_implementation("sdpa")  # which has no soft cap
+def test_an_attention_without_the_soft_cap_of_gemma2_is_named(tmp_path: Path):
+    model = model_of(tmp_path, "gemma2", attn_implementation="sdpa")  # which has no soft cap
     without = actordbg.check_model(model, BATCH, packing=False, backward=False)
     assert without.verdict == "WRONG" and "sdpa attention is" in without.sentence and "attn_logit_softcapping" in without.sentence
 

@@ -117,6 +117,24 @@ def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_co
     assert told["replays"][0]["command"].startswith("actordbg ")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("fault", ["temperature", "not_a_number"])
+def test_a_planted_fault_is_named_within_five_commands_that_the_answers_give(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`examples/agent_walk.py` walks six in processes of their own."""
+    from examples import agent_walk
+
+    def ask(folder: Path, command: str) -> dict[str, Any]:
+        words = [*shlex.split(command)[1:], "--json"]
+        answer: dict[str, Any] = json.loads(CliRunner().invoke(app, ["--store", str(folder / "store"), *words]).stdout)
+        return answer
+
+    monkeypatch.setattr(agent_walk, "ask", ask)
+    assert 1 <= agent_walk.walk(tmp_path, agent_walk.FAULTS[fault]) <= agent_walk.MOST
+
+
 WALK = """
 dump create --count 3 --batch-size 1 --seq-len 16 --vocab-size 90 --run made
 dump create --count 1 --seq-len 8 --run spare

@@ -74,6 +74,12 @@ def test_faulty(actordbg_check, monkeypatch):
     monkeypatch.setattr(MODEL.model.layers[0].self_attn, "scaling", 0.275)
     actordbg_check(MODEL, BATCH, packing=False)
 
+def test_sft_and_dpo(actordbg_check):
+    pairs = dict((name, torch.cat([rows, rows.flip(0)])) for name, rows in BATCH.items())  # chosen and rejected in one call
+    with actordbg_check.calls(MODEL):
+        MODEL(**BATCH, labels=BATCH["input_ids"].masked_fill(BATCH["attention_mask"] == 0, -100)).loss.backward()
+        MODEL(**pairs, use_cache=False)
+
 def test_store(actordbg_check):
     assert actordbg_check("store", sample=1, backward=False)["dumps"] == 1
 
@@ -89,14 +95,14 @@ def test_own_function(actordbg_check):
     actordbg_check.calls(score)(MODEL, **BATCH)
 """
     output, outcomes = outcome_of(tmp_path, source, "--actordbg-html", "pages")
-    assert outcomes == {"failed": 3, "passed": 2}, output
+    assert outcomes == {"failed": 3, "passed": 3}, output
     assert "self_attn.scaling is 0.275; transformers' model from this checkpoint has 0.25" in output
     assert "NothingToDo: no call of LlamaForCausalLM" in output and "the run's outputs are not what its model gives" in output
-    assert len(list((tmp_path / "pages").glob("test_*.html"))) == 4 and "page: pages/test_faulty-1.html" in output
+    assert len(list((tmp_path / "pages").glob("test_*.html"))) == 6 and "page: pages/test_faulty-1.html" in output
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not among the pinned packages: pip install trl")
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
 def test_grpo_of_trl_is_right_and_red_for_each_of_six_planted_faults(tmp_path: Path):
     output, outcomes = run(tmp_path, ROOT / "examples" / "trainer_ci", "-p", "planted_in_trl")
     assert outcomes == {"failed": 6, "passed": 1}, output
@@ -106,6 +112,7 @@ def test_grpo_of_trl_is_right_and_red_for_each_of_six_planted_faults(tmp_path: P
         "padding broken: row",
         "self_attn.scaling is 0.275; transformers' model from this checkpoint has 0.25",
         "model.rotary_emb.inv_freq was rounded to bf16",
+        "log-probs were rounded to bf16",
     ):
         assert cause in output
     assert output.count("the run's outputs are not what its model gives in fp32: log-probs by up to") == 3

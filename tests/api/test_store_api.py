@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -40,6 +41,13 @@ print("\\n" + json.dumps([loaded, names, [name for name in ("pytest", "typer", "
     )
     with pytest.raises(AttributeError, match="no attribute 'replays'"):
         _ = actordbg.replays  # type: ignore[attr-defined]
+
+
+def test_the_api_prints_nothing_and_ends_no_process():
+    ends = {"print", "exit", "_exit", "SystemExit", "Exit", "echo"}
+    for path in (ROOT / "actordbg" / "api").glob("*.py"):
+        names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(ast.parse(path.read_text()))}
+        assert not names & ends, path
 
 
 def test_dumps_are_a_lazy_sequence_of_typed_rows(tmp_path: Path):

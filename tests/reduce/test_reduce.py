@@ -196,19 +196,20 @@ def test_an_issue_says_what_each_project_would_need() -> None:
 def test_trials_are_isolated_and_warm(tmp_path: Path) -> None:
     """One host forks for each trial; what dies or hangs costs its trial alone."""
     packed = replace(CASE, rows=((5, 7, 9), (11, 13)))
-    broken = replace(packed, config={**LLAMA, "num_attention_heads": 3})
+    fatal = "import os, time\ndef attempt():\n    {}"
     with Trials(tmp_path) as trials:
         right, leaks = trials.ending(packed), trials.ending(replace(packed, cache=True))
         host = trials._host
         assert right.status == running.RETURNED and max(value or 0 for value in right.values) < 1e-4
         assert FINGERPRINT.shown_by(packed, leaks)
-        assert trials.ending(broken).status == running.RAISED
-        slow = replace(packed, kind=HANG, timeout_s=0.01)
-        assert trials.ending(slow).status == running.HUNG
-        starved = trials.ending(replace(packed, kind=ERROR, memory=2**20))
-        assert starved.status in (running.RAISED, running.DIED)
-        assert trials.ending(replace(packed, kind=CRASH)).status == running.RETURNED and trials._host is host
-        assert trials.ending(packed, afresh=True) == right and trials._host is not host
+        for line, ended in {
+            "os.kill(os.getpid(), 11)": running.DIED,
+            "time.sleep(99)": running.HUNG,
+            "1 / 0": running.RAISED,
+        }.items():
+            request = {"source": fatal.format(line), "module": "json", "ranks": 2, "timeout_s": 0.5}
+            assert trials._answer(request)["status"] == ended
+        assert trials._host is host and trials.ending(packed, afresh=True) == right and trials._host is not host
 
 
 @pytest.mark.slow

@@ -181,6 +181,13 @@ def head_in_bf16(model: Any) -> Any:
     hook.remove()
 
 
+@contextlib.contextmanager
+def logits_in_bf16(model: Any) -> Any:
+    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: output.bfloat16().to(output.dtype))
+    yield
+    hook.remove()
+
+
 PLANTED: dict[str, tuple[Callable[[Any], Any], float]] = {
     "norm epsilon": (every("Norm", "variance_epsilon", lambda _: 1e-3), 1e-3),
     "attention scale": (every("Attention", "scaling", lambda scale: scale * 1.3), 1.3),
@@ -189,9 +196,10 @@ PLANTED: dict[str, tuple[Callable[[Any], Any], float]] = {
     "activation": (every("MLP", "act_fn", lambda _: torch.nn.GELU()), 2.0),
     "inv_freq in bf16": (attribute("model.rotary_emb", "inv_freq", rounded), 1.0),
     "head in bf16": (head_in_bf16, 1.0),
+    "logits in bf16": (logits_in_bf16, 1.0),
 }
 """Causes that change the model, by name: how they are planted, without the bank's own code, and their size."""
-HIDDEN = {"inv_freq in bf16", "head in bf16"}
+HIDDEN = {"inv_freq in bf16", "head in bf16", "logits in bf16"}
 """Too small to be seen in bf16 on so few tokens, or healthy there."""
 
 
@@ -231,6 +239,10 @@ def arranged(bench: Bench, case: Any) -> None:
     healthy, masks = bench.healthy[1], [ran.mask.numpy() for ran in bench.truth]
     named(bench.explain([np.roll(each, -1, axis=1) for each in healthy]), "shift", 1, case)
     named(bench.explain([each[[1, 0, 2, 3]] for each in healthy]), "other rows", 4, case)
+    if "fp32" in case:
+        named(
+            bench.explain([torch.from_numpy(each).bfloat16().float().numpy() for each in healthy]), "log-probs in bf16", 1, case
+        )
     ones, counted = (lambda real, _: real | True), lambda real: (real.cumsum(-1) - 1).clamp(min=0)
     running = lambda real: real.flatten().cumsum(0).view(real.shape) - 1  # noqa: E731
     sampled = lambda real, actions: torch.nn.functional.pad(actions, (real.shape[1] - actions.shape[1], 0))  # noqa: E731

@@ -1,0 +1,82 @@
+"""Twenty faults drawn from the table of planted faults, each in an environment of its own: check, reduce, repro, and the repro without it.
+
+python plantedrepros.py FOLDER [COUNT] [SEED]
+
+A fault counts if its repro exits with 1 in a fresh interpreter that has the fault, and with 0 in one without the fault and without
+actordbg. What was done is in FOLDER/outcomes.jsonl, and the same command continues. Faults outside of the model (the trainer's
+log-probs) are not drawn: they are planted in a process, not in a package. Nor are those of Mixtral, whose experts have no sdpa of
+their own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import plantedfaults
+from lawcases import dump_of
+from plantedenvs import actordbg, environment, from_the_table
+
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+
+def drawn(count: int, seed: int) -> list[plantedfaults.Planted]:
+    inside = [each for each in plantedfaults.FAULTS if each.plant.__qualname__.split(".")[0] != "outside"]
+    return random.Random(seed).sample(inside, count)
+
+
+def outcome(fault: plantedfaults.Planted, folder: Path) -> dict[str, Any]:
+    """Plant the fault, and say how far the way to its repro went."""
+    faulty, clean = environment(folder / "faulty", from_the_table(fault.name)), environment(folder / "clean", "")
+    model = plantedfaults.four_layers(folder.parent, fault.family)
+    store, script = folder / "store", folder / "repro.py"
+    words = ["--packing" if fault.packed else "--no-packing", "--backward" if fault.trains else "--no-backward"]
+    dump = dump_of("both", rows=3, length=64, actions=40)
+    Store(store).create().publish_dump(*payload.encode(dump.record, dump.tensors))
+    checked = actordbg(
+        faulty, "check", "--model", str(model), "--through", "rows", "--dtype", "fp32", "--attn", "sdpa", *words, "-q",
+        store=store, code=None,
+    )  # fmt: skip
+    said: dict[str, Any] = {"name": fault.name, "checked": checked.split("\n")[0][:200]}
+    if not checked.startswith(("WRONG", "FAILED")):
+        return said | {"repro": False, "why": "check does not see it"}
+    reduced = actordbg(faulty, "reduce", "last", "--trials", "90", "--seconds", "240", "-q", store=store, code=None)
+    said |= {"reduced": reduced.split("\n")[0][:300]}
+    actordbg(faulty, "repro", "last", "-o", str(script), store=store, code=None)
+    if not script.exists():
+        return said | {"repro": False, "why": "no script shows it"}
+    codes = [
+        subprocess.run([str(python), "-I", str(script)], capture_output=True, check=False).returncode
+        for python in (faulty, clean)
+    ]
+    text = script.read_text()
+    free = "actordbg" not in text and not re.search(r"^(import|from) (openrlhf|deepspeed)", text, re.MULTILINE)
+    return said | {"repro": codes == [1, 0] and free, "codes": codes, "lines": len(text.splitlines())}
+
+
+def main(folder: Path, count: int = 20, seed: int = 30) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "outcomes.jsonl"
+    done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    for number, fault in enumerate(drawn(count, seed)):
+        if fault.name in {each["name"] for each in done}:
+            continue
+        began = time.monotonic()
+        place = folder / f"{number:02d}-{time.time_ns()}"
+        found = outcome(fault, place) | {"seconds": round(time.monotonic() - began)}
+        done.append(found)
+        with open(file, "a") as lines:
+            lines.write(json.dumps(found) + "\n")
+        print(f"{'repro' if found['repro'] else 'none '}  {fault.name:36}{json.dumps(found)[:230]}", flush=True)
+    print(f"{sum(each['repro'] for each in done)} of {len(done)} faults have a repro that fails with it and passes without it")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), *map(int, sys.argv[2:]))
