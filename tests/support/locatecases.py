@@ -348,17 +348,17 @@ def streamed(cache: Path) -> None:
             session.model.lm_head.weight.register_hook(lambda _, ran=ran: ran.update(["backward"]))
             for backward in (True, False):
                 whole = local(session, dump_of("both", rows=3, length=64), backward=backward)
-                assert most == [0] and max(ran.values()) <= 2, ran
+                assert most == [0], most
+                ran.clear()
                 with small(), patch.object(Streamed, "_put", counted):
                     found = local(session, dump_of("both", rows=3, length=64), backward=backward)
                 own = found.located
-                assert most == [1] and max(ran.values()) <= 4, (family, most, ran)
+                assert most == [1] and ran["forward"] <= 3 and ran["backward"] <= 2, (family, most, ran)
                 assert own.spilled_bytes > 0 and own.resident_bytes < whole.located.resident_bytes, own
                 assert any("one of 4 decoder layers" in note for note in own.notes), own.notes
                 same = {name: getattr(whole.located, name) for name in ("notes", "resident_bytes", "spilled_bytes")}
                 assert replace(own, **same) == whole.located and found.identities == whole.identities, (family, backward)
                 most[0] = 0
-                ran.clear()
             if family == "llama":
                 outcome = session.run(dump_of(), backward=False)
                 with small(), patch.object(Forcing, "take", side_effect=RuntimeError("planted")):
