@@ -159,7 +159,7 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
             and ("deepspeed" in text) == (name == "deepspeed")
             and ("openrlhf" in text) == (name == "trainer")
         )
-        assert len(text.splitlines()) < 120 or case.through == TRAINER, name
+        assert len(text.splitlines()) < 120 or case.through == TRAINER or case.processes > 1, name
     ruff = [sys.executable, "-m", "ruff"]
     for words in (["format", "--diff"], ["check"]):
         ran = subprocess.run([*ruff, *words, "--isolated", str(tmp_path)], capture_output=True, text=True, check=False)
