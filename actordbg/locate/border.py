@@ -20,7 +20,7 @@ BORDER: Key = ("the compiled model", OUT, 0, 0)
 def border_of(session: ActorSession, call: Dump, truth: Tensor, numbers: Tensor) -> tuple[Sums, Sums]:
     """Run a call with and without the graph; return the errors of both.
 
-    truth: log-probs [B, S - 1], NaN where there are none. numbers: of the truth's tokens, int [B, S], -1 for none.
+    truth: log-probs [B, S - 1], NaN for other tokens. numbers: of the truth's tokens, int [B, S], -1 for none.
     """
 
     def log_probs() -> Tensor:

@@ -318,7 +318,7 @@ STREAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def real_layers(model: Any) -> int:
-    """How many decoder layers have a parameter that is in memory."""
+    """Count the decoder layers that have a parameter that is in memory."""
     kept = ([weight.untyped_storage().nbytes() >= weight.nbytes for weight in layer.parameters()] for layer in model.model.layers)
     return sum(map(any, kept))
 
