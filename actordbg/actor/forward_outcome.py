@@ -111,7 +111,12 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    _of_glibc("malloc_trim", 0)  # glibc keeps what was freed, and the process stays as large
+    trim()
+
+
+def trim() -> None:
+    """Return freed host memory to the system: glibc keeps it, and the process stays as large."""
+    _of_glibc("malloc_trim", 0)
 
 
 @contextlib.contextmanager
@@ -126,7 +131,7 @@ def keeping_memory() -> Iterator[None]:
     finally:
         for option, value in ((_MMAP_MAX, 65_536), (_TRIM_THRESHOLD, 2**26)):
             _of_glibc("mallopt", option, value)
-        _of_glibc("malloc_trim", 0)
+        trim()
 
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4

@@ -2,8 +2,8 @@
 
     located = LocateRun(session, dump, outcome, backward, together, tell).run()
 
-The truth runs row by row, then the clean model runs all rows at once, padded on the right; one is freed before the other is
-loaded, so only one of them lies beside the suspect. Then the suspect runs once, through the very call of the Actor that every
+The truth runs row by row, then the clean model runs all rows at once, padded on the right; of either, one decoder layer at a time
+lies beside the suspect (`streaming`). Then the suspect runs once, through the very call of the Actor that every
 replay makes, so its packing, its masks and its kernels are judged. If ranks compute together, all of them do this at the same
 time, each for its own input, once all agree that they can.
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper, plain_name, release, sample
+from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper, plain_name, release
 from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
@@ -31,8 +30,10 @@ from actordbg.base.units import human_bytes
 from actordbg.laws import changes
 from actordbg.laws.jacobian import ring_of
 from actordbg.locate import kernels
+from actordbg.locate.border import BORDER, border_of
 from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, truth
 from actordbg.locate.forced_forward import Forcing, Recording
+from actordbg.locate.gradient_samples import samples_of, without_gradient
 from actordbg.locate.inside import layout_of, looked_into, suspicious
 from actordbg.locate.judgement import judge
 from actordbg.locate.places import Key, Sums, Tape, places_of
@@ -79,13 +80,13 @@ class LocateRun:
         if why := self._agreed(why):
             return Located(unchecked=(f"{EVERYTHING}: {why}",))
         found = self._forcing(tape)
-        if why := self._guarded(lambda: self._force(found)):
+        if why := self._guarded(lambda: self._force(found)) or self._guarded(lambda: self._border(found)):
             if self.together or self.session.tainted:
                 self.out_of_step = f"the forced forward failed ({why}), and its leftovers cannot be cleaned up"
             return Located(unchecked=(f"{EVERYTHING}: {why}",))
         notes: tuple[str, ...] = ()
         if self.session.config.compiles:
-            notes += ("run eagerly: a compiled graph has no places inside",)
+            notes += ("a compiled graph was judged at its border, the log-probs; all other places ran eagerly",)
         if sum(tape.lengths) < int(self.call.inputs["attention_mask"].sum()):
             notes += (f"judged {sum(tape.lengths):,} tokens: at most {MOST_TOKENS:,} of a row",)
         if not self.backward:
@@ -102,7 +103,8 @@ class LocateRun:
     def _inside(self, located: Located, found: Forcing) -> Operation | None:
         """Look into the layer that is wrong, in one more forward; all ranks that compute together look into the same."""
         missing = sorted({key[0] for key in self._floor if key not in found.sums})
-        if self._kernel or not (target := self._agreed(suspicious(located, missing, self.session.model))):
+        target = self._agreed("" if self._kernel else suspicious(located, missing, self.session.model))
+        if not target:
             return None
         self.tell("locate: operations")
         operations: list[Operation | None] = []
@@ -149,6 +151,7 @@ class LocateRun:
         ids, real = self.call.inputs["sequences"], changes.attended(self.call)
         self._columns = [of_row.nonzero().flatten()[:MOST_TOKENS] for of_row in real]
         weights = (changes.next_tokens(self.call) & (real.cumsum(1)[:, 1:] <= MOST_TOKENS)).double()
+        self._log_probs = torch.full(weights.shape, torch.nan, dtype=torch.float64)
         self._weights = weights / weights.sum().clamp(min=1)
         if self.backward and dtype_of(self.session) is torch.float16:
             self._unchecked["the backward"] = "the loss scale of fp16 is in its gradients"
@@ -167,13 +170,16 @@ class LocateRun:
             for number, row in enumerate(rows):
                 if tape.spill.nbytes < most and len(row):
                     with loaded.under(Recording(tape, len(row), graphs)):
-                        self._run(model, row[None], terms[number][None])
+                        log_probs = self._run(model, row[None], terms[number][None])
+                    if log_probs is not None:
+                        self._log_probs[number, self._columns[number][:-1]] = log_probs[0].detach().double().cpu()
                 else:
                     tape.lengths.append(0)
                     self._weights[number] = 0
             self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
             with torch.no_grad():
                 self._formulas = against_formulas(model, max(rows, key=len))
+        del model, loaded  # before the clean model is loaded
         self._features = self._known_of([own[:length] for own, length in zip(self._columns, tape.lengths, strict=True)])
         for name in trained.difference(self._truths):
             self._unchecked[f"the gradient of {name}"] = "transformers' model has no such gradient"
@@ -204,14 +210,20 @@ class LocateRun:
                     self._kernel = kernels.in_words(attn, model.config.get_text_config(), ratio, len(far))
         self._floor = forcing.sums
 
-    def _run(self, model: Any, ids: Tensor, weights: Tensor, real: Tensor | None = None) -> None:
-        """Run rows [R, n] padded on the right, and the backward of -sum(weights [R, n - 1] * log-probs) if gradients are on."""
+    def _run(self, model: Any, ids: Tensor, weights: Tensor, real: Tensor | None = None) -> Tensor | None:
+        """Run rows [R, n] padded on the right, and the backward of -sum(weights [R, n - 1] * log-probs) if gradients are on.
+
+        Return the log-probs [R, n - 1] if they were needed.
+        """
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         logits = model(ids, attention_mask=real, position_ids=positions, use_cache=False).logits
+        if not torch.is_grad_enabled() and not self.session.config.compiles:
+            return None
+        wide = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32)) / self.outcome.temperature
+        log_probs: Tensor = torch.log_softmax(wide, -1).gather(-1, ids[:, 1:, None])[..., 0]
         if torch.is_grad_enabled():
-            wide = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32)) / self.outcome.temperature
-            log_probs = torch.log_softmax(wide, -1).gather(-1, ids[:, 1:, None])[..., 0]
             (-(log_probs * weights.to(log_probs)).sum()).backward()  # type: ignore[no-untyped-call]
+        return log_probs
 
     def _known_of(self, columns: list[Tensor]) -> dict[str, Any]:
         """Return what is known of each of the truth's tokens, numpy [T] by feature. columns: those of each row."""
@@ -221,13 +233,18 @@ class LocateRun:
         known |= {"row": row, "position": torch.cat(columns), "padded": padded[row]}
         return {name: values.numpy() for name, values in known.items()}
 
-    def _forcing(self, tape: Tape) -> Forcing:
-        """Build the hooks for the suspect: which of the truth's tokens lies at each position that it computes."""
+    def _numbers(self, tape: Tape) -> Tensor:
+        """Return which of the truth's tokens lies at each place of the call, int [B, S], -1 for none."""
         numbers = torch.full(changes.attended(self.call).shape, -1)
         start = 0
         for row, length in enumerate(tape.lengths):
             numbers[row, self._columns[row][:length]] = torch.arange(start, start + length)
             start += length
+        return numbers
+
+    def _forcing(self, tape: Tape) -> Forcing:
+        """Build the hooks for the suspect: which of the truth's tokens lies at each position that it computes."""
+        numbers = self._numbers(tape)
         rows, columns = changes.places(self.call, self.outcome.packing, *ring_of(self.session)).unbind(1)
         index, size = numbers[rows, columns].masked_fill(rows < 0, -1), self.session.config.tp
         return Forcing(tape, index, part=(int(self.session.resolved["rank"]) % size, size), ring=ring_of(self.session)[1])
@@ -247,9 +264,16 @@ class LocateRun:
             key = (name, GRADIENT, 0, 0)
             own = keeper.tensors.get(PREFIX + name, torch.zeros(()))
             forcing.sums[key] = Sums.of(own.expand_as(want), want)
-            if "expert" in name and (experts := _without_gradient(own.expand_as(want), want, self._shapes[name])):
+            if "expert" in name and (experts := without_gradient(own.expand_as(want), want, self._shapes[name])):
                 self._lost[name] = f"no gradient reaches {experts} of {name}"
             self._floor[key] = Sums.of(healthy.to(dtype_of(self.session)), want)
+
+    def _border(self, forcing: Forcing) -> None:
+        """Judge a compiled model's log-probs."""
+        if self.session.config.compiles:
+            errors = border_of(self.session, self.call, self._log_probs, self._numbers(forcing.tape))
+            forcing.sums[BORDER], self._floor[BORDER] = errors
+            forcing.tape.values[BORDER] = [torch.zeros(0)]
 
     def _join(self, forcing: Forcing) -> None:
         """Put together what the ranks of a ring computed: each has a part of the tokens."""
@@ -265,35 +289,3 @@ class LocateRun:
         values = values.to(self.session.device)
         dist.all_reduce(values)
         return (values / dist.get_world_size()).cpu()
-
-
-def _without_gradient(own: Tensor, want: Tensor, shape: tuple[int, ...]) -> str:
-    """Name the experts of a parameter [E, out, in] without a gradient where the truth has one; "" if there are none.
-
-    own, want: samples of the gradient [n], of equal shares of every expert.
-    """
-    if len(shape) != 3:
-        return ""
-    expert = torch.arange(len(want)) * shape[0] // len(want)
-    power = [torch.zeros(shape[0], dtype=torch.float64).index_add_(0, expert, each.double().abs()) for each in (own, want)]
-    lost = ((power[0] == 0) & (power[1] > 0)).nonzero().flatten().tolist()
-    return f"expert{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost and len(lost) < shape[0] else ""
-
-
-def samples_of(model: Any, trained: set[str]) -> dict[str, Tensor]:
-    """Train these parameters of a model and no others; return a dict that fills with samples of their gradients, float64.
-
-    The places are those of `forward_outcome.sample`. Gradients of several backwards are added up; none is kept whole.
-    """
-    samples: dict[str, Tensor] = {}
-
-    def take(parameter: Tensor, name: str) -> None:
-        assert parameter.grad is not None
-        samples[name] = samples.get(name, 0) + sample(parameter.grad).to("cpu", torch.float64)
-        parameter.grad = None
-
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
-        if name in trained:
-            parameter.register_post_accumulate_grad_hook(partial(take, name=name))
-    return samples

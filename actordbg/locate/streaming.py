@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from actordbg.actor.backends.fsdp2 import decoder_layers
+from actordbg.actor.forward_outcome import trim
 from actordbg.actor.hub_model import safetensors_of
 from actordbg.actor.truth_model import in_double
 from actordbg.base.errors import Unsupported
@@ -74,8 +75,10 @@ class Checkpoint:
         renamings = [each for each in self._mapping if each not in converters]
         patterns = {source: each.target_patterns for each in converters for source in each.source_patterns}
         self._keys: dict[str, list[tuple[str, str]]] = defaultdict(list)  # by layer: file and key
-        missing = set(named)
-        for file in safetensors_of(path):
+        missing, files = set(named), safetensors_of(path)
+        if not files:
+            raise Unsupported("the checkpoint has an adapter, or no safetensors files")
+        for file in files:
             with safe_open(file, framework="pt") as opened:
                 keys = sorted(opened.keys())
             for key in keys:
@@ -166,6 +169,7 @@ class Streamed:
         if layer:
             for parameter in self.model.get_submodule(layer).parameters():
                 parameter.data = _absent(parameter, self._device)
+            trim()
 
     def _put(self, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():

@@ -273,6 +273,25 @@ def others(cache: Path) -> None:
         assert any("layers.1.mlp.down_proj" in each for each in found.unchecked) and found.word == RIGHT, found
 
 
+def compiled(cache: Path) -> None:
+    """A fault of a compiled graph alone shows at the model's border: inside, the model runs eagerly."""
+    model = str(model_of(cache, "llama"))
+    config = ReplayConfig(model=model, dtype="bf16", packing=True, through="rows", compile=True, compile_backend="eager")
+    with open_actor(config, model_cache=cache) as session:
+        found = local(session, dump_of("both", rows=3, length=40))
+        assert found.word == RIGHT and "the log-probs; all other places ran eagerly" in found.located.notes[0], found
+        graph = session.model._compiled_call_impl
+
+        def wrong(*args: Any, **kwargs: Any) -> Any:
+            output = graph(*args, **kwargs)
+            output["logits"] = output["logits"] * 1.05
+            return output
+
+        with patch.object(session.model, "_compiled_call_impl", wrong):
+            found = local(session, dump_of("both", rows=3, length=40))
+        assert [place.what for place in found.located.wrong] == ["the compiled model"] and not found.unchecked, found.said
+
+
 def kernels(cache: Path) -> None:
     """sdpa leaves out Gemma2's soft cap, as transformers' own model in sdpa does: eager attention is the healthy one."""
     layers = ["sliding_attention", "full_attention"] * 2
@@ -299,7 +318,7 @@ STREAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def real_layers(model: Any) -> int:
-    """How many decoder layers have a parameter that is in memory."""
+    """Count the decoder layers that have a parameter that is in memory."""
     kept = ([weight.untyped_storage().nbytes() >= weight.nbytes for weight in layer.parameters()] for layer in model.model.layers)
     return sum(map(any, kept))
 
@@ -329,17 +348,17 @@ def streamed(cache: Path) -> None:
             session.model.lm_head.weight.register_hook(lambda _, ran=ran: ran.update(["backward"]))
             for backward in (True, False):
                 whole = local(session, dump_of("both", rows=3, length=64), backward=backward)
-                assert most == [0] and max(ran.values()) <= 2, ran
+                assert most == [0], most
+                ran.clear()
                 with small(), patch.object(Streamed, "_put", counted):
                     found = local(session, dump_of("both", rows=3, length=64), backward=backward)
                 own = found.located
-                assert most == [1] and max(ran.values()) <= 4, (family, most, ran)
+                assert most == [1] and ran["forward"] <= 3 and ran["backward"] <= 2, (family, most, ran)
                 assert own.spilled_bytes > 0 and own.resident_bytes < whole.located.resident_bytes, own
                 assert any("one of 4 decoder layers" in note for note in own.notes), own.notes
                 same = {name: getattr(whole.located, name) for name in ("notes", "resident_bytes", "spilled_bytes")}
                 assert replace(own, **same) == whole.located and found.identities == whole.identities, (family, backward)
                 most[0] = 0
-                ran.clear()
             if family == "llama":
                 outcome = session.run(dump_of(), backward=False)
                 with small(), patch.object(Forcing, "take", side_effect=RuntimeError("planted")):
