@@ -119,6 +119,9 @@ def explain_sides(
     )
     own = dict(known.truth.resolved.get("causes") or {})
     pieces = {dump_id: piece for dump_id, values in usable.items() if (piece := _piece(store, dump_id, values, known, of))}
+    if not pieces:
+        hint = f"`actordbg report {known.truth.info.replay_id}` says why; replay again to compute it anew"
+        raise Unsupported("none of the inputs has a truth", hint=hint)
     temperatures = {known.truth.results[dump_id].extra.get("temperature") for dump_id in pieces}
     explained = {}
     for name, side in sides.items():
