@@ -85,15 +85,13 @@ def fingerprint_of(check: CheckFound) -> Fingerprint | None:
     if where is not None:
         return where
     if check.comparison is not None and check.comparison.verdict == MISMATCH:
-        figures = [dump for dump in check.comparison.dumps if dump.verdict == MISMATCH]
-        gradients = all(dump.log_probs is None or not any("log" in reason for reason in dump.reasons) for dump in figures)
-        return Fingerprint(GRADIENT if gradients and any(dump.worst_parameter for dump in figures) else DIFFERENCE, _apart(check))
+        wrong = [dump for dump in check.comparison.dumps if dump.verdict == MISMATCH]
+        parameter = next((dump.worst_parameter for dump in wrong if dump.worst_parameter), "")
+        if parameter and not any("log" in reason for dump in wrong for reason in dump.reasons):
+            return Fingerprint(GRADIENT, f"the gradient of {_any_layer(parameter)} is not the truth's")
+        size = check.comparison.furthest
+        return Fingerprint(DIFFERENCE, f"log-probs differ from the truth{f' by up to {size[0]:.3g} nats' if size else ''}")
     return None
-
-
-def _apart(check: CheckFound) -> str:
-    size = check.comparison.furthest if check.comparison else None
-    return f"log-probs differ from the truth{f' by up to {size[0]:.3g} nats' if size else ''}"
 
 
 def _of_failure(result: ResultRecord) -> Fingerprint:
