@@ -73,6 +73,8 @@ def looked_into(session: ActorSession, target: str, call: Dump, layout: TokenLay
         with torch.no_grad(), session.autocast(call.record):
             found = difference(listing, rerun(clean, listing, seen, attn), dtype_of(session))
     except (ValueError, IndexError, TypeError, RuntimeError, AttributeError, NotImplementedError) as error:
+        if session.ring_group is not None:
+            return Operation(target, "", f"{attn} is not made of torch's functions")
         return Operation(target, "", one_line(error))
     if found is None:
         return None
