@@ -137,9 +137,8 @@ def bundled(
     )  # fmt: skip
     place = None if to is None else upload(out, to, public=public)
     counts = (plural(summary.dumps, "dump"), plural(summary.replays, "replay"), plural(summary.comparisons, "comparison"))
-    private = (
-        "token ids permuted" + ("" if model else ", also special tokens (no --model)") if redact else "with the real token ids"
-    )
+    permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
+    private = permuted if redact else "with the real token ids"
     said = f"{place or out}: {', '.join(counts)}, {human_bytes(summary.size)}, {private}"
     verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {place or out}")
     return CommandResult(True, {"good": True, **vars(summary), "uploaded": place}, [verdict])

@@ -1,7 +1,7 @@
 """Dumps without their token ids: what `actordbg bundle --redact` packs.
 
 What a redacted dump *keeps* is listed, so that nothing new slips through: token ids after a secret permutation, masks and
-positions, flags, and facts such as sizes, the time, the rank and the step. Special tokens, padding and chosen ids stay as they are.
+positions, flags, and facts such as sizes, the time, the rank and the step. Special tokens, padding and chosen ids stay the same.
 Names of runs, models, hosts and functions, texts, outputs, images, RNG states and the dump's id are left out. If the forward
 needs any of these, the dump says so and is not replayable.
 
