@@ -8,10 +8,13 @@ makes of the outputs of the modules before it. Only the weights and the configur
     RMSNorm: x / sqrt(mean(x^2) + eps) * w, or * (1 + w) in Gemma                     Zhang and Sennrich, arXiv:1910.07467
     rotary positions: pairs (i, i + d/2) turned by position * theta^(-2i/d)           Su et al., arXiv:2104.09864
         scaled linearly, or by wavelength as in Llama 3.1                             arXiv:2306.15595, arXiv:2407.21783
+        scaled by parts (YaRN), or with a larger theta for long rows (dynamic NTK)    arXiv:2309.00071
     attention: softmax(q k^T / sqrt(d)) v, causal, heads of queries share keys        Ainslie et al., arXiv:2305.13245
         within a window; cap * tanh(scores / cap)                                     arXiv:2310.06825, arXiv:2408.00118
         RMSNorm of queries and keys                                                   arXiv:2505.09388
     gated product: down(silu(gate(x)) * up(x)), gelu in Gemma                         Shazeer, arXiv:2002.05202
+    experts: the k likeliest of softmax(router(x)), weighed by their probabilities, in most models divided by their sum
+        tokens whose last choice is a near tie are not judged                         arXiv:2401.04088
 
 The unit of an error is what fp32 costs the formula, scaled to the truth's dtype. A model is recognized by its class, its
 parameters' names and its configuration; nothing is said of any other model.
@@ -35,6 +38,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
+from actordbg.actor.rope_formulas import frequencies_of, head_size_of, rope_of, window_of
 from actordbg.actor.truth_model import in_double
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import plural
@@ -42,6 +46,8 @@ from actordbg.records.locate_record import FormulaCheck
 
 MOST_TOKENS = 512
 _LIMIT = 8.0
+_NEAR_TIE = 1e-3
+"""Probabilities of experts that are nearer to each other than this part may change places by rounding."""
 _LOGITS = 16
 """How many of the row's last tokens have their logits compared."""
 _VOCABULARY_PART = 16384
@@ -49,10 +55,14 @@ _VOCABULARY_PART = 16384
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a class has beyond Llama's. attention: parameters beside the four matrices."""
+    """What a class has beyond Llama's. attention: parameters beside its matrices. fused: one matrix for q, k and v, and one for
+    gate and up. experts: how many experts there are, by the name of a setting.
+    """
 
     attention: tuple[str, ...] = ()
     gemma: bool = False
+    fused: bool = False
+    experts: str = ""
 
 
 _HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
@@ -63,6 +73,9 @@ _KINDS = {
     "Qwen3ForCausalLM": _Kind(_HEAD_NORMS),
     "Gemma2ForCausalLM": _Kind(gemma=True),
     "Gemma3ForCausalLM": _Kind(_HEAD_NORMS, gemma=True),
+    "Phi3ForCausalLM": _Kind(fused=True),
+    "MixtralForCausalLM": _Kind(experts="num_local_experts"),
+    "Qwen3MoeForCausalLM": _Kind(_HEAD_NORMS, experts="num_experts"),
 }
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _GEMMA_NORMS = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -75,18 +88,23 @@ def recognized(model: Any) -> bool:
         return False
     activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
     layer = {f"{name}.weight" for name in (_GEMMA_NORMS if kind.gemma else _NORMS)}
-    layer |= {f"self_attn.{name}" for name in (*kind.attention, *(f"{each}_proj.weight" for each in "qkvo"))}
-    layer |= {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+    projections = ("qkv", "o") if kind.fused else "qkvo"
+    layer |= {f"self_attn.{name}" for name in (*kind.attention, *(f"{each}_proj.weight" for each in projections))}
+    matrices = ("gate_up", "down") if kind.fused else ("gate", "up", "down")
+    experts = {"mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+    layer |= experts if kind.experts else {f"mlp.{name}_proj.weight" for name in matrices}
     names = {f"model.layers.{index}.{name}" for index in range(config.num_hidden_layers) for name in layer}
     names |= {"model.embed_tokens.weight", "model.norm.weight"} | (set() if config.tie_word_embeddings else {"lm_head.weight"})
-    ropes = (_rope(config, index) for index in range(config.num_hidden_layers))
+    ropes = (rope_of(config, index) for index in range(config.num_hidden_layers))
     return (
         {name for name, _ in model.named_parameters()} == names
         and activation == ("gelu_pytorch_tanh" if kind.gemma else "silu")
         and all(
             rope is not None
-            and rope.get("rope_type", "default") in ("default", "linear", "llama3")
+            and rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn", "dynamic")
             and rope.get("partial_rotary_factor") in (None, 1.0)
+            and not any(rope.get(name) for name in ("mscale", "mscale_all_dim"))
+            and (rope.get("factor") or rope.get("rope_type", "default") == "default")
             for rope in ropes
         )
     )
@@ -163,7 +181,7 @@ class _Formulas:
             self._judge(layer, lambda *sums: sum(sums), before, second, last)
         else:
             self._judge(second, lambda *sums: self._normed(second, sum(sums)), before, attention)
-            self._judge(product, partial(self._gated, product), second)
+            self._judge(product, partial(self._routed if self.kind.experts else self._gated, product), second)
             self._judge(layer, lambda *sums: sum(sums), before, attention, product)
         for name in [name for name in self.outputs if name.startswith(f"{layer}.") or name == before]:
             del self.outputs[name]
@@ -204,18 +222,41 @@ class _Formulas:
         return values * squares.rsqrt() * (1 + weight if self.kind.gemma else weight)
 
     def _gated(self, name: str, values: Tensor) -> Tensor:
-        gate = self._applied(f"{name}.gate_proj", values)
-        gate = gelu(gate, approximate="tanh") if self.kind.gemma else silu(gate)
-        return self._applied(f"{name}.down_proj", gate * self._applied(f"{name}.up_proj", values))
+        if self.kind.fused:
+            gate, up = self._applied(f"{name}.gate_up_proj", values).chunk(2, -1)
+        else:
+            gate, up = (self._applied(f"{name}.{which}_proj", values) for which in ("gate", "up"))
+        return self._applied(f"{name}.down_proj", up * (gelu(gate, approximate="tanh") if self.kind.gemma else silu(gate)))
+
+    def _routed(self, name: str, values: Tensor) -> Tensor:
+        """Return what experts give; of tokens whose last choice is a near tie, what the model gave."""
+        config, count = self.config, self.config.num_experts_per_tok
+        likeliest, chosen = self._applied(f"{name}.gate", values).softmax(-1).sort(-1, descending=True)
+        chances = likeliest[:, :count]
+        shares = chances / chances.sum(-1, keepdim=True) if getattr(config, "norm_topk_prob", True) else chances
+        result = torch.zeros_like(values)
+        for expert in range(getattr(config, self.kind.experts)):
+            share = (shares * (chosen[:, :count] == expert)).sum(-1, keepdim=True)
+            of = share.squeeze(-1).nonzero().squeeze(-1)
+            both, down = (self.weights[f"{name}.experts.{which}_proj"][expert].to(self.dtype) for which in ("gate_up", "down"))
+            gate, up = linear(values[of], both).chunk(2, -1)
+            result[of] += share[of] * linear(silu(gate) * up, down)
+        clear = chances[:, -1] - likeliest[:, count:].amax(-1) > _NEAR_TIE * chances[:, -1]
+        return result.where(clear[:, None], self.outputs[name].to(self.dtype))
 
     def _attended(self, index: int, values: Tensor) -> Tensor:
         name, config, count = f"model.layers.{index}.self_attn", self.config, len(values)
-        size, positions = _head_size(config), torch.arange(count, device=values.device)
-        angles = torch.outer(positions.to(self.dtype), _frequencies(_rope(config, index) or {}, size, values))
-        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        size, positions = head_size_of(config), torch.arange(count, device=values.device)
+        frequencies, factor = frequencies_of(rope_of(config, index) or {}, size, values, config.max_position_embeddings)
+        angles = torch.outer(positions.to(self.dtype), frequencies)
+        cos, sin = factor * angles.cos().repeat(1, 2), factor * angles.sin().repeat(1, 2)
+        fused = self._applied(f"{name}.qkv_proj", values) if self.kind.fused else None
+        widths = [size * each for each in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
+        parts = dict(zip("qkv", torch.split(fused, widths, -1), strict=True)) if fused is not None else {}
 
         def heads(which: str) -> Tensor:
-            split = self._applied(f"{name}.{which}_proj", values).view(count, -1, size).transpose(0, 1)
+            projected = parts[which] if parts else self._applied(f"{name}.{which}_proj", values)
+            split = projected.view(count, -1, size).transpose(0, 1)
             if which == "v":
                 return split
             if f"{name}.{which}_norm.weight" in self.weights:
@@ -256,42 +297,3 @@ class _Formulas:
 
 def _rms(values: Tensor) -> float:
     return float(values.square().mean().sqrt())
-
-
-def window_of(config: Any, index: int) -> int | None:
-    """Return how many tokens a layer's attention sees, its own included; None: all before it."""
-    types = getattr(config, "layer_types", None)
-    slides = types is None or types[index] == "sliding_attention"
-    return getattr(config, "sliding_window", None) if slides else None
-
-
-def _frequencies(rope: dict[str, Any], size: int, like: Tensor) -> Tensor:
-    """Return the angle per position of each pair of dimensions, [size / 2]."""
-    frequencies: Tensor = rope["rope_theta"] ** (-torch.arange(0, size, 2, device=like.device, dtype=like.dtype) / size)
-    factor, kind = rope.get("factor", 1.0), rope.get("rope_type", "default")
-    if kind != "llama3":
-        return frequencies / (factor if kind == "linear" else 1.0)
-    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    scaled: Tensor = frequencies * (kept + (1 - kept) / factor)
-    return scaled
-
-
-def _head_size(config: Any) -> int:
-    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return size
-
-
-def _rope(config: Any, index: int) -> dict[str, Any] | None:
-    """Return the parameters of a layer's rotary positions, which releases of transformers before 5 keep in two attributes.
-
-    None where they are kept in yet another way.
-    """
-    of_types: dict[str, Any] | None = getattr(config, "rope_parameters", None)
-    if of_types is not None:
-        return of_types if "rope_theta" in of_types else dict(of_types[config.layer_types[index]])
-    if hasattr(config, "rope_local_base_freq"):
-        return None
-    scaling = dict(config.rope_scaling or {})
-    return {"rope_theta": config.rope_theta, "rope_type": scaling.get("type", "default")} | scaling

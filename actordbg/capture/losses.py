@@ -20,6 +20,7 @@ held longer than the trainer holds it: the last forward's are known by weak refe
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -189,7 +190,7 @@ class LossSlot:
         given = {self._point.names.get(name, name): value for name, value in kwargs.items()}
         log_probs = args[0] if args else given.get("log_probs")
         last = here.forward
-        if control is None or last is None or last.output() is not log_probs:
+        if control is None or last is None or not last.returned(log_probs):
             return None
         actor, item = last.actor(), last.item
         chosen = item is not None and item.reason is None
@@ -305,14 +306,32 @@ def _finish(waiting: Waiting | None, *, stepped: bool = False) -> None:
             recorder.writer.failed += ((item, RuntimeError("a loss could not be handed over")),)
 
 
+atexit.register(lambda: _finish(here.waiting))  # before the recorder is closed: registered after that
+
+
 @dataclass(frozen=True)
 class LastForward:
-    """The last forward of a thread, by weak references. item: its recorded call; None if it was not recorded."""
+    """The last forward of a thread, by weak references. item: its recorded call; None if it was not recorded.
 
-    output: Callable[[], Any]
+    output: None for the first forward of a process, which had begun before it was noted.
+    """
+
+    output: Callable[[], Any] | None
     actor: Callable[[], Any]
     inputs: Mapping[str, Callable[[], Any]]
     item: Item | None
+
+    @classmethod
+    def of(cls, output: Any, actor: Any, given: Mapping[str, Any], item: Item | None) -> LastForward:
+        tensors = {name: given.get(name) for name in ("sequences", "attention_mask")}
+        inputs = {name: weakref.ref(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+        return cls(None if output is None else weakref.ref(output), weakref.ref(actor), inputs, item)
+
+    def returned(self, log_probs: Any) -> bool:
+        """Check whether these log-probs are what the forward returned."""
+        if self.output is not None:
+            return self.output() is log_probs
+        return isinstance(log_probs, torch.Tensor) and log_probs.requires_grad
 
 
 def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
@@ -327,12 +346,10 @@ def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
         output = original(self, *args, **kwargs)
         given = dict(zip(binder.names, args, strict=False)) | kwargs
         values = output[0] if type(output) in (tuple, list) and output else output
-        tensors = {name: given.get(name) for name in ("sequences", "attention_mask")}
         with contextlib.suppress(MemoryError, TypeError):
-            inputs = {name: weakref.ref(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
             item, known = slot.recorder.last, slot.recorder.known(self)
             own = item is not None and known is not None and item.ledger is known.ledger  # else another thread's, or actor's
-            here.forward = LastForward(weakref.ref(values), weakref.ref(self), inputs, item if own else None)
+            here.forward = None if values is None else LastForward.of(values, self, given, item if own else None)
         return output
 
     return forward
@@ -388,6 +405,7 @@ def attach(slot: Any, wrap: Wrap) -> None:
         slot.enter = _within(slot.recorder, control)
     if LOSS not in control.calls:
         return
+    slot.enter = _first(slot, slot.enter or slot.recorder.enter)
     for points in filter(None, map(CapturePoints.of, slot.packages)):
 
         def wrapped(point: CapturePoint, original: Callable[..., Any], own: CapturePoints = points) -> Callable[..., Any]:
@@ -410,6 +428,20 @@ def _within(recorder: Any, control: Control) -> Callable[..., Any]:
         step = getattr(getattr(actor, "model", None), "global_steps", None)
         binder.control = None if step is not None and first <= step <= last else outside
         entered: Item | None = type(recorder).enter(recorder, binder, actor, args, kwargs)
+        return entered
+
+    return enter
+
+
+def _first(slot: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what the next call runs first: it is noted, since it may have begun before its forward was wrapped."""
+
+    def enter(binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+        slot.enter, slot.recorder.last = inner, None
+        entered: Item | None = inner(binder, actor, args, kwargs)
+        with contextlib.suppress(MemoryError, TypeError):
+            given = dict(zip(binder.names, args, strict=False)) | kwargs
+            here.forward = LastForward.of(None, actor, given, slot.recorder.last)
         return entered
 
     return enter

@@ -25,13 +25,13 @@ CHARTS = f"{DOCUMENT} plot"
 """The output options of commands that do something, list rows, show facts, or show a document, without charts and with them."""
 DUMP = CommandGroup(
     "dump",
-    "Record, import, inspect, verify, export and delete dumps.",
+    "Record, import, inspect, verify and delete dumps.",
     (
         Command("Start recording, even in running jobs.", "dump_recording:enable"),
         Command("Stop recording, even in running jobs.", "dump_recording:disable"),
         Command("Show calls captured and dropped by each process.", "dump_recording:status", FACTS),
         Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
-        Command("Import a bundle, or pickles of the old recorder; execute nothing in them.", "dump_files:import_"),
+        Command("Import a bundle or old pickles; execute nothing in them.", "dump_files:import_"),
         Command("Create random inputs of given shapes.", "dump_files:create"),
         Command("List dumps, newest first.", "dump_ls:ls", f"empty {LIST}"),
         Command("List the columns, functions and operators of --where.", "dump_ls:columns", LIST),
@@ -65,7 +65,7 @@ MEMORY = CommandGroup(
 )
 MEASURE = CommandGroup(
     "measure",
-    "Measure noise, memory and time; check trainings and models.",
+    "Measure noise, memory, time; check trainings.",
     (
         Command(
             "Measure a configuration's own numerical noise.",
@@ -114,7 +114,7 @@ CONTENTS = (
                 ),
             ),
             Command("Record and replay a real training of a tiny model.", "patch:demo", ""),
-            Command("Append the capture hook to actor.py; unpatch removes it.", "patch:patch", label="patch, unpatch"),
+            Command("Add the capture hook to actor.py; unpatch removes it.", "patch:patch", label="patch, unpatch"),
         ),
     ),
     Section(
@@ -134,7 +134,7 @@ CONTENTS = (
         "Replay",
         (
             Command("Check recorded data against laws, without a model.", "lint:lint", f"empty {DOCUMENT}"),
-            Command("Replay a sample of dumps: do they run? Are they right?", "check:check", f"empty {DOCUMENT}"),
+            Command("Replay a few dumps: do they run? Are they right?", "check:check", f"empty {DOCUMENT}"),
             Command(
                 "Replay recorded inputs outside the job.",
                 "replay:replay",
@@ -160,13 +160,13 @@ CONTENTS = (
         "Judge",
         (
             Command(
-                "Explain what is wrong with a replay, where, and since when.",
+                "Explain what is wrong with a replay, and since when.",
                 "explain:explain",
                 CHARTS,
                 label="explain, locate",
             ),
             Command(
-                "Reduce a wrong replay to the smallest case with the same fault.",
+                "Reduce a wrong replay to the smallest faulty case.",
                 "reduce:reduce",
                 DOCUMENT,
                 label="reduce, repro, bundle",
@@ -183,7 +183,7 @@ CONTENTS = (
             Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
             Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
             Command("Write one script that shows the fault, without actordbg.", "reduce:repro"),
-            Command("Pack dumps, replays and comparisons into one archive for a colleague.", "reduce:bundle"),
+            Command("Pack dumps, replays and comparisons into one archive.", "reduce:bundle"),
             Command("Check that the ids that were sampled are those that were trained on.", "turns:turns", DOCUMENT),
             Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
         ),

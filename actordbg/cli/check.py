@@ -38,7 +38,7 @@ def check(
     junit: Path | None = option(None, "Also write JUnit XML there.", heading=_FOR),
     github: bool = option(False, "Emit GitHub Actions annotations.", heading=_FOR, rank=30),
 ) -> None:
-    """Replay a sample of dumps: do they run? Are they right?
+    """Replay a few dumps: do they run? Are they right?
 
     First checks the laws of the recorded data (`actordbg lint`). Picks the most diverse dumps (by length, padding, role and
     trigger; 8 by default), replays them, checks the laws (invariance checks), and compares the results with the truth: the same

@@ -47,7 +47,7 @@ def import_(
     ],
     run: str | None = option(None, "Run name of the dumps (default: the folder's name)."),
 ) -> None:
-    """Import a bundle, or pickles of the old recorder; execute nothing in them.
+    """Import a bundle or old pickles; execute nothing in them.
 
     A bundle is what `actordbg bundle` makes: a file, or hf://datasets/OWNER/NAME/FILE. It is imported whole or not at all.
 

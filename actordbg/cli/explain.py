@@ -34,7 +34,7 @@ def explain(
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
 ) -> None:
-    """Explain what is wrong with a replay, where, and since when.
+    """Explain what is wrong with a replay, and since when.
 
     Puts together what the store knows of the replay: its model bit for bit, its modules, the laws, the ranks, and the log-probs
     against the truth and the run's own outputs. Says which tokens are wrong by the smallest rule that covers them, since which

@@ -49,7 +49,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the diff; change 
 
 
 def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
-    """Append the capture hook to actor.py; unpatch removes it.
+    """Add the capture hook to actor.py; unpatch removes it.
 
     Jobs that start from now on can record actor inputs; nothing is recorded until `actordbg dump enable`. Leaves the existing
     lines unchanged; `actordbg unpatch` removes the hook. Succeeds only after the interpreter has run the hook.

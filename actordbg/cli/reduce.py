@@ -24,7 +24,7 @@ def reduce(
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
 ) -> None:
-    """Reduce a wrong replay to the smallest case with the same fault.
+    """Reduce a wrong replay to the smallest faulty case.
 
     Same fault: the same error, signal, hang, broken law, or module and cause. Fewer rows, tokens, layers and processes, a
     small random model instead of the checkpoint, settings back to their defaults: by bisection, then by delta debugging. Each
@@ -93,7 +93,7 @@ def bundle(
     to: str | None = option(None, "Upload it: hf://datasets/OWNER/NAME, private.", metavar="URL", rank=5),
     public: bool = option(False, "With --to, allow a repository that is public already.", "--public", rank=6),
 ) -> None:
-    """Pack dumps, replays and comparisons into one archive for a colleague.
+    """Pack dumps, replays and comparisons into one archive.
 
     `actordbg dump import FILE` opens it, then `check` works there. It has token ids, names of models and hosts, and commands;
     no logs. --redact replaces token ids by a permutation that is not kept, and leaves out outputs, images, texts, and the names

@@ -11,7 +11,7 @@ from actordbg.cli.output import TokenizerFile
 def turns(
     ctx: typer.Context,
     dump: str | None = typer.Argument(
-        None, metavar="[ID]", help="Only conversations that became rows of this dump.", autocompletion=stored("dump")
+        None, metavar="ID", help="Only conversations that became rows of this dump.", autocompletion=stored("dump")
     ),
     run: str | None = option(None, "The run (default: the newest with recorded turns).", metavar="NAME"),
     tokenizer: TokenizerFile = None,

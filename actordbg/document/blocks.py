@@ -167,18 +167,23 @@ def verdict_in(blocks: Iterable[Block]) -> Verdict | None:
     return next((block for block in blocks if isinstance(block, Verdict)), None)
 
 
-class VerdictData(TypedDict, total=False):
+class SentenceData(TypedDict):
+    """The part of a result's JSON that every command has that does not list rows. verdict: "" where nothing is judged."""
+
+    verdict: str
+    sentence: str
+    next: str
+
+
+class VerdictData(SentenceData, total=False):
     """The part of a result's JSON that every judging command has, with the fields of `Verdict`.
 
     verdict: its word. sentence: the whole verdict. charts: title, words and Vega-Lite specification of each. good: whether the
     exit code is 0, which the command adds.
     """
 
-    verdict: str
-    sentence: str
     figures: Sequence[tuple[str, str]]
     not_checked: Sequence[str]
-    next: str
     charts: Sequence[dict[str, Any]]
     good: bool
 

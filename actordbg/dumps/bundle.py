@@ -43,7 +43,7 @@ from actordbg.dumps.redaction import Redaction
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.encoding import pack_line
-from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+from actordbg.formats.store_files import atomic_write, make_folder, open_regular, read_regular
 from actordbg.records.comparison_record import ComparisonRecord, strict_json
 from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import ReplaySpec
@@ -175,7 +175,10 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
     store.create()
     try:
         most = max(_FREE, _RATIO * path.stat().st_size)
-        with open(path, "rb") as file, zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file) as stream:
+        with (
+            open(open_regular(path.resolve()), "rb") as file,
+            zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file) as stream,
+        ):
             with tarfile.open(fileobj=_Limited(stream, most), mode="r|") as archive:  # type: ignore[call-overload]
                 files = dict(_members(archive))
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from actordbg.actor.forward_outcome import plain_name
-from actordbg.actor.from_papers import window_of
+from actordbg.actor.rope_formulas import window_of
 from actordbg.actor.session import ActorSession
 from actordbg.laws import changes
 from actordbg.laws.jacobian import ring_of

@@ -116,7 +116,11 @@ def endings():
         place = {"RANK": str(rank), "WORLD_SIZE": str(PROCESSES), "MASTER_PORT": port}
         place |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
         command = [sys.executable, "-I", __file__, "attempt"]
-        ranks.append(subprocess.Popen(command, env=os.environ | place))
+        more = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | place}
+        ranks.append(subprocess.Popen(command, **more))
+    for process in ranks:  # the clock starts once all have imported what they need
+        while process.stdout.readline() not in ("started\\n", ""):
+            pass
     codes = []
     for process in ranks:
         try:
@@ -131,6 +135,7 @@ def endings():
 MAIN_CRASH = """
 def main():
     if sys.argv[1:] == ["attempt"]:
+        print("started", flush=True)
         attempt()
         return 0
     codes = endings()
@@ -143,6 +148,7 @@ def main():
 MAIN_HANG = """
 def main():
     if sys.argv[1:] == ["attempt"]:
+        print("started", flush=True)
         attempt()
         return 0
     codes = endings()

@@ -95,23 +95,26 @@ class _Objective:
             for name, tensor in loss.tensors.items()
             if tensor.is_floating_point()
         }
+        self._mask = loss.tensors["action_mask"].to(device) != 0
         self._facts: dict[str, Any] = {name.removeprefix(CONTEXT): value for name, value in arguments.items()}
 
     def __call__(self, row: int, places: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
         named = {name: each[row, places][None] for name, each in self._named.items() if each.dim() == 2}
         named["log_probs"] = scores[None]
-        mask = torch.ones_like(scores[None], dtype=torch.bool)
+        mask = self._mask[row, places][None]
         terms = loss_terms(torch, self._attributes, named, mask)
         if terms is None:
             raise Unsupported("the formula of this loss is not known", hint="replay a step of PPO, GSPO or SFT")
         by_token, tokens = self._attributes.get("token_level_loss") is not False, self._plan.tokens
-        total: Tensor = terms.sum() / tokens if by_token else terms.mean() / self._plan.rows
+        summed = terms.where(mask, 0.0).sum()
+        total: Tensor = summed / tokens if by_token else summed / mask.sum().clamp(min=1) / self._plan.rows
         self.loss += float(total.detach())
         if self._facts.get("kl.use_loss") and self._facts.get("kl.init_coef"):
-            total = total + float(self._named["kl_ctl"]) * self._kl(named).sum() / tokens
+            total = total + float(self._named["kl_ctl"]) * self._kl(named).where(mask, 0.0).sum() / tokens
         if coefficient := self._facts.get("entropy_coef"):
             log_softmax = torch.log_softmax(logits, -1)
-            total = total + coefficient * (log_softmax.exp() * log_softmax).sum() / tokens
+            negated = (log_softmax.exp() * log_softmax).sum(-1)
+            total = total + coefficient * negated.where(mask[0], 0.0).sum() / tokens
         return total
 
     def _kl(self, named: dict[str, Tensor]) -> Tensor:

@@ -119,7 +119,7 @@ def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_co
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("fault", ["temperature", "not_a_number"])
+@pytest.mark.parametrize("fault", ["packing", "not_a_number"])
 def test_a_planted_fault_is_named_within_five_commands_that_the_answers_give(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -169,6 +169,7 @@ explain last
 compare last truth
 report last
 report --all
+bundle last --out OUT/bundle.tar.zst
 measure noise --where "seq_len>999" --allow-empty
 measure curve memory last
 measure curve time last
@@ -181,7 +182,7 @@ measure memory show last
 measure memory compare last last
 measure memory ls
 """
-"""Every command with --json, but `run`, whose output is its job's, and those that need a remote store or an engine."""
+"""Every command with --json, but `run`, whose output is its job's, and those that need a remote store, an engine or a fault."""
 
 
 @pytest.mark.slow
@@ -207,5 +208,5 @@ def test_every_answer_has_a_verdict_a_sentence_and_the_next_command(tmp_path: Pa
         as_schema_says("answer", answer)
         for arguments in docpages.invocations(answer["next"]):
             docpages.parse(arguments)
-    elsewhere = {"run", "store pull", "store push", "weights"}
+    elsewhere = {"run", "store pull", "store push", "weights", "step", "turns", "reduce", "repro"}
     assert taking.keys() - walked == elsewhere & taking.keys()

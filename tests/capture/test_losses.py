@@ -275,6 +275,21 @@ def test_a_call_that_does_not_exist_is_refused(tmp_path: Path):
             invoke(Store(tmp_path), "dump", "enable", "--calls", typed)
 
 
+def test_the_loss_of_a_first_forward_is_recorded(openrlhf: SimpleNamespace, store: Store):
+    """As in SFT, where no forward of old log-probs comes first."""
+    recording = Recording(store, calls=("forward", "loss"))
+    recording.slot.packages.add("openrlhf")
+    openrlhf.Actor.forward = hook.wrap(vars(openrlhf.Actor)["forward"], recording.slot)
+    actor, loss, rows = openrlhf.Actor(), openrlhf.PolicyLoss(), torch.arange(12).view(2, 6)
+    mask, strategy = torch.ones(2, 5).bool(), openrlhf.Trainer(actor, loss).strategy
+    for _ in range(2):
+        log_probs = actor(rows, mask, attention_mask=torch.ones_like(rows))
+        loss(log_probs, log_probs.detach(), torch.ones(2, 5), action_mask=mask)
+        strategy.optimizer_step(None, actor, None)
+    forwards, recorded = losses_of(recording)
+    assert len(forwards) == len(recorded) == 2 and torch.equal(recorded[0].tensors["sequences"], rows)
+
+
 def test_whole_steps_are_recorded_and_nothing_else(openrlhf: SimpleNamespace, store: Store):
     recording = Recording(store, calls=("forward", "loss"), steps=(8, 9))
     train(openrlhf, recording, steps=8)

@@ -35,6 +35,18 @@ def test_the_sentence_says_which_side_is_wrong(
     assert any("merge it" in str(block) for block in explained.blocks) == ("rollout" in wrong)
 
 
+@pytest.mark.parametrize(
+    ("engine", "begins"),
+    [
+        (RIGHT, "the rollout is wrong, the run and the engine are right: rollout log-probs: the adapter"),
+        (WRONG, "the rollout and the engine are wrong, the run is right: rollout log-probs"),
+    ],
+)
+def test_a_server_is_a_third_side(engine: ExplainedOutputs, begins: str) -> None:
+    explained = ExplainedRollout(WRONG, RIGHT, 0.3, {}, engine)
+    assert explained.sentence.startswith(begins), explained.sentence
+
+
 def test_figures_have_the_fields_names_and_signs() -> None:
     rollout, run = np.array([-1.0, -2.0]), np.array([-1.0, -1.5])
     figures = field_figures(rollout, run)

@@ -101,7 +101,7 @@ def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
 def test_a_recorded_step_is_replayed_with_the_trainers_loss_and_as_one_batch(tmp_path: Path):
-    run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model", kl="right")
+    run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model", real=True, kl="right")
     run.write()
     answer = actordbg.open(run.store.root).step(4, model=run.model, dtype="fp32")
     assert answer.verdict == "RIGHT", answer.sentence

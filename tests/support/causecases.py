@@ -36,12 +36,12 @@ def sampled(model: Any, seed: int) -> Any:
     """A call of four rows, padded on both sides, whose answers the model sampled with top-p 0.9."""
     dump = dump_of("both", rows=4, length=128, actions=110, seed=seed)
     torch.manual_seed(seed)
-    for ids, real in zip(dump.tensors["sequences"], dump.tensors["attention_mask"].bool(), strict=True):
-        more = int(real.sum()) - 16
-        made = model.generate(
-            ids[real][:16][None], do_sample=True, top_p=0.9, top_k=0, max_new_tokens=more, eos_token_id=None, pad_token_id=0
-        )
-        ids[real] = made[0]
+    rows, masks = dump.tensors["sequences"], dump.tensors["attention_mask"].bool()
+    prompts = torch.stack([ids[real][:16] for ids, real in zip(rows, masks, strict=True)])
+    settings: dict[str, Any] = {"do_sample": True, "top_p": 0.9, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
+    made = model.generate(prompts, max_new_tokens=int(masks.sum(-1).max()) - 16, **settings)
+    for ids, real, row in zip(rows, masks, made, strict=True):
+        ids[real] = row[: int(real.sum())]
     return dump
 
 
@@ -266,6 +266,7 @@ def arranged(bench: Bench, case: Any) -> None:
 def others(cache: Path) -> None:
     """Weights of another step, an adapter that is missing, a window and soft caps that are not applied, an end token not allowed."""
     bench = Bench(str(model_of(cache, "llama")), "fp32", cache)
+    ends = [each.log_softmax(-1)[..., 2].exp().double().numpy() for each in bench.logits()]
     for scale in (1e-3, 2e-3):
         for parameter in bench.plain.parameters():
             parameter.data += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * scale * parameter.std()
@@ -275,7 +276,6 @@ def others(cache: Path) -> None:
     assert bench.explain(stale).unknown
     bench.weights = {name: bench.values(bench.ran(model=model, truth="fp64", through=None)) for name, model in moved.items()}
     named(bench.explain(stale), "weights moved 0.001", None, "llama")
-    ends = [each.log_softmax(-1)[..., 2].exp().double().numpy() for each in Bench(bench.model, "fp32", cache).logits()]
     first = [each.cumsum(-1) * each == 1 for each in (ran.mask.numpy() for ran in bench.truth)]
     sampler = [each - np.log1p(-end) * where for each, end, where in zip(bench.healthy[1], ends, first, strict=True)]
     found = bench.explain(sampler)
@@ -292,7 +292,8 @@ def without_a_mask_or_a_cap(cache: Path) -> None:
         stack.enter_context(every("Attention", "attn_logit_softcapping", lambda _: None)(model))
         return stack
 
-    named(bench.explain(bench.values(bench.ran(capless, attn="eager"))), "soft cap", None, "gemma2")
+    # small logits are capped as a temperature would scale them
+    named(bench.explain(bench.values(bench.ran(capless, attn="eager"))), "soft cap", None, "gemma2", beside=1)
     windowless = bench.ran(lambda model: patch.object(model.config, "sliding_window", 10**6), attn="eager")
     named(bench.explain(bench.values(windowless)), "sliding window", None, "gemma2")
 

@@ -5,6 +5,7 @@ python formulacases.py SCENARIO MODEL_CACHE
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +19,8 @@ from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.models import once
 
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
+DYNAMIC = {"max_position_embeddings": 64, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}
+MSCALE = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.8}}
 FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "llama2": ("llama2", {}, 13),
     "llama linear": ("llama2", LINEAR, 13),
@@ -27,10 +30,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "mistral": ("mistral", {}, 13),
     "gemma2": ("gemma2", {}, 17),
     "gemma3": ("gemma3", {}, 17),
-    "mixtral": ("mixtral", {}, 0),
-    "phi3": ("phi3", {}, 0),
+    "mixtral": ("mixtral", {}, 13),
+    "qwen3 moe": ("qwen3_moe", {}, 13),
+    "phi3": ("phi3", {}, 13),
     "llama biased": ("llama2", {"attention_bias": True}, 0),
-    "llama yarn": ("llama2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}}, 0),
+    "llama yarn": ("llama2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}}, 13),
+    "llama dynamic": ("llama2", DYNAMIC, 13),
+    "llama mscale": ("llama2", MSCALE, 0),
 }
 """Family, what its configuration adds, and how many of its modules have formulas."""
 DTYPES = (("bfloat16", torch.float32), ("float32", torch.float64))
@@ -105,6 +111,21 @@ def of_positions(model: Any) -> Any:
     )
 
 
+def of_router(model: Any) -> Any:
+    right = model.MixtralTopKRouter.forward
+
+    def forward(self: Any, values: Any) -> Any:
+        logits, scores, chosen = right(self, values)
+        return logits, scores * 1.001, chosen
+
+    return patch.object(model.MixtralTopKRouter, "forward", forward)
+
+
+def of_fused_norm(model: Any) -> Any:
+    right = model.Phi3RMSNorm.forward
+    return patch.object(model.Phi3RMSNorm, "forward", lambda self, values: 1.001 * right(self, values))
+
+
 PATCHES = {
     of_norm: "LlamaRMSNorm (replaced by",
     of_epsilon: "LlamaRMSNorm (replaced by",
@@ -127,9 +148,15 @@ def patched(cache: Path) -> None:
                 found = against_formulas(model, IDS)
             assert found is not None and words in found.differs, (weights, plant, found)
         assert not against_formulas(model, IDS).differs  # type: ignore[union-attr]
+        for family, patch_of, words in (
+            ("mixtral", of_router, "MixtralSparseMoeBlock is wrong"),
+            ("phi3", of_fused_norm, "Phi3RMSNorm (replaced by"),
+        ):
+            model = truth_of(cache, family, weights, dtype)
+            with patch_of(sys.modules[type(model).__module__]):
+                found = against_formulas(model, IDS)
+            assert found is not None and words in found.differs, (weights, family, found)
 
 
 if __name__ == "__main__":
-    import sys
-
     main(sys.argv[1:], globals())

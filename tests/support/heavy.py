@@ -17,7 +17,7 @@ FILES = (
     "causes/test_causes.py", "capture/test_capture_faults.py", "replay/test_replay_launch.py", "actor/test_model_code.py", "project/test_threads.py",
     "replay/test_replay_plain.py", "catalog/test_private_catalog.py", "actor/test_actor_parallel.py",
     "actor/test_golden_dropout.py", "replay/test_replay_align_real.py", "dumps/test_killed_anywhere.py", "fuzz/test_fuzz.py",
-    "laws/test_laws_command.py", "api/test_for_agents.py", "api/test_store_api.py", "judge/test_check.py",
+    "laws/test_laws_command.py", "reduce/test_reduce.py", "api/test_for_agents.py", "api/test_store_api.py", "judge/test_check.py",
 )  # fmt: skip
 """Each takes ten seconds or more, the longest first. A name that is no more, or is missing here, costs half a minute at most."""
 

@@ -29,7 +29,7 @@ LOSS_FACTS = {
 class RecordedRun:
     """A step of `ranks` x `places` micro-batches in a store, and what a replay of it computes: `reference`.
 
-    How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
+    real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
     (all, last, twice, or missing), kl ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
     clips), facts (other recorded values).
     """
@@ -38,6 +38,7 @@ class RecordedRun:
     model: Path
     ranks: int = 2
     places: int = 2
+    real: bool = False
     dp_size: int | None = None
     tokens: float = 1.0
     engine: int | None = None
@@ -50,11 +51,8 @@ class RecordedRun:
 
     def write(self, moved: float = 0.0) -> None:
         """Publish the dumps. moved: nats by which the recorded log-probs are not those of the model: other weights."""
-        from transformers import AutoModelForCausalLM
-
-        build_tiny(self.model, TinyShape(vocab_size=VOCAB, hidden=32, intermediate=32), {"pad_token_id": 0, "eos_token_id": 2})
-        model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32, attn_implementation="eager")
         self._made = torch.Generator().manual_seed(5)
+        model = self._tiny_model() if self.real else self._pairs()
         batches = [(place, rank, self._batch(model, moved)) for place in range(self.places) for rank in range(self.ranks)]
         total = sum(int(batch["action_mask"].sum()) for _, _, batch in batches)
         alone: list[float] = []
@@ -76,13 +74,29 @@ class RecordedRun:
         self.reference = Side(tuple(figures), log_probs, {})
         self._publish(batches, total, {"all": whole, "last": alone[-1], "twice": 2 * whole, "missing": None}[self.applied])
 
+    def _tiny_model(self) -> Any:
+        """A tiny Llama on disk, which a replay loads."""
+        from transformers import AutoModelForCausalLM
+
+        build_tiny(self.model, TinyShape(vocab_size=VOCAB, hidden=32, intermediate=32), {"pad_token_id": 0, "eos_token_id": 2})
+        model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32, attn_implementation="eager")
+        return model
+
+    def _pairs(self) -> Any:
+        """A model that knows pairs of tokens, for tests that replay nothing."""
+        model = torch.nn.Sequential(torch.nn.Embedding(VOCAB, 8), torch.nn.Linear(8, VOCAB))
+        for parameter in model.parameters():
+            parameter.data.normal_(generator=self._made)
+        return model
+
     def _batch(self, model: Any, moved: float) -> dict[str, Tensor]:
         lengths = torch.randint(2, ANSWER + 1, (ROWS, 1), generator=self._made)
         mask = torch.arange(ANSWER) < lengths
         prompt = torch.randint(3, VOCAB, (ROWS, PROMPT), generator=self._made)
         answer = torch.randint(3, VOCAB, (ROWS, ANSWER), generator=self._made).where(mask, 0)
         sequences, attention = torch.cat((prompt, answer), 1), torch.cat((torch.ones_like(prompt), mask.long()), 1)
-        logits = model(sequences, attention_mask=attention, use_cache=False).logits[:, PROMPT - 1 : -1]
+        logits = model(sequences, attention_mask=attention, use_cache=False).logits if self.real else model(sequences)
+        logits = logits[:, PROMPT - 1 : -1]
         log_probs = logits.log_softmax(-1).gather(2, answer[..., None])[..., 0] * mask + moved
         old = (log_probs + 0.3 * torch.randn(ROWS, ANSWER, generator=self._made)).detach()
         advantages = torch.randn(ROWS, 1, generator=self._made).expand(ROWS, ANSWER).contiguous()

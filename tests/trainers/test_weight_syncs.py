@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ import actordbg
 from actordbg.base.errors import CorruptDump, NothingToDo
 from actordbg.base.imports import is_there
 from actordbg.demo.demo_training import build_assets, start_job
+from actordbg.formats.weight_hashes import sha256_of
 from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync, read_sync
 from actordbg.judge.turns import turns_answer
 from actordbg.judge.weight_ladder import climb, weights_answer
@@ -141,6 +143,34 @@ def test_an_adapter_that_is_not_sent_or_not_known_is_named(
     assert trainer.broadcast_to_vllm() == "done" and trainer.vllm_engines is engines
     answer = actordbg.open(store.root).weights("lora")
     assert says in answer.sentence and "step 3" in answer.sentence
+
+
+@pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
+@pytest.mark.parametrize("lost", [False, True])
+def test_openrlhfs_own_worker_returns_what_its_loader_got(monkeypatch: pytest.MonkeyPatch, lost: bool):
+    """Its `update_weight` as installed; only the device and the transport are a CPU's."""
+    (root,) = importlib.util.find_spec("openrlhf").submodule_search_locations or []  # type: ignore[union-attr]
+    spec = importlib.util.spec_from_file_location("worker_wrap", f"{root}/trainer/ray/vllm_worker_wrap.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    weight_syncs.attach(module)
+    made = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, device=None, **more: made(*shape, **more))
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    group = SimpleNamespace(broadcast=lambda tensor, src, stream: tensor.fill_(3.0))
+
+    class Model(nn.Module):
+        def load_weights(self, weights: Any) -> set[str]:
+            return set() if lost else {name for name, _ in weights}
+
+    worker = module.WorkerWrap()
+    worker.model_config, worker.model_runner = SimpleNamespace(dtype=torch.float32), SimpleNamespace(model=Model())
+    worker._model_update_with_ray, worker._model_update_group = False, group
+    answer = worker.update_weight("w", torch.float32, (2, 3))
+    assert answer == {"sha256": sha256_of(torch.full((2, 3), 3.0)), "loaded": int(not lost)}
+    assert "load_weights" not in vars(worker.model_runner.model)
 
 
 @pytest.mark.slow
