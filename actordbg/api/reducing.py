@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.api.desk import Desk
-from actordbg.base.errors import NothingToDo, UsageError
+from actordbg.base.errors import NothingToDo, StoreProblem, UsageError
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Items, Verdict
@@ -117,10 +117,15 @@ def bundled(
     subjects = [subject_of(store, name, good_too=True) for name in names]
     specs = [spec_and_owner(store, subject.replay_id)[0] for subject in subjects]
     comparisons = {subject.reduction_id for subject in subjects if subject.reduction_id != subject.replay_id}
-    for path in sorted(store.comparisons.glob("*.json")):
-        if not redact and (record := ComparisonRecord.from_file(path)).a.replay_id in {spec.replay_id for spec in specs}:
+    replays, unread = {spec.replay_id for spec in specs}, []
+    for path in sorted(store.comparisons.glob("*.json")) if not redact else ():
+        try:
+            record = ComparisonRecord.from_file(path)
+        except StoreProblem as problem:
+            unread.append(problem.message)
+            continue
+        if record.a.replay_id in replays:
             comparisons.add(record.comparison_id)
-    replays = {spec.replay_id for spec in specs}
     for name in comparisons:
         record = ComparisonRecord.from_file(store.comparisons / f"{name}.json")
         replays |= {side for side in (record.a.replay_id, record.b.replay_id, record.rounding_id) if side}
@@ -132,7 +137,8 @@ def bundled(
     )  # fmt: skip
     place = None if to is None else upload(out, to, public=public)
     counts = (plural(summary.dumps, "dump"), plural(summary.replays, "replay"), plural(summary.comparisons, "comparison"))
-    private = "token ids permuted" if redact else "with the real token ids"
+    permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
+    private = permuted if redact else "with the real token ids"
     said = f"{place or out}: {', '.join(counts)}, {human_bytes(summary.size)}, {private}"
-    verdict = Verdict("", said, next=f"actordbg dump import {place or out}")
+    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {place or out}")
     return CommandResult(True, {"good": True, **vars(summary), "uploaded": place}, [verdict])

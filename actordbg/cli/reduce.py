@@ -91,12 +91,13 @@ def bundle(
     keep_ids: str = option("", "With --redact, also keep these ids.", metavar="ID,...", rank=3),
     model: str = option("", "With --redact, the model whose special tokens are kept.", metavar="NAME|PATH", rank=4),
     to: str | None = option(None, "Upload it: hf://datasets/OWNER/NAME, private.", metavar="URL", rank=5),
-    public: bool = option(False, "With --to, allow a public repository.", "--public", rank=6),
+    public: bool = option(False, "With --to, allow a repository that is public already.", "--public", rank=6),
 ) -> None:
     """Pack dumps, replays and comparisons into one archive.
 
     `actordbg dump import FILE` opens it, then `check` works there. It has token ids, names of models and hosts, and commands;
-    no logs. --redact replaces token ids by a permutation that is not kept, and leaves out outputs, texts and hosts.
+    no logs. --redact replaces token ids by a permutation that is not kept, and leaves out outputs, images, texts, and the names
+    of runs, models and hosts.
 
     Exit code: 5 if nothing was selected.
 

@@ -4,12 +4,12 @@
     open_bundle(other, Path("case.tar.zst"))
 
 A bundle is a tar, compressed with zstd. Its first member is `manifest.json`, with the size and SHA-256 of every other; those are
-files of a store, byte for byte, without logs. With `redact`, token ids are replaced by a secret permutation that keeps special
-tokens, and whatever was computed from the ids is left out.
+files of a store, byte for byte, without logs; or dumps without their token ids (`actordbg.dumps.redaction`).
 
 **Nothing in it is trusted.** A member is a regular file that the manifest names, with a path that a store may have; sizes are
-limited before anything is written; every file is checked as its kind; an existing file is never replaced. Nothing is executed,
-and what an imported replay says is approved like another user's (`base.owners.origin_file`).
+limited before anything is written; dumps, specifications, comparisons and headers of tensors are checked, and journals are read
+later by a reader that skips damaged lines. An existing file is never replaced, and a replay that the store has gets no new files.
+Nothing is executed, and what an imported replay says is approved like another user's (`base.owners.origin_file`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ import hashlib
 import io
 import json
 import re
-import secrets
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import zstandard
 
-from actordbg.actor.hub_model import folder_of, read_json
 from actordbg.base.errors import (
     Conflict,
     CorruptDump,
@@ -36,17 +33,19 @@ from actordbg.base.errors import (
     NewerFormat,
     NothingToDo,
     Refused,
+    StoreProblem,
     UnsafeInput,
     UsageError,
     require_package,
 )  # fmt: skip
 from actordbg.base.owners import origin_file
+from actordbg.dumps.redaction import Redaction
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, SUFFIX, DumpRecord
-from actordbg.formats.encoding import PlainTensor, pack_line
+from actordbg.formats.dump_record import SUFFIX
+from actordbg.formats.encoding import pack_line
 from actordbg.formats.store_files import atomic_write, make_folder, open_regular, read_regular
 from actordbg.records.comparison_record import ComparisonRecord, strict_json
-from actordbg.records.journal import SPEC
+from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
 from actordbg.store.payload import encode_plain, load_plain
@@ -66,9 +65,6 @@ _MEMBER = re.compile(
     rf"dumps/{_NAME}/rank\d{{4,}}/{_NAME}\.safetensors\.zst|replays/{_NAME}/(spec\.json|\w+\.jsonl)"
     rf"|replays/{_NAME}/tensors/{_NAME}\.safetensors|comparisons/{_NAME}\.json"
 )
-_NOT_IDS = re.compile(r".*(mask|position|lens|seq_idx|grid|indices|shape).*")
-"""Parts of the names of integer tensors that are not token ids."""
-_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -146,51 +142,6 @@ def _dump_files(places: Iterable[Path], redaction: Redaction | None) -> Iterator
         yield f"dumps/{record.run}/rank{record.rank:04d}/{record.dump_id}{SUFFIX}", data
 
 
-class Redaction:
-    """Replaces token ids by a permutation that is drawn once and never written: equal ids stay equal, in all these dumps."""
-
-    def __init__(self, places: Iterable[Path], keep: Collection[int], model: str) -> None:
-        folder = folder_of(model) if model else None
-        config = read_json(folder / "config.json") if folder else {}
-        fixed, top = set(keep), 0
-        for name in _SPECIAL:
-            named = config.get(name)
-            fixed |= {int(token) for token in (named if isinstance(named, list) else [named]) if token is not None}
-        for place in places:
-            _, tensors = load_plain(place)
-            mask = tensors.get("attention_mask")
-            for tensor in _ids_in(tensors).values():
-                top = max(top, int(tensor.values.max(initial=0)))
-                if mask is not None and mask.values.shape == tensor.values.shape:
-                    fixed |= set(np.unique(tensor.values[mask.values == 0]).tolist())
-        free = np.array([token for token in range(top + 1) if token not in fixed], np.int64)
-        self._map = np.arange(top + 1)
-        self._map[free] = np.random.Generator(np.random.PCG64(secrets.randbits(128))).permutation(free)
-
-    def of(self, record: DumpRecord, tensors: dict[str, PlainTensor]) -> tuple[DumpRecord, dict[str, PlainTensor]]:
-        """Return the dump with permuted ids, without outputs, RNG states, texts, and the facts that say where it was made."""
-        ids = {
-            name: replace(tensor, values=np.where(tensor.values < 0, tensor.values, self._map[np.maximum(tensor.values, 0)]))
-            for name, tensor in _ids_in(tensors).items()
-        }
-        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith((OUTPUT_PREFIX, RNG_PREFIX))}
-        plain = {
-            name: value for name, value in record.arguments.items() if value is None or isinstance(value, bool | int | float)
-        }
-        return replace(record, arguments=plain, origin={}, host="", tensors={}), kept | ids
-
-
-def _ids_in(tensors: dict[str, PlainTensor]) -> dict[str, PlainTensor]:
-    """Return the tensors that may hold token ids: integers, unless their name says what else they are."""
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if tensor.dtype in ("int64", "int32")
-        and not name.startswith((OUTPUT_PREFIX, RNG_PREFIX))
-        and not _NOT_IDS.fullmatch(name)
-    }
-
-
 # ---- opening ----
 
 
@@ -218,7 +169,8 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
     """Import a bundle into the store, which is made if it is missing. Nothing is written unless all of it is good.
 
     Raises UnsafeInput for a member that is not a plain file of a store or lies about its size, CorruptDump for damage,
-    NewerFormat, and Conflict if the store has another file of that name.
+    NewerFormat, Conflict if the store has another file of that name or that replay with other files, and StoreProblem if
+    writing fails; then what was written is removed again.
     """
     store.create()
     try:
@@ -233,25 +185,44 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
         raise EnvironmentProblem(
             f"cannot read {path}: {error.strerror or error}", hint="name a bundle that you can read"
         ) from None
-    except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
+    except (zstandard.ZstdError, tarfile.TarError, EOFError, ValueError) as error:
         raise CorruptDump(f"{path} is not a bundle, or is damaged: {error}", hint="copy it again") from None
     for name, data in files.items():
         _check_as_its_kind(name, data)
     new = {name: data for name, data in files.items() if not _is_there(store, name, data)}
-    for name in sorted(new, key=lambda name: name.endswith(f"/{SPEC}")):  # a replay is one once it has its specification
-        target = store.root / name
-        make_folder(target.parent)
-        if name.endswith(f"/{SPEC}"):
-            atomic_write(origin_file(target), str(path.name).encode())
-        atomic_write(target, new[name])
+    _check_replays(files, new)
+    written: list[Path] = []
+    try:
+        for name in sorted(new, key=lambda name: name.endswith(f"/{SPEC}")):  # a replay is one once it has its specification
+            target = store.root / name
+            make_folder(target.parent)
+            if name.endswith(f"/{SPEC}"):
+                atomic_write(origin_file(target), str(path.name).encode())
+            atomic_write(target, new[name])
+            written.append(target)
+    except OSError as error:
+        for target in written:
+            target.unlink(missing_ok=True)
+        raise StoreProblem(f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store") from None
     return replace(_counted(path, files), present=len(files) - len(new), size=path.stat().st_size)
+
+
+def _check_replays(files: Collection[str], new: Collection[str]) -> None:
+    """Raise unless each replay comes with its specification, and is new as a whole: who wrote it is known by that file alone."""
+    for name in files:
+        spec = f"{'/'.join(name.split('/')[:2])}/{SPEC}"
+        if name.startswith("replays/") and spec not in files:
+            raise UnsafeInput(f"{name} in the bundle belongs to a replay that is not in it", hint="do not use this bundle")
+        if name.startswith("replays/") and name in new and spec not in new:
+            hint = "import into a new store: `actordbg --store NEW dump import ...`"
+            raise Conflict(f"the store has this replay without {name}", hint=hint)
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
     """Yield the members that the manifest names, each with its bytes, after all that can be checked without its kind."""
     listed: dict[str, Any] | None = None
     for member in archive:
-        if not member.isreg():
+        if not member.isreg() or member.issparse():
             raise UnsafeInput(f"{member.name!r:.120} in the bundle is not a plain file", hint="ask for a bundle without links")
         if listed is None:
             if member.name != MANIFEST or member.size > MOST_MANIFEST:
@@ -259,7 +230,7 @@ def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
             listed = _manifest(_content(archive, member))
             continue
         entry = listed.pop(member.name, None)
-        if entry is None or not _MEMBER.fullmatch(member.name) or ".." in member.name:
+        if entry is None or not _MEMBER.fullmatch(member.name):
             raise UnsafeInput(f"{member.name!r:.120} does not belong into a bundle", hint="do not use this bundle")
         if member.size != entry["size"] or member.size > MOST_FILE:
             raise UnsafeInput(f"{member.name} is not of the size that the manifest says", hint="do not use this bundle")
@@ -293,7 +264,7 @@ def _manifest(data: bytes) -> dict[str, Any]:
 
 
 def _check_as_its_kind(name: str, data: bytes) -> None:
-    """Raise CorruptDump unless the bytes are what their path says: a dump, a specification, a comparison."""
+    """Raise CorruptDump unless the bytes are what their path says: a dump, a specification, a comparison, tensors."""
     parts = name.split("/")
     if parts[0] == "dumps":
         record, payload = dumpfile.unpack(data, name)
@@ -303,6 +274,8 @@ def _check_as_its_kind(name: str, data: bytes) -> None:
     elif parts[0] == "comparisons":
         if ComparisonRecord.from_json(data, name).comparison_id != parts[1].removesuffix(".json"):
             raise CorruptDump(f"{name} is another comparison's file", hint="do not use this bundle")
+    elif parts[2] == TENSORS:
+        dumpfile.payload_entries(data, name)
     elif parts[-1] == SPEC and ReplaySpec.from_json(data).replay_id != parts[1]:
         raise CorruptDump(f"{name} is another replay's", hint="do not use this bundle")
 
@@ -325,18 +298,16 @@ def _is_there(store: Store, name: str, data: bytes) -> bool:
 def upload(path: Path, target: str, *, public: bool = False) -> str:
     """Upload a bundle into a dataset repository of the Hugging Face hub, made private if it is new; return where it lies.
 
-    target: hf://datasets/OWNER/NAME. public: the repository may be public; otherwise Refused if it is.
+    target: hf://datasets/OWNER/NAME. public: an existing repository may be public; otherwise Refused if it is.
     """
     api, repository, folder = _hub(target)
-    from huggingface_hub.errors import HfHubHTTPError
-
     try:
-        api.create_repo(repository, repo_type="dataset", private=not public, exist_ok=True)
+        api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
         if not public and not api.repo_info(repository, repo_type="dataset").private:
             raise Refused(f"{target} is public", hint="make it private, or pass --public")
         place = "/".join([*folder, path.name])
         api.upload_file(path_or_fileobj=path, path_in_repo=place, repo_id=repository, repo_type="dataset")
-    except (HfHubHTTPError, OSError) as error:
+    except _hub_errors() as error:
         raise EnvironmentProblem(f"cannot upload to {target}: {error}", hint="run `hf auth login`, or set HF_TOKEN") from None
     return f"{HUB}{repository}/{place}"
 
@@ -344,13 +315,11 @@ def upload(path: Path, target: str, *, public: bool = False) -> str:
 def download(source: str, folder: Path) -> Path:
     """Download hf://datasets/OWNER/NAME/FILE into a folder."""
     api, repository, parts = _hub(source)
-    from huggingface_hub.errors import HfHubHTTPError
-
     if not parts or not parts[-1].endswith(BUNDLE_SUFFIX):
         raise UsageError(f"{source} does not name a bundle", hint=f"name a file: {HUB}OWNER/NAME/case{BUNDLE_SUFFIX}")
     try:
         return Path(api.hf_hub_download(repository, "/".join(parts), repo_type="dataset", local_dir=folder))
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except _hub_errors() as error:
         raise EnvironmentProblem(f"cannot download {source}: {error}", hint="run `hf auth login`, or set HF_TOKEN") from None
 
 
@@ -363,3 +332,10 @@ def _hub(url: str) -> tuple[Any, str, list[str]]:
     from huggingface_hub import HfApi
 
     return HfApi(), "/".join(parts[:2]), parts[2:]
+
+
+def _hub_errors() -> tuple[type[Exception], ...]:
+    """Return what the hub's client raises: for bad names, from the disk, and from the HTTP library that it was built on."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (ValueError, OSError, *HfHubHTTPError.__bases__)

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from actordbg.store.payload import Dump
 
 _GROUP = "ring_attn_group"
-_TEXT_TENSORS = frozenset({"sequences", "attention_mask", "action_mask", "position_ids"})
-_TEXT_SCALARS = frozenset({"return_output", "allgather_logits", "return_logprobs", "return_entropy", "packed_seq_lens"})
+TEXT_TENSORS = frozenset({"sequences", "attention_mask", "action_mask", "position_ids"})
+TEXT_SCALARS = frozenset({"return_output", "allgather_logits", "return_logprobs", "return_entropy", "packed_seq_lens"})
+"""Names of the arguments that the truth knows: of a call without images."""
 _MULTIMODAL = ("pixel_values", "image_grid_thw", "video_grid_thw", "image_sizes", "second_per_grid_ts")
 
 
@@ -129,7 +130,7 @@ def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall
 
     Raises Unsupported for images, and for rows that were packed before the Actor got them.
     """
-    unknown = sorted(set(dump.inputs) - _TEXT_TENSORS)
+    unknown = sorted(set(dump.inputs) - TEXT_TENSORS)
     if unknown:
         raise Unsupported(
             f"the truth is text-only, not {', '.join(unknown)}",
@@ -140,7 +141,7 @@ def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall
             "the rows of this call were packed before the Actor got them (packed_seq_lens)",
             hint="replay a dump of unpacked rows: newer trainers pack inside the Actor",
         )
-    call = make_call(Signature(_TEXT_TENSORS | _TEXT_SCALARS, multimodal=False), dump, vocab_size, device)
+    call = make_call(Signature(TEXT_TENSORS | TEXT_SCALARS, multimodal=False), dump, vocab_size, device)
     notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # does not apply to the truth
     return replace(call, notes=notes)
 

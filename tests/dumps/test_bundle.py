@@ -21,14 +21,28 @@ from hubstandin import hub
 from replaycases import publish
 from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, Refused, UnsafeInput
+from actordbg.base.errors import (
+    ActordbgError,
+    Conflict,
+    CorruptDump,
+    EnvironmentProblem,
+    Refused,
+    StoreProblem,
+    UnsafeInput,
+    Unsupported,
+    UsageError,
+)
 from actordbg.base.owners import is_own, read_owned
 from actordbg.cli.app import app
 from actordbg.dumps import bundle as bundles
+from actordbg.dumps import redaction
 from actordbg.dumps.bundle import MANIFEST, open_bundle, pack_bundle
 from actordbg.dumps.create import create_dumps
+from actordbg.formats.dump_record import DumpRecord, contiguous_strides
+from actordbg.formats.encoding import PlainTensor, plain_safetensors
+from actordbg.formats.store_files import atomic_write
 from actordbg.store.layout import Store
-from actordbg.store.payload import load_plain
+from actordbg.store.payload import encode_plain, load_plain
 
 
 def files_of(store: Store) -> dict[str, bytes]:
@@ -71,14 +85,95 @@ def test_redaction_permutes_ids_and_keeps_what_is_special(store: Store, tmp_path
     pairs: dict[int, int] = {}
     for ours, theirs in zip(sorted(places), sorted(other.iter_dumps()), strict=True):
         (before, a), (after, b) = load_plain(ours), load_plain(theirs)
-        assert (a["attention_mask"].values == b["attention_mask"].values).all() and before.dump_id == after.dump_id
-        assert not after.host and not after.origin
+        assert (a["attention_mask"].values == b["attention_mask"].values).all() and before.timestamp == after.timestamp
+        assert after.replayable and after.arguments == before.arguments
         for old, new in zip(a["sequences"].values.flat, b["sequences"].values.flat, strict=True):
             assert pairs.setdefault(int(old), int(new)) == int(new)
     assert pairs[0] == 0 and pairs.get(7, 7) == 7 and len(set(pairs.values())) == len(pairs)
     assert sum(old != new for old, new in pairs.items()) > 0.9 * len(pairs)
     with pytest.raises(Refused):
         pack_bundle(store, tmp_path / "case.tar.zst", places, redact=True, replays=["20260101T000000-aaaaaa"])
+
+
+def test_redaction_leaves_out_all_that_is_not_listed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text is a secret; what was left out is said."""
+    monkeypatch.setattr(redaction.secrets, "randbits", lambda _: 1)
+    ids = np.array([[5, 6, 7, 8, 9], [0, 0, 11, 12, 13]])
+    made: dict[str, Any] = {
+        "sequences": ids, "attention_mask": np.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1]]), "action_mask": ids[:, 1:] > 6,
+        "masked_ids": ids, "old_log_probs": ids / 7, "pixel_values": ids / 3, "response_length": ids[:1], "uid": ids + 2**33,
+    }  # fmt: skip
+    words = ("run", "host", "model_name", "role", "instance", "triggered", "recovered")
+    facts = ("extra", "actor", "origin", "trigger_facts", "rng", "versions", "process_groups")
+    record = DumpRecord(
+        dump_id="SECRET-0123456789abcdef", rank=0, timestamp="2026-01-01T00:00:00.000000Z", batch_size=2, seq_len=5, tokens=7,
+        pid=77777, arguments={"return_output": True, "prompt": "SECRET", "context.ids.0": 5, "packed_seq_lens": [5, 6]},
+        **dict.fromkeys(words, "SECRET"), **{name: {"SECRET": "SECRET"} for name in facts},
+    )  # fmt: skip
+    plain = {name: PlainTensor(v.dtype.name, v, contiguous_strides(v.shape)) for name, v in made.items()}
+    place = store.put_dump(*encode_plain(record, plain), hint="")
+    pack_bundle(store, tmp_path / "case.tar.zst", [place], redact=True)
+    other = Store(tmp_path / "other")
+    open_bundle(other, tmp_path / "case.tar.zst")
+    (path,) = other.iter_dumps()
+    after, tensors = load_plain(path)
+    assert "SECRET" not in after.to_json() + str(path) and "77777" not in after.to_json() and after.dump_id[-8:] != "89abcdef"
+    assert set(tensors) == {"sequences", "attention_mask", "action_mask"} and after.arguments == {"return_output": True}
+    assert not after.replayable and after.extra
+    replaced = {int(a): int(b) for a, b in zip(ids.flat, tensors["sequences"].values.flat, strict=True)}
+    assert replaced[0] == 0 and len({*replaced.values()}) == len(replaced)
+    assert replaced[5] != 5, "under the mask, and no padding"
+
+
+@pytest.mark.parametrize(("dtype", "model"), [("int64", ""), ("float32", ""), ("int32", "tiny"), ("int32", "./no-model")])
+def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype: str, model: str, store: Store, tmp_path: Path) -> None:
+    """Ids as large as hashes would need a table of that size; a model that is not there would keep no special token."""
+    ids = np.array([[2**33 if dtype == "int64" else 3, 4]], dtype)
+    record = DumpRecord(dump_id="d", run="r", rank=0, timestamp="2026-01-01T00:00:00.000000Z", batch_size=1, seq_len=2, tokens=2)
+    place = store.put_dump(*encode_plain(record, {"sequences": PlainTensor(dtype, ids, (2, 1))}), hint="")
+    with pytest.raises((Unsupported, UsageError, EnvironmentProblem)):
+        pack_bundle(store, tmp_path / "case.tar.zst", [place], redact=True, model=model)
+    assert not (tmp_path / "case.tar.zst").exists()
+
+
+@pytest.mark.parametrize("name", ["rank99.jsonl", "tensors/x.safetensors"])
+@pytest.mark.parametrize("with_spec", [False, True])
+def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name: str, with_spec: bool, store: Store, tmp_path: Path) -> None:
+    """Who wrote a replay is known by its specification, so a journal from elsewhere would count as this user's own."""
+    replay_id = "20260101T000000-aaaaaa"
+    write_replay(store, replay_id, publish(store, 1, length=16))
+    before, files = files_of(store), {f"replays/{replay_id}/{name}": plain_safetensors({}, {}) if "tensors" in name else b"{}\n"}
+    if with_spec:
+        files[f"replays/{replay_id}/spec.json"] = before[f"replays/{replay_id}/spec.json"]
+    with pytest.raises(Conflict if with_spec else UnsafeInput):
+        open_bundle(store, archive(tmp_path / "bad.tar.zst", files))
+    assert files_of(store) == before
+
+
+def test_a_full_disk_leaves_nothing_of_a_bundle(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = create_dumps(store, 2, batch_size=1, seq_len=8)
+    pack_bundle(store, tmp_path / "case.tar.zst", places)
+    other, calls = Store(tmp_path / "other").create(), []
+
+    def write(path: Path, data: bytes) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        atomic_write(path, data)
+
+    monkeypatch.setattr(bundles, "atomic_write", write)
+    with pytest.raises(StoreProblem, match="No space left"):
+        open_bundle(other, tmp_path / "case.tar.zst")
+    assert len(calls) == 2 and not files_of(other)
+
+
+def test_a_damaged_comparison_stops_no_bundle_and_two_dots_name_a_run(store: Store, tmp_path: Path) -> None:
+    create_dumps(store, 1, batch_size=1, seq_len=8, run="a..b")
+    store.comparisons.mkdir(exist_ok=True)
+    (store.comparisons / "20260101T000000-aaaaaa.json").write_text("{")
+    packed = run(store.root, "bundle", "--where", "batch_size=1", "-o", str(tmp_path / "case.tar.zst"))
+    assert packed["dumps"] == 1
+    assert run(tmp_path / "other", "dump", "import", str(tmp_path / "case.tar.zst"))["dumps"] == 1
 
 
 def archive(path: Path, files: dict[str, Any], *, listed: dict[str, Any] | None = None) -> Path:
@@ -103,6 +198,13 @@ def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
     return member
 
 
+def hole(spots: str) -> dict[str, Any]:
+    """A file of nothing but a hole, of a few bytes of archive, as arguments of `archive`; the manifest is right."""
+    member, size = tarfile.TarInfo(f"{REPLAY}/a.jsonl"), 2**21
+    member.pax_headers = {"GNU.sparse.map": spots, "GNU.sparse.size": str(size)}
+    return {"files": {member.name: member}, "listed": {member.name: {"size": size, "sha256": sha256(bytes(size)).hexdigest()}}}
+
+
 REPLAY = "replays/r"
 ATTACKS: list[tuple[Callable[[Path], Path], type[ActordbgError]]] = [
     (lambda path: archive(path, {"../../outside.json": b"{}"}), UnsafeInput),
@@ -120,6 +222,10 @@ ATTACKS: list[tuple[Callable[[Path], Path], type[ActordbgError]]] = [
     (lambda path: archive(path, {"comparisons/c.json": b'{"format": 1}'}), CorruptDump),
     (lambda path: archive(path, {"dumps/a/rank0000/x.safetensors.zst": os.urandom(400)}), CorruptDump),
     (lambda path: archive(path, {f"{REPLAY}/a.jsonl": bytes(2**21)}), UnsafeInput),
+    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": b"ab"}), UnsafeInput),
+    (lambda path: archive(path, {f"{REPLAY}/spec.json": b"{}", f"{REPLAY}/tensors/a.safetensors": b"ab"}), CorruptDump),
+    (lambda path: archive(path, **hole(f"{2**21},0")), UnsafeInput),
+    (lambda path: archive(path, **hole("x")), CorruptDump),
     (lambda path: (path.write_bytes(b"not zstd"), path)[1], CorruptDump),
     (lambda path: (path.write_bytes(zstandard.compress(b"not a tar" * 99)), path)[1], CorruptDump),
 ]  # fmt: skip
@@ -159,6 +265,11 @@ def test_to_and_from_a_dataset_repository(store: Store, tmp_path: Path) -> None:
         actordbg("dump", "import", "hf://datasets/team/cases/case.tar.zst", at=tmp_path / "other")
         server.repositories["team/open"] = False
         assert "is public" in actordbg(*words, "hf://datasets/team/open", code=3)
+        actordbg(*words, "hf://datasets/team/open", "--public")
+        actordbg(*words, "hf://datasets/team/new", "--public")
+        assert server.repositories["team/new"], "--public makes no repository public"
+        assert "cannot upload" in actordbg(*words, "hf://datasets/team/a--b", code=4)
         assert "cannot download" in actordbg("dump", "import", "hf://datasets/team/cases/none.tar.zst", code=4)
+    assert "cannot upload" in actordbg(*words, "hf://datasets/team/cases", code=4), "the hub is gone"
     assert files_of(Store(tmp_path / "other")) == files_of(store)
     assert np.array_equal(*(load_plain(next(s.iter_dumps()))[1]["sequences"].values for s in (store, Store(tmp_path / "other"))))
