@@ -17,7 +17,9 @@ import ipaddress
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -34,8 +36,12 @@ _MOST_BYTES = 2**30
 
 def checked_url(url: str) -> str:
     """Return a server's address without a slash at its end. UsageError for http to another machine, and for credentials."""
-    parts = urlsplit(url)
     hint = "use http://127.0.0.1:PORT, or https://HOST"
+    try:
+        parts = urlsplit(url if url.isascii() else "")
+        _ = parts.port  # ValueError unless it is a port
+    except ValueError:
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"--url {url.partition('@')[2] or url!r:.80} is not the address of a server", hint=hint)
     if parts.username or parts.password or parts.query or parts.fragment:
@@ -74,7 +80,8 @@ class EngineClient:
         Raises UsageError if it does not serve the model.
         """
         listed = self._json("/v1/models")
-        served = [str(each.get("id")) for each in listed.get("data") or ()]
+        with _expecting("list of models"):
+            served = [str(each["id"]) for each in listed["data"]]
         if self.model is None and len(served) == 1:
             self.model = served[0]
         if self.model not in served:
@@ -106,14 +113,16 @@ class EngineClient:
         """
         if self.kind == VLLM:
             answer = self._completion(rows, prompt_logprobs=0)
-            choices = sorted(answer.get("choices") or (), key=lambda choice: choice.get("index", 0))
-            values = [_of_vllm(choice.get("prompt_logprobs"), ids) for choice, ids in zip(choices, rows, strict=False)]
+            with _expecting("prompt_logprobs"):
+                choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+                values = [_of_vllm(choice["prompt_logprobs"], ids) for choice, ids in zip(choices, rows, strict=False)]
         else:
             asked = {"input_ids": [list(ids) for ids in rows], "sampling_params": {"max_new_tokens": 1, "temperature": 1.0}}
             answer = self._json("/generate", {**asked, "return_logprob": True, "logprob_start_len": start})
             items: list[Any] = answer if isinstance(answer, list) else [answer]
-            values = [_of_sglang((each.get("meta_info") or {}).get("input_token_logprobs"), ids, start)
-                      for each, ids in zip(items, rows, strict=False)]  # fmt: skip
+            with _expecting("input_token_logprobs"):
+                values = [_of_sglang(each["meta_info"]["input_token_logprobs"], ids, start)
+                          for each, ids in zip(items, rows, strict=False)]  # fmt: skip
         if len(values) != len(rows):
             raise Unsupported(f"the server answered {len(values)} of {len(rows)} rows", hint="see the server's log")
         return values
@@ -124,19 +133,17 @@ class EngineClient:
         None if the server gives processed log-probs, in which the forced token has them all.
         """
         answer = self._completion([ids[:-1]], logprobs=0, allowed_token_ids=[ids[-1]])
-        try:
+        with _expecting("log-prob of a sampled token"):
             value = float(answer["choices"][0]["logprobs"]["token_logprobs"][0])
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise Unsupported("the server returned no log-prob of a sampled token", hint="see the server's log") from None
         return None if value == 0.0 else value
 
     def reset(self) -> bool:
-        """Empty the prefix cache; False if the server does not offer that (vLLM: VLLM_SERVER_DEV_MODE=1)."""
+        """Empty the prefix cache; False if the server does not offer that (vLLM: VLLM_SERVER_DEV_MODE=1), or is busy (SGLang)."""
         path = "/reset_prefix_cache" if self.kind == VLLM else "/flush_cache"
         try:
             self._open(path, b"")
         except HTTPError as error:
-            if error.code in (404, 405, 501):
+            if error.code in (404, 405, 501) or (error.code == 400 and self.kind == SGLANG):
                 return False
             raise self._refused(path, error) from None
         return True
@@ -150,7 +157,7 @@ class EngineClient:
         """Return the JSON object of an address that a server may not have; {} if it has not."""
         try:
             found = json.loads(self._open(path))
-        except (HTTPError, ValueError):
+        except (HTTPError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -163,15 +170,17 @@ class EngineClient:
             raise Unsupported(f"{self.url}{path} did not answer JSON", hint="--url: vLLM's or SGLang's server") from None
 
     def _open(self, path: str, body: bytes | None = None) -> bytes:
-        token = os.environ.get(TOKEN)
+        token = os.environ.get(TOKEN, "").strip()
+        if not (token.isascii() and token.isprintable()):
+            raise EnvironmentProblem(f"{TOKEN} has characters that no header may have", hint="set it to the token alone")
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         try:
             with self._opener.open(Request(self.url + path, body, headers), timeout=self._timeout_s) as response:
                 data: bytes = response.read(_MOST_BYTES + 1)
         except HTTPError:
             raise
-        except (URLError, OSError) as error:
-            why = getattr(error, "reason", error)
+        except (URLError, OSError, HTTPException) as error:
+            why = getattr(error, "reason", None) or repr(error)
             hint = "start the server, check --url, or raise --timeout"
             raise EnvironmentProblem(f"{self.url} does not answer: {why}", hint=hint) from None
         if len(data) > _MOST_BYTES:
@@ -184,7 +193,7 @@ class EngineClient:
             said = json.loads(error.read(2**16))
             said = said.get("error", said) if isinstance(said, dict) else said
             text = str(said.get("message", said) if isinstance(said, dict) else said)[:300]
-        except (ValueError, OSError):
+        except (ValueError, OSError, HTTPException, RecursionError):
             text = error.reason
         what = f"{self.url}{path} answered {error.code}: {text}"
         if error.code in (401, 403):
@@ -194,17 +203,23 @@ class EngineClient:
         return Unsupported(what, hint="the server must return log-probs of the prompt, for inputs of this length")
 
 
+@contextmanager
+def _expecting(what: str) -> Iterator[None]:
+    """Raise Unsupported if the block cannot read an answer because it has another shape than the protocol says."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError):
+        hint = "see the server's log; --url: a vLLM or SGLang server that returns log-probs of the prompt"
+        raise Unsupported(f"the server returned no {what} as documented", hint=hint) from None
+
+
 def _of_vllm(given: Any, ids: Sequence[int]) -> list[float]:
-    if not isinstance(given, list):
-        raise Unsupported("the server returned no prompt_logprobs", hint="use a vLLM server that supports them")
     if len(given) != len(ids):
         raise Unsupported(f"the server scored {len(given)} tokens of {len(ids)}: it added or cut some", hint=_COUNTS)
-    return [_number((entry or {}).get(str(token), {}).get("logprob")) for entry, token in zip(given[1:], ids[1:], strict=True)]
+    return [_number(entry[str(token)]["logprob"]) for entry, token in zip(given[1:], ids[1:], strict=True)]
 
 
 def _of_sglang(given: Any, ids: Sequence[int], start: int) -> list[float]:
-    if not isinstance(given, list) or not given:
-        raise Unsupported("the server returned no input_token_logprobs", hint="use an SGLang server that supports them")
     if len(given) != len(ids) - start or [entry[1] for entry in given] != list(ids[start:]):
         raise Unsupported(f"the server scored {len(given) + start} tokens of {len(ids)}, or others", hint=_COUNTS)
     return [math.nan] * start + [_number(entry[0]) for entry in given[1:]]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from actordbg.base.errors import Unsupported
 from actordbg.catalog import query
 from actordbg.causes.fit import Array
 from actordbg.document.blocks import RIGHT, WRONG, Block, Items, Verdict
@@ -32,6 +33,12 @@ _DIFFERS = {
     "twice": "at the second request: its prefix cache is wrong, or it does not repeat itself",
     "cached": "behind a cached prefix: its prefix cache is stale",
     "reset": "after a reset of the cache: its weights changed meanwhile",
+}
+_UNCHECKED = {
+    "together": "rows in one request were not scored for each input",
+    "twice": "the same request was not repeated for each input",
+    "cached": "its cache was not read for each input",
+    "reset": "the cache was not reset for each input",
 }
 _FAR = 8.0
 """A token's log-prob moved if it differs by more than this, times the mean noise."""
@@ -56,8 +63,7 @@ class ExplainedEngine:
     @property
     def unchecked(self) -> tuple[str, ...]:
         """Return what was not checked."""
-        return tuple(text for way, text in (("reset", "no reset of the cache was offered"), ("cached", "its cache was not read"))
-                     if way not in self.ways)  # fmt: skip
+        return tuple(text for way, text in _UNCHECKED.items() if way not in self.ways)
 
     @property
     def sentence(self) -> str:
@@ -86,12 +92,17 @@ def explain_engine(store: Store, replay_id: str, *, models: Sequence[str] = (), 
     ours = open_replay(query.open_fresh(store), replay_id)
     sides: dict[str, dict[str, Array]] = {ALONE: {}}
     masks: dict[str, Array] = {}
+    why = "it has none"
     for dump_id in ours.inputs:
-        if len(masks) < MOST and not isinstance(values := ours.read(dump_id), str):
+        if isinstance(values := ours.read(dump_id), str):
+            why = values
+        elif len(masks) < MOST:
             masks[dump_id] = values.mask
             for way, log_probs in {ALONE: values.log_probs, **ours.ways(dump_id)}.items():
                 sides.setdefault(way, {})[dump_id] = log_probs
-    whole = {way: sides[way] for way in (ALONE, *_DIFFERS) if sides.get(way, {}).keys() == masks.keys()}
+    if not masks:
+        raise Unsupported(f"no input of replay {replay_id} has log-probs: {why}", hint="replay it again once the server scores")
+    whole = {way: sides[way] for way in (ALONE, *_DIFFERS) if way in sides and sides[way].keys() == masks.keys()}
     explained = explain_sides(store, replay_id, whole, models=models, **callbacks)
     noise = explained[ALONE].noise
     moved = {way: words for way in whole if way != ALONE and (words := _moved(ours, whole[ALONE], whole[way], masks, noise))}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import socket
+import threading
+from typing import Any
 
 import pytest
 from scoring_server import ScoringServer, serving
@@ -58,6 +61,73 @@ def test_a_server_that_cannot_score_is_refused_with_what_it_said(
         assert raised.value.hint
 
 
+ODD: dict[tuple[str, str], list[object]] = {
+    ("vLLM", "/v1/models"): [[], None, {}, {"data": ["x"]}, {"data": 1}],
+    ("vLLM", "/v1/completions"): [
+        *([], None, {"choices": 3}, {"choices": [None]}, {"choices": ["x"]}),
+        *({"choices": [{"index": 0, "prompt_logprobs": [None, entry]}]} for entry in (None, [], 3, {"8": {"logprob": -1.0}}, {"6": None})),
+    ],
+    ("SGLang", "/generate"): [
+        *(None, 7, [None], [{"meta_info": None}]),
+        *({"meta_info": {"input_token_logprobs": [entry, entry]}} for entry in (None, 3, [])),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "path"), ODD)
+def test_an_answer_of_another_shape_is_refused(kind: str, path: str) -> None:
+    class Odd(ScoringServer):
+        odd: object = None
+
+        def answer(self, asked: str, body: Any) -> tuple[int, Any]:
+            return (200, self.odd) if asked == path else super().answer(asked, body)
+
+    server = Odd(by_ids, kind)
+    with serving(server) as url:
+        for server.odd in ODD[kind, path]:
+            client = EngineClient(url, "toy")
+            with pytest.raises(Unsupported) as raised:
+                client.connect()
+                client.score([[5, 6]])
+            assert raised.value.hint
+
+
+@pytest.mark.parametrize("raw", [b"hello\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", b""])
+def test_broken_http_is_a_server_that_does_not_answer(raw: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def once() -> None:
+            with listening.accept()[0] as connection:
+                connection.recv(2**16)
+                connection.sendall(raw)
+
+        thread = threading.Thread(target=once, daemon=True)
+        thread.start()
+        with pytest.raises(EnvironmentProblem, match="does not answer"):
+            EngineClient(f"http://127.0.0.1:{listening.getsockname()[1]}", "toy", 5.0).connect()
+        thread.join(5)
+
+
+def test_a_busy_server_keeps_its_cache() -> None:
+    """SGLang answers /flush_cache with 400 while requests run."""
+    with serving(ScoringServer(by_ids, "SGLang", resettable=False, broken="400")) as url:
+        client = EngineClient(url, "toy")
+        client.connect()
+        assert client.reset() is False
+
+
+@pytest.mark.parametrize(("token", "is_sent"), [("s3cret\n", True), ("s3\ncret", False), ("s3crét", False)])
+def test_a_token_is_sent_without_its_line_end_or_not_at_all(token: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, token)
+    with serving(ScoringServer(by_ids, token="s3cret")) as url:
+        if is_sent:
+            assert EngineClient(url, "toy").connect()
+            return
+        with pytest.raises(EnvironmentProblem, match=TOKEN) as raised:
+            EngineClient(url, "toy").connect()
+        assert "s3" not in raised.value.message
+
+
 def test_who_does_not_answer_serves_another_model_or_wants_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(ScoringServer(by_ids, token="s3cret")) as url:
         with pytest.raises(EnvironmentProblem, match="401") as raised:
@@ -72,7 +142,7 @@ def test_who_does_not_answer_serves_another_model_or_wants_a_token(monkeypatch: 
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://example.com", "https://me:pw@host", "ftp://localhost", "x",
-                                 "https://host/v1?key=pw"])  # fmt: skip
+                                 "https://host/v1?key=pw", "http://[::1", "http://localhost:99999", "https://host/é"])  # fmt: skip
 def test_an_address_that_would_leak_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as raised:
         checked_url(url)

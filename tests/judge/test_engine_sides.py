@@ -19,6 +19,7 @@ from scoring_server import Scores, ScoringServer, scores_of, serving
 
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.formats.dump_record import make_dump_id
+from actordbg.judge.engine_sides import ExplainedEngine
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -115,3 +116,10 @@ def test_nan_and_missing_log_probs_fail_the_inputs_and_nothing_else(served: Serv
     for fault, says in (("nan", "not finite"), ("no-logprobs", "returned no prompt_logprobs")):
         told = served.replay(ScoringServer(scores, broken=fault))
         assert not told["good"] and says in json.dumps(told)
+    with pytest.raises(Unsupported, match="no input of replay"):
+        invoke(served.store, "explain", told["replay_id"])
+
+
+def test_each_way_that_was_not_scored_for_every_input_is_not_checked() -> None:
+    ways: dict[str, Any] = {"alone": None, "cached": None}
+    assert [text.split()[-1] for text in ExplainedEngine("a server", ways, {}).unchecked] == ["input"] * 3
