@@ -184,7 +184,7 @@ CONTENTS = (
             Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
             Command("Write one script that shows the fault, without actordbg.", "reduce:repro"),
             Command("Pack dumps, replays and comparisons into one archive.", "reduce:bundle"),
-            Command("Check that the ids that were sampled are those that were trained on.", "turns:turns", DOCUMENT),
+            Command("Check that the sampled ids are those that were trained on.", "turns:turns", DOCUMENT),
             Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
         ),
     ),

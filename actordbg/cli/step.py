@@ -17,7 +17,9 @@ def step(
     settings: Given = NONE,
     tokenizer: TokenizerFile = None,
 ) -> None:
-    """Replay a recorded optimizer step: loss, gradient norm, clipping and KL against what was recorded.
+    """Replay an optimizer step: loss, norm, known faults.
+
+    Loss, gradient norm, clipping and KL are held against what was recorded.
 
     Runs the recorded micro-batches of all ranks through forward, loss and backward: the trainer's own loss under a configuration,
     and the formula over the whole step as one batch in fp32. Names known faults: a wrong accumulation factor, dp_size or token

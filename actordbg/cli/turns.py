@@ -17,7 +17,7 @@ def turns(
     tokenizer: TokenizerFile = None,
     template: str | None = option(None, "Judge the chat template of this model instead.", metavar="MODEL"),
 ) -> None:
-    """Check that the ids that were sampled are those that were trained on.
+    """Check that the sampled ids are those that were trained on.
 
     Needs a run recorded with `run --turns`. Compares what each turn was given with the turns before it, what the rollout handed
     to the trainer with all turns, and recorded calls with that. Names the first id that differs and its kind: retokenized, border
