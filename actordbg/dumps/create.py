@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,32 +58,30 @@ def create_dumps(
         raise UsageError(f"cannot create {count} dumps for {ranks} ranks of run {run!r:.80}", hint="see --help")
     store.create()
     generator, actions = Draws(seed), action_len or seq_len // 2
-    arguments = dict.fromkeys(_FLAGS, False) | {"packed_seq_lens": None}
     paths = []
     for call in range(count):
         for rank in range(ranks):
             tensors = make_inputs(batch_size, seq_len, actions, vocab_size, generator, padded=padded)
-            timestamp = now_timestamp()
-            record = DumpRecord(
-                dump_id=make_dump_id(timestamp, call, 0, os.urandom(4).hex()),
-                run=run,
-                rank=rank,
-                timestamp=timestamp,
-                batch_size=batch_size,
-                seq_len=seq_len,
-                tokens=int(tensors["attention_mask"].sum()),
-                source="create",
-                world_size=ranks,
-                host=socket.gethostname(),
-                call_index=call,
-                action_len=actions,
-                arguments=arguments,
-                origin={"seed": seed, "vocab_size": vocab_size},
-            )
-            plain = {name: PlainTensor(v.dtype.name, v, contiguous_strides(v.shape)) for name, v in tensors.items()}
-            paths.append(store.put_dump(*encode_plain(record, plain), hint="make room, or name another store"))
+            facts = {"host": socket.gethostname(), "origin": {"seed": seed, "vocab_size": vocab_size}}
+            made = dump_of_inputs(tensors, run, rank=rank, world_size=ranks, call_index=call, **facts)
+            paths.append(store.put_dump(*encode_plain(*made), hint="make room, or name another store"))
             on_progress()
     return paths
+
+
+def dump_of_inputs(
+    tensors: Mapping[str, Array], run: str, *, rank: int = 0, world_size: int = 1, call_index: int = 0, **facts: Any
+) -> tuple[DumpRecord, dict[str, PlainTensor]]:
+    """Return a new dump of these inputs: `sequences` and `attention_mask` [B, S], `action_mask` [B, A]. facts: of its record."""
+    timestamp, (batch, length) = now_timestamp(), tensors["sequences"].shape
+    record = DumpRecord(
+        dump_id=make_dump_id(timestamp, call_index, 0, os.urandom(4).hex()), run=run, rank=rank, timestamp=timestamp,
+        batch_size=batch, seq_len=length, tokens=int(tensors["attention_mask"].sum()), source="create", world_size=world_size,
+        call_index=call_index, action_len=tensors["action_mask"].shape[1],
+        arguments=dict.fromkeys(_FLAGS, False) | {"packed_seq_lens": None}, **facts,
+    )  # fmt: skip
+    plain = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
+    return record, {name: PlainTensor(v.dtype.name, v, contiguous_strides(v.shape)) for name, v in plain.items()}
 
 
 class Draws:
