@@ -19,7 +19,7 @@ from actordbg.reduce.case import CRASH, ERROR, HANG
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import RECORD, Reduction, folder_of_reduction, reduce_replay
 from actordbg.replay.supervise import spec_and_owner
-from actordbg.store.layout import Store
+from actordbg.store.layout import Store, read_with_owner
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,14 @@ def reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
 
 
 def known_or_reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
-    """Read the reduction of what is named; reduce it if there is none."""
+    """Read the reduction of what is named; reduce it if there is none that is confirmed. Errors as of `reduced`."""
     path = folder_of_reduction(desk.store, subject_of(desk.store, name).reduction_id) / RECORD
-    return Reduction.from_file(path) if path.exists() else reduced(desk, name, trials, seconds)
+    if path.exists():
+        data, owner = read_with_owner(path)
+        desk.client.approve(f"reduction {path.parent.name}, whose script is run", owner)
+        if (record := Reduction.from_json(data, str(path))).confirmed:
+            return record
+    return reduced(desk, name, trials, seconds)
 
 
 def reduction_answer(record: Reduction) -> CommandResult:

@@ -36,7 +36,10 @@ LIMITS = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}
 """Differences of log-probs, in nats, and relative ones of gradients, that rounding does not reach in small random models."""
 MOST_INLINE = 40
 """More token ids than these are drawn from a seed, where drawn ids show the fault too."""
+PATHS = r"(?:/[\w.+@=~-]+){2,}"
+"""Paths in the text of an error; a script has this pattern too."""
 _RUNS_CODE = re.compile(r"auto_map|.*implementation|use_kernels|kernel_config|_.*|quantization_config")
+_UNUSED = ("architectures", "torch_dtype", "dtype", "transformers_version", "use_cache")
 """Keys of a model's configuration that could make transformers load code, or that belong to its weights."""
 
 
@@ -85,7 +88,7 @@ class FaultCase(StoredRecord):
             (self.attn, ATTENTIONS), (self.compile, ("", *COMPILE_BACKENDS)),
         )  # fmt: skip
         bad = [value for value, values in known if value not in values]
-        bad += [key for key in self.config or () if _RUNS_CODE.fullmatch(key)]
+        bad += [] if clean_config(self.config or {}) == (self.config or {}) else ["a model's configuration with code or paths"]
         if bad or not self.rows or bool(self.config) == bool(self.checkpoint) or not 0 < self.processes <= 64:
             raise CorruptDump(f"not a case: {', '.join(map(str, bad)) or 'no rows, or no model'}", hint="reduce the replay again")
 
@@ -121,9 +124,12 @@ class FaultCase(StoredRecord):
 
 
 def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration without keys that load code or are about its weights."""
-    unused = ("architectures", "torch_dtype", "dtype", "transformers_version", "use_cache")
-    return {key: value for key, value in config.items() if not _RUNS_CODE.fullmatch(key) and key not in unused}
+    """Return a model's configuration, those inside it too, without paths and keys that load code or are about its weights."""
+    return {
+        key: clean_config(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if not (_RUNS_CODE.fullmatch(key) or key in _UNUSED or (isinstance(value, str) and re.search(PATHS, value)))
+    }
 
 
 def drawn(lengths: Sequence[int], vocabulary: int) -> tuple[tuple[int, ...], ...]:
@@ -131,10 +137,15 @@ def drawn(lengths: Sequence[int], vocabulary: int) -> tuple[tuple[int, ...], ...
     return tuple(tuple(random.Random(row).choices(range(vocabulary), k=length)) for row, length in enumerate(lengths))
 
 
-def normalized(text: str) -> str:
-    """Return the first two lines of an error's text with paths as PATH and numbers as N, at most 120 characters."""
+def without_paths(text: str) -> str:
+    """Return the first two lines of an error's text with paths as PATH."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return re.sub(r"(/[\w.+-]+){2,}|\d+", lambda found: "PATH" if found[1] else "N", " ".join(lines[:2]))[:120]
+    return re.sub(PATHS, "PATH", " ".join(lines[:2]))
+
+
+def normalized(text: str) -> str:
+    """Return an error's text `without_paths` and with numbers as N, at most 120 characters."""
+    return re.sub(r"\d+", "N", without_paths(text))[:120]
 
 
 def leaks(record_arguments: Mapping[str, Any]) -> bool:

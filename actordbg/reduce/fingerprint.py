@@ -16,7 +16,7 @@ from actordbg.locate.verdict import place_in_words
 from actordbg.records.comparison_record import MISMATCH, StoredRecord
 from actordbg.records.locate_record import is_backward
 from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ResultRecord, answers_of, violations
-from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, GRADIENT, HANG, RERUN, FaultCase, normalized
+from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, GRADIENT, HANG, RERUN, FaultCase, normalized, without_paths
 from actordbg.reduce.trials import DIED, RAISED, RETURNED, Ending
 from actordbg.reduce.trials import HUNG as TRIAL_HUNG
 
@@ -103,8 +103,7 @@ def _of_failure(result: ResultRecord) -> Fingerprint:
         signal = found[1] if (found := _DIED.search(text)) else ""
         return Fingerprint(CRASH, f"the process dies{f' by {signal}' if signal else ''}", error=signal)
     name = (result.error_class or "Exception").rpartition(".")[2]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return Fingerprint(ERROR, f"{name}: {' '.join(lines[:2])}"[:160], error_class=name, error=normalized(text))
+    return Fingerprint(ERROR, f"{name}: {without_paths(text)}"[:160], error_class=name, error=normalized(text))
 
 
 def _of_place(check: CheckFound) -> Fingerprint | None:

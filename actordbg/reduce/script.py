@@ -70,13 +70,12 @@ def launched(case: FaultCase) -> bool:
 
 
 def _head(case: FaultCase, title: str, versions: str, private: bool) -> Iterator[str]:
-    text = title.replace("\\", "/").replace('"""', "'''").removesuffix('"')
-    yield f'"""{_wrapped(text)}'
+    yield f'"""{_wrapped(_in_docstring(title))}'
     yield ""
     yield f"Expected: {_wrapped(_expectation(case), 10)}."
     yield "Exits with 1 while the fault is there, and with 0 when it is gone."
     if versions:
-        yield f"Seen with {versions}."
+        yield f"Seen with {_wrapped(_in_docstring(versions), 10)}."
     yield '"""'
     yield ""
     modules = {"sys", "traceback"}
@@ -102,6 +101,11 @@ def _head(case: FaultCase, title: str, versions: str, private: bool) -> Iterator
         yield "from einops import rearrange"
     yield f"from transformers import {'AutoConfig, ' * bool(case.config)}AutoModelForCausalLM"
     yield ""
+
+
+def _in_docstring(text: str) -> str:
+    """Return foreign text as a part of a docstring that cannot end it."""
+    return text.replace("\\", "/").replace('"""', "'''").removesuffix('"')
 
 
 def _expectation(case: FaultCase) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from actordbg.actor.models import truncate
 from actordbg.base.errors import CorruptDump, UsageError
-from actordbg.reduce.case import ALONE, LIMITS, MODEL, PACKED, PADDED, FaultCase, drawn
+from actordbg.reduce.case import ALONE, LIMITS, MODEL, PACKED, PADDED, FaultCase, drawn, without_paths
 from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.trials import RETURNED, Ending, Trials
 
@@ -195,7 +195,7 @@ def _size(ending: Ending) -> float:
 def _other(case: FaultCase, ending: Ending) -> str:
     """Say what other fault a trial shows; "" for none."""
     if ending.status != RETURNED:
-        return f"{ending.error_class or ending.status}: {ending.error}"[:120].removesuffix(": ")
+        return f"{ending.error_class or ending.status}: {without_paths(ending.error)}"[:120].removesuffix(": ")
     return ""
 
 

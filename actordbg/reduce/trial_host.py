@@ -2,13 +2,14 @@
 
     python -m actordbg.reduce.trial_host        # reads a line of JSON for each trial, answers with a line
 
-A request: `source` (the script of a case, rendered by this actordbg), `module` (a module of transformers to load before the
-fork), `ranks`, `timeout_s`. The answer is an `Ending`. A crash or a hang kills the trial's processes only; what they print is
-dropped.
+A request: `source` (the script of a case, rendered by this actordbg), `modules` (to load before the fork, and before
+the clock starts), `ranks`, `timeout_s`. The answer is an `Ending`. A crash or a hang kills the trial's processes only; they die
+with the host. What they print is dropped.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -22,34 +23,28 @@ from contextlib import suppress
 from typing import Any
 
 RETURNED, RAISED, DIED, HUNG = "returned", "raised", "died", "hung"
+_PR_SET_PDEATHSIG = 1
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """Run a trial in one forked process for each rank, and say how it ended: the first rank that did not return decides."""
-    with suppress(ImportError):
-        importlib.import_module(request["module"])
+    for module in request["modules"]:
+        with suppress(Exception):  # the trial says it
+            importlib.import_module(module)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    children = [_forked(request, rank, port) for rank in range(request["ranks"])]
-    deadline, answers = time.monotonic() + request["timeout_s"], {}
-    for rank, (_, pipe) in enumerate(children):
-        data = b""
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                answers[rank] = {"status": HUNG}
-                break
-            if not (more := os.read(pipe, 2**16)):
-                break
-            data += more
-        if rank not in answers and data:
-            answers[rank] = json.loads(data)
-    for rank, (pid, pipe) in enumerate(children):
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        status = os.waitpid(pid, 0)[1]
-        os.close(pipe)
+    deadline, answers = time.monotonic() + request["timeout_s"], dict[int, dict[str, Any]]()
+    children: list[tuple[int, int]] = []
+    try:
+        for rank in range(request["ranks"]):
+            children.append(_forked(request, rank, port))
+        for rank, (_, pipe) in enumerate(children):
+            if answer := _read(pipe, deadline):
+                answers[rank] = answer
+    finally:
+        statuses = [_end(*child) for child in children]
+    for rank, status in enumerate(statuses):
         if rank not in answers:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             name = signal.Signals(number).name if number else f"exit code {os.waitstatus_to_exitcode(status)}"
@@ -58,10 +53,28 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     return min(answers.values(), key=lambda answer: order.index(answer["status"]))
 
 
+def _read(pipe: int, deadline: float) -> dict[str, Any] | None:
+    """Return a rank's answer; None if it ended without one. After the deadline, a rank that has ended is still read."""
+    data = b""
+    while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not (more := os.read(pipe, 2**16)):
+            return dict(json.loads(data)) if data else None
+        data += more
+    return {"status": HUNG}
+
+
+def _end(pid: int, pipe: int) -> int:
+    """Kill a rank and what it started; return its wait status."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    os.close(pipe)
+    return os.waitpid(pid, 0)[1]
+
+
 def _forked(request: dict[str, Any], rank: int, port: int) -> tuple[int, int]:
     """Fork a rank; return its pid and the pipe on which it answers."""
     reading, writing = os.pipe()
-    pid = os.fork()
+    host, pid = os.getpid(), os.fork()
     if pid:
         os.close(writing)
         with suppress(OSError):  # the child does it as well: whoever is first
@@ -70,6 +83,9 @@ def _forked(request: dict[str, Any], rank: int, port: int) -> tuple[int, int]:
     try:
         with suppress(OSError):
             os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != host:  # it died before prctl
+            os._exit(1)
         os.close(reading)
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
@@ -91,11 +107,17 @@ def _attempt(source: str) -> dict[str, Any]:
         values = names["attempt"]()
     except BaseException as error:  # noqa: BLE001 - any exception is how the trial ended
         frames = [
-            f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}"
+            f"{_without_folder(frame.filename)}:{frame.lineno} {frame.name}"
             for frame in traceback.extract_tb(error.__traceback__)
         ]
         return {"status": RAISED, "error_class": type(error).__name__, "error": str(error)[:2000], "frames": frames[-8:]}
     return {"status": RETURNED, "values": [value if value - value == 0 else None for value in values]}
+
+
+def _without_folder(path: str) -> str:
+    """Return a file's path inside its package folder; its name if it is elsewhere."""
+    _, installed, inside = path.rpartition("site-packages/")
+    return inside if installed else os.path.basename(path)
 
 
 def main() -> None:

@@ -85,10 +85,10 @@ class Trials:
         if afresh:
             self._stop()
         self.count += 1
-        kind = (case.config or {}).get("model_type", "")
+        kind = str((case.config or {}).get("model_type", "")).removesuffix("_text")
         request = {
             "source": script.render(case, "a trial"),
-            "module": f"transformers.models.{kind.removesuffix('_text')}.modeling_{kind.removesuffix('_text')}",
+            "modules": [f"transformers.models.{kind}.modeling_{kind}", *["deepspeed"] * (case.engine == "deepspeed")],
             "ranks": case.processes,
             "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -12,12 +13,20 @@ from typing import Any
 
 import pytest
 from comparecases import write_replay
+from ownercases import give_away
 from replaycases import publish
 from typer.testing import CliRunner
+from victims import wait_for
 
 from actordbg.actor.family_models import FAMILIES, build_families
-from actordbg.base.errors import BadResult, CorruptDump
+from actordbg.api import reducing
+from actordbg.api.client import Client
+from actordbg.api.desk import Desk
+from actordbg.base.errors import BadResult, CorruptDump, Refused
+from actordbg.base.processes import read_stat
 from actordbg.cli.app import app
+from actordbg.config.sources import Settings
+from actordbg.records.replay_record import ResultRecord
 from actordbg.reduce import handover, reduction
 from actordbg.reduce import trials as running
 from actordbg.reduce.case import (
@@ -32,14 +41,16 @@ from actordbg.reduce.case import (
     RERUN,
     TRAINER,
     FaultCase,
+    clean_config,
     drawn,
     normalized,
 )  # fmt: skip
-from actordbg.reduce.fingerprint import Fingerprint
+from actordbg.reduce.fingerprint import Fingerprint, _of_failure
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction
 from actordbg.reduce.script import render
-from actordbg.reduce.shrink import Shrinker, ddmin, least
+from actordbg.reduce.shrink import Shrinker, _other, ddmin, least
+from actordbg.reduce.trial_host import _without_folder
 from actordbg.reduce.trials import Ending, OutOfBudget, Trials
 from actordbg.store.layout import Store
 
@@ -168,12 +179,67 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "bad", [{"kind": "eval"}, {"config": {"auto_map": {}}}, {"attn": "some/kernel"}, {"rows": ()}, {"processes": 0}]
+    "bad",
+    [
+        {"kind": "eval"},
+        {"config": {"auto_map": {}}},
+        {"config": {"a": {"auto_map": {}}}},
+        {"attn": "some/kernel"},
+        {"rows": ()},
+        {"processes": 0},
+    ],
 )
 def test_a_case_from_a_file_cannot_bring_code(bad: dict[str, Any]) -> None:
     assert FaultCase.from_json(CASE.to_json()) == CASE
     with pytest.raises(CorruptDump):
         FaultCase.from_json(json.dumps(json.loads(CASE.to_json()) | bad))
+
+
+HOSTILE = ('x"""\nimport pwned\n"""', "x'\nimport pwned\n'", 'x"\nimport pwned\n#', "\\", '"')
+FIELDS: dict[str, Callable[[str], FaultCase]] = {
+    "versions": lambda text: CASE,
+    "title": lambda text: CASE,
+    "checkpoint": lambda text: replace(SCRIPTS["checkpoint"], checkpoint=text, revision=text),
+    "config": lambda text: replace(CASE, config={text: [text], "model_type": text, "inner": {text: text}}),
+    "error": lambda text: replace(SCRIPTS["error"], error_class=text, error=text),
+    "signal": lambda text: replace(SCRIPTS["crash"], error=text),
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_text_of_a_record_becomes_code_in_the_script(field: str) -> None:
+    for text in HOSTILE:
+        said = {"title": text if field == "title" else "t", "versions": text if field == "versions" else "torch 2"}
+        tree = ast.parse(render(FIELDS[field](text), private=False, **said))
+        assert "pwned" not in {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+
+
+def test_no_path_of_this_machine_leaves() -> None:
+    path = "/home/alice/acme-secret/ckpt"
+    failed = ResultRecord("r", "d", "failed", error=f"{path} is not\na folder of 2", error_class="builtins.OSError")
+    said = _of_failure(failed)
+    assert said.said == "OSError: PATH is not a folder of 2" and said.error == "PATH is not a folder of N"
+    assert _other(CASE, Ending(running.RAISED, error_class="OSError", error=path)) == "OSError: PATH"
+    inner = {"_name_or_path": path, "auto_map": {}, "attn_implementation": "org/kernel", "tokenizer": path}
+    assert clean_config({"model_type": "x", "text_config": {"vocab_size": 2} | inner}) == {
+        "model_type": "x",
+        "text_config": {"vocab_size": 2},
+    }
+    assert [_without_folder(f"{path}/{name}") for name in ("train.py", "site-packages/torch/a.py")] == ["train.py", "torch/a.py"]
+
+
+def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one without a confirmed case is reduced again."""
+    replay = "20260101T000000-aaaaaa"
+    write_replay(store, replay, publish(store, 1))
+    path, again = reduction.folder_of_reduction(store, replay) / reduction.RECORD, reduced(FINGERPRINT, CASE)
+    store.publish_text(path, replace(again, confirmed=False).to_json())
+    monkeypatch.setattr(reducing, "reduced", lambda *what: again)
+    desk = Desk(store, Settings(store.root, ""), Client(lambda *what, **more: None))
+    assert reducing.known_or_reduced(desk, replay, 9, 9.0) is again
+    give_away(path, monkeypatch)
+    with pytest.raises(Refused, match="wrote reduction"):
+        reducing.known_or_reduced(desk, replay, 9, 9.0)
 
 
 def reduced(fingerprint: Fingerprint, case: FaultCase, **more: Any) -> Reduction:
@@ -206,11 +272,18 @@ def test_trials_are_isolated_and_warm(tmp_path: Path) -> None:
         for line, ended in {
             "os.kill(os.getpid(), 11)": running.DIED,
             "time.sleep(99)": running.HUNG,
-            "1 / 0": running.RAISED,
+            'time.sleep(99) if os.environ["RANK"] == "0" else 1 / 0': running.RAISED,
         }.items():
-            request = {"source": fatal.format(line), "module": "json", "ranks": 2, "timeout_s": 0.5}
+            request = {"source": fatal.format(line), "modules": ["json"], "ranks": 2, "timeout_s": 0.5}
             assert trials._answer(request)["status"] == ended
         assert trials._host is host and trials.ending(packed, afresh=True) == right and trials._host is not host
+        mark = tmp_path / "pid"
+        source = fatal.format(f"open({str(mark)!r}, 'w').write(f'{{os.getpid()}}\\n')\n    time.sleep(99)")
+        assert trials._host and trials._host.stdin
+        trials._host.stdin.write(json.dumps({"source": source, "modules": [], "ranks": 1, "timeout_s": 99}) + "\n")
+        trials._host.stdin.flush()
+        wait_for(lambda: mark.exists() and mark.read_text().endswith("\n"))
+    wait_for(lambda: (stat := read_stat(int(mark.read_text()))) is None or stat.state in "ZX")
 
 
 @pytest.mark.slow
