@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from actordbg.actor.rules import check_config, find_trainer, refuse_hits
 from actordbg.api.desk import Desk
 from actordbg.api.planning import counting
 from actordbg.api.reports import texts_of
+from actordbg.base.errors import StoreProblem
 from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import Verdict, verdict_in
@@ -44,7 +46,10 @@ def replayed_step(
         figures = run_step(store, step, config, counting(advance))
     where = f"point = 'loss' and run = '{step.run}' and step != {number}"
     rows = select_dumps(open_fresh(store), where, order="newest", limit=_OTHERS, losses=True)
-    others = [RecordedCall.read(str(store.root / row.path)) for row in rows]
+    others = []
+    for row in rows:
+        with contextlib.suppress(StoreProblem):
+            others.append(RecordedCall.read(str(store.root / row.path)))
     blocks, page = step_blocks(figures), step_page(figures, others, texts)
     if config.model == TINY:
         blocks, page = ([replace(b, toy=True) if isinstance(b, Verdict) else b for b in each] for each in (blocks, page))

@@ -233,7 +233,7 @@ class StoreCommands:
         from actordbg.judge.turns import trajectories_of, turns_answer
 
         if template is not None:
-            return template_answer(template, trajectories_of(self._store, run) if self._store.exists() else [])
+            return template_answer(template, trajectories_of(self._store, run)[0] if self._store.exists() else [])
         return turns_answer(self._store.require(), dump, run=run, decode=texts_of(tokenizer))
 
     def weights(self, run: str | None = None) -> CommandResult:

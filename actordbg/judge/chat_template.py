@@ -16,11 +16,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, WRONG, Grid, Verdict
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.turn_record import Trajectory
 from actordbg.judge.turns import Decode, difference
@@ -63,24 +64,27 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
     Raises EnvironmentProblem if the tokenizer cannot be loaded, Unsupported if it has no chat template.
     """
     tokenizer = load_tokenizer(model)
-    faults: list[TemplateFault] = []
+    broken: list[TemplateFault] = []
     skipped: dict[str, str] = {}
-    for name, messages in CONVERSATIONS.items():
+    made_up = {name: partial(_faults, tokenizer, name, messages) for name, messages in CONVERSATIONS.items()}
+    recorded = {each.name: partial(_recorded, tokenizer, each) for each in trajectories}
+    for name, find in (made_up | recorded).items():
         try:
-            faults += [*_faults(tokenizer, name, messages)][:1]
+            broken += itertools.islice(find(), 1)
         except Exception as error:  # noqa: BLE001  # a template raises what it likes about roles that it does not know
             skipped[name] = str(error)[:120]
-    recorded = [fault for each in trajectories if (fault := _recorded(tokenizer, each)) is not None]
-    count = f"{plural(len(CONVERSATIONS) - len(skipped), 'made-up conversation')} and {len(trajectories)} recorded"
-    broken = [*faults, *recorded]
+    rendered = len(made_up.keys() - skipped.keys())
+    count = f"{plural(rendered, 'made-up conversation')} and {len(recorded.keys() - skipped.keys())} recorded"
     said = f"{model}: in {count} each prefix stays a prefix as turns are added"
+    if not rendered:
+        said = f"{model}: the template refused every made-up conversation"
     if broken:
         first = broken[0]
         kinds = ", ".join(dict.fromkeys(fault.kind for fault in broken))
         where = f"{first.conversation}, turn {first.turn}: {first.words}"
         said = f"{model}: {len(broken)} of {count} do not stay their own prefix ({kinds}); {where}"
-    missing = [f"{name}: the template refused it ({why})" for name, why in skipped.items()]
-    verdict = Verdict(WRONG if broken else RIGHT, said, not_checked=missing)
+    missing = [f"{name}: it could not be rendered or encoded ({why})" for name, why in skipped.items()]
+    verdict = Verdict(WRONG if broken else RIGHT if rendered else UNCHECKED, said, not_checked=missing)
     rows = tuple((each.conversation, str(each.turn), each.kind, each.words) for each in broken[:20])
     grid = Grid(("conversation", "turn", "kind", "what"), rows, {"conversation", "kind", "what"})
     data = {"model": model, "faults": [vars(each) for each in broken], "skipped": skipped, "recorded": len(trajectories)}
@@ -93,7 +97,7 @@ def load_tokenizer(model: str) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  # tokenizers raises plain Exceptions about a damaged file
         hint = "pass a folder with tokenizer.json and tokenizer_config.json"
         raise EnvironmentProblem(f"there is no tokenizer in {model}: {str(error)[:200]}", hint=hint) from None
     if not tokenizer.chat_template:
@@ -131,19 +135,19 @@ def _not_a_prefix(tokenizer: Any, before: str, after: str, ids: Any) -> tuple[st
         ours, theirs[: len(ours)], decode, bos=tokenizer.bos_token_id, eos=tokenizer.eos_token_id, borders=[len(ours)]
     )
     if found is None:
-        return None
+        gone = ours[len(theirs) :]
+        return ("template drops text", f"token {len(theirs)}: {decode(gone)!r} is gone") if gone else None
     kind, at, words = found
     if not after.startswith(before) and kind not in ("extra BOS", "EOS appended", "border lost"):
         kind = "template drops text"
     return "retokenized" if after.startswith(before) else kind, f"token {at}: {words}"
 
 
-def _recorded(tokenizer: Any, trajectory: Trajectory) -> TemplateFault | None:
-    """Return where the text of a recorded conversation, encoded up to a border, has ids that do not begin the longer text's."""
+def _recorded(tokenizer: Any, trajectory: Trajectory) -> Iterator[TemplateFault]:
+    """Yield where the text of a recorded conversation, encoded up to a border, has ids that do not begin the longer text's."""
     ends = [len(turn.given) for turn in trajectory.turns] + [stop for _, stop in trajectory.ranges]
     texts = [tokenizer.decode(trajectory.trained[:end]) for end in sorted({*ends, len(trajectory.trained)})]
     for number, (before, after) in enumerate(itertools.pairwise(texts)):
         fault = _not_a_prefix(tokenizer, before, after, lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"]))
         if fault is not None:
-            return TemplateFault(trajectory.name, number, *fault)
-    return None
+            yield TemplateFault(trajectory.name, number, *fault)

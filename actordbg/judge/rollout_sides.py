@@ -139,9 +139,12 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
         sides[ENGINE] = {dump_id: values.log_probs for dump_id in arrays if not isinstance(values := ours.read(dump_id), str)}
     explained = explain_sides(store, replay_id, sides, models=models, temperature=temperature, **callbacks)
     masks = {dump_id: loss.active for dump_id, loss in losses.items()}
-    rollout, run = (np.concatenate([sides[name][dump_id][masks[dump_id]] for dump_id in arrays]) for name in (ROLLOUT, RUN))
-    figures = field_figures(rollout.astype(np.float64), run.astype(np.float64))
-    apart = figures["train_rollout_logprob_abs_diff"]
+    before = {dump_id: named["old_log_probs" if "old_log_probs" in named else "log_probs"] for dump_id, named in arrays.items()}
+    rollout, run, old = (
+        np.concatenate([of[dump_id][masks[dump_id]] for dump_id in arrays]).astype(np.float64)
+        for of in (sides[ROLLOUT], sides[RUN], before)
+    )
+    figures, apart = field_figures(rollout, run, old), float(np.abs(run - rollout).mean())
     return ExplainedRollout(explained[ROLLOUT], explained[RUN], apart, figures, explained.get(ENGINE))
 
 
@@ -149,7 +152,14 @@ def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:
     """Yield the losses with log-probs of rollout and run, by the dump of their forward, of a replay's inputs."""
     catalog = query.open_fresh(store)
     inputs = open_replay(catalog, replay_id).inputs
-    for row in query.each_dump(catalog, "point = 'loss'", losses=True):
+    ids = ", ".join(f"'{dump_id}'" for dump_id in inputs)
+    known = query.select_dumps(catalog, f"dump_id in ({ids})") if inputs else []
+    if not known:
+        return
+    runs = " or ".join(f"run = '{run}'" for run in sorted({row.run for row in known}))
+    steps = [row.step for row in known if row.step is not None]
+    near = f" and (step is null or step between {min(steps)} and {max(steps)})" if len(steps) == len(known) else ""
+    for row in query.each_dump(catalog, f"point = 'loss' and ({runs}){near}", losses=True):
         try:
             loss = RecordedCall.read(str(store.root / row.path))
         except StoreProblem:
@@ -159,8 +169,9 @@ def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:
             yield forward, loss
 
 
-def field_figures(rollout: Array, run: Array) -> dict[str, float]:
-    """Return how far log-probs of the same tokens [T] are apart, by the names that dashboards have. d = run - rollout, in nats.
+def field_figures(rollout: Array, run: Array, old: Array) -> dict[str, float]:
+    """Return how far log-probs of the same tokens [T] are apart, by the names that dashboards have. d = old - rollout, in nats,
+    with the run's log-probs before the first update of the batch; prime-rl has those of the update itself: d = run - rollout.
 
     | name | formula | from |
     |---|---|---|
@@ -168,16 +179,16 @@ def field_figures(rollout: Array, run: Array) -> dict[str, float]:
     | mismatch_kl | mean(exp(d) - 1 - d) | prime-rl (k3) |
     | train_rollout_logprob_abs_diff, sampling_logp_difference | mean(abs(d)) | slime, TRL |
     | token_mult_prob_error | mean(exp(abs(d))) | NeMo-RL |
-    | rollout_probs_diff_mean | mean(abs(exp(run) - exp(rollout))) | verl: of probabilities, not of logs |
+    | rollout_probs_diff_mean | mean(abs(exp(old) - exp(rollout))) | verl: of probabilities, not of logs |
     | rollout_is_eff_sample_size | mean(w) ** 2 / mean(w ** 2), w = exp(d) | verl |
     """
-    apart = run - rollout
+    apart, now = old - rollout, run - rollout
     ratio = np.exp(apart)
     return {
         "vllm_kl": float(-apart.mean()),
-        "mismatch_kl": float((ratio - 1 - apart).mean()),
+        "mismatch_kl": float((np.exp(now) - 1 - now).mean()),
         "train_rollout_logprob_abs_diff": float(np.abs(apart).mean()),
         "token_mult_prob_error": float(np.exp(np.abs(apart)).mean()),
-        "rollout_probs_diff_mean": float(np.abs(np.exp(run) - np.exp(rollout)).mean()),
+        "rollout_probs_diff_mean": float(np.abs(np.exp(old) - np.exp(rollout)).mean()),
         "rollout_is_eff_sample_size": float(ratio.mean() ** 2 / (ratio**2).mean()),
     }

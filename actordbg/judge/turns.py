@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from actordbg.base.errors import CorruptDump, NewerFormat, NothingToDo, StoreProblem
+from actordbg.base.errors import CorruptDump, NewerFormat, NothingToDo, StoreProblem, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, Verdict
 from actordbg.document.command_result import CommandResult
+from actordbg.formats.dump_record import require_run_name
 from actordbg.formats.turn_record import TURNS, Trajectory, read_trajectory
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
@@ -37,6 +38,8 @@ _WINDOW = 300
 """Tokens after the first difference that are aligned to name its kind."""
 _ALIKE = 0.6
 """Least share of token ids, in any order, that a recorded row has in common with the conversation that it was made from."""
+_CLEARLY = 0.1
+"""How much larger that share has to be than the next row's."""
 MOST = 512
 """Trajectories that are read, the newest."""
 
@@ -140,7 +143,10 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     Raises NothingToDo if no turns were recorded.
     """
     record = None if dump is None else query.get_dump(store, dump)
-    trajectories = trajectories_of(store, record.run if record else run)
+    require_run_name(run)
+    if record is not None and run not in (None, record.run):
+        raise UsageError(f"{record.dump_id} is a dump of run {record.run}, not of {run}", hint="leave --run out")
+    trajectories, unread = trajectories_of(store, record.run if record else run)
     if not trajectories:
         raise NothingToDo("no turns were recorded", hint="record them: actordbg run --turns -- COMMAND (OpenRLHF's agents)")
     name = trajectories[0].run
@@ -149,7 +155,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
         pairs = [(each, row) for each, row in pairs if row is not None]
     faults = [fault for each, row in pairs if (fault := fault_of(each, row, decode)) is not None]
     matched = sum(row is not None for _, row in pairs)
-    verdict = _verdict(name, pairs, matched, faults)
+    verdict = _verdict(name, pairs, faults, 0 if record else unread)
     data = {"run": name, "trajectories": len(pairs), "turns": sum(len(each.turns) for each, _ in pairs), "in_dumps": matched,
             "faults": [vars(each) | {"sentence": each.sentence} for each in faults], "good": verdict.good}  # fmt: skip
     table = Grid(
@@ -160,29 +166,35 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])])
 
 
-def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], matched: int, faults: Sequence[TurnFault]) -> Verdict:
-    missing = [] if matched else ["recorded calls of the training: no row begins as a trajectory does"]
+def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence[TurnFault], unread: int) -> Verdict:
+    alone = sum(row is None for _, row in pairs)
+    missing = [f"{plural(alone, 'conversation')}, of which no recorded call of the training has the row"] * bool(alone)
+    missing += [f"{plural(unread, 'recorded conversation')}, damaged or older than the newest {MOST}"] * bool(unread)
     if not pairs:
         return Verdict(UNCHECKED, "no trajectory begins as a row of this dump does", not_checked=missing)
-    count = f"{plural(len(pairs), 'conversation')}, {plural(sum(len(each.turns) for each, _ in pairs), 'turn')}"
+    turns = plural(sum(len(each.turns) for each, _ in pairs), "turn")
+    count = f"{plural(len(pairs), 'conversation')}, {turns}"
+    if not faults and alone == len(pairs):
+        return Verdict(UNCHECKED, f"run {run}: {count}: the rollout handed over what it sampled", not_checked=missing)
     if not faults:
-        return Verdict(
-            RIGHT, f"run {run}: {count}: the ids that were sampled are those that were trained on", not_checked=missing
-        )
+        some = f"{len(pairs) - alone} of " * bool(alone)
+        said = f"run {run}: {some}{count}: the ids that were sampled are those that were trained on"
+        return Verdict(RIGHT, said, not_checked=missing)
     kinds = {each.kind: sum(other.kind == each.kind for other in faults) for each in faults}
     told = ", ".join(f"{kind} in {many}" for kind, many in kinds.items())
     return Verdict(WRONG, f"run {run}: {count}: {told}; {faults[0].sentence}", not_checked=missing)
 
 
-def trajectories_of(store: Store, run: str | None = None) -> list[Trajectory]:
-    """Read the newest trajectories of a run, at most `MOST`; by default of the newest run. Damaged ones are left out."""
+def trajectories_of(store: Store, run: str | None = None) -> tuple[list[Trajectory], int]:
+    """Read the newest trajectories of a run, at most `MOST`; by default of the newest run. Return the number left out, too."""
+    require_run_name(run)
     paths = sorted((store.root / TURNS).glob(f"{run or '*'}/*.json"), key=lambda path: path.stat().st_mtime_ns)
     read = []
-    for path in paths[-MOST:]:
-        if path.parent == paths[-1].parent:
-            with contextlib.suppress(CorruptDump, NewerFormat, OSError):
-                read.append(read_trajectory(path))
-    return read
+    own = [path for path in paths if path.parent == paths[-1].parent]
+    for path in own[-MOST:]:
+        with contextlib.suppress(CorruptDump, NewerFormat, OSError):
+            read.append(read_trajectory(path))
+    return read, len(own) - len(read)
 
 
 def _rows(store: Store, run: str, record: Any) -> list[tuple[int, ...]]:
@@ -204,20 +216,26 @@ def _rows(store: Store, run: str, record: Any) -> list[tuple[int, ...]]:
 def _with_rows(
     trajectories: Sequence[Trajectory], rows: Sequence[tuple[int, ...]]
 ) -> Iterator[tuple[Trajectory, tuple[int, ...] | None]]:
-    """Yield each trajectory with the row that was made from it. Samples of a group have the same prompt: a row that is another
-    trajectory's is never compared with it.
+    """Yield each trajectory with the row that was made from it: the same ids, else the one row with its prompt that is clearly
+    most alike. Samples of a group have the same prompt: a row that is another trajectory's is never compared with it.
     """
     handed = {each.trained for each in trajectories}
     left = [row for row in rows if row not in handed]
     known = set(rows)
+    by_prompt: dict[tuple[int, ...], list[tuple[Counter[int], tuple[int, ...]]]] = {}
     for each in trajectories:
         if each.trained in known:
             yield each, each.trained
             continue
-        prompt = len(each.turns[0].given) if each.turns else 0
-        alike = max(((_alike(each.trained[prompt:], row[prompt:]), row) for row in left), default=(0.0, ()))
-        yield each, alike[1] if alike[0] >= _ALIKE else None
+        prompt = each.turns[0].given if each.turns else ()
+        size, answer = len(prompt), Counter(each.trained[len(prompt) :])
+        if prompt not in by_prompt:  # there may be one more BOS
+            of_prompt = (row for row in left if prompt and prompt in (row[:size], row[1 : size + 1]))
+            by_prompt[prompt] = [(Counter(row[size:]), row) for row in of_prompt]
+        best, second = [*sorted(((_alike(answer, row), ids) for row, ids in by_prompt[prompt]), reverse=True)[:2], None, None][:2]
+        clear = best is not None and best[0] >= _ALIKE and (second is None or best[0] - second[0] >= _CLEARLY)
+        yield each, best[1] if best is not None and clear else None
 
 
-def _alike(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    return sum((Counter(ours) & Counter(theirs)).values()) / max(len(ours), len(theirs) // 2, 1)
+def _alike(ours: Counter[int], theirs: Counter[int]) -> float:
+    return (ours & theirs).total() / max(ours.total(), theirs.total() // 2, 1)

@@ -7,6 +7,7 @@ Parameters of other steps come from the hashes at recorded calls, which tell how
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict
 from actordbg.document.command_result import CommandResult
+from actordbg.formats.dump_record import require_run_name
 from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, read_weights
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync, read_sync
 from actordbg.store.layout import Store
@@ -40,7 +42,8 @@ class LadderFault:
 
 @dataclass(frozen=True)
 class WeightLadder:
-    """The transfers of a run. stale: the sentence about an engine that no transfer reached lately, or ""."""
+    """The transfers of a run. stale: the sentence about an engine that no transfer reached lately, or "". left: what else
+    was not checked."""
 
     run: str
     syncs: Sequence[WeightSync]
@@ -48,6 +51,7 @@ class WeightLadder:
     stale: str
     unrecorded: int
     moved: Sequence[int]
+    left: Sequence[str] = ()
 
     @property
     def sentence(self) -> str:
@@ -55,19 +59,27 @@ class WeightLadder:
         if told := [*([self.stale] if self.stale else []), *(fault.sentence for fault in self.faults)]:
             return "; ".join(told)
         last = self.syncs[-1]
-        return (
-            f"{plural(len(self.syncs), 'transfer')} of {plural(len(last.parameters), 'parameter')} to "
-            f"{plural(last.engines, 'engine')}: each arrived as sent"
-        )
+        hashed = sum(each.had is not None for each in last.parameters.values())
+        said = f"{plural(len(self.syncs), 'transfer')} of {plural(hashed, 'parameter')} to {plural(last.engines, 'engine')}: "
+        asked = sum(sync.engines for sync in self.syncs)
+        answers = f"{asked - self.unrecorded} of {plural(asked, 'answer')} were recorded, and each arrived as sent"
+        return said + (answers if self.unrecorded else "each arrived as sent")
 
     @property
     def verdict(self) -> Verdict:
         """WRONG with a fault; NOT CHECKED if no engine was recorded."""
         blind = self.unrecorded == sum(sync.engines for sync in self.syncs)
         missing = [f"{plural(self.unrecorded, 'answer')} of engines that were not recorded"] if self.unrecorded else []
+        each = [parameter for sync in self.syncs for parameter in sync.parameters.values() if parameter.answers]
+        unhashed = sum(parameter.had is None for parameter in each)
+        missing += [f"{unhashed} of {plural(len(each), 'parameter')}, which could not be hashed when sent"] * bool(unhashed)
+        missing += self.left
         faulty = bool(self.faults or self.stale)
         if blind and not faulty:
             return Verdict(UNCHECKED, "what arrived in the engines: their processes were not recorded", not_checked=missing)
+        if each and unhashed == len(each) and not faulty:
+            said = "what arrived in the engines: no parameter was hashed when it was sent"
+            return Verdict(UNCHECKED, said, not_checked=missing)
         return Verdict(WRONG if faulty else RIGHT, f"run {self.run}: {self.sentence}", not_checked=missing)
 
     @property
@@ -76,7 +88,7 @@ class WeightLadder:
         rows = []
         for sync, moved in zip(self.syncs, self.moved, strict=True):
             each = sync.parameters.values()
-            sent, arrived = sum(p.had is not None for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
+            sent, arrived = sum(bool(p.had or p.answers) for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
             rows.append((_step(sync), *map(str, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f} s"))
         named = [f"{fault.words}: {', '.join(fault.parameters[:20])}" for fault in self.faults if len(fault.parameters) > _SHOWN]
         table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took"), tuple(rows), {"transfer", "took"})
@@ -92,13 +104,22 @@ def weights_answer(store: Store, run: str | None = None) -> CommandResult:
 
 
 def climb(store: Store, run: str | None = None) -> WeightLadder:
-    """Read a run's transfers and find what is wrong with them."""
+    """Read a run's transfers and find what is wrong with them. Damaged files are left out, and counted."""
+    require_run_name(run)
     folders = [folder for folder in (store.root / SYNCS).glob(run or "*") if any(folder.glob("*.json"))]
     if not folders:
         hint = "record them: actordbg run --hash-weights -- COMMAND (OpenRLHF with vLLM)"
         raise NothingToDo(f"no transfer of weights was recorded{f' for run {run}' if run else ''}", hint=hint)
     folder = max(folders, key=lambda each: max(path.stat().st_mtime_ns for path in each.glob("*.json")))
-    syncs = sorted((read_sync(path) for path in folder.glob("*.json")), key=lambda sync: (sync.timestamp, sync.number))
+    syncs, left = [], []
+    for path in folder.glob("*.json"):
+        try:
+            syncs.append(read_sync(path))
+        except (StoreProblem, OSError):
+            left.append(path)
+    if not syncs:
+        raise NothingToDo(f"every transfer of run {folder.name} is damaged", hint="run `actordbg fsck`")
+    syncs.sort(key=lambda sync: (sync.timestamp, sync.number))
     before: Mapping[str, SentParameter] = {}
     moved = []
     for sync in syncs:
@@ -106,8 +127,12 @@ def climb(store: Store, run: str | None = None) -> WeightLadder:
         before = sync.parameters
     answered = [[_recorded(sync, engine) for engine in range(sync.engines)] for sync in syncs]
     unrecorded = sum(not each for of_sync in answered for each in of_sync)
-    stale = _stale(store, folder.name, syncs)
-    return WeightLadder(folder.name, syncs, [*_faults(syncs, stale)], stale, unrecorded, moved)
+    missing = [f"{plural(len(left), 'transfer')}, whose files are damaged"] if left else []
+    stale = _stale(syncs)
+    if not stale:
+        stale, unknown = _behind(store, folder.name, syncs, whole=not left)
+        missing += [unknown] if unknown else []
+    return WeightLadder(folder.name, syncs, [*_faults(syncs, stale)], stale, unrecorded, moved, missing)
 
 
 def _recorded(sync: WeightSync, engine: int) -> bool:
@@ -122,7 +147,7 @@ def _changed(sync: WeightSync, engine: int) -> bool:
     return any(answer.sha256 for each in sync.parameters.values() for answer in each.answers[engine : engine + 1])
 
 
-def _stale(store: Store, run: str, syncs: Sequence[WeightSync]) -> str:
+def _stale(syncs: Sequence[WeightSync]) -> str:
     """Say since when no transfer reached an engine; "" if the last reached all."""
     last = syncs[-1]
     for engine in range(last.engines):
@@ -131,10 +156,25 @@ def _stale(store: Store, run: str, syncs: Sequence[WeightSync]) -> str:
         if _recorded(last, engine) and (not reached or reached[-1] is not last):
             since = f"since {_step(reached[-1])}" if reached else "since it was started"
             return f"{named} has not changed {since}, and the trainer is at {_step(last)}"
-    steps = [record.step for record in _at_calls(store, run) if record.step is not None]
-    if last.step is not None and (later := max(steps, default=0)) > last.step + 1:
-        return f"the engine has not changed since step {last.step}, and the trainer is at step {later}: no transfer was made"
     return ""
+
+
+def _behind(store: Store, run: str, syncs: Sequence[WeightSync], *, whole: bool) -> tuple[str, str]:
+    """Say that the trainer went further after the last transfer than ever between two; or why that is not known. whole: whether
+    all transfers could be read.
+    """
+    last = syncs[-1]
+    after = (record.step for record in _at_calls(store, run) if record.step is not None and record.timestamp > last.timestamp)
+    later = max(after, default=None)
+    if last.step is None or later is None or later <= last.step + 1:
+        return "", ""
+    steps = [sync.step for sync in syncs if sync.step is not None]
+    apart = max((two - one for one, two in itertools.pairwise(steps)), default=0)
+    if apart <= 0 or not whole:
+        return "", f"whether a transfer is due at step {later}: too few were recorded to tell how many steps they are apart"
+    if later <= last.step + apart:
+        return "", ""
+    return f"the engine has not changed since step {last.step}, and the trainer is at step {later}: no transfer was made", ""
 
 
 def _at_calls(store: Store, run: str) -> Iterator[WeightRecord]:
@@ -158,9 +198,9 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
     found: dict[tuple[str, tuple[str, ...]], list[WeightSync]] = {}
     for sync in syncs:
         of = len(sync.parameters)
-        if silent := tuple(name for name, each in sync.parameters.items() if each.had is None):
+        if silent := tuple(name for name, each in sync.parameters.items() if each.had is None and not each.answers):
             found.setdefault((f"{len(silent)} of {of} parameters were never sent: {_names(silent)}", silent), []).append(sync)
-        if other := tuple(name for name, each in sync.parameters.items() if each.sent not in (None, each.had)):
+        if other := tuple(name for name, each in sync.parameters.items() if each.had and each.sent not in (None, each.had)):
             found.setdefault((f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
         for engine in range(sync.engines):
             if not _recorded(sync, engine) or (stale and not _changed(sync, engine)):

@@ -17,12 +17,14 @@ from typing import Any
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog import query
-from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.dump_record import require_run_name
 from actordbg.judge.recorded_calls import RecordedCall, Terms
 from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
 
 _RECORD = "record the run with `actordbg run --calls forward,loss` (or `dump enable --calls forward,loss`)"
+_REPLAYED = "openrlhf."
+"""How the function of a loss begins that `TRAINER.total_loss` computes."""
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,13 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     """Read the losses of a step, and look up their forwards.
 
     run: None if only one run has losses of that step. Raises NothingToDo if there are none, UsageError for several runs,
-    Unsupported for a loss whose formula is not known or whose forward is not in the store.
+    Unsupported for a loss whose formula is not known, that is not OpenRLHF's, or whose forward is not in the store. A step that
+    was recorded again, such as after a restart from a checkpoint, is the one of the newest processes.
     """
     catalog = query.open_fresh(store.require())
     where = f"point = 'loss' and step = {number}"
+    require_run_name(run)
     if run is not None:
-        if not is_plain_name(run):
-            raise UsageError(f"{run!r:.60} is not the name of a run", hint="`actordbg dump ls` shows the runs")
         where += f" and run = '{run}'"
     rows = query.select_dumps(catalog, where, losses=True)
     if not rows:
@@ -149,12 +151,16 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     runs = sorted({row.run for row in rows})
     if len(runs) > 1:
         raise UsageError(f"{plural(len(runs), 'run')} have losses of step {number}: {', '.join(runs)}", hint="pass --run NAME")
-    by_rank: dict[int, list[tuple[RecordedCall, str]]] = {}
+    by_rank: dict[int, dict[tuple[object, ...], list[tuple[RecordedCall, str]]]] = {}
     for row in rows:
         call = RecordedCall.read(str(store.root / row.path))
         if call.fact("loss") is not None and call.record.role == "policy loss":
-            by_rank.setdefault(row.rank, []).append((call, row.path))
-    micro_batches = [micro for calls in by_rank.values() for micro in _joined(catalog, calls)]
+            process = call.record.host, call.record.pid, call.record.instance
+            by_rank.setdefault(row.rank, {}).setdefault(process, []).append((call, row.path))
+    newest = {
+        rank: max(of.values(), key=lambda calls: max(call.record.timestamp for call, _ in calls)) for rank, of in by_rank.items()
+    }
+    micro_batches = [micro for calls in newest.values() for micro in _joined(catalog, calls)]
     if not micro_batches:
         raise NothingToDo(f"the losses of step {number} lack results, or are those of another model than a policy", hint=_RECORD)
     micro_batches.sort(key=lambda each: (each.place, each.loss.record.rank))
@@ -164,7 +170,9 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
         if key not in seen or each.loss.fact("dp_size") == each.loss.record.world_size:
             whole.append(each)
         seen.add(key)
-    return replace(made := RecordedStep(runs[0], number, tuple(whole)), missing=_missing(made, set(by_rank)))
+    made = RecordedStep(runs[0], number, tuple(whole))
+    counts = {rank: len(calls) for rank, calls in newest.items()}
+    return replace(made, missing=_missing(made, counts, {len(of) for of in by_rank.values()}))
 
 
 def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -> list[MicroBatch]:
@@ -172,6 +180,9 @@ def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -
     joined = []
     for place, (loss, path) in enumerate(sorted(calls, key=lambda pair: pair[0].record.monotonic_ns)):
         about = f"the loss {loss.record.dump_id}"
+        if not str(loss.record.actor.get("function")).startswith(_REPLAYED):
+            text = f"{about} is {loss.record.actor.get('function')}, and only losses of OpenRLHF are replayed"
+            raise Unsupported(text, hint="`actordbg lint` judges recorded losses of any trainer")
         if loss.terms is None:
             raise Unsupported(f"{about} has a formula that is not known: {loss.record.actor.get('function')}", hint=_RECORD)
         forward = next(iter(query.select_dumps(catalog, f"dump_id = '{loss.forward_id}'")), None) if loss.forward_id else None
@@ -182,14 +193,19 @@ def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -
     return joined
 
 
-def _missing(step: RecordedStep, ranks: set[int]) -> str:
-    """Say what a step lacks; "" if it is whole."""
+def _missing(step: RecordedStep, counts: dict[int, int], recordings: set[int]) -> str:
+    """Say what a step lacks; "" if it is whole. counts: micro-batches by rank. recordings: how often ranks recorded the step."""
     first = step.micro_batches[0].loss.record
-    absent = sorted(set(range(first.world_size or 1)) - ranks)
+    absent = sorted(set(range(first.world_size or 1)) - counts.keys())
     if absent:
         return f"the losses of {plural(len(absent), 'rank')} were not recorded: {', '.join(map(str, absent[:8]))}"
-    if len(step.micro_batches) % step.ranks:
+    if len(recordings) > 1:
+        return "some ranks recorded the step more often than others"
+    if len(set(counts.values())) > 1 or len(step.micro_batches) % step.ranks:
         return "ranks recorded different numbers of micro-batches"
+    engine = None if step.fact("dynamic_batch") else step.fact("engine_accumulation")
+    if engine and (own := min(counts.values())) != engine:
+        return f"{own} of {plural(int(engine), 'micro-batch')} of each rank were recorded"
     if step.grad_norm is None and first.actor.get("wrapper_class") == "DeepSpeedEngine":
         return "no recorded loss is followed by the optimizer step"
     return ""

@@ -105,9 +105,11 @@ def run_step(store: Store, step: RecordedStep, config: ReplayConfig, on_event: C
                 spec = ReplaySpec(f"{folder.name}-{name}", now_timestamp(), own, inputs, command="step")
                 outcome = run_replay(store, spec, on_event, folder=folder / name, deal=False, warm=warm)
                 results[name] = _side(outcome, inputs)
+                if results[name].failed:
+                    break
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return StepFigures(step, config, results["replay"], results["reference"])
+    return StepFigures(step, config, results["replay"], results.get("reference", Side()))
 
 
 def _plan(step: RecordedStep, config: ReplayConfig) -> StepPlan:

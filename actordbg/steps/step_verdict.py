@@ -8,7 +8,8 @@ Three questions, in this order, since each explains what comes after it:
 | Is each loss its formula, and does backward get every term? | recorded losses | clipping; KL, auxiliary and doubled terms |
 | Is the norm that of the whole step's gradient? | the step's weights | last micro-batch only, twice, ranks, accumulation |
 
-A cause is named only if what it predicts agrees with what was recorded to rounding. Losses are compared on the sum of their
+A cause is named only if what it predicts agrees with what was recorded to rounding. Of a step that was not recorded whole, only
+what a single loss shows is judged. Losses are compared on the sum of their
 absolute terms. If the model's log-probs are not the recorded ones, its weights are another step's, and the norm is not checked.
 """
 
@@ -59,7 +60,7 @@ def factor_of(step: RecordedStep) -> float:
 def normalization(step: RecordedStep) -> Iterator[StepCause]:
     """Yield the faults of what the losses are divided by. Needs no model."""
     terms, dp_size = "tokens" if step.by_token else "rows", step.fact("dp_size")
-    if dp_size is not None and dp_size != step.ranks:
+    if not step.missing and dp_size is not None and dp_size != step.ranks:
         words = (
             f"dp_size is {dp_size}, and {plural(step.ranks, 'rank')} {'shares' if step.ranks == 1 else 'share'} the step: every"
         )
@@ -74,6 +75,8 @@ def normalization(step: RecordedStep) -> Iterator[StepCause]:
         yield StepCause(
             "engine accumulation", words, "give DeepSpeed the accumulation of the trainer (gradient_accumulation_steps)"
         )
+        return
+    if step.missing:
         return
     name = "batch_num_tokens" if step.by_token else "global_batch_size"
     by, wanted = step.fact(name), step.divisor / step.accumulation
@@ -167,6 +170,8 @@ def of_norm(figures: StepFigures) -> StepCause | None:
     if recorded is None or near(recorded, factor * whole, tolerance) or near(recorded, figures.replayed.grad_norm, tolerance):
         return None  # it follows from the losses as they were recorded
     said = f"the norm is {number(recorded)} where the whole step has {number(factor * whole)}"
+    if not (math.isfinite(recorded) and recorded > 0 and factor * whole > 0):
+        return StepCause("unknown", f"{said}; no known fault explains it", "")
     zero, gas = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation
     cases: list[tuple[str, float, str, str]] = []
     if step.places > 1:
@@ -201,13 +206,17 @@ def of_norm(figures: StepFigures) -> StepCause | None:
 def causes_of(figures: StepFigures) -> list[StepCause]:
     """Return every known fault of the step, the first explains most."""
     causes = [*normalization(figures.step), *formula(figures.step)]
-    if not why_not_its_weights(figures) and (cause := of_norm(figures)) is not None:
+    if not why_no_norm(figures) and (cause := of_norm(figures)) is not None:
         causes.append(cause)
     return causes
 
 
-def why_not_its_weights(figures: StepFigures) -> str:
-    """Say why the norm cannot be checked: the model does not have the step's weights; "" if it has."""
+def why_no_norm(figures: StepFigures) -> str:
+    """Say why the norm cannot be checked: a part of the gradient is missing, or the step's weights; "" if it can."""
+    if figures.step.missing:
+        return "the step is not whole"
+    if figures.step.fact("aux_loss_coef"):
+        return "the auxiliary loss of its experts is not replayed"
     met: dict[str, Any] = (figures.replayed.resolved or {}).get(MET_WEIGHTS, {})
     if met.get("other"):
         return "the model's weights are not those whose hashes were recorded at this step"
@@ -225,7 +234,7 @@ def verdict_of(figures: StepFigures) -> Verdict:
     if failed := replayed.failed or reference.failed:
         return Verdict(FAILED, f"{title} did not run: {failed}", next="actordbg step --backend plain")
     left = [step.missing] if step.missing else []
-    if other := why_not_its_weights(figures):
+    if other := why_no_norm(figures):
         left.append(f"the gradient's norm, since {other}")
     elif step.grad_norm is None:
         left.append("the gradient's norm, which was not recorded")

@@ -49,9 +49,10 @@ def test_a_server_is_a_third_side(engine: ExplainedOutputs, begins: str) -> None
 
 def test_figures_have_the_fields_names_and_signs() -> None:
     rollout, run = np.array([-1.0, -2.0]), np.array([-1.0, -1.5])
-    figures = field_figures(rollout, run)
+    now = np.array([-1.0, -2.5])
+    figures = field_figures(rollout, now, run)
     assert figures["vllm_kl"] == pytest.approx(-0.25), "positive where the rollout is more certain"
-    assert figures["mismatch_kl"] == pytest.approx((math.exp(0.5) - 1.5) / 2)
+    assert figures["mismatch_kl"] == pytest.approx((math.exp(-0.5) - 0.5) / 2), "of the update itself"
     assert figures["token_mult_prob_error"] == pytest.approx((1 + math.exp(0.5)) / 2)
     assert figures["rollout_probs_diff_mean"] == pytest.approx((math.exp(-1.5) - math.exp(-2)) / 2)
-    assert field_figures(run, run)["rollout_is_eff_sample_size"] == pytest.approx(1.0)
+    assert field_figures(run, run, run)["rollout_is_eff_sample_size"] == pytest.approx(1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from commandline import invoke
 from replaycases import publish
 
 import actordbg
-from actordbg.base.errors import EnvironmentProblem, NothingToDo, Unsupported
+from actordbg.base.errors import EnvironmentProblem, NothingToDo, Unsupported, UsageError
 from actordbg.demo.demo_training import build_assets
 from actordbg.formats.dump_record import make_dump_id
 from actordbg.formats.turn_record import SampledTurn, Trajectory, read_trajectory
@@ -113,6 +114,44 @@ def test_each_kind_of_difference_between_sampled_and_trained_is_named(store: Sto
     assert "as recorded in the training" in told["sentence"]
 
 
+def test_conversations_without_a_row_of_the_training_and_damaged_ones_are_not_checked(store: Store, tokenizer: Any):
+    some = [conversation(tokenizer, number=number) for number in range(3)]
+    stored(store, *some)
+    (store.root / "turns" / "r" / "h-1-000009.json").write_text("{")
+    assert turns_answer(store).verdict == "NOT CHECKED"
+    as_rows(store, list(some[0].trained))
+    answer = turns_answer(store)
+    assert answer.ok and "1 of 3 conversations" in answer.sentence
+    assert [left.partition(",")[0] for left in answer["not_checked"]] == ["2 conversations", "1 recorded conversation"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda ids, size: [[9, 9, *ids[2:]]],  # of another prompt
+        lambda ids, size: [[*ids[:-5], 99, *ids[-4:]], [*ids[:-6], 98, *ids[-5:]]],  # which of them is not clear
+    ],
+)
+def test_a_row_that_may_be_another_conversations_is_no_fault(store: Store, tokenizer: Any, rows: Callable[[Ids, int], list[Ids]]):
+    good, unrecorded = (conversation(tokenizer, number=number) for number in (0, 1))
+    stored(store, good, unrecorded)
+    as_rows(store, list(good.trained), *rows(list(unrecorded.trained), len(unrecorded.turns[0].given)))
+    answer = turns_answer(store)
+    assert answer.ok and answer["in_dumps"] == 1, answer.sentence
+
+
+def test_a_run_that_is_no_name_or_not_the_dumps_is_refused(store: Store, tokenizer: Any):
+    good = conversation(tokenizer)
+    stored(store, good)
+    as_rows(store, list(good.trained))
+    for run in ("/x", "*", ".."):
+        for command in ("turns", "weights"):
+            with pytest.raises(UsageError, match="name of a run"):
+                invoke(store, command, "--run", run)
+    with pytest.raises(UsageError, match="not of other"):
+        turns_answer(store, "last", run="other")
+
+
 def test_what_a_turn_was_given_is_held_against_the_turns_before_it(store: Store, tokenizer: Any):
     changed = conversation(tokenizer, lambda first, second: first[:-2] + second[len(first) - 1 :])
     answer = turns_answer(stored(store, changed), decode=tokenizer.decode)
@@ -179,6 +218,23 @@ def test_a_template_that_changes_earlier_turns_is_named(model: Path, tmp_path: P
     assert not answer.ok and kind in {fault["kind"] for fault in answer["faults"]}, answer.sentence
 
 
+def test_a_template_that_leaves_out_an_empty_answer_drops_text(model: Path, tmp_path: Path):
+    said = "{% for m in messages if m.content %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
+    said += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    answer = template_answer(with_template(model, tmp_path / "leaving", said))
+    assert [(fault["conversation"], fault["kind"]) for fault in answer["faults"]] == [("empty answer", "template drops text")]
+
+
+def test_a_template_that_refuses_every_conversation_is_not_checked(model: Path, tmp_path: Path, tokenizer: Any):
+    refusing = with_template(model, tmp_path / "refusing", "{{ raise_exception('no') }}")
+    odd = replace(conversation(tokenizer), trained=(2**30, *conversation(tokenizer).trained))
+    answer = template_answer(refusing, [odd])
+    assert answer.verdict == "NOT CHECKED" and len(answer["skipped"]) >= 8
+    (Path(refusing) / "tokenizer.json").write_text('{"version": "1.0", "model": 3}')
+    with pytest.raises(EnvironmentProblem):
+        template_answer(refusing)
+
+
 def test_a_model_without_a_template_or_a_tokenizer_is_refused(model: Path, tmp_path: Path):
     with pytest.raises(Unsupported, match="no chat template"):
         template_answer(with_template(model, tmp_path / "none", None))
@@ -216,4 +272,4 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
     told = read_trajectory(path)
     assert told.trained == (1, 2, 2, 5, 7, 5, 5, 7) and (told.bos, told.eos) == (1, None)
     assert [turn.given for turn in told.turns] == [(1, 2), (1, 2, 2, 5, 7)]
-    assert turns_answer(store).ok
+    assert turns_answer(store).verdict == "NOT CHECKED" and not turns_answer(store)["faults"], "nothing of a training is recorded"

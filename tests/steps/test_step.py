@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +15,13 @@ from commandline import invoke
 from stepcases import RecordedRun
 
 import actordbg
-from actordbg.base.errors import NothingToDo, UsageError
+from actordbg.api import steps as steps_api
+from actordbg.base.errors import CorruptDump, NothingToDo, Unsupported, UsageError
 from actordbg.base.imports import is_there
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.page import as_html
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.steps import run_step
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
 from actordbg.steps.step_document import step_data, step_page
@@ -23,11 +29,17 @@ from actordbg.steps.step_verdict import causes_of, verdict_of
 from actordbg.store.layout import Store
 
 
-def figures_of(tmp_path: Path, moved: float = 0.0, **wrong: Any) -> StepFigures:
-    """A recorded step, replayed by the test itself instead of by workers."""
+def figures_of(
+    tmp_path: Path, lost: Callable[[DumpRecord], bool] = lambda record: False, moved: float = 0.0, **wrong: Any
+) -> StepFigures:
+    """A recorded step, replayed by the test itself instead of by workers. lost: losses that were not recorded."""
     run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model", **wrong)
-    run.write(moved)
+    run.write(moved, publishes=lambda record: not lost(record))
     step, whole = recorded_step(run.store, None, 4), run.reference
+    kept = [
+        at for at in range(run.places * run.ranks) if not lost(DumpRecord("", "", at % run.ranks, "", 1, 1, 1, monotonic_ns=at))
+    ]
+    whole = replace(whole, figures=tuple(whole.figures[at] for at in kept), log_probs=tuple(whole.log_probs[at] for at in kept))
     factor = run.places * run.ranks
     replayed = replace(whole, figures=tuple(each | {"loss": each["loss"] * factor} for each in whole.figures))
     return StepFigures(step, ReplayConfig(model=str(run.model)), replayed, whole)
@@ -70,9 +82,79 @@ def test_each_fault_is_named(tmp_path: Path, fault: str):
     assert names[:1] == named and verdict_of(figures).word == "WRONG", names
 
 
+PARTS: dict[str, tuple[Callable[[DumpRecord], bool], str]] = {
+    "a rank": (lambda record: record.rank == 1, "1 rank were not recorded: 1"),
+    "a micro-batch": (lambda record: record.monotonic_ns == 0, "different numbers of micro-batches"),
+    "the same place of both ranks": (lambda record: record.monotonic_ns < 2, "1 of 2 micro-batches of each rank"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_step_of_which_a_part_is_missing_is_not_judged(tmp_path: Path, part: str):
+    lost, says = PARTS[part]
+    figures = figures_of(tmp_path, lost)
+    verdict = verdict_of(figures)
+    assert verdict.word == "NOT CHECKED" and not causes_of(figures) and says in verdict.not_checked[0], verdict.sentence
+
+
+def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path):
+    figures = figures_of(tmp_path)
+    run = RecordedRun(Store(tmp_path / "store"), tmp_path / "model")
+    run.write(process=1000)
+    step = recorded_step(run.store, "ppo", 4)
+    assert len(step.micro_batches) == len(figures.step.micro_batches) and {m.loss.record.pid for m in step.micro_batches} == {
+        5711,
+        5712,
+    }
+    run.write(process=2000, publishes=lambda record: record.rank == 0)
+    assert "more often" in recorded_step(run.store, "ppo", 4).missing
+
+
+def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an_error(tmp_path: Path):
+    figures = figures_of(tmp_path / "experts", facts={"aux_loss_coef": 0.01}, applied="twice")
+    assert verdict_of(figures).word == "NOT CHECKED" and any("auxiliary" in left for left in verdict_of(figures).not_checked)
+    figures = figures_of(tmp_path / "odd")
+    last = figures.step.micro_batches[-1].loss
+    own = last.fact
+    for recorded, whole in ((0.0, 1.0), (-1.0, 1.0), (math.inf, 1.0), (math.nan, 1.0), (1.0, 0.0)):
+        last.__dict__["fact"] = lambda name, recorded=recorded: recorded if name == "grad_norm" else own(name)
+        side = replace(
+            figures.reference, figures=(*figures.reference.figures[:-1], figures.reference.figures[-1] | {"grad_norm": whole})
+        )
+        assert [cause.name for cause in causes_of(replace(figures, reference=side))] == ["unknown"]
+
+
+def test_the_loss_of_another_trainer_is_refused_before_anything_runs(tmp_path: Path):
+    run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model", function="trl.trainer:GRPO._compute_loss")
+    run.write()
+    with pytest.raises(Unsupported, match="only losses of OpenRLHF"):
+        recorded_step(run.store, None, 4)
+
+
+def test_after_a_failed_replay_no_reference_runs_and_a_damaged_loss_of_another_step_costs_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ran = []
+    figures = figures_of(tmp_path)
+
+    def failing(store: Store, spec: Any, *more: Any, folder: Path, **named: Any) -> Any:
+        ran.append(folder.name)
+        return SimpleNamespace(results={}, resolved=None, folder=folder)
+
+    def damaged(path: str) -> Any:
+        raise CorruptDump(path)
+
+    monkeypatch.setattr(run_step, "run_replay", failing)
+    monkeypatch.setattr(steps_api, "find_model", str)
+    monkeypatch.setattr(steps_api, "RecordedCall", SimpleNamespace(read=damaged))
+    RecordedRun(Store(tmp_path / "store"), tmp_path / "model").write(process=1000, step=5)
+    answer = actordbg.open(tmp_path / "store").step(4, run="ppo", model=figures.config.model)
+    assert answer.verdict == "FAILED" and ran == ["replay"]
+
+
 def test_the_norm_is_not_checked_with_other_weights_or_without_a_recorded_one(tmp_path: Path):
     for at, (moved, wrong) in enumerate(((0.05, {}), (0.0, {"applied": "missing"}))):
-        verdict = verdict_of(figures_of(tmp_path / str(at), moved, **wrong))
+        verdict = verdict_of(figures_of(tmp_path / str(at), moved=moved, **wrong))
         assert verdict.word == "NOT CHECKED" and any("norm" in left or "optimizer step" in left for left in verdict.not_checked)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from catalogcases import record
 from torch import Tensor
 
 from actordbg.actor.models import TinyShape, build_tiny
-from actordbg.formats.dump_record import LOSS
+from actordbg.formats.dump_record import LOSS, DumpRecord, make_dump_id
 from actordbg.steps.run_step import Side
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -46,11 +47,22 @@ class RecordedRun:
     kl: str = ""
     doubled: bool = False
     clipped: bool = True
+    function: str = "openrlhf.models.loss:PolicyLoss.forward"
     facts: dict[str, Any] = field(default_factory=dict)
     reference: Side = field(default_factory=Side)
 
-    def write(self, moved: float = 0.0) -> None:
-        """Publish the dumps. moved: nats by which the recorded log-probs are not those of the model: other weights."""
+    def write(
+        self,
+        moved: float = 0.0,
+        *,
+        process: int = 0,
+        step: int = 4,
+        publishes: Callable[[DumpRecord], bool] = lambda record: True,
+    ) -> None:
+        """Publish the dumps. moved: nats by which the recorded log-probs are not those of the model: other weights. process:
+        a later job's processes. publishes: which losses are recorded.
+        """
+        self._process, self._step, self._publishes = process, step, publishes
         self._made = torch.Generator().manual_seed(5)
         model = self._tiny_model() if self.real else self._pairs()
         batches = [(place, rank, self._batch(model, moved)) for place in range(self.places) for rank in range(self.ranks)]
@@ -113,6 +125,10 @@ class RecordedRun:
     def _kl(self, batch: dict[str, Tensor]) -> Tensor:
         return torch.where(batch["action_mask"], batch["log_probs"] - batch["context.base_action_log_probs"], 0.0)
 
+    def _record(self, index: int, rank: int) -> DumpRecord:
+        made = record(index + self._process)
+        return replace(made, dump_id=make_dump_id(made.timestamp, index, 4711 + self._process + rank, f"{index:08x}"))
+
     def _publish(self, batches: list[tuple[int, int, dict[str, Tensor]]], total: int, norm: float | None) -> None:
         dp_size, engine = self.dp_size or self.ranks, self.engine or self.places
         by = total / self.places * self.tokens
@@ -125,10 +141,11 @@ class RecordedRun:
             )
             common = {
                 "batch_size": ROWS, "seq_len": PROMPT + ANSWER, "tokens": int(batch["attention_mask"].sum()), "run": "ppo",
-                "world_size": self.ranks, "model_dtype": "float32", "action_len": ANSWER, "rank": rank, "step": 4, "training": True,
+                "world_size": self.ranks, "model_dtype": "float32", "action_len": ANSWER, "rank": rank, "step": self._step, "training": True,
+                "host": "node", "pid": 4711 + self._process + rank,
                 "monotonic_ns": number, "grad_enabled": True, "model_name": str(self.model), "role": "policy",
             }  # fmt: skip
-            forward = replace(record(2 * number), **(common | {"arguments": {"return_output": True}}))
+            forward = replace(self._record(2 * number, rank), **(common | {"arguments": {"return_output": True}}))
             inputs = {name: batch[name] for name in ("sequences", "attention_mask", "action_mask")}
             self.store.publish_dump(*payload.encode(forward, inputs))
             held = {name: tensor.detach() for name, tensor in batch.items()}
@@ -142,6 +159,8 @@ class RecordedRun:
                 held["output.grad_norm"] = torch.tensor(norm)
             arguments = {f"context.{name}": value for name, value in facts.items()} | {"dp_size": dp_size}
             arguments["context.forward"] = forward.dump_id
-            actor = {"function": "openrlhf.models.loss:PolicyLoss.forward", "zero_stage": 2, "wrapper_class": "DeepSpeedEngine"}
+            actor = {"function": self.function, "zero_stage": 2, "wrapper_class": "DeepSpeedEngine"}
             changed = {"arguments": arguments, "point": LOSS, "actor": actor, "role": "policy loss", "replayable": False}
-            self.store.publish_dump(*payload.encode(replace(record(2 * number + 1), **(common | changed)), held))
+            described = replace(self._record(2 * number + 1, rank), **(common | changed))
+            if self._publishes(described):
+                self.store.publish_dump(*payload.encode(described, held))

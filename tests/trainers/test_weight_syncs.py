@@ -21,7 +21,7 @@ import actordbg
 from actordbg.base.errors import CorruptDump, NothingToDo
 from actordbg.base.imports import is_there
 from actordbg.demo.demo_training import build_assets, start_job
-from actordbg.formats.weight_hashes import sha256_of
+from actordbg.formats.weight_hashes import WeightRecord, sha256_of
 from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync, read_sync
 from actordbg.judge.turns import turns_answer
 from actordbg.judge.weight_ladder import climb, weights_answer
@@ -38,9 +38,10 @@ def parameter(had: str | None = A, arrived: str | None = A, loaded: int | None =
     return SentParameter("bfloat16", (2, 3), had, had, answers)
 
 
-def synced(store: Store, *transfers: dict[str, SentParameter]) -> Store:
+def synced(store: Store, *transfers: dict[str, SentParameter], apart: int = 1, engines: int = 1) -> Store:
     for number, parameters in enumerate(transfers):
-        sync = WeightSync("r", 0, "h", 1, number, number, f"2026-01-01T00:00:0{number}.000000Z", 0.1, 1, parameters)
+        when = f"2026-01-01T00:00:0{number}.000000Z"
+        sync = WeightSync("r", 0, "h", 1, number, apart * number, when, 0.1, engines, parameters)
         path = store.root / "syncs" / "r" / sync.name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(sync.to_json())
@@ -73,6 +74,39 @@ def test_parameters_that_do_not_move_are_no_fault_and_unrecorded_engines_are_not
     blind = {name: parameter(arrived=None, loaded=None, recorded=False) for name in HEALTHY}
     answer = weights_answer(synced(store, blind, blind))
     assert not answer.ok and answer.verdict == "NOT CHECKED"
+
+
+@pytest.mark.parametrize(
+    ("transfers", "step", "second", "word"),
+    [(2, 11, 5, "RIGHT"), (2, 16, 5, "RIGHT"), (2, 17, 5, "WRONG"), (2, 17, 0, "RIGHT"), (1, 11, 5, "RIGHT")],
+)
+def test_a_transfer_is_missed_only_after_more_steps_than_ever_between_two(
+    store: Store, transfers: int, step: int, second: int, word: str
+):
+    synced(store, *[HEALTHY] * transfers, apart=8)
+    hashed = WeightRecord("r", 0, "h", 1, "i", 7, step, f"2026-01-01T00:00:0{second}.000000Z", 0.1, 1)
+    path = store.root / "weights" / "r" / hashed.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(hashed.to_json())
+    answer = weights_answer(store)
+    assert answer.verdict == word and any("transfer is due" in left for left in answer["not_checked"]) == (transfers == 1)
+
+
+def test_a_hash_that_failed_and_an_engine_without_an_answer_are_not_checked(store: Store):
+    failed = replace(parameter(), had=None, sent=B)
+    answer = weights_answer(synced(store, HEALTHY | {"layers.1.q_proj": failed}))
+    assert answer.ok and "3 parameters" in answer.sentence and "1 of 4 parameters, which could not be hashed" in answer.sentence
+    assert weights_answer(synced(store, dict.fromkeys(HEALTHY, failed))).verdict == "NOT CHECKED"
+    half = replace(parameter(), answers=(EngineAnswer(True, A, 1), EngineAnswer()))
+    assert "1 of 2 answers were recorded" in weights_answer(synced(store, dict.fromkeys(HEALTHY, half), engines=2)).sentence
+
+
+def test_a_damaged_transfer_costs_one_transfer(store: Store):
+    synced(store, HEALTHY, HEALTHY)
+    path = max((store.root / "syncs" / "r").iterdir())
+    path.write_text("{")
+    answer = weights_answer(store)
+    assert answer["transfers"] == 1 and "1 transfer, whose files are damaged" in answer.sentence
 
 
 def test_without_transfers_it_says_how_to_record_them_and_a_broken_file_is_refused(store: Store):
@@ -208,4 +242,4 @@ def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store: Store, tmp_path:
     ]
     assert max(ladder.moved[1:]) > 0
     turns = turns_answer(store, run="ppo")
-    assert turns.ok and turns["trajectories"] == turns["turns"] == 40, turns.sentence
+    assert not turns["faults"] and turns["trajectories"] == turns["turns"] == 40, turns.sentence
