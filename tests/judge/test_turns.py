@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,6 +196,10 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
 
     monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
     monkeypatch.setenv("ACTORDBG_RUN", "agents")
+    threads, write = [], turn_recording.atomic_write
+    monkeypatch.setattr(
+        turn_recording, "atomic_write", lambda *given: (threads.append(threading.current_thread()), write(*given))
+    )
     turn_recording.attach(SimpleNamespace(AgentExecutorBase=AgentExecutorBase))  # type: ignore[arg-type]
 
     class Agent(AgentExecutorBase):
@@ -217,6 +222,7 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
     assert trajectory.trained == (1, 2, 2, 5, 7, 5, 5, 7) and (trajectory.bos, trajectory.eos) == (1, None)
     assert [turn.given for turn in trajectory.turns] == [(1, 2), (1, 2, 2, 5, 7)]
     assert turns_answer(store).ok
+    assert threads and threading.main_thread() not in threads, "no disk is waited for in the event loop"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NotingEngine:
-    """Stands in for the engine: notes the ids that `generate` gets and returns. turns: None for one that could not be read."""
+    """Stands in for the engine: notes the ids that `generate` gets and returns. turns: None marks an unreadable turn."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

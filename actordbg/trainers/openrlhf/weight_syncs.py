@@ -131,10 +131,10 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
                     had[name] = sha256_of(parameters[name].data)
 
         def note_tensor(tensor: Any) -> None:
-            if answers and (name := next(reversed(answers))):
+            if answers and (name := next(reversed(answers))) in had:
                 with told(_FAILED):
                     same = tensor.data_ptr() == parameters[name].data.data_ptr()
-                    sent[name] = had[name] if same and name in had else sha256_of(tensor)
+                    sent[name] = had[name] if same else sha256_of(tensor)
 
         self.vllm_engines = [_Sender(engine, note_name) for engine in engines]
         if hasattr(group, "broadcast"):
