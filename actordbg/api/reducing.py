@@ -14,7 +14,7 @@ from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Items,
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.bundle import pack_bundle, upload
 from actordbg.judge.sides import GOLDEN
-from actordbg.records.comparison_record import ComparisonRecord
+from actordbg.records.comparison_record import MISMATCH, ComparisonRecord
 from actordbg.reduce.case import CRASH, ERROR, HANG
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import RECORD, Reduction, folder_of_reduction, reduce_replay
@@ -24,11 +24,12 @@ from actordbg.store.layout import Store, read_with_owner
 
 @dataclass(frozen=True)
 class Subject:
-    """What is reduced. recorded: the outputs that the run recorded, as a comparison with them says."""
+    """What is reduced. recorded: the outputs that the run recorded, as a comparison with them says. wrong: its wrong dumps."""
 
     reduction_id: str
     replay_id: str
     recorded: bool = False
+    wrong: tuple[str, ...] = ()
 
 
 def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
@@ -41,7 +42,8 @@ def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
             raise NothingToDo(f"comparison {record.comparison_id} has no mismatch", hint="name a comparison with a mismatch")
         if record.a.replay_id is None:
             raise UsageError(f"comparison {record.comparison_id} has no replay", hint="name a replay")
-        return Subject(record.comparison_id, record.a.replay_id, record.b.kind == GOLDEN)
+        wrong = tuple(dump.dump_id for dump in record.dumps if dump.verdict == MISMATCH)
+        return Subject(record.comparison_id, record.a.replay_id, record.b.kind == GOLDEN, wrong)
     replay_id = get_replay(store, name).replay_id
     return Subject(replay_id, replay_id)
 
@@ -53,8 +55,8 @@ def reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
     spec = desk.replayed(subject.replay_id)
     with desk.client.progress("reducing", None) as advance:
         return reduce_replay(
-            store, spec, reduction_id=subject.reduction_id, recorded=subject.recorded, most=trials, seconds=seconds,
-            on_step=lambda words: advance(0, note=words),
+            store, spec, reduction_id=subject.reduction_id, recorded=subject.recorded, wrong=subject.wrong, most=trials,
+            seconds=seconds, on_step=lambda words: advance(0, note=words),
         )  # fmt: skip
 
 

@@ -73,11 +73,11 @@ def in_markdown(text: str, *, leading: bool = False) -> str:
     return _LEADING.sub(r"\2\\\1\3", escaped.strip()) if leading else escaped
 
 
-def fenced(text: str) -> str:
-    """Return `text` as a Markdown code block, in a fence longer than any run of backticks in it."""
+def fenced(text: str, language: str = "text") -> str:
+    """Return `text` as a Markdown code block of a language, in a fence longer than any run of backticks in it."""
     shown = in_lines(text)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", shown)), default=0))
-    return f"{fence}text\n{shown}\n{fence}"
+    return f"{fence}{language}\n{shown}\n{fence}"
 
 
 def in_html(text: str) -> str:

@@ -420,17 +420,39 @@ def attach(slot: Any, wrap: Wrap) -> None:
 
 
 def _within(recorder: Any, control: Control) -> Callable[..., Any]:
-    """Return what a call runs first: calls outside of the steps are counted as sampled out."""
+    """Return what a call runs first: calls outside of the steps are counted as sampled out.
+
+    The steps are those of the model that is trained in this process: a reference beside it has an engine that never steps.
+    """
     first, last = min(control.steps or ()), max(control.steps or ())
     outside = replace(control, every=0)
+    trained: int | None = None
 
     def enter(binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+        nonlocal trained
         step = getattr(getattr(actor, "model", None), "global_steps", None)
+        if step is not None and getattr(actor, "training", False) and torch.is_grad_enabled():
+            trained = step
+        if trained is not None:
+            step = trained
+        elif step is None or _has_no_steps(recorder.known(actor) or recorder.meet(actor, control), actor):
+            recorder.notices.warn(
+                "steps", f"--step selects no call of this {type(actor).__name__}: its optimizer step is unknown"
+            )
+            step = None
         binder.control = None if step is not None and first <= step <= last else outside
-        entered: Item | None = type(recorder).enter(recorder, binder, actor, args, kwargs)
-        return entered
+        try:
+            entered: Item | None = recorder.enter(binder, actor, args, kwargs)
+            return entered
+        finally:
+            binder.control = None
 
     return enter
+
+
+def _has_no_steps(instance: Any, actor: Any) -> bool:
+    """Check for a reference model in a process of its own. An adapter's reference has its trainer's step."""
+    return instance.role == "reference" and getattr(actor, "recorded_role", None) is None
 
 
 def _first(slot: Any, inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,7 +36,8 @@ class EngineAnswer:
 
 @dataclass(frozen=True)
 class SentParameter:
-    """A trainable parameter in a transfer. had: hash of the trainer's bytes at the send; None if it was not sent.
+    """A trainable parameter in a transfer. had: hash of the trainer's bytes at the send; None if it was not sent, or if hashing
+    failed: only a parameter without answers was never sent.
 
     sent: hash of what went out, where the transport shows it. answers: of each engine.
     """

@@ -29,6 +29,8 @@ from actordbg.formats.nested_values import CONTEXT
 from actordbg.records.comparison_record import StoredRecord
 
 DIFFERENCE, GRADIENT, RERUN, ERROR, CRASH, HANG = KINDS = ("difference", "gradient", "rerun", "error", "crash", "hang")
+SEVERAL = (CRASH, HANG)
+"""Kinds that a script shows with several processes too: the others are about the rows of one process."""
 ALONE, PADDED, PACKED = LAYOUTS = ("alone", "padded", "packed")
 MODEL, TRAINER = THROUGH = ("model", "openrlhf")
 ENGINES = ("", "deepspeed", "fsdp2")
@@ -89,6 +91,7 @@ class FaultCase(StoredRecord):
         )  # fmt: skip
         bad = [value for value, values in known if value not in values]
         bad += [] if clean_config(self.config or {}) == (self.config or {}) else ["a model's configuration with code or paths"]
+        bad += [f"{self.kind} in {self.processes} processes"] * (self.processes > 1 and self.kind not in SEVERAL)
         if bad or not self.rows or bool(self.config) == bool(self.checkpoint) or not 0 < self.processes <= 64:
             raise CorruptDump(f"not a case: {', '.join(map(str, bad)) or 'no rows, or no model'}", hint="reduce the replay again")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import BadResult, UsageError
-from actordbg.base.foreign_text import in_line
+from actordbg.base.foreign_text import fenced, in_line, in_markdown
 from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, HANG, PACKED, TRAINER, FaultCase
 from actordbg.reduce.reduction import Reduction
 from actordbg.reduce.script import in_a_folder, render
@@ -29,6 +29,8 @@ PACKAGES = ("torch", "transformers", "deepspeed", "openrlhf")
 PATIENCE_S = 600.0
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES")
 """Environment variables that a fresh run keeps."""
+_SHOWN = re.compile("WRONG|what comes")
+"""What a script prints before it exits with 1; an interpreter that fails exits with 1 too."""
 _STATE = re.compile(r"linear_attn|mamba|conv|mixer|recurrent|ssm")
 """Parts of the names of modules with a state along the sequence."""
 
@@ -62,7 +64,7 @@ def script_of(record: Reduction, fixed: str | None = None) -> Script:
     seen = ", ".join(f"{name} {version}" for name, version in _versions(record))
     text = render(case, title_of(record), versions=f"{seen}, Python {platform.python_version()}", weights=weights, private=True)
     code, output = run_fresh(text, case)
-    if code != 1:
+    if code != 1 or not _SHOWN.search(output):
         raise BadResult(
             f"the script does not show it in a fresh interpreter: exit code {code}\n{output[-2000:]}",
             hint="what shows it here is in this process's environment: PYTHONPATH, a patched class, environment variables",
@@ -122,27 +124,32 @@ def issue_text(record: Reduction, script: Script) -> str:
     case = record.case
     needs = "" if case.through != TRAINER and not case.engine else " It needs " + " and ".join(list(_packages(case))[2:]) + "."
     what = "\n".join(script.output.strip().splitlines()[-12:])
-    tried = [f"- {words}: {result}" for words, result in (record.tried or {}).items()]
+    tried = [f"- {in_markdown(f'{words}: {result}')}" for words, result in (record.tried or {}).items()]
     lines = [
-        f"# {title_of(record)}",
+        f"# {in_markdown(title_of(record))}",
         "## Environment",
         "\n".join(
             [
-                *(f"- {name} {version}" for name, version in _versions(record)),
+                *(f"- {in_markdown(f'{name} {version}')}" for name, version in _versions(record)),
                 f"- Python {platform.python_version()}, {platform.system()} {platform.machine()}",
             ]
         ),
         "## What happens",
         _happens(record),
-        f"```text\n{what}\n```",
+        fenced(what),
         "## What is expected",
         _expected(record),
         "## Script",
         f"It exits with 1 while this happens, and with 0 when it is gone.{needs}",
-        f"```python\n{script.text.rstrip()}\n```",
+        fenced(script.text.rstrip(), "python"),
         "## What was tried",
         "\n".join(tried or ["- nothing beside it"]),
-        *([f"A smaller case shows something else: {found} ({size})." for found, size in (record.aside or {}).items()][:3]),
+        *(
+            [
+                f"A smaller case shows something else: {in_markdown(f'{found} ({size})')}."
+                for found, size in (record.aside or {}).items()
+            ][:3]
+        ),
         "## Where this may belong",
         "\n\n".join(_guess(record)),
     ]
@@ -151,9 +158,9 @@ def issue_text(record: Reduction, script: Script) -> str:
 
 def _happens(record: Reduction) -> str:
     case = record.case
-    laws = f" Broken invariances: {', '.join(record.fingerprint.laws)}." if record.fingerprint.laws else ""
+    laws = f" Broken invariances: {in_markdown(', '.join(record.fingerprint.laws))}." if record.fingerprint.laws else ""
     weights = "random weights from a seed" if case.config else "the checkpoint's weights"
-    return f"{record.fingerprint.said}.{laws} Seen with {case.words}, {weights}, {case.dtype}."
+    return f"{in_markdown(record.fingerprint.said, leading=True)}.{laws} Seen with {case.words}, {weights}, {case.dtype}."
 
 
 def _expected(record: Reduction) -> str:
@@ -198,6 +205,6 @@ def _guess(record: Reduction) -> Iterator[str]:
         owner = package or (
             "openrlhf" if case.through == TRAINER else case.engine if case.engine == "deepspeed" else "transformers or torch"
         )
-        yield f"A guess, from {'the innermost frame' if frames else 'the module and the settings'}: **{owner}**."
+        yield f"A guess, from {'the innermost frame' if frames else 'the module and the settings'}: **{in_markdown(owner)}**."
         if frames:
-            yield "```text\n" + "\n".join(frames[-5:]) + "\n```"
+            yield fenced("\n".join(frames[-5:]))

@@ -6,8 +6,8 @@
 1. The wrong input is checked again, in a store of its own inside the reduction's folder. What `check` says is the fingerprint.
 2. The case that is furthest from the replay and shows it is the start: transformers alone before the trainer, a small random
    model before the checkpoint, one process before several.
-3. It is shrunk (`shrink`). The result runs twice, in two processes, and is checked as a replay: a smaller case with another
-   law or module is set aside, and the last case with the same is taken.
+3. It is shrunk (`shrink`). The result runs twice in this call, in two processes, and is checked as a replay: a smaller
+   case with another law or module is set aside, and the last case with the same is taken.
 
 `store/reductions/<id>/` has `trials.jsonl` and `reduction.json`; <id> is the replay's, so the same command continues.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ from actordbg.actor.family_models import build_families, config_of_model
 from actordbg.actor.hub_model import folder_of, read_json, versions_of
 from actordbg.actor.models import ensure_tiny
 from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported
+from actordbg.base.units import plural
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, TINY, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, contiguous_strides, make_dump_id, now_timestamp
 from actordbg.formats.encoding import PlainTensor
@@ -43,6 +44,7 @@ from actordbg.reduce.case import (
     MODEL,
     PACKED,
     PADDED,
+    SEVERAL,
     TRAINER,
     FaultCase,
     clean_config,
@@ -61,6 +63,8 @@ LEAKED = (
     "packed rows attend to each other: transformers keeps rows apart by position_ids only without an attention mask and without "
     "a cache (use_cache=False)"
 )
+MOST_CHECKED = 3
+"""Inputs of the replay that are checked again, the likeliest first."""
 WIDEST = 1024
 """The largest hidden size of a random model that has the sizes of the replay's."""
 
@@ -99,10 +103,11 @@ def folder_of_reduction(store: Store, reduction_id: str) -> Path:
 
 
 def reduce_replay(
-    store: Store, spec: ReplaySpec, *, reduction_id: str = "", recorded: bool = False, most: int = 200, seconds: float = 300.0,
-    on_step: Callable[[str], None] = lambda words: None,
+    store: Store, spec: ReplaySpec, *, reduction_id: str = "", recorded: bool = False, wrong: Collection[str] = (),
+    most: int = 200, seconds: float = 300.0, on_step: Callable[[str], None] = lambda words: None,
 ) -> Reduction:  # fmt: skip
     """Reduce a replay's wrong input. recorded: the outputs that the run recorded are wrong, not the replay's.
+    wrong: ids of the dumps that a comparison says are wrong.
 
     most, seconds: the budget of trials of this call. Raises NothingToDo if no input is wrong now, Unsupported if no script
     shows it.
@@ -110,7 +115,7 @@ def reduce_replay(
     began, folder = time.monotonic(), folder_of_reduction(store, reduction_id or spec.replay_id)
     own = Store(folder / "store").create()
     on_step("checking the input again")
-    fingerprint, case = _recorded(store, own, spec) if recorded else _original(store, own, spec)
+    fingerprint, case = _recorded(store, own, spec) if recorded else _original(store, own, spec, wrong)
     with Trials(folder, most=most, seconds=seconds) as trials:
         shrinker, finished = Shrinker(trials, fingerprint, case, on_step), True
         try:
@@ -125,8 +130,8 @@ def reduce_replay(
         aside = shrinker.aside | ({"another law or module": accepted[-1].words} if good < len(accepted) - 1 else {})
         best = accepted[good]
         on_step("running it again")
-        ending = trials.ending(best, afresh=True)
-        confirmed = fingerprint.shown_by(best, ending)
+        confirmed = all(fingerprint.shown_by(best, trials.ending(best, afresh=True)) for _ in range(2 - trials.ran(best)))
+        ending = trials.ending(best)
         tried = {}
         for words, case_beside in neighbours(best):
             try:
@@ -152,26 +157,29 @@ def _in_words(fingerprint: Fingerprint, case: FaultCase, trials: Trials) -> str:
     return (f"right, to {case.limit:g} nats" if ending.values else "right") if right else "wrong in another way"
 
 
-def _original(store: Store, own: Store, spec: ReplaySpec) -> tuple[Fingerprint, FaultCase]:
+def _original(store: Store, own: Store, spec: ReplaySpec, wrong: Collection[str]) -> tuple[Fingerprint, FaultCase]:
     """Check the wrong inputs one by one; return the first fingerprint, and its case."""
-    for item in _candidates(store, spec)[:3]:
+    candidates = _candidates(store, spec, wrong)
+    for item in candidates[:MOST_CHECKED]:
         record, tensors = load_plain(store.root / item.path)
         fingerprint, resolved = _check(own, spec.config, record, tensors)
         if fingerprint is not None:
             return fingerprint, _case(own, spec.config, fingerprint, tensors, resolved)
     raise NothingToDo(
-        f"no input of replay {spec.replay_id} is wrong now",
+        f"none of the {plural(min(len(candidates), MOST_CHECKED), 'input')} tried is wrong now, of {len(candidates)} of replay "
+        f"{spec.replay_id}",
         hint="reduce a replay that fails `actordbg check`, in its environment",
     )
 
 
-def _candidates(store: Store, spec: ReplaySpec) -> list[ReplayInput]:
-    """Return the replay's inputs, those first that failed or broke a law, then those that show the most."""
+def _candidates(store: Store, spec: ReplaySpec, mismatched: Collection[str] = ()) -> list[ReplayInput]:
+    """Return the replay's inputs, those first that failed, broke a law or are `mismatched`, then those that show the most."""
     results = read_results(store.replays / spec.replay_id)
 
     def wrong(item: ReplayInput) -> bool:
         result = results.get(item.dump_id)
-        return result is not None and (result.status != PASSED or bool(violations(answers_of(result.extra))))
+        failed = result is not None and (result.status != PASSED or bool(violations(answers_of(result.extra))))
+        return failed or item.dump_id in mismatched
 
     order = {index: rank for rank, index in enumerate(law_order(spec.inputs))}
     ranked = sorted(enumerate(spec.inputs), key=lambda pair: (not wrong(pair[1]), order[pair[0]]))
@@ -210,6 +218,7 @@ def _case(
     model = str(ensure_tiny(own.models)) if config.model == TINY else config.model
     dtype = str(ran.get("dtype") or config.dtype or "bf16")
     attn = str(ran.get("attn") or config.attn or "sdpa")
+    several = config.nproc if fingerprint.kind in SEVERAL else 1
     return FaultCase(
         fingerprint.kind, rows, () if packed else left, checkpoint=model, layers=config.num_layers,
         layout=PACKED if packed else PADDED if padded else ALONE,
@@ -217,7 +226,8 @@ def _case(
         compile=(config.compile_backend or COMPILE_BACKENDS[0]) if config.compile else "",
         temperature=float(ran.get("temperature") or 1.0),
         backward=bool(ran.get("backward")), through=MODEL if ran.get("through") == "rows" else TRAINER,
-        engine=config.backend if config.backend in ENGINES else "", zero=config.zero_stage, processes=config.nproc,
+        engine=config.backend if config.backend in ENGINES and several == config.nproc else "", zero=config.zero_stage,
+        processes=several,
         limit=LIMITS.get(dtype, 1e-4), error_class=fingerprint.error_class, error=fingerprint.error, memory=_memory(),
         timeout_s=min(config.timeout_s, 60.0),
     )  # fmt: skip
@@ -259,7 +269,8 @@ def _start(trials: Trials, fingerprint: Fingerprint, case: FaultCase, on_step: C
             shown.append(f"{ending.error_class or ending.status} {ending.error}"[:100].strip())
     raise Unsupported(
         f"no script without actordbg shows it ({'; '.join(dict.fromkeys(shown))})",
-        hint="the fault may be in the trainer's own code or in this process's state: `actordbg explain` names the module",
+        hint="the fault may be in the trainer's own code, in this process's state, or need several processes, of which a script "
+        "shows crashes and hangs only: `actordbg explain` names the module",
     )
 
 
@@ -297,6 +308,8 @@ def _checked(own: Store, config: ReplayConfig, fingerprint: Fingerprint, accepte
     while low < high - 1:
         middle = (low + high) // 2
         low, high = (middle, high) if same(middle) else (low, middle)
+    if low == 0 and (high == 0 or not same(0)):
+        why = "no case has the same law or module"
     return low, why
 
 

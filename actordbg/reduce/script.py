@@ -10,11 +10,13 @@ anything else. It is laid out as ruff formats it.
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from actordbg.actor.hub_model import looks_like_path
+from actordbg.config.choices import is_local
 from actordbg.config.replay_config import DTYPES
 from actordbg.reduce import templates
 from actordbg.reduce.case import (
@@ -27,7 +29,9 @@ from actordbg.reduce.case import (
     MOST_INLINE,
     PACKED,
     PADDED,
+    PATHS,
     RERUN,
+    SEVERAL,
     TRAINER,
     FaultCase,
 )
@@ -55,7 +59,7 @@ def render(case: FaultCase, title: str, *, versions: str = "", weights: float | 
 
 def in_a_folder(case: FaultCase) -> bool:
     """Return whether the case's checkpoint is a folder of this machine, not a name on the hub."""
-    return bool(case.checkpoint) and (case.checkpoint.count("/") != 1 or Path(case.checkpoint).exists())
+    return bool(case.checkpoint) and (is_local(case.checkpoint) or looks_like_path(case.checkpoint))
 
 
 def _twice(case: FaultCase) -> bool:
@@ -66,7 +70,7 @@ def _twice(case: FaultCase) -> bool:
 
 def launched(case: FaultCase) -> bool:
     """Return whether the attempt needs processes of its own."""
-    return case.kind in (CRASH, HANG) or case.processes > 1
+    return case.kind in SEVERAL
 
 
 def _head(case: FaultCase, title: str, versions: str, private: bool) -> Iterator[str]:
@@ -84,22 +88,25 @@ def _head(case: FaultCase, title: str, versions: str, private: bool) -> Iterator
     modules |= {"random"} if _seeded(case) else set()
     modules |= {"resource"} if case.memory else set()
     modules |= {"re"} if case.kind == ERROR else set()
+    modules |= {"signal"} if case.kind == CRASH else set()
     modules |= {"importlib.util", "types"} if case.through == TRAINER else set()
     yield from (f"import {name}" for name in sorted(modules))
     if case.through == TRAINER:
         yield "from importlib.machinery import ModuleSpec"
     yield ""
+    yield "try:"
     if case.engine == "deepspeed":
-        yield "import deepspeed"
-    yield "import torch"
+        yield "    import deepspeed"
+    yield "    import torch"
     if case.processes > 1:
-        yield "import torch.distributed as dist"
-    if case.engine == "fsdp2":
-        yield "from torch.distributed.device_mesh import init_device_mesh"
-        yield "from torch.distributed.fsdp import fully_shard"
+        yield "    import torch.distributed as dist"
     if case.through == TRAINER:
-        yield "from einops import rearrange"
-    yield f"from transformers import {'AutoConfig, ' * bool(case.config)}AutoModelForCausalLM"
+        yield "    from einops import rearrange"
+    if case.engine == "fsdp2":
+        yield "    from torch.distributed.device_mesh import init_device_mesh"
+        yield "    from torch.distributed.fsdp import fully_shard"
+    yield f"    from transformers import {'AutoConfig, ' * bool(case.config)}AutoModelForCausalLM"
+    yield from templates.MISSING.splitlines()
     yield ""
 
 
@@ -125,7 +132,7 @@ def _constants(case: FaultCase, weights: float | None, private: bool) -> Iterato
         yield f"CONFIG = {_literal(case.config, 9)}"
     else:
         if private and in_a_folder(case):
-            yield 'MODEL = os.environ["MODEL"]  # the folder of the checkpoint'
+            yield 'MODEL = os.environ.get("MODEL", "")  # the folder of the checkpoint'
         else:
             yield f"MODEL = {json.dumps(case.checkpoint)}"
         if weights is not None:
@@ -152,7 +159,10 @@ def _constants(case: FaultCase, weights: float | None, private: bool) -> Iterato
         yield f"PACKED = {case.layout == PACKED}"
         yield f"TEMPERATURE = {case.temperature!r}"
     if case.kind == ERROR:
+        yield f"PATHS = {_flat(PATHS)}"
         yield f"ERROR = {_flat(f'{case.error_class}: {case.error}')}"
+    if case.kind == CRASH:
+        yield f"SIGNAL = {_flat(case.error)}"
     if launched(case):
         yield f"PROCESSES = {case.processes}"
         yield f"SECONDS = {max(60.0, case.timeout_s)!r}"
@@ -191,7 +201,8 @@ def _build(case: FaultCase, weights: float | None) -> str:
             after = f"""\
     found = sum(weight.double().sum().item() for weight in model.parameters())
     if abs(found - WEIGHTS) > 1e-6 * max(1, abs(WEIGHTS)):
-        sys.exit(f"other weights: their sum is {{found}}, not {{WEIGHTS}}")
+        print(f"other weights: their sum is {{found}}, not {{WEIGHTS}}")
+        sys.exit(2)
 {after}"""
     return f"def build(attention, dtype):\n{body.strip(chr(10))}\n{after}"
 
@@ -333,6 +344,8 @@ def _flat(value: Any) -> str:
         return repr(value) if '"' in value and "'" not in value else json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_flat(key)}: {_flat(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
     return "[" + ", ".join(map(_flat, value)) + "]" if isinstance(value, list | tuple) else repr(value)
 
 

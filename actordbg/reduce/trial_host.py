@@ -106,6 +106,8 @@ def _attempt(source: str) -> dict[str, Any]:
         exec(compile(source, "case.py", "exec"), names)
         values = names["attempt"]()
     except BaseException as error:  # noqa: BLE001 - any exception is how the trial ended
+        if isinstance(error, SystemExit) and error.__context__:  # a script exits for a package that cannot be imported
+            error = error.__context__
         frames = [
             f"{_without_folder(frame.filename)}:{frame.lineno} {frame.name}"
             for frame in traceback.extract_tb(error.__traceback__)

@@ -3,12 +3,14 @@
     with Trials(folder, most=200, seconds=300) as trials:
         trials.ending(case).status       # "returned", "raised", "died" or "hung"
 
-`trials.jsonl` has a line for each trial: the case's key, what was tried, and its ending. A trial that is in there does not run
-again, except to confirm a case: what is reported has run twice, in two processes.
+`trials.jsonl` has a line for each trial: a digest of the case, its script and the installed versions; what was tried; its ending.
+A trial that is in there does not run again, except to confirm a case: what is reported ran twice in this call, in two processes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import select
@@ -22,6 +24,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from actordbg.base.errors import LaunchProblem
+from actordbg.config.choices import installed_versions
 from actordbg.records.journal import Journal, read_events
 from actordbg.reduce import script
 from actordbg.reduce.case import HANG, FaultCase
@@ -61,7 +64,11 @@ class Trials:
     def __init__(self, folder: Path, *, most: int = 200, seconds: float = 300.0) -> None:
         self.count, self._most, self._until = 0, most, time.monotonic() + seconds
         self._host: subprocess.Popen[str] | None = None
-        self._known = {event["key"]: Ending.of(event) for event in read_events(folder / JOURNAL) if event["event"] == "trial"}
+        self._known: dict[str, Ending] = {}
+        for event in read_events(folder / JOURNAL):
+            with contextlib.suppress(KeyError, TypeError):  # a damaged line is a trial that did not run
+                self._known[event["key"]] = Ending.of(event)
+        self._here, self._versions = set[str](), json.dumps(installed_versions(), sort_keys=True)
         self._journal = Journal(folder / JOURNAL)
 
     def __enter__(self) -> Trials:
@@ -78,8 +85,10 @@ class Trials:
 
     def ending(self, case: FaultCase, *, afresh: bool = False) -> Ending:
         """Return how the case ends; afresh: run it again, in a new process. Raises OutOfBudget."""
-        if not afresh and case.key in self._known:
-            return self._known[case.key]
+        source = script.render(case, "a trial")
+        key = hashlib.sha256(f"{case.key}{source}{self._versions}".encode()).hexdigest()[:16]
+        if not afresh and key in self._known:
+            return self._known[key]
         if not afresh and (self.count >= self._most or time.monotonic() > self._until):
             raise OutOfBudget
         if afresh:
@@ -87,15 +96,20 @@ class Trials:
         self.count += 1
         kind = str((case.config or {}).get("model_type", "")).removesuffix("_text")
         request = {
-            "source": script.render(case, "a trial"),
+            "source": source,
             "modules": [f"transformers.models.{kind}.modeling_{kind}", *["deepspeed"] * (case.engine == "deepspeed")],
             "ranks": case.processes,
             "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,
         }
         ending = Ending.of(self._answer(request))
-        self._journal.append("confirmed" if afresh else "trial", key=case.key, words=case.words, **vars(ending))
-        self._known[case.key] = ending
+        self._journal.append("confirmed" if afresh else "trial", key=key, words=case.words, **vars(ending))
+        self._known[key] = ending
+        self._here.add(case.key)
         return ending
+
+    def ran(self, case: FaultCase) -> bool:
+        """Return whether the case ran in this call."""
+        return case.key in self._here
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._host is None:

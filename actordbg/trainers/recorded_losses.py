@@ -60,8 +60,7 @@ def with_loss(
         try:
             output = original(*args, **kwargs)
             current = inside.current
-            control = current.slot.recorder.control if current is not None else None
-            if current is not None and control is not None and LOSS in control.calls:
+            if current is not None and _is_wanted(current.slot.recorder):
                 try:
                     recorder = recorders.get(current.slot) or recorders.setdefault(current.slot, _Recorder(seam, current.slot))
                     recorder.record(current, arguments(args, kwargs), output)
@@ -74,6 +73,14 @@ def with_loss(
                 inside.current = None
 
     return function
+
+
+def _is_wanted(recorder: Any) -> bool:
+    """Check whether the loss of the last forward is recorded; no other loss is read."""
+    control, last = recorder.control, recorder.last
+    if control is None or LOSS not in control.calls:
+        return False
+    return bool(control.triggers) or (last is not None and last.reason is None)
 
 
 class _Recorder:
@@ -94,7 +101,7 @@ class _Recorder:
         """Record a loss beside the forward whose log-probs it got."""
         assert self._seam.loss is not None
         scores = None if current.output is None else current.seam.result(current.output).log_probs
-        found: LossCall | None = self._seam.loss(call, scores, output)
+        found: LossCall | None = self._seam.loss({**call, "rows": current.named}, scores, output)
         if found is None:
             return
         tensors = {name: current.named.get(name) for name in ("sequences", "attention_mask")}

@@ -198,6 +198,7 @@ def recorded(
                 return returned
 
             inside.call, inside.current = run, CurrentForward(slot, seam, actor, named)
+            slot.recorder.last = None
             inside.current.output = actor.forward(**named).output
             return inside.current.output
         finally:

@@ -147,7 +147,8 @@ class Seam:
     silent: neither the function nor calls inside it are recorded; `rows` returns None.
 
     loss: the function computes a loss, and its calls are recorded as such with `dump enable --calls forward,loss`: gets the
-    arguments, the log-probs of the recorded forward inside it (None if it is inside a forward), and the result. `rows` is unused.
+    arguments and, as `rows`, those of the recorded forward by an Actor's names; that forward's log-probs (None if the function is
+    inside it); and the result. The seam's own `rows` is unused.
 
     again: repeats the function in a replay, with a model and recorded rows, and returns its result
     (`actordbg.trainers.captured_call` helps). None: not supported, and calls are replayed through rows.

@@ -45,17 +45,18 @@ def _counted(batch: Any, places: torch.Tensor, lengths: torch.Tensor) -> torch.T
 
 
 def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
-    """Read verl's loss, which its engine calls inside the forward. Values of responses are put behind their prompts, [B, S-1]."""
-    config, data = call["config"], call["data"]
-    of_all, responses = call["model_output"]["log_probs"], data["responses"]
-    new = padded(of_all)[:, :-1]  # a value for each token, of which the last predicts nothing
-    totals = data["input_ids"].offsets().diff().tolist()
-    in_batch = data["attention_mask"][:, data["prompts"].shape[1] :].sum(1) if not responses.is_nested else None
-    counts = (responses.offsets().diff() if in_batch is None else in_batch).tolist()
+    """Read verl's loss, which its engine calls inside the forward. Values of responses are put behind their prompts, [B, S-1].
+
+    Lengths are those of the forward's rows on the CPU: those of the micro-batch may wait for the GPU.
+    """
+    config, data, rows = call["config"], call["data"], call["rows"]
+    new = padded(call["model_output"]["log_probs"], tuple(rows["sequences"].shape))[:, :-1]  # the last predicts nothing
+    totals, counts = (rows[name].sum(1).tolist() for name in ("attention_mask", "action_mask"))
 
     def behind(values: Any) -> torch.Tensor:
         wide = torch.zeros(new.shape, dtype=values.dtype, device=values.device)
-        for row, (of_row, total, count) in enumerate(zip(values.unbind(), totals, counts, strict=True)):
+        of_rows = values.values().split(counts) if values.is_nested else values.unbind()
+        for row, (of_row, total, count) in enumerate(zip(of_rows, totals, counts, strict=True)):
             wide[row, total - count - 1 : total - 1] = of_row[:count]
         return wide
 

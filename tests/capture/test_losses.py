@@ -17,8 +17,9 @@ from torch import nn
 
 from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
-from actordbg.capture import hook, losses
+from actordbg.capture import facts, hook, losses
 from actordbg.capture.control import read_control
+from actordbg.capture.weight_recording import WeightRecorder
 from actordbg.judge.lint import lint
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
@@ -303,3 +304,63 @@ def test_whole_steps_are_recorded_and_nothing_else(openrlhf: SimpleNamespace, st
     assert read_control(store).steps == (3, 5)  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="range of steps"):
         invoke(store, "dump", "enable", "--step", "5..3")
+
+
+def stepping(openrlhf: SimpleNamespace, recording: Recording) -> tuple[Any, Any, Any]:
+    """An actor to train, a reference that never steps, and what calls one of them."""
+    openrlhf.Actor.forward = hook.wrap(vars(openrlhf.Actor)["forward"], recording.slot)
+    policy, reference = openrlhf.Actor(), openrlhf.Actor()
+    reference.eval().model.global_steps = 0
+
+    def call(actor: Any) -> None:
+        rows = torch.arange(12).view(2, 6)
+        with torch.set_grad_enabled(actor.training):
+            actor(rows, torch.ones(2, 5).bool(), attention_mask=torch.ones_like(rows))
+
+    return policy, reference, call
+
+
+def test_a_new_switch_without_steps_records_every_call(openrlhf: SimpleNamespace, store: Store):
+    recording = Recording(store, steps=(3, 4))
+    policy, _, call = stepping(openrlhf, recording)
+    call(policy)
+    recording.set(run="later")
+    call(policy)
+    assert [dump.record.run for dump in recording.dumps()] == ["later"]
+
+
+@pytest.mark.parametrize(("steps", "expected"), [((7, 7), ["policy", "reference"]), ((0, 0), [])])
+def test_a_reference_is_recorded_in_the_steps_of_the_policy_beside_it(
+    openrlhf: SimpleNamespace, store: Store, steps: tuple[int, int], expected: list[str]
+):
+    recording = Recording(store, steps=steps)
+    policy, reference, call = stepping(openrlhf, recording)
+    call(policy)
+    call(reference)
+    assert sorted("policy" if dump.record.step else "reference" for dump in recording.dumps()) == expected
+
+
+@pytest.mark.parametrize("unknown", ["a reference alone", "no step"])
+def test_calls_of_an_unknown_step_are_not_recorded_and_that_is_said_once(
+    openrlhf: SimpleNamespace, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, unknown: str
+):
+    recording = Recording(store, steps=(0, 9))
+    policy, reference, call = stepping(openrlhf, recording)
+    if unknown == "no step":
+        policy.model.global_steps = None
+    else:
+        monkeypatch.setattr(facts, "role_from_ray", lambda: "reference")
+    for _ in range(2):
+        call(policy if unknown == "no step" else reference)
+    assert not recording.dumps() and caplog.text.count("--step selects no call") == 1
+
+
+def test_weights_are_hashed_in_the_chosen_steps(openrlhf: SimpleNamespace, store: Store):
+    recording = Recording(store, steps=(7, 7))
+    WeightRecorder(recording.recorder, store)
+    recording.slot._follow()
+    policy, _, call = stepping(openrlhf, recording)
+    for _ in range(2):
+        call(policy)
+        policy.model.global_steps += 1
+    assert len(recording.dumps()) == len(list((store.root / "weights" / "r").iterdir())) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from actordbg.judge.chat_template import template_answer
 from actordbg.judge.turns import difference, turns_answer
 from actordbg.store import payload
 from actordbg.store.layout import Store
-from actordbg.trainers.openrlhf import turn_recording
+from actordbg.trainers.openrlhf import told, turn_recording
 
 Ids = list[int]
 
@@ -251,6 +252,10 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
 
     monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
     monkeypatch.setenv("ACTORDBG_RUN", "agents")
+    threads, write = [], turn_recording.atomic_write
+    monkeypatch.setattr(
+        turn_recording, "atomic_write", lambda *given: (threads.append(threading.current_thread()), write(*given))
+    )
     turn_recording.attach(SimpleNamespace(AgentExecutorBase=AgentExecutorBase))  # type: ignore[arg-type]
 
     class Agent(AgentExecutorBase):
@@ -269,7 +274,38 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
         result = asyncio.run(Agent().execute(prompt=prompt, llm_engine=Engine(), hf_tokenizer=special))
     assert result == {}
     (path,) = (store.root / "turns" / "agents").iterdir()
-    told = read_trajectory(path)
-    assert told.trained == (1, 2, 2, 5, 7, 5, 5, 7) and (told.bos, told.eos) == (1, None)
-    assert [turn.given for turn in told.turns] == [(1, 2), (1, 2, 2, 5, 7)]
-    assert turns_answer(store).verdict == "NOT CHECKED" and not turns_answer(store)["faults"], "nothing of a training is recorded"
+    trajectory = read_trajectory(path)
+    assert trajectory.trained == (1, 2, 2, 5, 7, 5, 5, 7) and (trajectory.bos, trajectory.eos) == (1, None)
+    assert [turn.given for turn in trajectory.turns] == [(1, 2), (1, 2, 2, 5, 7)]
+    answer = turns_answer(store)
+    assert answer.verdict == "NOT CHECKED" and not answer["faults"], "nothing of a training is recorded"
+    assert threads and threading.main_thread() not in threads, "no disk is waited for in the event loop"
+
+
+@pytest.mark.parametrize(
+    "returned", [None, SimpleNamespace(outputs=[]), {"outputs": []}, SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5])])]
+)
+@pytest.mark.parametrize("how", ["call", "remote", "a text"])
+def test_a_turn_that_cannot_be_read_is_told_once_and_the_rollout_continues(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], returned: Any, how: str
+):
+    class AgentExecutorBase:
+        """OpenRLHF's."""
+
+    class Agent(AgentExecutorBase):
+        async def execute(self, llm_engine: Any, hf_tokenizer: Any) -> dict[str, Any]:
+            generate = llm_engine.generate.remote if how == "remote" else llm_engine.generate
+            assert await generate(prompt_token_ids="a text" if how == "a text" else [1, 2]) is returned
+            return {"observation_tokens": [1, 2, 5], "action_ranges": [(2, 3)]}
+
+    async def generate(prompt_token_ids: Any) -> Any:
+        return returned
+
+    generate.remote = generate  # type: ignore[attr-defined]
+    monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
+    monkeypatch.setattr(told, "_told", set())
+    turn_recording.attach(SimpleNamespace(AgentExecutorBase=AgentExecutorBase))  # type: ignore[arg-type]
+    for _ in range(2):
+        answer = asyncio.run(Agent().execute(llm_engine=SimpleNamespace(generate=generate), hf_tokenizer=None))
+        assert answer["observation_tokens"] == [1, 2, 5]
+    assert not (store.root / "turns").exists() and capsys.readouterr().err.count("not recorded") == 1

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
+import math
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,9 +29,10 @@ from actordbg.api.desk import Desk
 from actordbg.base.errors import BadResult, CorruptDump, Refused
 from actordbg.base.processes import read_stat
 from actordbg.cli.app import app
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings
 from actordbg.records.replay_record import ResultRecord
-from actordbg.reduce import handover, reduction
+from actordbg.reduce import handover, reduction, templates
 from actordbg.reduce import trials as running
 from actordbg.reduce.case import (
     ALONE,
@@ -48,10 +53,11 @@ from actordbg.reduce.case import (
 from actordbg.reduce.fingerprint import Fingerprint, _of_failure
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction
-from actordbg.reduce.script import render
+from actordbg.reduce.script import _flat, in_a_folder, launched, render
 from actordbg.reduce.shrink import Shrinker, _other, ddmin, least
-from actordbg.reduce.trial_host import _without_folder
+from actordbg.reduce.trial_host import _attempt, _without_folder
 from actordbg.reduce.trials import Ending, OutOfBudget, Trials
+from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
 
 LLAMA = FAMILIES["llama3"].config | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
@@ -73,11 +79,14 @@ class Simulated(Trials):
 
     def __init__(self, folder: Path, ends: Callable[[FaultCase], Ending], most: int = 500) -> None:
         super().__init__(folder, most=most)
-        self._ends, self.run = ends, 0
+        self._ends, self.run, self.hosts = ends, 0, 1
 
     def _answer(self, request: Any) -> dict[str, Any]:
         self.run += 1
         return vars(self._ends(self.case))
+
+    def _stop(self) -> None:
+        self.hosts += 1
 
     def ending(self, case: FaultCase, *, afresh: bool = False) -> Ending:
         self.case = case
@@ -104,7 +113,7 @@ def test_a_case_shrinks_to_what_shows_its_fingerprint(tmp_path: Path) -> None:
     assert all(FINGERPRINT.shown_by(case, leaking(case)) for case in shrinker.accepted)
 
 
-def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path) -> None:
+def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Simulated(tmp_path, leaking, most=6) as trials:
         first = Shrinker(trials, replace(FINGERPRINT, behind=False), replace(CASE, rows=((300, 1, 2), (3, 4))))
         with pytest.raises(OutOfBudget):
@@ -115,6 +124,16 @@ def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path) -> N
         again.run()
         known, ran = trials.known, trials.run
     assert ran == known - 6 and again.best.tokens <= first.best.tokens
+    with (tmp_path / running.JOURNAL).open("a") as journal:
+        journal.write('{"event": "trial"}\n')
+    with Simulated(tmp_path, leaking) as trials:
+        trials.ending(again.best)
+        assert trials.run == 0 and not trials.ran(again.best), "a confirmation is two more"
+    monkeypatch.setattr(running, "installed_versions", lambda: {"torch": "another"})
+    with Simulated(tmp_path, leaking) as trials:
+        trials.ending(again.best)
+        assert trials.run == 1 and trials.ran(again.best)
+        assert trials.ending(again.best, afresh=True) == leaking(again.best) and (trials.run, trials.hosts) == (2, 2)
 
 
 def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path: Path) -> None:
@@ -171,7 +190,7 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
             and ("deepspeed" in text) == (name == "deepspeed")
             and ("openrlhf" in text) == (name == "trainer")
         )
-        assert len(text.splitlines()) < 120 or case.through == TRAINER or case.processes > 1, name
+        assert len(text.splitlines()) < 120 or case.through == TRAINER or launched(case), name
     ruff = [sys.executable, "-m", "ruff"]
     for words in (["format", "--diff"], ["check"]):
         ran = subprocess.run([*ruff, *words, "--isolated", str(tmp_path)], capture_output=True, text=True, check=False)
@@ -187,12 +206,98 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
         {"attn": "some/kernel"},
         {"rows": ()},
         {"processes": 0},
+        {"processes": 2},
     ],
 )
 def test_a_case_from_a_file_cannot_bring_code(bad: dict[str, Any]) -> None:
     assert FaultCase.from_json(CASE.to_json()) == CASE
     with pytest.raises(CorruptDump):
         FaultCase.from_json(json.dumps(json.loads(CASE.to_json()) | bad))
+
+
+@pytest.mark.parametrize(
+    ("same", "answer"),
+    [("0001", (3, True)), ("1110", (2, True)), ("1000", (0, True)), ("0000", (0, False)), ("0", (0, False)), ("1", (0, True))],
+)
+def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [replace(CASE, timeout_s=float(number)) for number in range(len(same))]
+    matching = [FINGERPRINT if sign == "1" else None for sign in same]
+    monkeypatch.setattr(reduction, "_check_case", lambda own, config, case: matching[int(case.timeout_s)])
+    index, unchecked = reduction._checked(Store(Path()), ReplayConfig(), FINGERPRINT, cases)
+    assert (index, not unchecked) == answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "codes", "exit_code"),
+    [
+        (CRASH, [0, -11], 1), (CRASH, [-9, 0], 2), (CRASH, [None, 1], 2), (CRASH, [0, 0], 0),
+        (HANG, [None, 0], 1), (HANG, [None, 1], 2), (HANG, [None, -11], 2), (HANG, [0, 0], 0),
+    ],
+)  # fmt: skip
+def test_a_script_exits_with_1_for_its_own_fault_only(kind: str, codes: list[int | None], exit_code: int) -> None:
+    names: dict[str, Any] = {"sys": sys, "signal": signal, "SIGNAL": "SIGSEGV", "endings": lambda: codes}
+    exec(templates.MAIN_CRASH if kind == CRASH else templates.MAIN_HANG, names)
+    assert names["main"]() == exit_code
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (AssertionError(""), True), (AssertionError("x"), False), (ValueError(""), False),
+        (type("Fp8Error", (Exception,), {})(f"size 7 of /a/b.py\nrow {'2' * 200}"), True), (KeyError("/a/b"), True),
+    ],
+)  # fmt: skip
+def test_a_script_compares_errors_as_trials_do(raised: Exception, shown: bool) -> None:
+    wanted = raised if shown else AssertionError("")
+    case = replace(CASE, kind=ERROR, error_class=type(wanted).__name__, error=normalized(str(wanted)))
+    lines = [line for line in render(case, "").splitlines() if line.startswith(("PATHS =", "ERROR ="))]
+
+    def attempt() -> None:
+        raise raised
+
+    names: dict[str, Any] = {"re": re, "attempt": attempt}
+    exec("\n".join([*lines, templates.MAIN_ERROR]), names)
+    with contextlib.nullcontext() if shown else pytest.raises(type(raised)):
+        assert names["main"]() == 1
+
+
+def test_a_script_without_its_packages_exits_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for case in SCRIPTS.values():
+        text = render(case, "", private=True)
+        with pytest.raises(SystemExit) as ended:
+            exec(text, {"__name__": "__main__"})
+        assert ended.value.code == 2
+    assert _attempt(text)["error_class"] == "ModuleNotFoundError"
+
+
+@pytest.mark.parametrize(("ran", "good"), [((1, "row 0: WRONG"), True), ((1, "ImportError: x"), False), ((0, "right"), False)])
+def test_a_script_is_handed_over_only_if_it_shows_the_fault(
+    ran: tuple[int, str], good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "run_fresh", lambda *what: ran)
+    with contextlib.nullcontext() if good else pytest.raises(BadResult, match="fresh interpreter"):
+        assert script_of(reduced(FINGERPRINT, CASE)).output == ran[1]
+
+
+def test_what_a_script_cannot_show_is_not_its_start(store: Store) -> None:
+    """Several processes are for crashes and hangs; a name on the hub is no folder; an infinite number is one."""
+    config = ReplayConfig(model="org/model", nproc=2, backend="deepspeed", zero_stage=3)
+    tensors, ran = reduction.dump_of(CASE)[1], {"vocab_size": 256}
+    for kind, stack in {DIFFERENCE: (1, ""), ERROR: (1, ""), HANG: (2, "deepspeed")}.items():
+        case = reduction._case(store, config, Fingerprint(kind, ""), tensors, ran)
+        assert (case.processes, case.engine) == stack
+    names = {"gpt2": False, "org/model": False, "/a/b": True, "a/b/c": True, str(store.root): True}
+    assert {name: in_a_folder(replace(CASE, config=None, checkpoint=name)) for name in names} == names
+    assert eval(_flat([math.inf, -math.inf, 1.5])) == [math.inf, -math.inf, 1.5]
+
+
+def test_the_dump_that_a_comparison_names_is_checked_first(store: Store) -> None:
+    replay = "20260101T000000-aaaaaa"
+    write_replay(store, replay, publish(store, 5))
+    spec = spec_and_owner(store, replay)[0]
+    for item in spec.inputs:
+        assert reduction._candidates(store, spec, {item.dump_id})[0] == item
 
 
 HOSTILE = ('x"""\nimport pwned\n"""', "x'\nimport pwned\n'", 'x"\nimport pwned\n#', "\\", '"')
@@ -255,6 +360,11 @@ def test_an_issue_says_what_each_project_would_need() -> None:
     assert text.startswith(f"# {title_of(found)}") and "- each row alone: right" in text and "ValueError: x" in text
     assert "transformers would need to use `cu_seq_lens_q`" in text and "OpenRLHF" in text and "guess" in text
     stack = ("torch/_inductor/lowering.py:7 lower",)
+    foreign = issue_text(
+        replace(found, fingerprint=replace(FINGERPRINT, said="@team ![](//x)"), tried={"@team": "\n# x"}),
+        Script("", "```\n@team"),
+    )
+    assert foreign.count("@team") == 1 and "````text\n```\n@team\n````" in foreign and "\n# x" not in foreign
     failed = reduced(Fingerprint(ERROR, "RuntimeError: no", error_class="RuntimeError"), replace(CASE, kind=ERROR), stack=stack)
     assert "A guess, from the innermost frame: **torch**" in issue_text(failed, Script("", ""))
 
@@ -276,7 +386,7 @@ def test_trials_are_isolated_and_warm(tmp_path: Path) -> None:
         }.items():
             request = {"source": fatal.format(line), "modules": ["json"], "ranks": 2, "timeout_s": 0.5}
             assert trials._answer(request)["status"] == ended
-        assert trials._host is host and trials.ending(packed, afresh=True) == right and trials._host is not host
+        assert trials._host is host and trials.ending(packed) == right
         mark = tmp_path / "pid"
         source = fatal.format(f"open({str(mark)!r}, 'w').write(f'{{os.getpid()}}\\n')\n    time.sleep(99)")
         assert trials._host and trials._host.stdin
@@ -311,6 +421,3 @@ def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path: Path, store: St
     assert record.confirmed and record.checked and record.case.config and record.case.tokens < 16
     for text in (script.read_text(), issue.read_text()):
         assert str(tmp_path) not in text and "private" not in text and "actordbg" not in text
-    monkeypatch.setattr(handover, "run_fresh", lambda *what: (0, "right"))
-    with pytest.raises(BadResult, match="fresh interpreter"):
-        script_of(record)

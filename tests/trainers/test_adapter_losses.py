@@ -16,6 +16,7 @@ from actordbg.judge.lint import lint
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
 from actordbg.trainers import trl_adapter
+from actordbg.trainers.recorded_losses import _Recorder
 from actordbg.trainers.recorded_model import attach
 
 PROMPT, ANSWER = 3, 4
@@ -122,7 +123,8 @@ def verl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
         def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
             rows = [torch.cat((model.scores(ids)[1:], torch.zeros(1))) for ids in real]
             output = {"log_probs": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
-            loss, _ = losses.ppo_loss(config=config, model_output=output, data=micro_batch)
+            data = {name: micro_batch[name] for name in micro_batch if name not in ("input_ids", "prompts", "responses")}
+            loss, _ = losses.ppo_loss(config=config, model_output=output, data=data)  # lengths: of the rows on the CPU
             return loss, {"model_output": output}
 
     scores = [model.scores(ids[-count:]).detach() for ids, count in zip(real, counts, strict=True)]
@@ -137,7 +139,9 @@ def verl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
     return {"a": losses, "b": engines}, lambda: FSDPEngineWithLMHead().forward_step(batch, None, False)[0]
 
 
-def ran(store: Store | None, name: str, monkeypatch: pytest.MonkeyPatch, **control: Any) -> tuple[float, float, list[Any]]:
+def ran(
+    store: Store | None, name: str, monkeypatch: pytest.MonkeyPatch, calls_of_loss: int = 1, **control: Any
+) -> tuple[float, float, list[Any]]:
     """The loss, its gradient, and what was recorded."""
     model = Policy()
     modules, step = {"trl": trl, "skyrl": skyrl, "verl": verl}[name](model)
@@ -146,7 +150,8 @@ def ran(store: Store | None, name: str, monkeypatch: pytest.MonkeyPatch, **contr
         for module in modules.values():
             monkeypatch.setitem(sys.modules, module.__name__, module)
             attach(module, name, folder)
-    loss = step()
+    for _ in range(calls_of_loss):
+        loss = step()
     if isinstance(loss, torch.Tensor):
         loss.backward()
     return float(loss), float(model.weight.grad or 0.0), dumps_of(store) if store is not None else []
@@ -183,3 +188,13 @@ def test_a_loss_that_cannot_be_read_is_told_once_and_is_a_loss_all_the_same(
     loss, _, dumps = ran(store, "trl", monkeypatch, calls=["forward", "loss"])
     assert loss == before and [dump.record.point for dump in dumps] == ["forward"]
     assert "a loss was not recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "ring"), [("trl", 0), ("trl", 8), ("verl", 8)])
+def test_only_the_losses_of_recorded_forwards_are_read(store: Store, monkeypatch: pytest.MonkeyPatch, name: str, ring: int):
+    reads, record = [], _Recorder.record
+    monkeypatch.setattr(_Recorder, "record", lambda *given: (reads.append(1), record(*given)))
+    _, _, dumps = ran(store, name, monkeypatch, 7, calls=["forward", "loss"], every=3, ring=ring)
+    forwards = {dump.record.dump_id for dump in dumps if dump.record.point == "forward"}
+    recorded = [RecordedCall.read(str(store.dump_path(dump.record))).forward_id for dump in dumps if dump.record.point == "loss"]
+    assert len(forwards) == len(recorded) == len(reads) == 3 and set(recorded) == forwards

@@ -27,7 +27,7 @@ from actordbg.judge.turns import turns_answer
 from actordbg.judge.weight_ladder import climb, weights_answer
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
-from actordbg.trainers.openrlhf import weight_syncs
+from actordbg.trainers.openrlhf import told, weight_syncs
 from actordbg.trainers.trainer import TRAINER
 
 A, B = "a" * 64, "b" * 64
@@ -177,6 +177,49 @@ def test_an_adapter_that_is_not_sent_or_not_known_is_named(
     assert trainer.broadcast_to_vllm() == "done" and trainer.vllm_engines is engines
     answer = actordbg.open(store.root).weights("lora")
     assert says in answer.sentence and "step 3" in answer.sentence
+
+
+def test_what_cannot_be_hashed_is_told_once_and_is_not_called_different(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def sha256(tensor: Any) -> str:
+        if tensor.dim() < 3:
+            raise RuntimeError("planted")
+        return A
+
+    class Trainer(trainer_of(lambda name: True)):  # type: ignore[misc]
+        _model_update_group = SimpleNamespace(broadcast=lambda tensor: None)
+
+        def broadcast_to_vllm(self) -> None:
+            super().broadcast_to_vllm()
+            self._model_update_group.broadcast(torch.ones(1, 2, 3))  # of the last parameter, in another shape
+
+    module = nn.Module()
+    module.weight, module.bias = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda references: references))
+    monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
+    monkeypatch.setenv("ACTORDBG_RUN", "r")
+    monkeypatch.setattr(weight_syncs, "sha256_of", sha256)
+    monkeypatch.setattr(told, "_told", set())
+    monkeypatch.setattr(WorkerWrap, "update_weight", WorkerWrap.update_weight)
+    weight_syncs.attach(SimpleNamespace(ActorPPOTrainer=Trainer, WorkerWrap=WorkerWrap))  # type: ignore[arg-type]
+    Trainer(module).broadcast_to_vllm()
+    (path,) = (store.root / "syncs" / "r").iterdir()
+    for each in read_sync(path).parameters.values():
+        assert (each.had, each.sent) == (None, None) and each.answers == (EngineAnswer(True, None, 1),)
+    assert capsys.readouterr().err.count("not hashed") == 1
+
+
+def test_only_the_first_rank_of_an_engine_hashes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(weight_syncs, "sha256_of", lambda tensor: A)
+    monkeypatch.setattr(WorkerWrap, "update_weight", WorkerWrap.update_weight)
+    weight_syncs.attach(SimpleNamespace(WorkerWrap=WorkerWrap))  # type: ignore[arg-type]
+    answers = []
+    for rank in range(2):
+        worker: Any = WorkerWrap(nn.Linear(2, 2))
+        worker.rank = rank
+        answers.append(worker.update_weight("bias", dtype=None, shape=(2,)))
+    assert answers == [{"sha256": A, "loaded": 1}, None]
 
 
 @pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")

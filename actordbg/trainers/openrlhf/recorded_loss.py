@@ -31,7 +31,7 @@ def total_loss(recorded: Dump, log_probs: Tensor, entropy: Tensor | None) -> tup
 
     where, arguments = recorded.record.actor.get("function"), recorded.record.arguments
     if where not in _CLASSES:
-        raise Unsupported(f"{where} is not a loss of OpenRLHF", hint="--through rows computes the loss by its formula")
+        raise Unsupported(f"{where} is not a loss of OpenRLHF", hint="only OpenRLHF's losses are computed again")
     tensors = {name: tensor.to(log_probs.device) for name, tensor in recorded.tensors.items()}
     known: dict[str, Any] = {**arguments, **tensors, "log_probs": log_probs}
     kind = getattr(losses, _CLASSES[where])

@@ -2,27 +2,29 @@
 
 A process imports this module only on request, when it has imported `openrlhf.utils.agent`: an engine's process, not a training
 one. Each `execute` of an agent then gets its engine through a stand-in that notes what `generate` gets and returns. At its end a
-small file is published. A failure is printed once; the rollout continues. At most `MOST` trajectories of a process are recorded.
+small file is published. A failure is printed once, and the rollout continues unrecorded, as it does for an agent that calls
+`generate.remote`. At most `MOST` trajectories of a process are recorded.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import itertools
 import os
 import socket
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from actordbg.base.fault import describe
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import StoreFiles, atomic_write
 from actordbg.formats.turn_record import TURNS, SampledTurn, Trajectory
+from actordbg.trainers.openrlhf.told import told
 
 MOST = 1024
+_FAILED = "the turns of a rollout are not recorded"
 _numbers = itertools.count()
 
 
@@ -56,40 +58,52 @@ def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
             return await original(*args, **kwargs)
         engine = given.arguments["llm_engine"] = _NotingEngine(given.arguments["llm_engine"])
         result = await original(*given.args, **given.kwargs)
-        try:
-            _publish(number, given.arguments.get("hf_tokenizer"), engine.turns, result)
-        except Exception as error:  # noqa: BLE001  # an agent may return anything; the rollout continues
-            sys.stderr.write(f"actordbg: the turns of a rollout are not recorded: {describe(error)}\n")
+        with told(_FAILED):
+            await asyncio.to_thread(_publish, number, given.arguments.get("hf_tokenizer"), engine.turns, result)
         return result
 
     return execute
 
 
 class _NotingEngine:
-    """Stands in for the engine: notes the ids that `generate` gets and returns."""
+    """Stands in for the engine: notes the ids that `generate` gets and returns. turns: None marks an unreadable turn."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self.turns: list[SampledTurn] = []
+        self.turns: list[SampledTurn | None] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        method = getattr(self._engine, name)
+        return _Generate(method, self.turns) if name == "generate" else method
 
-    async def generate(self, prompt_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+
+class _Generate:
+    """Stands in for the engine's `generate`. Its other forms, such as `remote`, are the engine's own."""
+
+    def __init__(self, method: Any, turns: list[SampledTurn | None]) -> None:
+        self._method, self._turns = method, turns
+
+    def __getattr__(self, name: str) -> Any:
+        self._turns.append(None)
+        return getattr(self._method, name)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Generate, and note the turn."""
-        given = tuple(map(int, prompt_token_ids))
-        output = await self._engine.generate(prompt_token_ids, *args, **kwargs)
-        (sampled, *_) = output.outputs
-        self.turns.append(SampledTurn(given, tuple(map(int, sampled.token_ids)), str(sampled.text)))
+        output, turn = await self._method(*args, **kwargs), None
+        with told(_FAILED):
+            (sampled, *_), prompt = output.outputs, args[0] if args else kwargs["prompt_token_ids"]
+            turn = SampledTurn(tuple(map(int, prompt)), tuple(map(int, sampled.token_ids)), str(sampled.text))
+        self._turns.append(turn)
         return output
 
 
-def _publish(number: int, tokenizer: Any, turns: list[SampledTurn], result: Any) -> None:
+def _publish(number: int, tokenizer: Any, noted: list[SampledTurn | None], result: Any) -> None:
+    turns = tuple(turn for turn in noted if turn is not None)
+    if len(turns) < len(noted):
+        raise ValueError(f"{len(noted) - len(turns)} of {len(noted)} turns could not be read")
     trained = tuple(map(int, result["observation_tokens"]))
     ranges = tuple((int(start), int(end)) for start, end in result["action_ranges"])
     bos, eos = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos"))
     root, run = os.environ["ACTORDBG_STORE"], os.environ.get("ACTORDBG_RUN", "run")
-    trajectory = Trajectory(
-        run, socket.gethostname(), os.getpid(), number, now_timestamp(), bos, eos, tuple(turns), trained, ranges
-    )
+    trajectory = Trajectory(run, socket.gethostname(), os.getpid(), number, now_timestamp(), bos, eos, turns, trained, ranges)
     atomic_write(StoreFiles(root).root / TURNS / run / trajectory.name, trajectory.to_json().encode())

@@ -11,22 +11,21 @@ from __future__ import annotations
 import functools
 import os
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from actordbg.base.fault import describe
 from actordbg.formats.dump_record import dtype_name, now_timestamp
 from actordbg.formats.store_files import StoreFiles, atomic_write
 from actordbg.formats.weight_hashes import sha256_of
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
+from actordbg.trainers.openrlhf.told import told
 
 _TRAINER = ("ActorPPOTrainer", "broadcast_to_vllm")
 _ENGINES = ("WorkerWrap", "AsyncLLMEngine")
 _SENDS = ("update_weight", "update_weight_cuda_ipc")
+_FAILED = "weights of a transfer are not hashed"
 _numbers: dict[str, int] = {}
 
 
@@ -42,17 +41,19 @@ def attach(module: ModuleType) -> None:
 
 
 def _receiving(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the engine's method, which returns what it passed to `load_weights`, as plain values."""
+    """Return the engine's method, which returns on rank 0 what it passed to `load_weights`: all ranks get the same."""
 
     @functools.wraps(original)
     def update_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "rank", 0):  # of vLLM's worker
+            return original(self, *args, **kwargs)
         given: dict[str, Any] = {"sha256": None, "loaded": None}
         model = self.model_runner.model
         load = model.load_weights
 
         def load_weights(weights: Any, *more: Any, **named: Any) -> Any:
             pairs = list(weights)
-            with _told():
+            with told(_FAILED):
                 given["sha256"] = sha256_of(pairs[0][1])
             loaded = load(pairs, *more, **named)
             given["loaded"] = len(loaded) if isinstance(loaded, set) else None
@@ -68,15 +69,6 @@ def _receiving(original: Callable[..., Any]) -> Callable[..., Any]:
         return given
 
     return update_weight
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Print a failure instead of raising it: the transfer continues."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  # weights may be of any kind
-        sys.stderr.write(f"actordbg: weights of a transfer are not hashed: {describe(error)}\n")
 
 
 class _Sender:
@@ -135,12 +127,12 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
         def note_name(name: str, answer: Any) -> None:
             answers.setdefault(name, []).append(answer)
             if name not in had:
-                with _told():
+                with told(_FAILED):
                     had[name] = sha256_of(parameters[name].data)
 
         def note_tensor(tensor: Any) -> None:
-            if answers and (name := next(reversed(answers))):
-                with _told():
+            if answers and (name := next(reversed(answers))) in had:
+                with told(_FAILED):
                     same = tensor.data_ptr() == parameters[name].data.data_ptr()
                     sent[name] = had[name] if same else sha256_of(tensor)
 
@@ -153,7 +145,7 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
             self.vllm_engines = engines
             if group is not None:
                 self._model_update_group = group
-        with _told():
+        with told(_FAILED):
             _publish(self, parameters, had, sent, answers, len(engines), time.perf_counter() - began)
         return result
 
@@ -166,11 +158,11 @@ def _publish(
 ) -> None:  # fmt: skip
     import ray
 
-    told = {name: tuple(map(_answer, ray.get(references))) for name, references in answers.items()}
+    arrived = {name: tuple(map(_answer, ray.get(references))) for name, references in answers.items()}
     record = {
         name: SentParameter(
             dtype_name(parameter.dtype), tuple(getattr(parameter, "ds_shape", parameter.shape)), had.get(name), sent.get(name),
-            told.get(name, ()),
+            arrived.get(name, ()),
         )
         for name, parameter in parameters.items()
         if parameter.requires_grad or name in answers
@@ -186,7 +178,7 @@ def _publish(
 
 
 def _answer(results: Any) -> EngineAnswer:
-    """Read what an engine's workers returned: the first that says something, since all of its ranks get the same."""
+    """Read what an engine's workers returned: only rank 0's says something."""
     for each in results if isinstance(results, list) else [results]:
         if isinstance(each, dict) and "sha256" in each:
             return EngineAnswer(True, each["sha256"], each["loaded"])
