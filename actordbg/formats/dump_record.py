@@ -221,7 +221,7 @@ def is_plain_name(text: str) -> bool:
 
 
 def require_run_name(run: str | None) -> None:
-    """Raise UsageError if a run that was asked for cannot be one."""
+    """Raise UsageError if the name of a run is not a plain one."""
     if run is not None and not is_plain_name(run):
         raise UsageError(f"{run!r:.60} is not the name of a run", hint="`actordbg dump ls` shows the runs")
 

@@ -186,7 +186,7 @@ def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence
 
 
 def trajectories_of(store: Store, run: str | None = None) -> tuple[list[Trajectory], int]:
-    """Read the newest trajectories of a run, at most `MOST`; by default of the newest run. Return the number left out, too."""
+    """Read the newest trajectories of a run, at most `MOST`; by default of the newest run. Also return how many were left out."""
     require_run_name(run)
     paths = sorted((store.root / TURNS).glob(f"{run or '*'}/*.json"), key=lambda path: path.stat().st_mtime_ns)
     read = []
