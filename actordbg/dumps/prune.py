@@ -1,4 +1,5 @@
-"""Select and remove dumps. Nothing outside `store/dumps` and `store/packs` is touched, and nothing that was not selected.
+"""Select and remove dumps. Nothing outside `store/dumps` and `store/packs` is touched, and nothing that was not selected; but the
+texts of a run's turns (`run --turns`) go with the run's last dump.
 
 A plan says what would be removed and why; `apply` removes just that. Removing is by file name below the store's `dumps` folder,
 without following links: a path that leads elsewhere is refused. Packed dumps are removed by rewriting their pack without them;
@@ -22,6 +23,7 @@ from actordbg.catalog.where import all_of, quoted
 from actordbg.dumps import packing
 from actordbg.dumps.verify import verify_place
 from actordbg.formats.dump_record import format_timestamp
+from actordbg.formats.turn_record import TURNS
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import dump_id_of, split_place
@@ -83,7 +85,9 @@ def plan_prune(
         if not pinned and (keep_bytes is None or short):
             spared = len(dump_files(catalog, all_of([*conditions, "pinned"])))
         reason = "selected" if keep_bytes is None else "over the size to keep"
-        doomed = [Doomed(path, size, reason) for path, size in chosen]
+        doomed = [Doomed(path, size, reason) for path, size in chosen] + _turns_without_dumps(
+            catalog, [path for path, _ in chosen]
+        )
     files = sorted(doomed, key=lambda item: item.path)
     return PrunePlan(files, sum(item.bytes for item in files), spared=spared)
 
@@ -104,7 +108,7 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
                     failed.append((item.path, error.strerror or str(error)))
         for folder in {(store.root / item.path).parent for item in removed}:
             with contextlib.suppress(OSError):
-                while folder not in (store.dumps, store.packs):
+                while folder not in (store.dumps, store.packs, store.root / TURNS):
                     folder.rmdir()
                     folder = folder.parent
     return PrunePlan(removed, sum(item.bytes for item in removed), True, failed, plan.spared)
@@ -129,6 +133,16 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
     return removed, failed
 
 
+def _turns_without_dumps(catalog: Catalog, chosen: list[str]) -> list[Doomed]:
+    """List the recorded turns of the runs that lose all of their dumps."""
+    root, lost = catalog.store.root, set(chosen)
+    runs = {path.split("/")[1] for path in lost if (root / TURNS / path.split("/")[1]).is_dir()}
+    if runs:
+        runs -= {path.split("/")[1] for path, _ in dump_files(catalog) if path not in lost}
+    files = (file for run in runs for file in sorted((root / TURNS / run).iterdir()))
+    return [Doomed(str(file.relative_to(root)), file.lstat().st_size, "turns of a run without dumps") for file in files]
+
+
 def _damaged(catalog: Catalog) -> list[Doomed]:
     """List the files that are still broken: not those that are newer, unreadable, or in the wrong place.
 
@@ -144,9 +158,9 @@ def _damaged(catalog: Catalog) -> list[Doomed]:
 
 
 def _inside(store: Store, path: str) -> Path:
-    """Return the full path if its folder really is below the store's dumps or packs; refuse a link that leads out of them."""
+    """Return the full path if its folder really is below the store's dumps, packs or turns; refuse a link that leads out."""
     full = store.root / path
     folder = full.parent.resolve()
-    if not any(folder.is_relative_to(top.resolve()) for top in (store.dumps, store.packs)):
+    if not any(folder.is_relative_to(top.resolve()) for top in (store.dumps, store.packs, store.root / TURNS)):
         raise Refused(f"{path} leads out of the store's dumps", hint="remove it by hand")
     return full

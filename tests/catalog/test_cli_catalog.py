@@ -155,6 +155,21 @@ def test_prune_by_age_and_size_takes_the_oldest(store: Store) -> None:
     assert [path.parts[-3] for path in store.iter_dumps()] == ["ppo-1"] * 4
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_turns_of_a_run_go_with_its_last_dump(store: Store, packed: bool) -> None:
+    for number, name in enumerate(("ppo-1", "other")):
+        for call in range(2):
+            cases.publish(store, cases.record(2 * number + call, run=name))
+        (store.root / "turns" / name).mkdir(parents=True)
+        (store.root / "turns" / name / "text.json").write_text("{}")
+    if packed:
+        run(store, "pack", "--quiet")
+    run(store, "prune", "--where", f"run='other' and dump_id='{cases.record(2, run='other').dump_id}'", "--yes")
+    assert (store.root / "turns" / "other").exists()
+    run(store, "prune", "--where", "run='other'", "--yes")
+    assert [path.name for path in (store.root / "turns").iterdir()] == ["ppo-1"]
+
+
 def test_prune_never_follows_a_link_out_of_the_store(store: Store, tmp_path: Path) -> None:
     cases.fill(store, 4)
     outside = tmp_path / "outside"
