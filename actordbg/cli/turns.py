@@ -25,7 +25,7 @@ def turns(
 
     --template proves that a conversation's prefix stays a prefix as turns are added, on made-up and recorded conversations.
 
-    Exit code: 1 if ids differ; 5 if no turns were recorded.
+    Exit code: 1 if ids differ or no recorded call of the training has them; 5 if no turns were recorded.
 
     Example: actordbg turns --run agent --tokenizer /models/qwen3
     """

@@ -204,8 +204,12 @@ def _missing(step: RecordedStep, counts: dict[int, int], recordings: set[int]) -
     if len(set(counts.values())) > 1 or len(step.micro_batches) % step.ranks:
         return "ranks recorded different numbers of micro-batches"
     engine = None if step.fact("dynamic_batch") else step.fact("engine_accumulation")
-    if engine and (own := min(counts.values())) != engine:
-        return f"{own} of {plural(int(engine), 'micro-batch')} of each rank were recorded"
+    if engine:
+        own = min(counts.values())
+        return "" if own == engine else f"{own} of {plural(int(engine), 'micro-batch')} of each rank were recorded"
+    numbers = {each.loss.fact("micro_batch") for each in step.micro_batches} - {None}
+    if numbers and max(numbers) - min(numbers) >= len(numbers):
+        return f"{plural(len(numbers), 'micro-batch')} of each rank were recorded, with others between them"
     if step.grad_norm is None and first.actor.get("wrapper_class") == "DeepSpeedEngine":
         return "no recorded loss is followed by the optimizer step"
     return ""

@@ -82,19 +82,27 @@ def test_each_fault_is_named(tmp_path: Path, fault: str):
     assert names[:1] == named and verdict_of(figures).word == "WRONG", names
 
 
-PARTS: dict[str, tuple[Callable[[DumpRecord], bool], str]] = {
-    "a rank": (lambda record: record.rank == 1, "1 rank were not recorded: 1"),
-    "a micro-batch": (lambda record: record.monotonic_ns == 0, "different numbers of micro-batches"),
-    "the same place of both ranks": (lambda record: record.monotonic_ns < 2, "1 of 2 micro-batches of each rank"),
+DYNAMIC: dict[str, Any] = {"places": 3, "facts": {"dynamic_batch": True}}
+PARTS: dict[str, tuple[Callable[[DumpRecord], bool], str, dict[str, Any]]] = {
+    "a rank": (lambda record: record.rank == 1, "1 rank were not recorded: 1", {}),
+    "a micro-batch": (lambda record: record.monotonic_ns == 0, "different numbers of micro-batches", {}),
+    "the same place of both ranks": (lambda record: record.monotonic_ns < 2, "1 of 2 micro-batches of each rank", {}),
+    "one between others": (lambda record: record.monotonic_ns in (2, 3), "with others between", DYNAMIC),
+    "the last": (lambda record: record.monotonic_ns > 3, "optimizer step", DYNAMIC),
 }
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_step_of_which_a_part_is_missing_is_not_judged(tmp_path: Path, part: str):
-    lost, says = PARTS[part]
-    figures = figures_of(tmp_path, lost)
+    lost, says, shape = PARTS[part]
+    figures = figures_of(tmp_path, lost, **shape)
     verdict = verdict_of(figures)
     assert verdict.word == "NOT CHECKED" and not causes_of(figures) and says in verdict.not_checked[0], verdict.sentence
+
+
+def test_losses_are_judged_without_a_recorded_norm(tmp_path: Path):
+    figures = figures_of(tmp_path, applied="missing", tokens=1.3)
+    assert [cause.name for cause in causes_of(figures)] == ["token count"]
 
 
 def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path):

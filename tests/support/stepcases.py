@@ -158,7 +158,7 @@ class RecordedRun:
             if place == self.places - 1 and norm is not None:
                 held["output.grad_norm"] = torch.tensor(norm)
             arguments = {f"context.{name}": value for name, value in facts.items()} | {"dp_size": dp_size}
-            arguments["context.forward"] = forward.dump_id
+            arguments |= {"context.forward": forward.dump_id, "context.micro_batch": place}
             actor = {"function": self.function, "zero_stage": 2, "wrapper_class": "DeepSpeedEngine"}
             changed = {"arguments": arguments, "point": LOSS, "actor": actor, "role": "policy loss", "replayable": False}
             described = replace(self._record(2 * number + 1, rank), **(common | changed))
