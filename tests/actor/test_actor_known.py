@@ -43,6 +43,9 @@ SHARDED = deepspeed(zero_stage=1, deepcompile=True)
 COMPILED = ReplayConfig(compile=True)
 
 CASES: dict[str, tuple[ReplayConfig, Facts, str, list[Any]]] = {
+    "endpoint-needs-the-model": (
+        ReplayConfig(backend="endpoint", url="http://127.0.0.1:8000"), LAPTOP, "refuse", [{"model": "some/hub-model"}],
+    ),
     "trainers-function-is-alone": (fsdp2(through="trainer"), LAPTOP, "refuse", [{"through": None}]),
     "trainer-cannot-be-called": (ReplayConfig(through="trainer"), LAPTOP, "refuse", [{}]),
     "packing-leaks": (

@@ -85,7 +85,7 @@ def _as_the_ancestor_reads_it(store: Store, logs: Path):
     pair = [str(logs / name) for name in ("deepspeed_test.log", "fsdp2_tp2_ring2_test.log")]
     compared = invoke(store, "compare-logs", *pair, "--json")
     answer = json.loads(compared.stdout)
-    assert (answer["verdict"], answer["metric"], answer["common"]) == ("RIGHT", "gpt_loss", 4)
+    assert (answer["verdict"], answer["metric"], answer["common"]) == ("NOT CHECKED", "gpt_loss", 4)
 
 
 def _printed_again(store: Store, folder: Path):

@@ -258,6 +258,10 @@ DAMAGES = {
         added("weights/ppo-1/0000-h-7-a-000000.json", lambda path: (path.parent.mkdir(parents=True, mode=0o700), path.parent.parent.chmod(0o700), told("{}")(path))),
         "damaged-weights",
     ),
+    "broken turns": Damage(
+        added("turns/ppo-1/0-h-7-a.json", lambda path: (path.parent.mkdir(parents=True, mode=0o700), path.parent.parent.chmod(0o700), told("{}")(path))),
+        "damaged-turns",
+    ),
     # the catalog
     "a catalog that is none": Damage(harmed(lambda store: store.catalog_path, told(b"junk" * 4000)), "damaged-catalog"),
     "a folder for the catalog's journal": Damage(

@@ -43,6 +43,10 @@ _namespace: dict[str, Any] = {}
 exec(compile(_BARRIER, "/lib/torch/distributed/distributed_c10d.py", "exec"), _namespace)
 
 
+MODEL = {"model_class": "Fake", "num_layers": 1, "vocab_size": 9, "parameters": 9, "dtype": "fp32", "attn": "sdpa"}
+"""What a loaded model says of itself."""
+
+
 class ScriptedEngine:
     """An engine that does what `script.json` says. Guarantees: everything but the script is the real worker's."""
 
@@ -59,7 +63,7 @@ class ScriptedEngine:
         opened = self.folder / f"opened-{self.rank}"
         self._act(self.script.get("open again" if opened.exists() else "open", ""))
         opened.touch()
-        return {"model": "fake", "pid": os.getpid(), "load_s": 1.0}
+        return {"model": "fake", "pid": os.getpid(), "load_s": 1.0} | MODEL
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         self._calls, self.folder = 0, folder
