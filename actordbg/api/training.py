@@ -176,7 +176,7 @@ def _training(how: TrainingOptions) -> dict[str, Any]:
 
 
 def _names(desk: Desk, given: Collection[str]) -> AncestorNames:
-    """Read the environment variables of OpenRLHF's backend test suite, and note the effect of each."""
+    """Read the environment variables of the trainer's backend test suite, and note the effect of each."""
     names = read_names(os.environ, set(given))
     for name, value in names.took.items():
         desk.client.note(f"from the environment: {name}={value}")

@@ -308,7 +308,7 @@ def _running_on(attended: Any, _sampled: Any, size: float) -> Laid:
 
 
 def _with_padding(attended: Any, _sampled: Any, size: float) -> Laid:
-    """Let rows see their padding, at the position 0 (size 1), 1 (OpenRLHF's, size 2), or in the order of columns (size 3)."""
+    """Let rows see their padding, at the position 0 (size 1), 1 (the trainer's, size 2), or in the order of columns (size 3)."""
     everything, positions = attended | True, _positions(attended)
     positions = (positions, positions * attended + ~attended, _positions(everything))[int(size) - 1]
     yield from ((row, positions, everything) for row in _alone(everything))

@@ -274,7 +274,7 @@ class HowToTrain:
     rank: ClassVar[int] = 20
 
     steps: int = option_field(10, "Optimizer steps.", min=1, rank=2)
-    lr: float = option_field(5e-6, "Constant learning rate (the default is that of OpenRLHF's backend test suite).")
+    lr: float = option_field(5e-6, "Constant learning rate (the default is that of the trainer's backend test suite).")
     gradient_accumulation: int = option_field(
         1, "Accumulation steps of the configuration with the most replicas; all have its global batch.", min=1
     )

@@ -27,8 +27,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any
 
-from actordbg.base.errors import UsageError
-
 RECORD_VERSION = 1
 
 SUFFIX = ".safetensors.zst"
@@ -218,12 +216,6 @@ def make_dump_id(timestamp: str, call_index: int, pid: int, rand: str) -> str:
 def is_plain_name(text: str) -> bool:
     """Check whether `text` may name a run or a dump: at most 128 letters, digits and `._+-`, not beginning with a sign."""
     return bool(_NAME.match(text))
-
-
-def require_run_name(run: str | None) -> None:
-    """Raise UsageError if the name of a run is not a plain one."""
-    if run is not None and not is_plain_name(run):
-        raise UsageError(f"{run!r:.60} is not the name of a run", hint="`actordbg dump ls` shows the runs")
 
 
 def label(record: DumpRecord) -> str:

@@ -3,9 +3,9 @@
 | kind | what happened | seen in |
 |---|---|---|
 | retokenized | the text was encoded again, into other ids | verl#3720, SkyRL#123 |
-| border lost | whitespace between a turn and the next was dropped or added | verl PR#6921: a newline at each border |
+| border lost | whitespace between a turn and the next was dropped or added | verl PR#6921 |
 | template drops text | text of a turn is gone, such as reasoning of earlier turns | prime-rl#1334, verl#6854 |
-| extra BOS | the sequence begins with one more BOS | trl |
+| extra BOS | the sequence begins with one more BOS | |
 | EOS appended | an EOS that was not sampled follows a turn | SkyRL PR#2148 |
 | other actions | the ids are right, and other tokens count as actions | SkyRL PR#1070 |
 | other ids | none of these | |
@@ -28,10 +28,9 @@ from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, Verdict
 from actordbg.document.command_result import CommandResult
-from actordbg.formats.dump_record import require_run_name
 from actordbg.formats.turn_record import TURNS, Trajectory, read_trajectory
 from actordbg.judge.recorded_calls import RecordedCall
-from actordbg.store.layout import Store
+from actordbg.store.layout import Store, require_run_name
 
 Decode = Callable[[Sequence[int]], str]
 _WINDOW = 300

@@ -17,13 +17,13 @@ from typing import Any
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog import query
-from actordbg.formats.dump_record import require_run_name
 from actordbg.judge.recorded_calls import RecordedCall, Terms
 from actordbg.records.replay_record import ReplayInput
-from actordbg.store.layout import Store
+from actordbg.store.layout import Store, require_run_name
+from actordbg.trainers.trainer import TRAINER
 
 _RECORD = "record the run with `actordbg run --calls forward,loss` (or `dump enable --calls forward,loss`)"
-_REPLAYED = "openrlhf."
+_REPLAYED = f"{TRAINER.package}."
 """How the function of a loss begins that `TRAINER.total_loss` computes."""
 
 
@@ -137,8 +137,8 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     """Read the losses of a step, and look up their forwards.
 
     run: None if only one run has losses of that step. Raises NothingToDo if there are none, UsageError for several runs,
-    Unsupported for a loss whose formula is not known, that is not OpenRLHF's, or whose forward is not in the store. A step that
-    was recorded again, such as after a restart from a checkpoint, is the one of the newest processes.
+    Unsupported for a loss of another trainer or of an unknown formula, or whose forward is not in the store. A step that was
+    recorded again, such as after a restart from a checkpoint, is the one of the newest processes.
     """
     catalog = query.open_fresh(store.require())
     where = f"point = 'loss' and step = {number}"
@@ -181,7 +181,7 @@ def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -
     for place, (loss, path) in enumerate(sorted(calls, key=lambda pair: pair[0].record.monotonic_ns)):
         about = f"the loss {loss.record.dump_id}"
         if not str(loss.record.actor.get("function")).startswith(_REPLAYED):
-            text = f"{about} is {loss.record.actor.get('function')}, and only losses of OpenRLHF are replayed"
+            text = f"{about} is {loss.record.actor.get('function')}, and only losses of {TRAINER.package} are replayed"
             raise Unsupported(text, hint="`actordbg lint` judges recorded losses of any trainer")
         if loss.terms is None:
             raise Unsupported(f"{about} has a formula that is not known: {loss.record.actor.get('function')}", hint=_RECORD)

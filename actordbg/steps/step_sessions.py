@@ -24,7 +24,7 @@ from actordbg.trainers.rows_actor import follow_adapters
 from actordbg.trainers.trainer import TRAINER
 
 _KL_WEIGHT = 10.0
-"""Largest importance weight in the gradient of an unbiased KL penalty (OpenRLHF's KL_IS_WEIGHT_CLIP)."""
+"""Largest importance weight in the gradient of an unbiased KL penalty (the trainer's KL_IS_WEIGHT_CLIP)."""
 
 
 class StepSession(TrainingSession):

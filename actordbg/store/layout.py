@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from actordbg.base.errors import StoreProblem
+from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.owners import Owner, read_owned
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
 from actordbg.formats.store_files import (
@@ -258,3 +258,9 @@ def _folders(path: Path) -> list[Path]:
         return sorted(entry for entry in path.iterdir() if entry.is_dir() and is_plain_name(entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def require_run_name(run: str | None) -> None:
+    """Raise UsageError if the name of a run is not a plain one."""
+    if run is not None and not is_plain_name(run):
+        raise UsageError(f"{run!r:.60} is not the name of a run", hint="`actordbg dump ls` shows the runs")

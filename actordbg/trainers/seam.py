@@ -95,7 +95,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class LossCall:
-    """A loss, by the names of OpenRLHF's PolicyLoss. log_probs and other tensors: [B, A] like `action_mask`. loss: its value.
+    """A loss, by the names of PolicyLoss. log_probs and other tensors: [B, A] like `action_mask`. loss: its value.
 
     facts: its plain attributes, where they mean what those of PolicyLoss mean; another `policy_loss_type` is not recomputed.
     """

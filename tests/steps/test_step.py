@@ -135,7 +135,7 @@ def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an
 def test_the_loss_of_another_trainer_is_refused_before_anything_runs(tmp_path: Path):
     run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model", function="trl.trainer:GRPO._compute_loss")
     run.write()
-    with pytest.raises(Unsupported, match="only losses of OpenRLHF"):
+    with pytest.raises(Unsupported, match="only losses of openrlhf"):
         recorded_step(run.store, None, 4)
 
 
