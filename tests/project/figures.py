@@ -108,8 +108,8 @@ def floors(root: Path) -> int:
 
 def markdown_words(root: Path) -> int:
     """Counts the words of all Markdown of a checkout, separated by white space as `wc -w` does."""
-    hidden = {".venv", "build", "node_modules"}
-    pages = (path for path in root.rglob("*.md") if not hidden & set(path.relative_to(root).parts))
+    parts = {path: path.relative_to(root).parts for path in root.rglob("*.md")}
+    pages = (path for path in parts if not any(part.startswith(".") or part in ("build", "node_modules") for part in parts[path]))
     return sum(len(page.read_text().split()) for page in pages)
 
 
