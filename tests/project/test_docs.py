@@ -19,6 +19,7 @@ import packcases
 import pytest
 from amounts import WHOLE
 from docpages import ROOT, Block, page_id
+from replaycallers import callers
 from replaycases import old_pickle
 from roots import SUPPORT
 from typer.testing import CliRunner
@@ -170,7 +171,9 @@ def test_each_old_command_has_a_counterpart_that_runs_on_twenty_pickles_or_is_re
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     if not WHOLE:
-        monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=scripted))
+        run_scripted = partial(supervise.run_replay, launcher=scripted)
+        for module in (supervise, *callers()):
+            monkeypatch.setattr(module, "run_replay", run_scripted)
     old_pickle(tmp_path, name="x.pkl")
     for number in range(20):
         old_pickle(tmp_path / "input_dumps", rank=number % 4, stamp=f"20250619_0526{number:02d}_430740")

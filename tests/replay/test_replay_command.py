@@ -16,6 +16,7 @@ import commandline
 import pytest
 from click.testing import Result
 from comparecases import write_replay
+from replaycallers import callers
 from replaycases import old_pickle, publish
 from roots import ROOT, SUPPORT
 from stopcases import actordbg, environment
@@ -47,6 +48,8 @@ from actordbg.replay import supervise
 from actordbg.replay.launch import launch
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
+
+callers()
 
 
 def typed(store: Store, *arguments: str) -> Result:

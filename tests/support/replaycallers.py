@@ -1,0 +1,11 @@
+"""The modules that import `run_replay` by name. One that is first imported while it is replaced would keep the replacement."""
+
+from importlib import import_module
+from types import ModuleType
+
+_NAMES = ("api.locating", "api.measuring", "campaign.run_matrix", "campaign.run_train_check", "judge.check", "judge.find_truth",
+          "judge.noise_floor", "steps.run_step")  # fmt: skip
+
+
+def callers() -> list[ModuleType]:
+    return [import_module(f"actordbg.{name}") for name in _NAMES]
