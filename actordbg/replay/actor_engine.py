@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from actordbg.actor.sharing import reopens
 from actordbg.actor.signatures import signature_of
-from actordbg.base.errors import ActordbgError
+from actordbg.base.errors import ActordbgError, StoreProblem
 from actordbg.base.fault import scrub
 from actordbg.base.imports import without_collecting
 from actordbg.config.replay_config import TINY
@@ -25,7 +25,7 @@ from actordbg.debug import stops
 from actordbg.debug.prompt import StoppedByUser
 from actordbg.debug.replay_stops import ReplayStops
 from actordbg.formats.weight_hashes import WEIGHTS
-from actordbg.records.journal import TENSORS
+from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.locate_record import FORMULAS, IDENTITY, LOCATED
 from actordbg.records.replay_record import FAILED, KEPT_BYTES, LAWS, STOPPED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
@@ -120,9 +120,12 @@ class Failure:
 class ActorEngine:
     """Runs dumps through an `ActorSession`. See `Engine` for what each method promises."""
 
+    depth = 2
+    """Folders from the store to a replay's."""
+
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
         self.folder, self.spec, self.rank = folder, spec, rank
-        self.root = folder.parent.parent
+        self.root = folder.parents[self.depth - 1]
         self._loaded_for = spec.replay_id
         self.out_of_step = ""
         self._resources = contextlib.ExitStack()
@@ -309,3 +312,18 @@ class ActorEngine:
         except RuntimeError:
             return True
         return False
+
+
+class OnceEngine(ActorEngine):
+    """An engine whose inputs build on each other: the folder's work runs once, in one process."""
+
+    def refuse_resumption(self, what: str) -> None:
+        """Raise StoreProblem if inputs ran before: what they left in the process is lost."""
+        if read_results(self.folder):
+            raise StoreProblem(f"{what} cannot be resumed: its weights and gradients are lost", hint="run the command again")
+
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        """Begin with another folder's work in this process, which saves the imports."""
+        self._resources.close()
+        self.folder, self.spec = folder, spec
+        return self.open()
