@@ -21,7 +21,6 @@ import mmap
 import os
 import struct
 import threading
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -212,11 +211,6 @@ class Ring:
         with self._lock:
             self._settle()
             return sorted(self._running.values(), key=lambda entry: entry.sequence)
-
-    def seconds_in_oldest(self) -> float | None:
-        """Return how many seconds the oldest running call has taken; None if none runs. Its third number is its start, in ns."""
-        began = [struct.unpack_from("<q", self._memory, entry.offset + 16)[0] for entry in self.running[:1]]
-        return round((time.monotonic_ns() - began[0]) / 1e9, 3) if began else None
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Replace the header."""
