@@ -101,11 +101,6 @@ class EngineClient:
         dtype = {"server_dtype": str(info["dtype"])} if info.get("dtype") else {}
         return {"server": f"{self.kind} {self.version}", "served_model": self.model, **dtype}
 
-    @property
-    def reads_cache(self) -> bool:
-        """Check whether log-probs of a prompt may come from the prefix cache; vLLM computes them without reading it."""
-        return self.kind == SGLANG
-
     def score(self, rows: Sequence[Sequence[int]], start: int = 0) -> list[list[float]]:
         """Return for each row of ids [n] the log-probs of ids[1:], [n-1], all rows in one request.
 

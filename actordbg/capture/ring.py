@@ -39,6 +39,11 @@ KEEP = 32 * 2**20
 """Backed bytes that are kept even if they are not needed."""
 
 
+def _chunks(nbytes: int) -> int:
+    """Return `nbytes`, rounded up to a multiple of CHUNK."""
+    return -(-nbytes // CHUNK) * CHUNK
+
+
 class Arena:
     """Allocates extents of `memory` from byte `first` on, in any order.
 
@@ -78,8 +83,7 @@ class Arena:
 
     def trim(self) -> None:
         """Release backed memory behind the last extent, beyond KEEP and the initially backed bytes."""
-        limit = max(self._last, self.first + self._keep)
-        limit = -(-limit // CHUNK) * CHUNK
+        limit = _chunks(max(self._last, self.first + self._keep))
         if limit < self.limit:
             old, self.limit = self.limit, limit
             self.memory.madvise(mmap.MADV_DONTNEED if self._grow is None else mmap.MADV_REMOVE, limit, old - limit)
@@ -100,7 +104,7 @@ class Arena:
     def _back(self, nbytes: int) -> bool:
         """Back enough memory behind the last extent. Returns False if there is none."""
         last = self._last
-        limit = min(self.end, -(-(last + nbytes) // CHUNK) * CHUNK)
+        limit = min(self.end, _chunks(last + nbytes))
         if limit < last + nbytes or limit <= self.limit:
             return False
         if self._grow is not None:
@@ -167,11 +171,11 @@ class Ring:
         descriptor = ringfile.new_file(unfinished)
         try:
             ringfile.hold(descriptor)
-            size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
+            size = ringfile.DATA + _chunks(kept + queued)
             os.ftruncate(descriptor, size)
             shared = ringfile.in_shared_memory(folder)
             backed = ringfile.DATA + (CHUNK if shared else min(kept, size - ringfile.DATA))
-            backed = min(size, -(-backed // CHUNK) * CHUNK)
+            backed = min(size, _chunks(backed))
             ringfile.back(descriptor, shared, 0, backed)
             memory = ringfile.mapped(unfinished, size)
             ringfile.touch(memory, 0, backed)
@@ -201,7 +205,7 @@ class Ring:
     @classmethod
     def private(cls, kept: int, queued: int) -> Ring:
         """Create a ring without a file: it dies with the process."""
-        size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
+        size = ringfile.DATA + _chunks(kept + queued)
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         return cls(memory, Arena(memory, ringfile.DATA, ringfile.DATA + CHUNK, None), None, None, kept)
 

@@ -24,11 +24,12 @@ from actordbg.config.replay_config import TINY
 from actordbg.debug import stops
 from actordbg.debug.prompt import StoppedByUser
 from actordbg.debug.replay_stops import ReplayStops
+from actordbg.formats.store_files import atomic_write
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.locate_record import FORMULAS, IDENTITY, LOCATED
 from actordbg.records.replay_record import FAILED, KEPT_BYTES, LAWS, STOPPED, ReplayInput, ReplaySpec
-from actordbg.replay.flushing import UNFLUSHED, Unflushed
+from actordbg.replay.flushing import UNFLUSHED
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.worker_logs import EXCERPT
 
@@ -225,7 +226,7 @@ class ActorEngine:
                 fields["extra"][IDENTITY], self._identities = self._identities, []
             if outcome.tensors and recorded:
                 kept = fields[UNFLUSHED] = self._keep(item, outcome)
-                fields["extra"][KEPT_BYTES] = kept.size
+                fields["extra"][KEPT_BYTES] = kept.stat().st_size
             failed = ""
         finally:
             if self._history is not None:
@@ -287,7 +288,7 @@ class ActorEngine:
             "extra": extra | {name: value for name, value in where_any.items() if value},
         }
 
-    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> Unflushed:
+    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> Path:
         """Write the tensors that a comparison needs (`--keep-tensors`) to a safetensors file named after the dump."""
         import safetensors.numpy
 
@@ -296,7 +297,13 @@ class ActorEngine:
         if outcome.gradients:
             about["gradients"] = json.dumps(outcome.gradients)
         blob = safetensors.numpy.save(plain, metadata=about)
-        return Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
+        return self.written(item, blob)
+
+    def written(self, item: ReplayInput, blob: bytes) -> Path:
+        """Write the kept tensors of an input; a thread of the worker flushes the file."""
+        path = self.folder / TENSORS / f"{item.dump_id}.safetensors"
+        atomic_write(path, blob, flush=False)
+        return path
 
     def _device_is_lost(self) -> bool:
         """Try a CUDA call: after some errors (an illegal memory access) every later call in this process fails."""

@@ -20,10 +20,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from actordbg.formats.store_files import read_regular
-from actordbg.records.journal import TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput
 from actordbg.replay.actor_engine import OnceEngine
-from actordbg.replay.flushing import UNFLUSHED, Unflushed
+from actordbg.replay.flushing import UNFLUSHED
 from actordbg.replay.selection import defaults_of
 from actordbg.steps.step_plan import PLAN, STEP, StepPlan
 
@@ -74,7 +73,7 @@ class StepEngine(OnceEngine):
             fields["grad_norm"] = figures.get("grad_norm")
         if recorded:
             blob = safetensors.numpy.save({"log_probs": log_probs.contiguous().numpy()})
-            fields[UNFLUSHED] = Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
+            fields[UNFLUSHED] = self.written(item, blob)
         return fields
 
 
