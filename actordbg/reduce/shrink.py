@@ -171,20 +171,33 @@ class Shrinker:
         self._take(notable=False, config=self.best.config | heads)
         names = [name for name, value in self.best.config.items() if isinstance(value, int) and _SIZE.fullmatch(name)]
         for name in sorted(names, key=lambda name: name == "vocab_size"):
-            while (value := (self.best.config or {})[name] // 2) >= _LEAST_SIZE.get(name, 1):
-                smaller: dict[str, Any] = {"config": (self.best.config or {}) | {name: value}}
-                if name == "vocab_size":
-                    lengths = [len(row) for row in self.best.rows]
-                    folded = tuple(tuple(token % value for token in row) for row in self.best.rows)
-                    smaller["rows"] = drawn(lengths, value) if self.best.synthetic else folded
-                if not self._take(notable=False, **smaller):
-                    break
+            value, lowest = self.best.config[name], _LEAST_SIZE.get(name, 1)
+            halves = [value >> times for times in range(value.bit_length() - 1, 0, -1) if value >> times >= lowest]
+            any(self._with_size(name, half) for half in halves)  # the smallest first
+
+    def _with_size(self, name: str, value: int) -> bool:
+        smaller: dict[str, Any] = {"config": (self.best.config or {}) | {name: value}}
+        if name == "vocab_size":
+            lengths = [len(row) for row in self.best.rows]
+            folded = tuple(tuple(token % value for token in row) for row in self.best.rows)
+            smaller["rows"] = drawn(lengths, value) if self.best.synthetic else folded
+        return self._take(notable=False, **smaller)
 
     def _keys(self) -> None:
-        for name, value in list((self.best.config or {}).items()):
-            if name != "model_type" and not (isinstance(value, int) and _SIZE.fullmatch(name)) and "layer" not in name:
-                kept = {key: held for key, held in (self.best.config or {}).items() if key != name}
-                self._take(notable=False, config=kept)
+        self._without(
+            [
+                name
+                for name, value in (self.best.config or {}).items()
+                if name != "model_type" and not (isinstance(value, int) and _SIZE.fullmatch(name)) and "layer" not in name
+            ]
+        )
+
+    def _without(self, names: Sequence[str]) -> None:
+        """Drop keys of the configuration: all at once, else those of each half."""
+        kept = {key: value for key, value in (self.best.config or {}).items() if key not in names}
+        if names and not self._take(notable=False, config=kept) and (half := len(names) // 2):
+            self._without(names[:half])
+            self._without(names[half:])
 
 
 def _size(ending: Ending) -> float:

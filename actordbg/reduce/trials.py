@@ -83,16 +83,14 @@ class Trials:
         """Number of trials that ran, in this call and before."""
         return len(self._known)
 
-    def ending(self, case: FaultCase, *, afresh: bool = False) -> Ending:
-        """Return how the case ends; afresh: run it again, in a new process. Raises OutOfBudget."""
+    def ending(self, case: FaultCase, *, again: bool = False) -> Ending:
+        """Return how the case ends; again: run it even if that is known, outside of the budget. Raises OutOfBudget."""
         source = script.render(case, "a trial")
         key = hashlib.sha256(f"{case.key}{source}{self._versions}".encode()).hexdigest()[:16]
-        if not afresh and key in self._known:
+        if not again and key in self._known:
             return self._known[key]
-        if not afresh and (self.count >= self._most or time.monotonic() > self._until):
+        if not again and (self.count >= self._most or time.monotonic() > self._until):
             raise OutOfBudget
-        if afresh:
-            self._stop()
         self.count += 1
         kind = str((case.config or {}).get("model_type", "")).removesuffix("_text")
         request = {
@@ -102,7 +100,7 @@ class Trials:
             "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,
         }
         ending = Ending.of(self._answer(request))
-        self._journal.append("confirmed" if afresh else "trial", key=key, words=case.words, **vars(ending))
+        self._journal.append("confirmed" if again else "trial", key=key, words=case.words, **vars(ending))
         self._known[key] = ending
         self._here.add(case.key)
         return ending

@@ -32,7 +32,7 @@ from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings
 from actordbg.records.replay_record import ResultRecord
-from actordbg.reduce import handover, reduction, templates
+from actordbg.reduce import handover, reduction, suspects, templates
 from actordbg.reduce import trials as running
 from actordbg.reduce.case import (
     ALONE,
@@ -55,8 +55,10 @@ from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction
 from actordbg.reduce.script import _flat, in_a_folder, launched, render
 from actordbg.reduce.shrink import Shrinker, _other, ddmin, least
+from actordbg.reduce.suspects import Checks
 from actordbg.reduce.trial_host import _attempt, _without_folder
 from actordbg.reduce.trials import Ending, OutOfBudget, Trials
+from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
 
@@ -79,18 +81,15 @@ class Simulated(Trials):
 
     def __init__(self, folder: Path, ends: Callable[[FaultCase], Ending], most: int = 500) -> None:
         super().__init__(folder, most=most)
-        self._ends, self.run, self.hosts = ends, 0, 1
+        self._ends, self.run = ends, 0
 
     def _answer(self, request: Any) -> dict[str, Any]:
         self.run += 1
         return vars(self._ends(self.case))
 
-    def _stop(self) -> None:
-        self.hosts += 1
-
-    def ending(self, case: FaultCase, *, afresh: bool = False) -> Ending:
+    def ending(self, case: FaultCase, *, again: bool = False) -> Ending:
         self.case = case
-        return super().ending(case, afresh=afresh)
+        return super().ending(case, again=again)
 
 
 def leaking(case: FaultCase) -> Ending:
@@ -133,7 +132,7 @@ def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path, monk
     with Simulated(tmp_path, leaking) as trials:
         trials.ending(again.best)
         assert trials.run == 1 and trials.ran(again.best)
-        assert trials.ending(again.best, afresh=True) == leaking(again.best) and (trials.run, trials.hosts) == (2, 2)
+        assert trials.ending(again.best, again=True) == leaking(again.best) and trials.run == 2
 
 
 def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path: Path) -> None:
@@ -222,8 +221,8 @@ def test_a_case_from_a_file_cannot_bring_code(bad: dict[str, Any]) -> None:
 def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [replace(CASE, timeout_s=float(number)) for number in range(len(same))]
     matching = [FINGERPRINT if sign == "1" else None for sign in same]
-    monkeypatch.setattr(reduction, "_check_case", lambda own, config, case: matching[int(case.timeout_s)])
-    index, unchecked = reduction._checked(Store(Path()), ReplayConfig(), FINGERPRINT, cases)
+    monkeypatch.setattr(Checks, "of_case", lambda self, case, wanted: matching[int(case.timeout_s)])
+    index, unchecked = reduction._checked(Checks(Store(Path()), ReplayConfig(), WarmGroups()), FINGERPRINT, cases)
     assert (index, not unchecked) == answer
 
 
@@ -283,9 +282,9 @@ def test_a_script_is_handed_over_only_if_it_shows_the_fault(
 def test_what_a_script_cannot_show_is_not_its_start(store: Store) -> None:
     """Several processes are for crashes and hangs; a name on the hub is no folder; an infinite number is one."""
     config = ReplayConfig(model="org/model", nproc=2, backend="deepspeed", zero_stage=3)
-    tensors, ran = reduction.dump_of(CASE)[1], {"vocab_size": 256}
+    tensors, ran = suspects.dump_of(CASE)[1], {"vocab_size": 256}
     for kind, stack in {DIFFERENCE: (1, ""), ERROR: (1, ""), HANG: (2, "deepspeed")}.items():
-        case = reduction._case(store, config, Fingerprint(kind, ""), tensors, ran)
+        case = suspects._case(Checks(store, config, WarmGroups()), Fingerprint(kind, ""), tensors, ran)
         assert (case.processes, case.engine) == stack
     names = {"gpt2": False, "org/model": False, "/a/b": True, "a/b/c": True, str(store.root): True}
     assert {name: in_a_folder(replace(CASE, config=None, checkpoint=name)) for name in names} == names
@@ -297,7 +296,7 @@ def test_the_dump_that_a_comparison_names_is_checked_first(store: Store) -> None
     write_replay(store, replay, publish(store, 5))
     spec = spec_and_owner(store, replay)[0]
     for item in spec.inputs:
-        assert reduction._candidates(store, spec, {item.dump_id})[0] == item
+        assert suspects._candidates(store, spec, {item.dump_id})[0] == item
 
 
 HOSTILE = ('x"""\nimport pwned\n"""', "x'\nimport pwned\n'", 'x"\nimport pwned\n#', "\\", '"')
@@ -407,10 +406,10 @@ def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path: Path, store: St
     (model / "config.json").write_text(json.dumps(FAMILIES["gemma2"].config))
     settings = {"model": str(model), "attn": "sdpa", "dtype": "fp32", "through": "rows", "backward": False}
     write_replay(store, "20260101T000000-aaaaaa", publish(store, 1, length=16), **settings)
-    check, given = reduction._check, Fingerprint(DIFFERENCE, "sdpa ignores the soft cap", module="attention", cause="kernel")
+    check, given = Checks.of, Fingerprint(DIFFERENCE, "sdpa ignores the soft cap", module="attention", cause="kernel")
     ran = {"attn": "sdpa", "dtype": "fp32", "through": "rows", "packing": False, "vocab_size": 256}
     answers = iter([(given, ran)])
-    monkeypatch.setattr(reduction, "_check", lambda *what: next(answers, None) or check(*what))
+    monkeypatch.setattr(Checks, "of", lambda *what, **more: next(answers, None) or check(*what, **more))
     script, issue = tmp_path / "repro.py", tmp_path / "issue.md"
     words = ["repro", "last", "-o", str(script), "--issue", str(issue), "--trials", "12", "--json"]
     done = CliRunner().invoke(app, ["--store", str(store.root), *words])

@@ -1,0 +1,210 @@
+"""What is wrong in a replay, as suspects: a fingerprint, and the case that is nearest to the input that has it.
+
+    with WarmGroups(reopen=True) as warm:
+        checks = Checks(own_store, spec.config, warm)
+        for fingerprint, case in suspects_of(store, checks, spec): ...
+
+The first is what the replay itself says of an input that it judged module by module, or that failed. The second is what a check
+says now: for replays that judged nothing, and where the first cannot be shown. All checks of a reduction share one worker.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from actordbg.actor.family_models import build_families
+from actordbg.actor.models import ensure_tiny
+from actordbg.base.errors import NothingToDo, Unsupported
+from actordbg.base.units import plural
+from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, TINY, ReplayConfig
+from actordbg.formats.dump_record import DumpRecord, contiguous_strides, make_dump_id, now_timestamp
+from actordbg.formats.encoding import PlainTensor
+from actordbg.judge.check import CheckFound, run_check
+from actordbg.records.journal import read_results, read_standing
+from actordbg.records.locate_record import LOCATED
+from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, answers_of, violations
+from actordbg.reduce.case import ALONE, DIFFERENCE, ENGINES, LIMITS, MODEL, PACKED, PADDED, SEVERAL, TRAINER, FaultCase, leaks
+from actordbg.reduce.fingerprint import Fingerprint, fingerprint_of
+from actordbg.replay.group_engine import WarmGroups
+from actordbg.replay.plan import law_order, make_plan
+from actordbg.replay.replay_data import ReplayData, data_of
+from actordbg.replay.selection import rows_of
+from actordbg.replay.supervise import run_replay
+from actordbg.store.layout import Store
+from actordbg.store.payload import encode_plain, load_plain
+
+Suspect = tuple[Fingerprint, FaultCase]
+LEAKED = (
+    "packed rows attend to each other: transformers keeps rows apart by position_ids only without an attention mask and without "
+    "a cache (use_cache=False)"
+)
+MOST_CHECKED = 3
+"""Inputs of the replay that are checked again, the likeliest first."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Checks of single inputs under a replay's configuration, in a store of the reduction's own, by workers that stay."""
+
+    store: Store
+    config: ReplayConfig
+    warm: WarmGroups
+
+    def of(
+        self, record: DumpRecord, tensors: Mapping[str, PlainTensor], config: ReplayConfig, *, fully: bool = True
+    ) -> tuple[Fingerprint | None, dict[str, Any]]:
+        """Check a dump; return its fingerprint, None if it is right, and what the workers resolved.
+
+        The truth is computed only if neither a law nor a module is wrong; fully=False: not at all.
+        """
+        identity = make_dump_id(now_timestamp(), 0, 0, "0" * 8)
+        copy = replace(record, dump_id=identity, rank=0, world_size=1) if record.dump_id else record
+        self.store.put_dump(*encode_plain(copy, tensors), hint="make room")
+        rows = rows_of(self.store, f"dump_id='{identity}'", (), "time", None)
+        settings = replace(config, laws=1, keep_tensors=True, keep_gradients=config.backward is not False, truth=None, vary=None,
+                           name=None, memory_snapshot=False, accept=None)  # fmt: skip
+        spec = replace(make_plan(rows, settings, command="actordbg reduce").spec, locate=1)
+        self.warm.share(spec.replay_id)
+        run_replay(self.store, spec, warm=self.warm)
+        data = data_of(self.store, spec)
+        fingerprint = fingerprint_of(CheckFound(data))
+        if fingerprint is None and fully:
+            fingerprint = fingerprint_of(run_check(self.store, spec, warm=self.warm))
+        return fingerprint, data.resolved
+
+    def of_case(self, case: FaultCase, wanted: Fingerprint) -> Fingerprint | None:
+        """Check a case as a replay, with the model in a folder of the reduction. wanted: what it should show."""
+        model, kept = case.checkpoint, case.layers
+        if case.config is not None:
+            folder = self.store.models / f"case-{case.key}"
+            if problems := build_families({folder: dict(case.config)}):
+                raise Unsupported(next(iter(problems.values())))
+            model, kept = str(folder), None
+        settings = replace(
+            self.config, model=model, num_layers=kept, dtype=case.dtype, attn=case.attn, packing=case.layout == PACKED,
+            temperature=case.temperature, backward=case.backward, compile=bool(case.compile), deepcompile=False,
+            compile_backend=case.compile or None, backend=case.engine or "plain", zero_stage=case.zero, nproc=case.processes,
+            tp=1, ring=1, align=None, through="rows" if case.through == MODEL else self.config.through,
+            timeout_s=min(self.config.timeout_s, case.timeout_s),
+        )  # fmt: skip
+        return self.of(*dump_of(case), settings, fully=not (wanted.laws or wanted.module))[0]
+
+
+def suspects_of(
+    store: Store, checks: Checks, spec: ReplaySpec, wrong: Collection[str], on_step: Callable[[str], None]
+) -> Iterator[Suspect]:
+    """Yield what the replay says of its wrong input, then what a check says now. wrong: dumps that a comparison says are wrong.
+
+    Raises NothingToDo if the checks find no input wrong.
+    """
+    folder, candidates = store.replays / spec.replay_id, _candidates(store, spec, wrong)
+    resolved, results = read_standing(folder)[0], read_results(folder)
+    for item in candidates:
+        result = results.get(item.dump_id)
+        if result is None or (result.status == PASSED and LOCATED not in result.extra):
+            continue
+        if fingerprint := fingerprint_of(CheckFound(ReplayData(spec, resolved, "", (result,)))):
+            yield fingerprint, _case(checks, fingerprint, load_plain(store.root / item.path)[1], resolved)
+            break
+    for item in candidates[:MOST_CHECKED]:
+        on_step("checking the input again")
+        record, tensors = load_plain(store.root / item.path)
+        fingerprint, resolved = checks.of(record, tensors, checks.config)
+        if fingerprint is not None:
+            yield fingerprint, _case(checks, fingerprint, tensors, resolved)
+            return
+    raise NothingToDo(
+        f"none of the {plural(min(len(candidates), MOST_CHECKED), 'input')} tried is wrong now, of {len(candidates)} of replay "
+        f"{spec.replay_id}",
+        hint="reduce a replay that fails `actordbg check`, in its environment",
+    )
+
+
+def recorded_suspects(store: Store, checks: Checks, spec: ReplaySpec) -> Iterator[Suspect]:
+    """Yield the case of a run whose own outputs are wrong: packed rows that leaked in its forward."""
+    for item in _candidates(store, spec):
+        record, tensors = load_plain(store.root / item.path)
+        if leaks(record.arguments):
+            resolved = read_standing(store.replays / spec.replay_id)[0]
+            fingerprint = Fingerprint(DIFFERENCE, LEAKED, cause="cache", behind=True)
+            case = _case(checks, fingerprint, tensors, resolved | {"packing": True, "through": "rows"})
+            yield fingerprint, replace(case, cache=True, left=())
+    raise Unsupported(
+        "the run's recorded outputs cannot be computed again from this store",
+        hint="reduce the replay, or run `actordbg explain` on the comparison",
+    )
+
+
+def _candidates(store: Store, spec: ReplaySpec, mismatched: Collection[str] = ()) -> list[ReplayInput]:
+    """Return the replay's inputs, those first that failed, broke a law or are `mismatched`, then those that show the most."""
+    results = read_results(store.replays / spec.replay_id)
+
+    def wrong(item: ReplayInput) -> bool:
+        result = results.get(item.dump_id)
+        failed = result is not None and (result.status != PASSED or bool(violations(answers_of(result.extra))))
+        return failed or item.dump_id in mismatched
+
+    order = {index: rank for rank, index in enumerate(law_order(spec.inputs))}
+    ranked = sorted(enumerate(spec.inputs), key=lambda pair: (not wrong(pair[1]), order[pair[0]]))
+    return [item for _, item in ranked]
+
+
+def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainTensor], ran: Mapping[str, Any]) -> FaultCase:
+    """Build the case that is nearest to the replay: the same model, rows and settings."""
+    if "sequences" not in tensors or "attention_mask" not in tensors:
+        raise Unsupported("only calls with `sequences` and `attention_mask` can be reduced", hint="see `actordbg dump show`")
+    config = checks.config
+    ids, mask = (np.asarray(tensors[name].values).astype(np.int64) for name in ("sequences", "attention_mask"))
+    vocabulary = ran.get("vocab_size") or int(ids.max()) + 1
+    rows = tuple(
+        tuple(int(token) % vocabulary for token in row[real != 0]) for row, real in zip(ids, mask, strict=True) if real.any()
+    )
+    left = tuple(int(real.argmax()) for real in mask if real.any())
+    packed = bool(ran.get("packing", config.packing))
+    padded = len({len(row) for row in rows}) > 1 or any(left)
+    model = str(ensure_tiny(checks.store.models)) if config.model == TINY else config.model
+    dtype = str(ran.get("dtype") or config.dtype or "bf16")
+    attn = str(ran.get("attn") or config.attn or "sdpa")
+    several = config.nproc if fingerprint.kind in SEVERAL else 1
+    return FaultCase(
+        fingerprint.kind, rows, () if packed else left, checkpoint=model, layers=config.num_layers,
+        layout=PACKED if packed else PADDED if padded else ALONE,
+        dtype=dtype if dtype in LIMITS else "fp32", attn=attn if attn in ATTENTIONS else "sdpa",
+        compile=(config.compile_backend or COMPILE_BACKENDS[0]) if config.compile else "",
+        temperature=float(ran.get("temperature") or 1.0),
+        backward=bool(ran.get("backward")), through=MODEL if ran.get("through") == "rows" else TRAINER,
+        engine=config.backend if config.backend in ENGINES and several == config.nproc else "", zero=config.zero_stage,
+        processes=several,
+        limit=LIMITS.get(dtype, 1e-4), error_class=fingerprint.error_class, error=fingerprint.error, memory=_memory(),
+        timeout_s=min(config.timeout_s, 60.0),
+    )  # fmt: skip
+
+
+def _memory() -> int | None:
+    """Return this process's limit of address space, which its trials have too."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def dump_of(case: FaultCase) -> tuple[DumpRecord, dict[str, PlainTensor]]:
+    """Return a case's rows as a dump: padded to the longest, on the left as the case has it."""
+    left = case.left or (0,) * len(case.rows)
+    width = max(before + len(row) for before, row in zip(left, case.rows, strict=True))
+    ids, mask = np.zeros((2, len(case.rows), width), np.int64)
+    for number, (before, row) in enumerate(zip(left, case.rows, strict=True)):
+        ids[number, before : before + len(row)] = row
+        mask[number, before : before + len(row)] = 1
+    tensors = {"sequences": ids, "attention_mask": mask, "action_mask": mask[:, 1:] != 0}
+    record = DumpRecord(
+        dump_id=make_dump_id(now_timestamp(), 0, 0, "0" * 8), run="reduced", rank=0, timestamp=now_timestamp(),
+        batch_size=len(case.rows), seq_len=width, tokens=case.tokens, source="create", world_size=1, action_len=width - 1,
+        arguments={"return_output": False, "allgather_logits": False, "return_logprobs": False, "return_entropy": False},
+    )  # fmt: skip
+    return record, {
+        name: PlainTensor(v.dtype.name, np.ascontiguousarray(v), contiguous_strides(v.shape)) for name, v in tensors.items()
+    }
