@@ -24,12 +24,12 @@ from actordbg.store.layout import Store, read_with_owner
 
 @dataclass(frozen=True)
 class Subject:
-    """What is reduced. recorded: the outputs that the run recorded, as a comparison with them says. wrong: its wrong dumps."""
+    """What is reduced. recorded: the outputs that the run recorded. compared: the comparison that says what is wrong."""
 
     reduction_id: str
     replay_id: str
     recorded: bool = False
-    wrong: tuple[str, ...] = ()
+    compared: ComparisonRecord | None = None
 
 
 def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
@@ -42,19 +42,14 @@ def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
             raise NothingToDo(f"comparison {record.comparison_id} has no mismatch", hint="name a comparison with a mismatch")
         if record.a.replay_id is None:
             raise UsageError(f"comparison {record.comparison_id} has no replay", hint="name a replay")
-        return Subject(record.comparison_id, record.a.replay_id, record.b.kind == GOLDEN, _mismatches(record))
+        return Subject(record.comparison_id, record.a.replay_id, record.b.kind == GOLDEN, record)
     replay_id = get_replay(store, name).replay_id
-    rows = comparisons(store, replay_id)
-    wrong = [row for row in rows if row.verdict == MISMATCH and row.against_kind != GOLDEN][:1]
-    if wrong:
-        record = ComparisonRecord.from_file(store.comparisons / f"{wrong[0].comparison_id}.json")
-        return Subject(replay_id, replay_id, wrong=_mismatches(record))
-    verdicts = {row.against_kind: row.verdict for row in reversed(rows)}
+    rows = {row.against_kind: row for row in reversed(comparisons(store, replay_id))}
+    wrong = [rows[kind] for kind in (TRUTH, "replay") if kind in rows and rows[kind].verdict == MISMATCH]
+    for row in wrong[:1]:
+        return Subject(replay_id, replay_id, compared=ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json"))
+    verdicts = {kind: row.verdict for kind, row in rows.items()}
     return Subject(replay_id, replay_id, verdicts.get(GOLDEN) == MISMATCH and verdicts.get(TRUTH) in GOOD)
-
-
-def _mismatches(record: ComparisonRecord) -> tuple[str, ...]:
-    return tuple(dump.dump_id for dump in record.dumps if dump.verdict == MISMATCH)
 
 
 def reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
@@ -64,7 +59,7 @@ def reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
     spec = desk.replayed(subject.replay_id)
     with desk.client.progress("reducing", None) as advance:
         return reduce_replay(
-            store, spec, reduction_id=subject.reduction_id, recorded=subject.recorded, wrong=subject.wrong, most=trials,
+            store, spec, reduction_id=subject.reduction_id, recorded=subject.recorded, compared=subject.compared, most=trials,
             seconds=seconds, on_step=lambda words: advance(0, note=words),
         )  # fmt: skip
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -121,19 +120,17 @@ def run_check(
     recorded: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
     run: Runner = run_replay,
-    warm: WarmGroups | None = None,
     **callbacks: Any,
 ) -> CheckFound:
     """Run the replay `spec` and compare it with the truth; with `recorded` also with the run's recorded outputs.
 
     If laws are checked, the model is also compared with transformers' own, and one input is judged module by module. Where that
     names nothing, causes are fitted to log-probs that are not the truth's.
-    on_stage: called with the name of each stage as it begins. run: what runs it and the truth. warm: the workers of several
-    checks. callbacks: `on_event` of `run_replay`. Raises what `run_replay` raises. If the truth cannot be computed, the result's
-    `no_truth` says why.
+    on_stage: called with the name of each stage as it begins. run: what runs it and the truth. callbacks: `on_event` of
+    `run_replay`. Raises what `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
     spec = replace(spec, locate=min(1, spec.config.laws))
-    with WarmGroups(reopen=True) if warm is None else nullcontext(warm) as warm:
+    with WarmGroups(reopen=True) as warm:
         callbacks["warm"] = warm
         warm.share(spec.replay_id)
         on_stage(REPLAYING)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from actordbg.actor.family_models import config_of_model
 from actordbg.actor.hub_model import folder_of, read_json, versions_of
 from actordbg.base.errors import ActordbgError, Unsupported
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.comparison_record import StoredRecord
+from actordbg.records.comparison_record import ComparisonRecord, StoredRecord
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.reduce.case import MODEL, FaultCase, clean_config
 from actordbg.reduce.fingerprint import Fingerprint
@@ -74,19 +74,20 @@ def folder_of_reduction(store: Store, reduction_id: str) -> Path:
 
 
 def reduce_replay(
-    store: Store, spec: ReplaySpec, *, reduction_id: str = "", recorded: bool = False, wrong: Collection[str] = (),
+    store: Store, spec: ReplaySpec, *, reduction_id: str = "", recorded: bool = False, compared: ComparisonRecord | None = None,
     most: int = 200, seconds: float = 300.0, on_step: Callable[[str], None] = lambda words: None,
 ) -> Reduction:  # fmt: skip
     """Reduce a replay's wrong input. recorded: the outputs that the run recorded are wrong, not the replay's.
-    wrong: ids of the dumps that a comparison says are wrong.
+    compared: a comparison that says which inputs are wrong.
 
     most, seconds: the budget of trials of this call. Raises NothingToDo if no input is wrong now, Unsupported if no script
     shows it.
     """
     began, folder = time.monotonic(), folder_of_reduction(store, reduction_id or spec.replay_id)
+    own = Store(folder / "store").create()
     with Trials(folder, most=most, seconds=seconds) as trials, WarmGroups(reopen=True) as warm:
-        checks = Checks(Store(folder / "store").create(), spec.config, warm)
-        suspects = recorded_suspects(store, checks, spec) if recorded else suspects_of(store, checks, spec, wrong, on_step)
+        checks = Checks(own, spec.config, warm, trials)
+        suspects = recorded_suspects(store, checks, spec) if recorded else suspects_of(store, checks, spec, compared, on_step)
         for fingerprint, case in suspects:
             shrinker, finished = Shrinker(trials, fingerprint, case, on_step), False
             try:

@@ -307,7 +307,8 @@ _RETURNS = {
 
 def _main(case: FaultCase) -> str:
     if launched(case):
-        return templates.LAUNCH.rstrip() + "\n\n" + (templates.MAIN_HANG if case.kind == HANG else templates.MAIN_CRASH)
+        shown = "-signal.Signals[SIGNAL] in codes" if case.kind == CRASH else "None in codes and set(codes) <= {None, 0}"
+        return templates.LAUNCH.rstrip() + "\n\n" + templates.MAIN_LAUNCHED.replace("SHOWN", shown)
     if case.kind == ERROR:
         return templates.MAIN_ERROR
     unit = "nats" if case.kind != GRADIENT else "of its norm"

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from actordbg.actor.models import truncate
 from actordbg.base.errors import CorruptDump, UsageError
-from actordbg.reduce.case import ALONE, LIMITS, MODEL, PACKED, PADDED, FaultCase, drawn, without_paths
+from actordbg.reduce.case import ALONE, GRADIENT, LIMITS, MODEL, PACKED, PADDED, FaultCase, drawn, without_paths
 from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.trials import RETURNED, Ending, Trials
 
@@ -101,7 +101,8 @@ class Shrinker:
         fp32 = {"dtype": "fp32", "limit": LIMITS["fp32"]}
         alone = {"layout": ALONE, "left": (), "cache": False}
         packed = {"layout": PACKED, "left": ()}
-        others = ({"attn": "sdpa"}, {"temperature": 1.0}, {"backward": False}, {"memory": None})
+        forward = {"backward": self.best.kind == GRADIENT}
+        others = ({"attn": "sdpa"}, {"temperature": 1.0}, forward, {"memory": None})
         for changes in (engine, {"through": MODEL}, {"compile": ""}, alone, packed, {"cache": False}, fp32, *others):
             differs = any(getattr(self.best, name) != value for name, value in changes.items())
             if differs and (changes is not packed or self.best.layout == PADDED):

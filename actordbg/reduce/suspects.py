@@ -17,19 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from actordbg.actor.family_models import build_families
-from actordbg.actor.models import ensure_tiny
+from actordbg.actor.models import ensure_tiny, once
 from actordbg.base.errors import NothingToDo, Unsupported
 from actordbg.base.units import plural
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, TINY, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, contiguous_strides, make_dump_id, now_timestamp
 from actordbg.formats.encoding import PlainTensor
-from actordbg.judge.check import CheckFound, run_check
+from actordbg.judge.check import CheckFound
+from actordbg.judge.comparing import compare
+from actordbg.judge.find_truth import ensure_rounding, ensure_truth
+from actordbg.judge.sides import TRUTH
+from actordbg.records.comparison_record import MISMATCH, ComparisonRecord
 from actordbg.records.journal import read_results, read_standing
 from actordbg.records.locate_record import LOCATED
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, answers_of, violations
 from actordbg.reduce.case import ALONE, DIFFERENCE, ENGINES, LIMITS, MODEL, PACKED, PADDED, SEVERAL, TRAINER, FaultCase, leaks
 from actordbg.reduce.fingerprint import Fingerprint, fingerprint_of
+from actordbg.reduce.trials import Trials
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.plan import law_order, make_plan
 from actordbg.replay.replay_data import ReplayData, data_of
@@ -54,6 +58,7 @@ class Checks:
     store: Store
     config: ReplayConfig
     warm: WarmGroups
+    trials: Trials
 
     def of(
         self, record: DumpRecord, tensors: Mapping[str, PlainTensor], config: ReplayConfig, *, fully: bool = True
@@ -74,16 +79,16 @@ class Checks:
         data = data_of(self.store, spec)
         fingerprint = fingerprint_of(CheckFound(data))
         if fingerprint is None and fully:
-            fingerprint = fingerprint_of(run_check(self.store, spec, warm=self.warm))
+            truth, rounding = (ensure(self.store, spec.replay_id, warm=self.warm) for ensure in (ensure_truth, ensure_rounding))
+            assert truth is not None
+            fingerprint = fingerprint_of(CheckFound(data, compare(self.store, spec.replay_id, truth, rounding=rounding)))
         return fingerprint, data.resolved
 
     def of_case(self, case: FaultCase, wanted: Fingerprint) -> Fingerprint | None:
         """Check a case as a replay, with the model in a folder of the reduction. wanted: what it should show."""
         model, kept = case.checkpoint, case.layers
         if case.config is not None:
-            folder = self.store.models / f"case-{case.key}"
-            if problems := build_families({folder: dict(case.config)}):
-                raise Unsupported(next(iter(problems.values())))
+            folder = once(self.store.models / f"case-{case.key}", lambda folder: self.trials.save_model(case, folder))
             model, kept = str(folder), None
         settings = replace(
             self.config, model=model, num_layers=kept, dtype=case.dtype, attn=case.attn, packing=case.layout == PACKED,
@@ -96,19 +101,22 @@ class Checks:
 
 
 def suspects_of(
-    store: Store, checks: Checks, spec: ReplaySpec, wrong: Collection[str], on_step: Callable[[str], None]
+    store: Store, checks: Checks, spec: ReplaySpec, compared: ComparisonRecord | None, on_step: Callable[[str], None]
 ) -> Iterator[Suspect]:
-    """Yield what the replay says of its wrong input, then what a check says now. wrong: dumps that a comparison says are wrong.
+    """Yield what the replay and its comparison say of the wrong input, then what a check says now.
 
     Raises NothingToDo if the checks find no input wrong.
     """
+    wrong = {dump.dump_id: dump for dump in (compared.dumps if compared else ()) if dump.verdict == MISMATCH}
     folder, candidates = store.replays / spec.replay_id, _candidates(store, spec, wrong)
     resolved, results = read_standing(folder)[0], read_results(folder)
     for item in candidates:
         result = results.get(item.dump_id)
         if result is None or (result.status == PASSED and LOCATED not in result.extra):
             continue
-        if fingerprint := fingerprint_of(CheckFound(ReplayData(spec, resolved, "", (result,)))):
+        own = replace(compared, dumps=(wrong[item.dump_id],)) if compared and item.dump_id in wrong else None
+        own = own if own and own.b.kind == TRUTH else None
+        if fingerprint := fingerprint_of(CheckFound(ReplayData(spec, resolved, "", (result,)), own)):
             yield fingerprint, _case(checks, fingerprint, load_plain(store.root / item.path)[1], resolved)
             break
     for item in candidates[:MOST_CHECKED]:

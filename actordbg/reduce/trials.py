@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from actordbg.base.errors import LaunchProblem
+from actordbg.base.errors import LaunchProblem, Unsupported
 from actordbg.config.choices import installed_versions
 from actordbg.records.journal import Journal, read_events
 from actordbg.reduce import script
@@ -92,14 +92,7 @@ class Trials:
         if not again and (self.count >= self._most or time.monotonic() > self._until):
             raise OutOfBudget
         self.count += 1
-        kind = str((case.config or {}).get("model_type", "")).removesuffix("_text")
-        request = {
-            "source": source,
-            "modules": [f"transformers.models.{kind}.modeling_{kind}", *["deepspeed"] * (case.engine == "deepspeed")],
-            "ranks": case.processes,
-            "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,
-        }
-        ending = Ending.of(self._answer(request))
+        ending = self._ran(case, source, case.processes)
         self._journal.append("confirmed" if again else "trial", key=key, words=case.words, **vars(ending))
         self._known[key] = ending
         self._here.add(case.key)
@@ -108,6 +101,23 @@ class Trials:
     def ran(self, case: FaultCase) -> bool:
         """Return whether the case ran in this call."""
         return case.key in self._here
+
+    def save_model(self, case: FaultCase, folder: Path) -> None:
+        """Save the random model that the case's script builds, in fp32. Raises Unsupported."""
+        saving = f'def attempt():\n    build("eager", torch.float32).save_pretrained({str(folder)!r})\n    return []\n'
+        ending = self._ran(case, f"{script.render(case, 'a model')}\n\n{saving}", 1)
+        if ending.status != RETURNED:
+            raise Unsupported(f"the model of {case.words} cannot be saved: {ending.error_class} {ending.error}")
+
+    def _ran(self, case: FaultCase, source: str, ranks: int) -> Ending:
+        kind = str((case.config or {}).get("model_type", "")).removesuffix("_text")
+        request = {
+            "source": source,
+            "modules": [f"transformers.models.{kind}.modeling_{kind}", *["deepspeed"] * (case.engine == "deepspeed")],
+            "ranks": ranks,
+            "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,
+        }
+        return Ending.of(self._answer(request))
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._host is None:

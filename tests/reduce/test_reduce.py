@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from comparecases import write_replay
@@ -53,12 +54,11 @@ from actordbg.reduce.case import (
 from actordbg.reduce.fingerprint import Fingerprint, _of_failure
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction
-from actordbg.reduce.script import _flat, in_a_folder, launched, render
+from actordbg.reduce.script import _flat, _main, in_a_folder, launched, render
 from actordbg.reduce.shrink import Shrinker, _other, ddmin, least
 from actordbg.reduce.suspects import Checks
 from actordbg.reduce.trial_host import _attempt, _without_folder
 from actordbg.reduce.trials import Ending, OutOfBudget, Trials
-from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
 
@@ -218,11 +218,12 @@ def test_a_case_from_a_file_cannot_bring_code(bad: dict[str, Any]) -> None:
     ("same", "answer"),
     [("0001", (3, True)), ("1110", (2, True)), ("1000", (0, True)), ("0000", (0, False)), ("0", (0, False)), ("1", (0, True))],
 )
-def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int, bool]) -> None:
     cases = [replace(CASE, timeout_s=float(number)) for number in range(len(same))]
     matching = [FINGERPRINT if sign == "1" else None for sign in same]
-    monkeypatch.setattr(Checks, "of_case", lambda self, case, wanted: matching[int(case.timeout_s)])
-    index, unchecked = reduction._checked(Checks(Store(Path()), ReplayConfig(), WarmGroups()), FINGERPRINT, cases)
+    index, unchecked = reduction._checked(
+        mock.Mock(of_case=lambda case, wanted: matching[int(case.timeout_s)]), FINGERPRINT, cases
+    )
     assert (index, not unchecked) == answer
 
 
@@ -234,8 +235,9 @@ def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int
     ],
 )  # fmt: skip
 def test_a_script_exits_with_1_for_its_own_fault_only(kind: str, codes: list[int | None], exit_code: int) -> None:
-    names: dict[str, Any] = {"sys": sys, "signal": signal, "SIGNAL": "SIGSEGV", "endings": lambda: codes}
-    exec(templates.MAIN_CRASH if kind == CRASH else templates.MAIN_HANG, names)
+    names: dict[str, Any] = {"sys": sys, "signal": signal, "SIGNAL": "SIGSEGV"}
+    exec(_main(replace(CASE, kind=kind, error="SIGSEGV")), names)
+    names["endings"] = lambda: codes
     assert names["main"]() == exit_code
 
 
@@ -284,7 +286,7 @@ def test_what_a_script_cannot_show_is_not_its_start(store: Store) -> None:
     config = ReplayConfig(model="org/model", nproc=2, backend="deepspeed", zero_stage=3)
     tensors, ran = suspects.dump_of(CASE)[1], {"vocab_size": 256}
     for kind, stack in {DIFFERENCE: (1, ""), ERROR: (1, ""), HANG: (2, "deepspeed")}.items():
-        case = suspects._case(Checks(store, config, WarmGroups()), Fingerprint(kind, ""), tensors, ran)
+        case = suspects._case(mock.Mock(store=store, config=config), Fingerprint(kind, ""), tensors, ran)
         assert (case.processes, case.engine) == stack
     names = {"gpt2": False, "org/model": False, "/a/b": True, "a/b/c": True, str(store.root): True}
     assert {name: in_a_folder(replace(CASE, config=None, checkpoint=name)) for name in names} == names
