@@ -112,15 +112,12 @@ def reduce_replay(
         confirmed = all(fingerprint.shown_by(best, trials.ending(best, again=True)) for _ in range(2 - trials.ran(best)))
         ending = trials.ending(best)
         tried = {}
-        for words, case_beside in neighbours(best):
-            try:
+        with contextlib.suppress(OutOfBudget):
+            for words, case_beside in neighbours(best):
                 tried[words] = _in_words(fingerprint, case_beside, trials)
-            except OutOfBudget:
-                break
-        count, stack = trials.known, ending.frames
     record = Reduction(
-        folder.name, now_timestamp(), fingerprint, best, case.words, count, round(time.monotonic() - began, 1), finished,
-        confirmed, not unchecked, unchecked, aside, tried, stack, dict(versions_of(spec.config.model)),
+        folder.name, now_timestamp(), fingerprint, best, case.words, trials.known, round(time.monotonic() - began, 1), finished,
+        confirmed, not unchecked, unchecked, aside, tried, ending.frames, dict(versions_of(spec.config.model)),
     )  # fmt: skip
     store.publish_text(folder / RECORD, record.to_json())
     return record

@@ -21,7 +21,8 @@ from actordbg.actor.models import ensure_tiny, once
 from actordbg.base.errors import NothingToDo, Unsupported
 from actordbg.base.units import plural
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, TINY, ReplayConfig
-from actordbg.formats.dump_record import DumpRecord, contiguous_strides, make_dump_id, now_timestamp
+from actordbg.dumps.create import dump_of_inputs
+from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
 from actordbg.formats.encoding import PlainTensor
 from actordbg.judge.check import CheckFound
 from actordbg.judge.comparing import compare
@@ -31,7 +32,20 @@ from actordbg.records.comparison_record import MISMATCH, ComparisonRecord
 from actordbg.records.journal import read_results, read_standing
 from actordbg.records.locate_record import LOCATED
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, answers_of, violations
-from actordbg.reduce.case import ALONE, DIFFERENCE, ENGINES, LIMITS, MODEL, PACKED, PADDED, SEVERAL, TRAINER, FaultCase, leaks
+from actordbg.reduce.case import (
+    ALONE,
+    DIFFERENCE,
+    ENGINES,
+    GRADIENT,
+    LIMITS,
+    MODEL,
+    PACKED,
+    PADDED,
+    SEVERAL,
+    TRAINER,
+    FaultCase,
+    leaks,
+)
 from actordbg.reduce.fingerprint import Fingerprint, fingerprint_of
 from actordbg.reduce.trials import Trials
 from actordbg.replay.group_engine import WarmGroups
@@ -68,7 +82,7 @@ class Checks:
         The truth is computed only if neither a law nor a module is wrong; fully=False: not at all.
         """
         identity = make_dump_id(now_timestamp(), 0, 0, "0" * 8)
-        copy = replace(record, dump_id=identity, rank=0, world_size=1) if record.dump_id else record
+        copy = replace(record, dump_id=identity, rank=0, world_size=1)
         self.store.put_dump(*encode_plain(copy, tensors), hint="make room")
         rows = rows_of(self.store, f"dump_id='{identity}'", (), "time", None)
         settings = replace(config, laws=1, keep_tensors=True, keep_gradients=config.backward is not False, truth=None, vary=None,
@@ -92,9 +106,9 @@ class Checks:
             model, kept = str(folder), None
         settings = replace(
             self.config, model=model, num_layers=kept, dtype=case.dtype, attn=case.attn, packing=case.layout == PACKED,
-            temperature=case.temperature, backward=case.backward, compile=bool(case.compile), deepcompile=False,
-            compile_backend=case.compile or None, backend=case.engine or "plain", zero_stage=case.zero, nproc=case.processes,
-            tp=1, ring=1, align=None, through="rows" if case.through == MODEL else self.config.through,
+            temperature=case.temperature, backward=case.backward or case.kind == GRADIENT, compile=bool(case.compile),
+            deepcompile=False, compile_backend=case.compile or None, backend=case.engine or "plain", zero_stage=case.zero,
+            nproc=case.processes, tp=1, ring=1, align=None, through="rows" if case.through == MODEL else self.config.through,
             timeout_s=min(self.config.timeout_s, case.timeout_s),
         )  # fmt: skip
         return self.of(*dump_of(case), settings, fully=not (wanted.laws or wanted.module))[0]
@@ -107,15 +121,15 @@ def suspects_of(
 
     Raises NothingToDo if the checks find no input wrong.
     """
-    wrong = {dump.dump_id: dump for dump in (compared.dumps if compared else ()) if dump.verdict == MISMATCH}
+    wrong = {dump.dump_id for dump in (compared.dumps if compared else ()) if dump.verdict == MISMATCH}
     folder, candidates = store.replays / spec.replay_id, _candidates(store, spec, wrong)
     resolved, results = read_standing(folder)[0], read_results(folder)
+    against = compared if compared and compared.b.kind == TRUTH else None
     for item in candidates:
         result = results.get(item.dump_id)
         if result is None or (result.status == PASSED and LOCATED not in result.extra):
             continue
-        own = replace(compared, dumps=(wrong[item.dump_id],)) if compared and item.dump_id in wrong else None
-        own = own if own and own.b.kind == TRUTH else None
+        own = against and replace(against, dumps=tuple(dump for dump in against.dumps if dump.dump_id == item.dump_id))
         if fingerprint := fingerprint_of(CheckFound(ReplayData(spec, resolved, "", (result,)), own)):
             yield fingerprint, _case(checks, fingerprint, load_plain(store.root / item.path)[1], resolved)
             break
@@ -152,14 +166,13 @@ def _candidates(store: Store, spec: ReplaySpec, mismatched: Collection[str] = ()
     """Return the replay's inputs, those first that failed, broke a law or are `mismatched`, then those that show the most."""
     results = read_results(store.replays / spec.replay_id)
 
-    def wrong(item: ReplayInput) -> bool:
+    def right(item: ReplayInput) -> bool:
         result = results.get(item.dump_id)
-        failed = result is not None and (result.status != PASSED or bool(violations(answers_of(result.extra))))
-        return failed or item.dump_id in mismatched
+        return item.dump_id not in mismatched and (
+            result is None or (result.status == PASSED and not violations(answers_of(result.extra)))
+        )
 
-    order = {index: rank for rank, index in enumerate(law_order(spec.inputs))}
-    ranked = sorted(enumerate(spec.inputs), key=lambda pair: (not wrong(pair[1]), order[pair[0]]))
-    return [item for _, item in ranked]
+    return sorted((spec.inputs[index] for index in law_order(spec.inputs)), key=right)
 
 
 def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainTensor], ran: Mapping[str, Any]) -> FaultCase:
@@ -167,12 +180,12 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
     if "sequences" not in tensors or "attention_mask" not in tensors:
         raise Unsupported("only calls with `sequences` and `attention_mask` can be reduced", hint="see `actordbg dump show`")
     config = checks.config
-    ids, mask = (np.asarray(tensors[name].values).astype(np.int64) for name in ("sequences", "attention_mask"))
-    vocabulary = ran.get("vocab_size") or int(ids.max()) + 1
-    rows = tuple(
-        tuple(int(token) % vocabulary for token in row[real != 0]) for row, real in zip(ids, mask, strict=True) if real.any()
+    ids, mask = (
+        np.asarray(tensors[name].values).astype(kind) for name, kind in (("sequences", np.int64), ("attention_mask", bool))
     )
-    left = tuple(int(real.argmax()) for real in mask if real.any())
+    vocabulary, held = ran.get("vocab_size") or int(ids.max()) + 1, mask.any(1)
+    rows = tuple(tuple((row[real] % vocabulary).tolist()) for row, real in zip(ids[held], mask[held], strict=True))
+    left = tuple(mask[held].argmax(1).tolist())
     packed = bool(ran.get("packing", config.packing))
     padded = len({len(row) for row in rows}) > 1 or any(left)
     model = str(ensure_tiny(checks.store.models)) if config.model == TINY else config.model
@@ -195,24 +208,15 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
 
 def _memory() -> int | None:
     """Return this process's limit of address space, which its trials have too."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
+    return None if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) == resource.RLIM_INFINITY else limit
 
 
 def dump_of(case: FaultCase) -> tuple[DumpRecord, dict[str, PlainTensor]]:
     """Return a case's rows as a dump: padded to the longest, on the left as the case has it."""
-    left = case.left or (0,) * len(case.rows)
-    width = max(before + len(row) for before, row in zip(left, case.rows, strict=True))
-    ids, mask = np.zeros((2, len(case.rows), width), np.int64)
-    for number, (before, row) in enumerate(zip(left, case.rows, strict=True)):
-        ids[number, before : before + len(row)] = row
-        mask[number, before : before + len(row)] = 1
-    tensors = {"sequences": ids, "attention_mask": mask, "action_mask": mask[:, 1:] != 0}
-    record = DumpRecord(
-        dump_id=make_dump_id(now_timestamp(), 0, 0, "0" * 8), run="reduced", rank=0, timestamp=now_timestamp(),
-        batch_size=len(case.rows), seq_len=width, tokens=case.tokens, source="create", world_size=1, action_len=width - 1,
-        arguments={"return_output": False, "allgather_logits": False, "return_logprobs": False, "return_entropy": False},
-    )  # fmt: skip
-    return record, {
-        name: PlainTensor(v.dtype.name, np.ascontiguousarray(v), contiguous_strides(v.shape)) for name, v in tensors.items()
-    }
+    padded = [(0,) * before + row for before, row in zip(case.left or (0,) * len(case.rows), case.rows, strict=True)]
+    ids = np.zeros((len(padded), max(map(len, padded))), np.int64)
+    mask = np.zeros_like(ids)
+    for number, row in enumerate(padded):
+        ids[number, : len(row)] = row
+        mask[number, len(row) - len(case.rows[number]) : len(row)] = 1
+    return dump_of_inputs({"sequences": ids, "attention_mask": mask, "action_mask": mask[:, 1:] != 0}, "reduced")

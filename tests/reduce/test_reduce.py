@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -128,11 +129,23 @@ def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path, monk
     with Simulated(tmp_path, leaking) as trials:
         trials.ending(again.best)
         assert trials.run == 0 and not trials.ran(again.best), "a confirmation is two more"
-    monkeypatch.setattr(running, "installed_versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(running, "versions_of", lambda model: {"torch": "another"})
     with Simulated(tmp_path, leaking) as trials:
         trials.ending(again.best)
         assert trials.run == 1 and trials.ran(again.best)
         assert trials.ending(again.best, again=True) == leaking(again.best) and trials.run == 2
+
+
+def test_a_trial_of_a_checkpoint_runs_again_once_its_files_changed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (journal := tmp_path / "journal").mkdir()
+    case = replace(CASE, config=None, checkpoint=str(tmp_path))
+    for content, ran in (("a", 1), ("a", 0), ("b", 1)):
+        (tmp_path / "model.safetensors").write_text(content)
+        os.utime(tmp_path / "model.safetensors", (7, 7))
+        with Simulated(journal, leaking) as trials:
+            trials.ending(case)
+            assert trials.run == ran
 
 
 def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path: Path) -> None:
@@ -305,7 +318,7 @@ HOSTILE = ('x"""\nimport pwned\n"""', "x'\nimport pwned\n'", 'x"\nimport pwned\n
 FIELDS: dict[str, Callable[[str], FaultCase]] = {
     "versions": lambda text: CASE,
     "title": lambda text: CASE,
-    "checkpoint": lambda text: replace(SCRIPTS["checkpoint"], checkpoint=text, revision=text),
+    "checkpoint": lambda text: replace(SCRIPTS["checkpoint"], checkpoint=text),
     "config": lambda text: replace(CASE, config={text: [text], "model_type": text, "inner": {text: text}}),
     "error": lambda text: replace(SCRIPTS["error"], error_class=text, error=text),
     "signal": lambda text: replace(SCRIPTS["crash"], error=text),
