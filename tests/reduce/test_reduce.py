@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from actordbg.base.processes import read_stat
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings
+from actordbg.judge.comparing import compare, save
 from actordbg.records.replay_record import ResultRecord
 from actordbg.reduce import handover, reduction, suspects, templates
 from actordbg.reduce import trials as running
@@ -312,6 +314,29 @@ def test_the_dump_that_a_comparison_names_is_checked_first(store: Store) -> None
     spec = spec_and_owner(store, replay)[0]
     for item in spec.inputs:
         assert suspects._candidates(store, spec, {item.dump_id})[0] == item
+
+
+def test_what_a_replay_and_its_comparison_say_needs_no_check(store: Store) -> None:
+    """The input that was judged module by module; else the one that is not the truth's is checked again, first of all."""
+    items, replay = publish(store, 3), "20260101T000000-aaaaaa"
+    place = {"module": "lm_head", "kind": "out", "what": "lm_head", "ratio": 4.0, "limit": 1.1, "rows": [0], "of_rows": 2}
+    located = {"located": {"places": 49, "wrong": [place], "count": 1, "unchecked": [], "dtype": "bfloat16"}}
+    checks = mock.Mock(store=store, config=ReplayConfig())
+    checks.of.return_value = (FINGERPRINT, {})
+    for judged in ({}, located):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(store.replays / replay)
+        write_replay(
+            store, replay, items, change=lambda index, made: made | {"log_probs": made["log_probs"] + (index == 1)},
+            result=lambda index, judged=judged: {"extra": {"temperature": 1.0} | (judged if index == 2 else {})},
+        )  # fmt: skip
+        if not judged:
+            write_replay(store, "20260101T000000-bbbbbb", items, truth="fp32")
+            save(store, compare(store, replay, "20260101T000000-bbbbbb"))
+        subject = reducing.subject_of(store, replay)
+        suspect = next(suspects.suspects_of(store, checks, spec_and_owner(store, replay)[0], subject.compared, print))
+        assert suspect[0].module == ("lm_head" if judged else "")
+    assert [call.args[0].dump_id for call in checks.of.call_args_list] == [items[1].dump_id]
 
 
 HOSTILE = ('x"""\nimport pwned\n"""', "x'\nimport pwned\n'", 'x"\nimport pwned\n#', "\\", '"')
