@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """Yield every fault, and 20 healthy runs: three seeds, fp32 and bf16, one and two processes, a lower temperature, a KL term."""
+    """Yield every fault, and 20 healthy runs: three seeds, fp32 and bf16, one and two processes, lower temperature, KL term."""
     for name, fault in FAULTS.items():
         yield Case(name, fault, True, fault.ranks, fault.steps, fault.more)
     for fp32 in (True, False):
