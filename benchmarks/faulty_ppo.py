@@ -1,9 +1,9 @@
 """A real OpenRLHF PPO of a tiny model on the CPU, recorded whole, healthy or with a fault planted in the trainer or the engine.
 
     python -m benchmarks.faulty_ppo run FOLDER [--fault NAME] [--ranks 2] [--fp32] [--steps 3] [-- OPENRLHF OPTIONS]
-    python -m benchmarks.faulty_ppo record FOLDER   every case that FOLDER lacks: a fault each (`planted_ppo.FAULTS`), and healthy
-    python -m benchmarks.faulty_ppo judge FOLDER    every recorded case that FOLDER/outcomes.jsonl lacks: which command names it
-    python -m benchmarks.faulty_ppo all FOLDER      both, and the table
+    python -m benchmarks.faulty_ppo record FOLDER [CASE...]   cases that FOLDER lacks: `planted_ppo.FAULTS`, and healthy runs
+    python -m benchmarks.faulty_ppo judge FOLDER [CASE...]    recorded cases that FOLDER/outcomes.jsonl lacks: which are named
+    python -m benchmarks.faulty_ppo all FOLDER [CASE...]      both, and the table
 
 Everything is OpenRLHF's own code but vLLM's sampler. A case's folder gets `store`, the initial `model`, and `ppo.log`. A run
 takes about 70 seconds of a core, its judging up to 60. ACTORDBG_PLANTED names the fault of a process.
@@ -38,6 +38,15 @@ _OPTIONS = {
 _RECORDED = "run --run ppo --calls forward,loss --hash-weights --turns --"
 COMMANDS = ("lint", "weights", "turns", "step", "explain")
 
+HEALTHY = {
+    "1": "",
+    "2": "",
+    "1-cool": "--rollout.temperature 0.7",
+    "1-kl": "--algo.kl.init_coef 0.01 --algo.kl.use_loss --algo.kl.estimator k3",
+    "1-inner": "--train.batch_size 4",
+}
+"""Options of healthy runs, by the number of ranks and what is special: a KL term, two optimizer steps for each rollout."""
+
 
 class Case(NamedTuple):
     """A run: its fault, or None if it is healthy, its dtype, processes, rollouts and options."""
@@ -51,16 +60,15 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """Yield every fault, and 20 healthy runs: three seeds, fp32 and bf16, one and two processes, lower temperature, KL term."""
+    """Yield every fault, and 20 healthy runs of three seeds, in fp32 and bf16."""
     for name, fault in FAULTS.items():
         yield Case(name, fault, True, fault.ranks, fault.steps, fault.more)
-    for fp32 in (True, False):
-        dtype = "fp32" if fp32 else "bf16"
-        for seed in (42, 7, 19):
-            for kind, ranks, more in (("1", 1, ""), ("2", 2, ""), ("1-cool", 1, " --rollout.temperature 0.7")):
-                yield Case(f"healthy-{dtype}-{kind}-seed{seed}", None, fp32, ranks, 2, f"--train.seed {seed}{more}")
-        more = "--algo.kl.init_coef 0.01 --algo.kl.use_loss --algo.kl.estimator k3"
-        yield Case(f"healthy-{dtype}-1-kl", None, fp32, 1, 2, more)
+    one, two, cool, kl, inner = HEALTHY
+    for dtype in ("fp32", "bf16"):
+        for kind, seeds in {one: (42, 7, 19), cool: (42, 7, 19), two: (42,), kl: (42, 7), inner: (19,)}.items():
+            for seed in seeds:
+                options = f"--train.seed {seed} {HEALTHY[kind]}"
+                yield Case(f"healthy-{dtype}-{kind}-seed{seed}", None, dtype == "fp32", 1 + (kind == two), 2, options)
 
 
 def record(
@@ -140,9 +148,14 @@ def _folder(folder: Path, case: Case) -> Path:
     return folder / case.name.replace(" ", "-").replace("'", "").replace(",", "")
 
 
-def record_all(folder: Path) -> None:
-    """Record every case that `folder` lacks. A run that was interrupted is recorded again."""
-    for case in cases():
+def _chosen(names: list[str]) -> Iterator[Case]:
+    known = {case.name: case for case in cases()}
+    return map(known.__getitem__, names or known)
+
+
+def record_all(folder: Path, names: list[str]) -> None:
+    """Record the cases that `folder` lacks. A run that was interrupted is recorded again."""
+    for case in _chosen(names):
         own, begun = _folder(folder, case), folder / f"begun-{time.time_ns()}"
         if not own.exists():
             record(begun, fault=case.name if case.fault else "", ranks=case.ranks, fp32=case.fp32, steps=case.steps,
@@ -150,11 +163,11 @@ def record_all(folder: Path) -> None:
             begun.rename(own)
 
 
-def judge_all(folder: Path) -> None:
-    """Judge every recorded case that `folder`/outcomes.jsonl lacks, a line for each command."""
+def judge_all(folder: Path, names: list[str]) -> None:
+    """Judge the recorded cases that `folder`/outcomes.jsonl lacks, a line for each command."""
     outcomes = folder / "outcomes.jsonl"
     known = {(line["case"], line["command"]) for line in _lines(outcomes)}
-    for case in cases():
+    for case in _chosen(names):
         for command in (case.fault.command,) if case.fault else COMMANDS:
             if (case.name, command) in known or not _folder(folder, case).exists():
                 continue
@@ -204,9 +217,9 @@ def main() -> None:
         folder = Path(sys.argv[2])
         folder.mkdir(parents=True, exist_ok=True)
         if word != "judge":
-            record_all(folder)
+            record_all(folder, sys.argv[3:])
         if word != "record":
-            judge_all(folder)
+            judge_all(folder, sys.argv[3:])
         raise SystemExit(word == "all" and not table(folder))
     if word != "run":
         return _drive()

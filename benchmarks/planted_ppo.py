@@ -63,8 +63,8 @@ def _engine_config(change: Callable[[Any], dict[str, Any]]) -> Plant:
 
     def configured(original: Any, strategy: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         config: dict[str, Any] = original(strategy, *args, **kwargs)
-        config.pop("train_batch_size", None)
-        return config | change(strategy)
+        del config["train_batch_size"]  # which follows from the others
+        return config | {"gradient_accumulation_steps": strategy.accumulated_gradient} | change(strategy)
 
     return _around("openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.get_ds_train_config", configured)
 
