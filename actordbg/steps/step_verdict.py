@@ -69,8 +69,8 @@ def normalization(step: RecordedStep) -> Iterator[StepCause]:
         yield StepCause("dp_size", words, "pass the size of the data-parallel group")
     ours, engine = step.fact("accumulation"), step.fact("engine_accumulation")
     if ours and engine and ours != engine and not step.fact("dynamic_batch"):
-        words = f"DeepSpeed accumulates {plural(engine, 'micro-batch')}, and the trainer normalizes over {ours}: an optimizer step comes after"
-        words += f" {number(engine / ours)} of its steps"
+        words = f"DeepSpeed accumulates {plural(engine, 'micro-batch')}, and the trainer normalizes over {ours}:"
+        words += f" an optimizer step comes after {number(engine / ours)} of its steps"
         yield StepCause(
             "engine accumulation", words, "give DeepSpeed the accumulation of the trainer (gradient_accumulation_steps)"
         )
