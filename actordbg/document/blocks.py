@@ -120,7 +120,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """Return what follows the word: which side is wrong, then what is said: "the rollout is wrong, the trainer is right: ..."."""
+        """Return what follows the word: the side that is wrong, and what is said: "the rollout is wrong: ..."."""
         if not self.wrong:
             return self.said
         right = f", {_sides(self.right)} right" if self.right else ""
