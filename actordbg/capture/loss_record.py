@@ -4,16 +4,17 @@ A loss is recorded like a forward, by the same `Recorder`, ring and writer. Its 
 
 | what | from |
 |---|---|
-| `log_probs`, `old_log_probs`, `advantages`, `action_mask`, ...; a critic's `values`, `old_values`, `returns` | the loss's own arguments |
-| `sequences`, `attention_mask`, `context.forward` (a dump id) | the last forward, whose result `log_probs` is; a critic's from the experience |
+| `log_probs`, `old_log_probs`, ...; `values`, `old_values`, `returns` | the loss's own arguments |
+| `sequences`, `attention_mask` | the last forward, whose result `log_probs` is; for a critic, the experience |
+| `context.forward` (a dump id) | the last forward |
 | `context.rewards`, `.returns`, `.truncated`, `.response_length`, ... | the experience that the training step got |
 | `context.loss.*` | plain attributes of the loss: clips, correction, token-mean or sequence-mean |
 | `context.micro_batch`, `.engine_accumulation`, `.rollout.*`, ... | the training step, the DeepSpeed engine, the settings |
 
 Its results are stored by name, and beside them `backward_loss`, which the trainer passes to backward after it added other terms,
 and `grad_norm`, if an optimizer step follows: the record waits for the end of that step. The losses of those forwards are
-recorded that are recorded themselves, whatever limits chose them; with triggers, those that a trigger keeps. A critic is no Actor,
-and its forwards are not recorded: the limits choose its losses. No large tensor is held longer than the trainer holds it.
+recorded that are recorded themselves, whatever limits chose them; with triggers, those that a trigger keeps. Forwards of a critic
+are not recorded, so that the limits choose its losses. No large tensor is held longer than the trainer holds it.
 """
 
 from __future__ import annotations
@@ -150,13 +151,13 @@ class LossSlot:
 
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
         """Hand over a loss at once if it raised, has no step to wait for, or is judged by a trigger; else let it wait."""
-        waits = (self._ends or here.step is not None) and here.engine is not None and torch.is_grad_enabled()
-        if error is not None or item.control.triggers or not waits:
+        engine, waits = here.engine, (self._ends or here.step is not None) and torch.is_grad_enabled()
+        if error is not None or item.control.triggers or engine is None or not waits:
             return self.recorder.leave(item, output, error)  # type: ignore[no-any-return]
         results = output if isinstance(output, (tuple, list)) else (output,)
         results = [value.detach() if isinstance(value, torch.Tensor) else None for value in results]
         named = dict(zip(self._point.returns, results, strict=False))
-        here.waiting = Waiting(self.recorder, item, named, here.engine, _step_of(here.engine))
+        here.waiting = Waiting(self.recorder, item, named, engine, _step_of(engine))
         return None
 
     def _enter(self, _: Binder, loss: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:

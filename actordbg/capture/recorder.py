@@ -63,8 +63,8 @@ class Recorder:
     """Records the calls of one process into one store. Not used across a fork: the child makes a new one.
 
     `control`: the switch in force, None while recording is off; `on_change` is called when it may have changed. `stray` counts
-    calls that the recorder failed to count. `compiled`: torch.compile traced a forward. `last`: the last call that was copied.
-    `losses_alone`: no Actor was called yet, so that the switch counts as off unless losses are recorded.
+    calls that the recorder failed to count. `compiled`: torch.compile traced a forward. `last`: the last call that was copied,
+    while losses are recorded too. `losses_alone`: no Actor was called, so that the switch is off unless losses are recorded.
     """
 
     def __init__(
@@ -150,7 +150,9 @@ class Recorder:
             if reason is not None and not ring.keep and not control.triggers:
                 return None
             item = Item(self.pid, ledger, control, ring, number, reason, OPEN if reason is None else SAMPLED)
-            open_ = self.last = item
+            open_ = item
+            if LOSS in control.calls:  # a call that is kept longer costs the next one its release
+                self.last = item
             return self._hand_over(item) if self._copy(item, instance, actor, binder, args, kwargs) else None
         except BaseException as error:  # an edge: assignments only
             if isinstance(error, Exception):

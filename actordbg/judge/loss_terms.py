@@ -11,7 +11,7 @@ differentiates the same formula. No trainer's code is used.
 | GSPO | the same, with r of a row: exp(mean(new - old)) | Zheng et al. 2025 |
 | importance correction | times w = exp(old - rollout), if its statistic is inside the band | OpenRLHF 0.11 `PolicyLoss` |
 | supervised | -new | |
-| value of a critic | (v - R)^2 / 2, the larger of it and that of v clipped to within `clip_eps` of its old value | Schulman et al. 2017 |
+| a critic's value | (v - R)^2 / 2, or that of v clipped to within `clip_eps` of the old value if it is larger | the same |
 | KL to the base | k1: d, k2: d^2 / 2, k3: exp(-d) - 1 + d, with d = new - base | Schulman 2020 |
 """
 
