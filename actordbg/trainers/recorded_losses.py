@@ -3,7 +3,8 @@
 A seam with `loss` is a function of the trainer that computes a loss, around a recorded forward (TRL, SkyRL) or in it (verl).
 When it has returned, its log-probs, masks and advantages are handed to the recorder under the names of PolicyLoss, as
 a call of a loss that returns the same value (`actordbg.capture.loss_record`). So the laws of recorded data, and
-`explain --against rollout`, read one kind of record. The function runs once, with its own arguments; a failure in here is reported once.
+`explain --against rollout`, read one kind of record. The function runs once, with its own arguments; a failure in here is
+reported once.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from losscases import MICRO, Engine, experiences, normalization, stand_in_for_op
 from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
 from actordbg.capture import facts, hook, loss_record, losses
-from actordbg.capture.control import read_control
+from actordbg.capture.switch_file import read_control
 from actordbg.capture.weight_recording import WeightRecorder
 from actordbg.judge.lint import lint
 from actordbg.judge.recorded_calls import RecordedCall
