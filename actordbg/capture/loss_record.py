@@ -105,10 +105,9 @@ class LastForward:
 
 
 @dataclass(slots=True)
-class Subject:
-    """What a loss is computed of. actor: holder of the plain facts; engine: its model. item: the recorded forward, if any.
-
-    control: the switch that this loss is recorded under.
+class LossModel:
+    """The model whose results a loss gets. actor: has its plain facts. item: its recorded forward, if any. control: the switch
+    that the loss is recorded under.
     """
 
     actor: Any
@@ -169,26 +168,26 @@ class LossSlot:
         if self._control is not control:
             self._control, self._controls = control, _switches(control, follows=not self._point.model)
         log_probs = args[0] if args else given.get("log_probs")
-        subject = self._values(control) if self._point.model else self._forward(control, log_probs)
-        if subject is None:
+        of = self._values(control) if self._point.model else self._forward(control, log_probs)
+        if of is None:
             return None
         known = self._known.get(loss)
         if known is None:
-            known = self._known.setdefault(loss, RecordedLoss(self._point, subject.role))
+            known = self._known.setdefault(loss, RecordedLoss(self._point, of.role))
         for name in ("training", "packing_samples", "temperature"):
-            setattr(known, name, getattr(subject.actor, name, None))
-        known.model, here.engine = subject.engine, weakref.ref(subject.engine)
+            setattr(known, name, getattr(of.actor, name, None))
+        known.model, here.engine = of.engine, weakref.ref(of.engine)
         try:
-            inputs = subject.inputs
-            binder, own = self._context(loss, subject, {*map(id, (*args, *inputs.values(), *given.values()))})
+            inputs = of.inputs
+            binder, own = self._context(loss, of, {*map(id, (*args, *inputs.values(), *given.values()))})
             entered: Item | None = type(recorder).enter(  # not through a wrapper, which would hash the weights again
-                recorder, binder, known, args, {**inputs, **given, **own}, subject.control
+                recorder, binder, known, args, {**inputs, **given, **own}, of.control
             )
             return entered
         finally:
             known.model = None
 
-    def _forward(self, control: Control, log_probs: Any) -> Subject | None:
+    def _forward(self, control: Control, log_probs: Any) -> LossModel | None:
         """Return the Actor of the last forward; None if these are not its log-probs, or if its loss is not recorded."""
         last, recorder = here.forward, self._slot.recorder
         if last is None or not last.returned(log_probs):
@@ -200,9 +199,9 @@ class LossSlot:
         instance = recorder.known(actor)
         inputs = {name: tensor for name, at in last.inputs.items() if (tensor := at()) is not None}
         role = (instance.role if instance is not None else None) or "policy"
-        return Subject(actor, actor.model, role, inputs, item, self._controls[chosen])
+        return LossModel(actor, actor.model, role, inputs, item, self._controls[chosen])
 
-    def _values(self, control: Control) -> Subject | None:
+    def _values(self, control: Control) -> LossModel | None:
         """Return the model of a critic's trainer; None outside of its training step."""
         if here.step is None:
             return None
@@ -212,14 +211,14 @@ class LossSlot:
         inputs = {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
         steps, step = control.steps, getattr(engine, "global_steps", None)
         inside = steps is None or (step is not None and min(steps) <= step <= max(steps))
-        return Subject(engine, engine, self._point.model, inputs, None, self._controls[inside])
+        return LossModel(engine, engine, self._point.model, inputs, None, self._controls[inside])
 
-    def _context(self, loss: Any, subject: Subject, recorded: set[int]) -> tuple[Binder, dict[str, torch.Tensor]]:
+    def _context(self, loss: Any, of: LossModel, recorded: set[int]) -> tuple[Binder, dict[str, torch.Tensor]]:
         """Return everything that is recorded beside the arguments: the binder of what similar calls share, and this call's own.
 
         recorded: ids of the arguments, so that nothing is recorded twice.
         """
-        engine, item = subject.engine, subject.item
+        engine, item = of.engine, of.item
         shared = {f"loss.{name}": value for name, value in vars(loss).items() if name[0] != "_" and name != "training"}
         shared = {name: value for name, value in shared.items() if not isinstance(value, torch.Tensor)}
         own: dict[str, Any] = {"micro_steps": getattr(engine, "micro_steps", None)}
