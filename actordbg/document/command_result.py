@@ -32,13 +32,19 @@ from actordbg.document.blocks import Block, Heading, as_data
 @dataclass(frozen=True, eq=False, repr=False)
 class CommandResult(Mapping[str, Any]):
     """The result of a command. ok: its exit code would be 0. data: what its JSON has beside the verdict. page: all blocks of its
-    page, if that has more than the text; `blocks` are those of the text.
+    page, if that has more than the text; `blocks` are those of the text. title: heading of the page, if its blocks have none.
     """
 
     ok: bool
     data: Mapping[str, Any]
     blocks: Sequence[Block]
     page: Sequence[Block] = ()
+    title: str = ""
+
+    @property
+    def on_page(self) -> list[Block]:
+        """The blocks of its page."""
+        return [*([Heading(self.title, 1)] if self.title else []), *(self.page or self.blocks)]
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -84,7 +90,7 @@ class CommandResult(Mapping[str, Any]):
         """Return the self-contained HTML page."""
         from actordbg.document.page import as_html
 
-        return as_html(self.page or self.blocks)
+        return as_html(self.on_page)
 
     def to_markdown(self) -> str:
         """Return the text as Markdown."""
@@ -96,7 +102,7 @@ class CommandResult(Mapping[str, Any]):
         """Return the page's first screen, which a notebook shows: everything before the second section."""
         from actordbg.document.page import as_fragment
 
-        blocks = list(self.page or self.blocks)
+        blocks = self.on_page
         return as_fragment([*blocks[:1], *takewhile(lambda block: not isinstance(block, Heading), blocks[1:])])
 
     def __str__(self) -> str:

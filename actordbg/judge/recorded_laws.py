@@ -173,9 +173,9 @@ def _advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
         flat_groups += sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
     if weightless:
         share = float(np.concatenate(weightless).mean())
-        answer.figure = f"{share:.1%} of the rows have no advantage"
+        answer.figures.append(("rows without advantage", f"{share:.1%}"))
         if groups:
-            answer.figure += f"; {flat_groups:,} of {plural(groups, 'group')} of a prompt have equal rewards"
+            answer.figures.append(("groups of a prompt with equal rewards", f"{flat_groups:,} of {groups:,}"))
 
 
 def _ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
