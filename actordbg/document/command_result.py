@@ -64,7 +64,7 @@ class CommandResult(Mapping[str, Any]):
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, with what was not checked. Options are named as Python arguments."""
-        return _in_python(str(self.get("sentence", "")))
+        return in_python(str(self.get("sentence", "")))
 
     @property
     def figures(self) -> dict[str, str]:
@@ -74,7 +74,7 @@ class CommandResult(Mapping[str, Any]):
     @property
     def not_checked(self) -> tuple[str, ...]:
         """Everything that the verdict does not cover."""
-        return tuple(map(_in_python, self.get("not_checked", ())))
+        return tuple(map(in_python, self.get("not_checked", ())))
 
     @property
     def next(self) -> str:
@@ -145,7 +145,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _in_python(text: str) -> str:
+def in_python(text: str) -> str:
     """Replace options in parentheses by the arguments that the Python functions have: (--backward) by (backward=True)."""
 
     def argument(found: re.Match[str]) -> str:

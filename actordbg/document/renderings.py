@@ -44,7 +44,7 @@ def as_text(blocks: Sequence[Block]) -> str:
 def _text_block(block: Block) -> str:
     match block:
         case Heading(title, level):
-            text = _running(title)
+            text = wrap(_running(title))
             rule = f"{('=' if level == 1 else '-') * min(len(text), WIDTH)}\n" if level < 3 else ""
             return f"{text}\n{rule}"
         case Paragraph(text):
@@ -84,9 +84,11 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
     lines = [tuple(in_line(with_handles(text)) for text in line) for line in (table.columns, *table.rows)]
     sizes = [[len(text.strip()) for text in line] for line in lines]
     widths, room, gaps = [*map(max, zip(*sizes, strict=True))], width - len(indent), len(table.columns) - 1
-    if sum(widths) + 2 * gaps > room:
-        sizes[0] = [max(map(len, text.split()), default=0) for text in lines[0]]
-        widths = [*map(max, zip(*sizes, strict=True))]
+    sizes[0] = [max(map(len, text.split()), default=0) for text in lines[0]]
+    folded = [*map(max, zip(*sizes, strict=True))]
+    while sum(widths) + 2 * gaps > room and widths != folded:
+        first = max(range(len(widths)), key=lambda i: widths[i] - folded[i])
+        widths[first] = folded[first]
     gap = 1 if tight or sum(widths) + 2 * gaps > room else 2
     excess = sum(widths) + gap * gaps - room
     while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > _LEAST]):
