@@ -121,7 +121,7 @@ def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | 
     data = check_data(checked, verdict, of=of) | {"explanation": explained.data}
     brief = (verdict, Items((f"configuration: {data['configuration']}",)))
     page = check_blocks(checked, verdict, explained.blocks, pictures(store, checked.data))
-    return CheckResult(verdict.good, data, brief, page, checked)
+    return CheckResult(verdict.good, data, brief, page, found=checked)
 
 
 def store_of_paths(usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client) -> tuple[Store, DumpSelection]:
