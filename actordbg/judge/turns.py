@@ -167,7 +167,13 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     table = Grid(
         ("trajectory", "kind", "turn", "token", "what"),
         tuple(
-            (each.trajectory, each.kind, "-" if each.turn is None else str(each.turn), str(each.position), each.words)
+            (
+                each.trajectory.removesuffix(".json"),
+                each.kind,
+                "-" if each.turn is None else str(each.turn),
+                str(each.position),
+                each.words,
+            )
             for each in faults[:20]
         ),
         {"trajectory", "kind", "what"},

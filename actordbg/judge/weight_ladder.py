@@ -96,7 +96,8 @@ class WeightLadder:
             each = sync.parameters.values()
             sent, arrived = sum(bool(p.had or p.answers) for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
             rows.append((_step(sync), *map(number, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f}"))
-        named = [f"{fault.words}: {', '.join(fault.parameters[:20])}" for fault in self.faults if len(fault.parameters) > _SHOWN]
+        many = [fault for fault in self.faults if len(fault.parameters) > _SHOWN]
+        named = [fault.words.replace(_names(fault.parameters), ", ".join(fault.parameters[:20])) for fault in many]
         table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took, s"), tuple(rows), {"transfer"})
         return [self.verdict, table, *([Items(tuple(named))] if named else [])]
 
