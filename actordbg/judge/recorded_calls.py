@@ -266,11 +266,11 @@ class Violation:
 
 @dataclass
 class Answer:
-    """What a law found. looked_at: rows, calls or steps that it could judge. figure: a measure of healthy data, in words."""
+    """What a law found. looked_at: rows, calls or steps that it could judge. figures: measures of healthy data, by name."""
 
     looked_at: int = 0
     violations: list[Violation] = field(default_factory=list)
-    figure: str = ""
+    figures: list[tuple[str, str]] = field(default_factory=list)
 
     def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None, side: str = "") -> None:
         """Look at all rows of a call, and add a violation for the first of those that are `bad`, bool [B]."""

@@ -198,9 +198,9 @@ def _advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violations.append(Violation(losses[0].record.dump_id, said, side=TRAINER * differ))
     if weightless:
         share = float(np.concatenate(weightless).mean())
-        answer.figure = f"{share:.1%} of the rows have no advantage"
+        answer.figures.append(("rows without advantage", f"{share:.1%}"))
         if groups:
-            answer.figure += f"; {flat_groups:,} of {plural(groups, 'group')} of a prompt have equal rewards"
+            answer.figures.append(("groups of a prompt with equal rewards", f"{flat_groups:,} of {groups:,}"))
 
 
 def _of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
