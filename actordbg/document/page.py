@@ -58,7 +58,7 @@ _ICONS = {"good": "2a9d6f", "bad": "d1495b", "part": "d99a1c", "none": "8d99a6"}
 def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms: bool = False) -> str:
     """Render a page. above, below: trusted HTML around the document (`actordbg ui`). forms: allow forms sent to its server."""
     document = list(blocks)
-    heading = next((block for block in document if isinstance(block, Heading)), Heading("actordbg", 1))
+    heading = next((block for block in document if isinstance(block, Heading) and block.level == 1), Heading("actordbg", 1))
     verdict = verdict_in(document)
     style = asset("page.css")
     scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in document)), asset("page.js")]
@@ -160,7 +160,9 @@ def save(charts: Sequence[Chart], path: Path) -> bool:
 
 
 _CODE = re.compile("`([^`\n]+)`")
-_FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
+_LABEL = r"[A-Za-z][A-Za-z'|`()-]*(?: [A-Za-z'|`()-]+){0,2}"
+_FACT = re.compile(rf"^({_LABEL}(?:, {_LABEL})*): +(?=\S)")
+"""A label of at most three words, or several of them: what a sentence has before its colon is longer."""
 _COMMANDS = ("command", "repeat")
 """Facts and columns whose text is a command."""
 Folded = frozenset({"Logs", "Legend", "Loaded"})
@@ -269,7 +271,7 @@ def _verdict(verdict: Verdict) -> str:
     figures = "".join(f"<div><dt>{_inline(name)}</dt><dd>{_inline(value)}</dd></div>" for name, value in verdict.figures)
     left = "".join(f"<li>{_inline(text)}</li>" for text in verdict.not_checked)
     parts = [
-        f'<p class="verdict">{f"<strong>{in_html(verdict.heading)}</strong> " * bool(verdict.word)}{_inline(verdict.said)}</p>',
+        f'<p class="verdict">{f"<strong>{in_html(verdict.heading)}</strong> " * bool(verdict.word)}{_inline(verdict.text)}</p>',
         f"<dl>{figures}</dl>" * bool(figures),
         f'<div class="unchecked"><b>Not checked</b><ul>{left}</ul></div>' * bool(left),
         f'<p class="next"><b>next</b> {_command(verdict.next)}</p>' * bool(verdict.next),

@@ -51,6 +51,12 @@ class Findings:
         """Check whether some law was checked and none fails."""
         return bool(self.held) and not self.broken
 
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The side that is wrong by the first law that fails: ROLLOUT, TRAINER or EITHER; none if no side is."""
+        sides = (self.answers[law.name].violations[0].side or law.side for law in self.broken[:1])
+        return tuple(filter(None, sides))
+
     def in_words(self) -> str:
         """Return the result in words, for the sentence of a command that checks the recorded data first."""
         if self.broken:
@@ -65,11 +71,11 @@ class Findings:
         """Return the verdict: WRONG if a law fails, RIGHT if some hold, else NOT CHECKED."""
         left = [f"{plural(len(self.unchecked), 'law')}, for lack of recorded data (listed below)"] if self.unchecked else []
         left += [f"{plural(len(self.unreadable), 'dump')} that cannot be read"] if self.unreadable else []
-        figures = [(name, answer.figure) for name, answer in self.answers.items() if answer.figure]
+        figures = [pair for answer in self.answers.values() for pair in answer.figures]
         if self.broken:
             violation = self.answers[self.broken[0].name].violations[0]
             following = f"actordbg dump show {violation.dump_id}"
-            return Verdict(WRONG, self.in_words(), figures, left, following)
+            return Verdict(WRONG, self.in_words(), figures, left, following, wrong=self.wrong)
         said = f"{self.in_words()} on {plural(self.dumps, 'dump')}"
         return Verdict(RIGHT if self.held else UNCHECKED, said, figures, left, "actordbg check")
 
@@ -114,7 +120,7 @@ def lint_blocks(findings: Findings) -> list[Block]:
         rows = [row for law in findings.broken for row in _rows(law, findings.answers[law.name].violations)]
         blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what")))
         blocks.append(Items([f"{law.name}: {law.holds}. {law.thread}. Try: {law.remedy}" for law in findings.broken]))
-    held = [f"{law.name}: {law.holds} ({findings.answers[law.name].looked_at:,} looked at)" for law in findings.held]
+    held = [f"{law.name}: {law.holds} ({plural(findings.answers[law.name].looked_at, 'check')})" for law in findings.held]
     needs = grouped((law.needs, law.name) for law in findings.unchecked).items()
     lacking = [f"{', '.join(names)}: {'needs' if len(names) == 1 else 'need'} {need}" for need, names in needs]
     for title, items in (("Laws that hold", held), ("Not checked", lacking)):
@@ -146,8 +152,8 @@ def lint_data(findings: Findings) -> dict[str, Any]:
             "remedy": law.remedy,
             "needs": law.needs,
             "looked_at": (answer := findings.answers[law.name]).looked_at,
-            "figure": answer.figure,
-            "violations": [asdict(violation) for violation in answer.violations],
+            "figure": "; ".join(map(": ".join, answer.figures)),
+            "violations": [asdict(violation) | {"side": violation.side or law.side} for violation in answer.violations],
         }
         for law in LAWS
     )
@@ -162,4 +168,5 @@ def with_lint(verdict: Verdict, findings: Findings) -> Verdict:
         return replace(verdict, said=said, not_checked=(*verdict.not_checked, *left))
     if verdict.word == FAILED:
         return replace(verdict, said=said)
-    return replace(verdict, word=WRONG, said=f"recorded data: {findings.in_words()}; {verdict.said}", next="actordbg lint")
+    said = f"recorded data: {findings.in_words()}; {verdict.said}"
+    return replace(verdict, word=WRONG, said=said, next="actordbg lint", wrong=findings.wrong)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Items, Verdict, number
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
@@ -26,8 +26,11 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class LadderFault:
-    """A fault of transfers. since, until: the steps of the first and the last transfer with it. parameters: their names."""
+    """A fault of transfers. side: which is wrong. since, until: the steps of the first and the last transfer with it.
+    parameters: their names.
+    """
 
+    side: str
     words: str
     since: str
     until: str
@@ -42,13 +45,15 @@ class LadderFault:
 
 @dataclass(frozen=True)
 class WeightLadder:
-    """The transfers of a run. stale: the sentence about an engine that no transfer reached lately, or "". left: what else
-    was not checked."""
+    """The transfers of a run. stale: the sentence about an engine that no transfer reached lately, or ""; stale_side: which is
+    wrong then. left: what else was not checked.
+    """
 
     run: str
     syncs: Sequence[WeightSync]
     faults: Sequence[LadderFault]
     stale: str
+    stale_side: str
     unrecorded: int
     moved: Sequence[int]
     left: Sequence[str] = ()
@@ -80,18 +85,21 @@ class WeightLadder:
         if each and unhashed == len(each) and not faulty:
             said = "what arrived in the engines: no parameter was hashed when it was sent"
             return Verdict(UNCHECKED, said, not_checked=missing)
-        return Verdict(WRONG if faulty else RIGHT, f"run {self.run}: {self.sentence}", not_checked=missing)
+        sides = [self.stale_side] * bool(self.stale) + [fault.side for fault in self.faults]
+        said = f"run {self.run}: {self.sentence}"
+        return Verdict(WRONG if faulty else RIGHT, said, not_checked=missing, wrong=sides[:1])
 
     @property
     def blocks(self) -> list[Block]:
         """Return what `actordbg weights` shows."""
         rows = []
-        for sync, moved in zip(self.syncs, self.moved, strict=True):
+        for sync, moved in zip(self.syncs, [None, *self.moved[1:]], strict=True):  # the first has none before it
             each = sync.parameters.values()
             sent, arrived = sum(bool(p.had or p.answers) for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
-            rows.append((_step(sync), *map(str, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f} s"))
-        named = [f"{fault.words}: {', '.join(fault.parameters[:20])}" for fault in self.faults if len(fault.parameters) > _SHOWN]
-        table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took"), tuple(rows), {"transfer", "took"})
+            rows.append((_step(sync), *map(number, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f}"))
+        many = [fault for fault in self.faults if len(fault.parameters) > _SHOWN]
+        named = [fault.words.replace(_names(fault.parameters), ", ".join(fault.parameters[:20])) for fault in many]
+        table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took, s"), tuple(rows), {"transfer"})
         return [self.verdict, table, *([Items(tuple(named))] if named else [])]
 
 
@@ -100,7 +108,8 @@ def weights_answer(store: Store, run: str | None = None) -> CommandResult:
     ladder = climb(store, run)
     faults = [vars(fault) | {"sentence": fault.sentence} for fault in ladder.faults]
     data = {"run": ladder.run, "transfers": len(ladder.syncs), "stale": ladder.stale, "faults": faults, "moved": [*ladder.moved]}
-    return CommandResult(ladder.verdict.good, data | {"good": ladder.verdict.good}, ladder.blocks)
+    good = ladder.verdict.good
+    return CommandResult(good, data | {"good": good}, ladder.blocks, title=f"weights of run {ladder.run}")
 
 
 def climb(store: Store, run: str | None = None) -> WeightLadder:
@@ -118,7 +127,7 @@ def climb(store: Store, run: str | None = None) -> WeightLadder:
         except (StoreProblem, OSError):
             left.append(path)
     if not syncs:
-        raise NothingToDo(f"every transfer of run {folder.name} is damaged", hint="run `actordbg fsck`")
+        raise NothingToDo(f"every transfer of run {folder.name} is damaged", hint="run `actordbg store fsck`")
     syncs.sort(key=lambda sync: (sync.timestamp, sync.number))
     before: Mapping[str, SentParameter] = {}
     moved = []
@@ -128,11 +137,12 @@ def climb(store: Store, run: str | None = None) -> WeightLadder:
     answered = [[_recorded(sync, engine) for engine in range(sync.engines)] for sync in syncs]
     unrecorded = sum(not each for of_sync in answered for each in of_sync)
     missing = [f"{plural(len(left), 'transfer')}, whose files are damaged"] if left else []
-    stale = _stale(syncs)
+    stale, side = _stale(syncs), ROLLOUT
     if not stale:
+        side = TRAINER
         stale, unknown = _behind(store, folder.name, syncs, whole=not left)
         missing += [unknown] if unknown else []
-    return WeightLadder(folder.name, syncs, [*_faults(syncs, stale)], stale, unrecorded, moved, missing)
+    return WeightLadder(folder.name, syncs, [*_faults(syncs, stale)], stale, side, unrecorded, moved, missing)
 
 
 def _recorded(sync: WeightSync, engine: int) -> bool:
@@ -195,13 +205,14 @@ _RUNGS: tuple[tuple[str, _Rung], ...] = (
 
 def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
     """Yield what is wrong with transfers, the same parameters in consecutive transfers as one fault."""
-    found: dict[tuple[str, tuple[str, ...]], list[WeightSync]] = {}
+    faults: dict[tuple[str, str, tuple[str, ...]], list[WeightSync]] = {}
     for sync in syncs:
         of = len(sync.parameters)
         if silent := tuple(name for name, each in sync.parameters.items() if each.had is None and not each.answers):
-            found.setdefault((f"{len(silent)} of {of} parameters were never sent: {_names(silent)}", silent), []).append(sync)
+            words = f"{len(silent)} of {of} parameters were never sent: {_names(silent)}"
+            faults.setdefault((TRAINER, words, silent), []).append(sync)
         if other := tuple(name for name, each in sync.parameters.items() if each.had and each.sent not in (None, each.had)):
-            found.setdefault((f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
+            faults.setdefault((TRAINER, f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
         for engine in range(sync.engines):
             if not _recorded(sync, engine) or (stale and not _changed(sync, engine)):
                 continue  # not recorded; or nothing arrived, which is said once
@@ -213,9 +224,9 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
                 )
                 if wrong:
                     many = f"{len(wrong)} of {of} parameters"
-                    found.setdefault((words.format(many=many, names=_names(wrong)), wrong), []).append(sync)
-    for (words, names), at in found.items():
-        yield LadderFault(words, _step(at[0]), _step(at[-1]), names)
+                    faults.setdefault((ROLLOUT, words.format(many=many, names=_names(wrong)), wrong), []).append(sync)
+    for (side, words, names), at in faults.items():
+        yield LadderFault(side, words, _step(at[0]), _step(at[-1]), names)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ def read_run_file(kind: type[F], path: Path) -> F:
             raise NewerFormat(f"{path} has format {version}, this actordbg reads {RUN_FILE_FORMAT}", hint=hint)
         return msgspec.convert(data, kind)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        hint = "run `actordbg fsck --repair` to move it away"
+        hint = "run `actordbg store fsck --repair` to move it away"
         raise CorruptDump(f"{path} is not {kind.what}: {error}", hint=hint) from None
 
 

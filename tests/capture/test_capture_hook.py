@@ -32,9 +32,10 @@ from deathcases import SINCE, switch
 from typer.testing import CliRunner
 
 from actordbg.capture import hook, recorder
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
 from actordbg.capture.hook import MARK, SLOT, install
 from actordbg.capture.snapshot import Copier
+from actordbg.capture.switch_file import write_control
 from actordbg.capture.writer import ITEM_BYTES
 from actordbg.cli.app import app
 from actordbg.store.layout import Store
@@ -79,6 +80,7 @@ def test_a_call_is_recorded_whole(recording: Recording):
     action = torch.ones(2, 5, dtype=torch.bool)
     with torch.no_grad():
         recording.forward(actor, sequences, action, attention_mask=attention, return_output=True)
+    assert recording.recorder.last is None  # only a loss needs the call before it
     dump = recording.dump()
     record = dump.record
     assert torch.equal(dump.tensors["sequences"], sequences) and dump.tensors["sequences"].dtype is torch.int64
