@@ -6,11 +6,6 @@ unless the call is one of the last `keep`. So queued calls survive a kill withou
 The ring lies in shared memory (tmpfs) by default: storing into it never waits for a disk or a server, and it survives everything
 but the machine (or the container). `--recorder-dir store` uses `store/rings` instead.
 
-    Ring.create(...)           a file that others can read (`actordbg.formats.ringfile`), held by this process
-    Ring.private(...)          a ring without a file: for `--recorder-calls 0`, and where no file can be made
-    open, commit, leave        one call: allocate it; its copies are complete; it returned or raised
-    hold, release              the writer needs it; the writer is done with it
-
 All methods are thread-safe, and never wait for more than a few instructions of another thread.
 """
 
@@ -94,11 +89,11 @@ class Arena:
 
     def _gap(self, nbytes: int) -> tuple[int, int] | None:
         """Return (index, offset) of the first gap of `nbytes`."""
-        place, offset = 0, self.first
-        for begin, end in (*self._extents, (self.limit, 0)):
+        offset = self.first
+        for place, (begin, end) in enumerate((*self._extents, (self.limit, 0))):
             if begin - offset >= nbytes:
                 return place, offset
-            place, offset = place + 1, end
+            offset = end
         return None
 
     def _back(self, nbytes: int) -> bool:

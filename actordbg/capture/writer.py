@@ -1,12 +1,14 @@
-"""From the queue to the disk: a bounded queue and one daemon thread that judges and publishes (`publisher`) and keeps the books.
+"""From the queue to the disk: a bounded queue and one daemon thread that judges, encodes, publishes and keeps the books.
 
-The training thread only reserves bytes and appends. Everything slow is in this thread: waiting for device copies, counting
-tokens, narrowing, hashing, compressing (most of it outside the GIL), writing, fsync, renaming.
+The training thread only reserves bytes and appends. Everything slow is here: waiting for device copies, counting tokens,
+narrowing, hashing, compressing (most of it outside the GIL), writing, fsync, renaming.
 
 Invariants:
 
 - The queue is bounded in *bytes* of copies, including plain arguments, and each call counts as at least ITEM_BYTES. `reserve`
   returns False when it is full; nobody ever waits for it.
+- With `--writer process` a separate process encodes and publishes most calls, those that need only their inputs
+  (`_send_ahead`). If it cannot be started or dies, this thread does everything, and `dump status` says so.
 - Every queued call is closed exactly once: captured, dropped with a reason, or sampled out.
 - The thread survives every error of an item; a stuck disk blocks only this thread. `close` returns within its timeout: unwritten
   calls stay pending in the ring; without a ring they are dropped as `exit`.
@@ -18,21 +20,27 @@ where a kill would lose the queue, 20 times. It is woken (10 to 25 us of trainin
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
 import zstandard  # noqa: F401  fails when the hook is installed, not at the first dump, if it is missing
 
 from actordbg.base.fault import describe
-from actordbg.capture.control import Control
-from actordbg.capture.ledger import Ledger
-from actordbg.capture.publisher import BATCH, Publisher
-from actordbg.capture.recorded_call import ERROR, LEFT, Item
+from actordbg.capture.control import BEFORE, Control
+from actordbg.capture.facts import versions
+from actordbg.capture.ledger import Ledger, Rotation
+from actordbg.capture.recorded_call import ERROR, LEFT, Item, TriggerResult, trigger_of
 from actordbg.capture.ring import Ring
+from actordbg.capture.snapshot import LOGITS_SUM
 from actordbg.capture.watch import Notices
+from actordbg.formats.dump_record import OUTPUT_PREFIX, SUFFIX, DumpRecord
 from actordbg.formats.ringfile import CAPTURED, OPEN
 from actordbg.formats.store_files import FULL_DISK, StoreFiles
 
@@ -44,29 +52,31 @@ EXIT_SECONDS = 5.0
 """Longest time that the end of the process waits for the queue."""
 LOOK_SECONDS, LOOK_BARE_SECONDS = 0.25, 0.05
 """Interval at which the thread polls the queue; the second if a kill would lose the queue."""
-WAKE_BYTES = 2**20
-"""Queued bytes above which the thread is woken; more calls than a BATCH wake it, too."""
+WAKE_BYTES, _BATCH = 2**20, 64
+"""Queued bytes, or calls, above which the thread is woken."""
 IDLE_SECONDS = 0.5
 PUBLISH_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
+_FLOOR_SECONDS = 1.0
 _CHANCES = 8
 """Most attempts at a failing operation."""
 
 
-class Writer(Publisher):
+class Writer:
     """The queue of one process and its thread. Not used across a fork: the child makes a new one.
 
-    `process`: returns the process's facts for counters files.
+    `process`: returns the process's facts for counters files. `kind`: what writes: "thread", "process", or "thread: " and why.
     """
 
     def __init__(self, store: StoreFiles, notices: Notices, capacity: int = QUEUE_BYTES) -> None:
-        super().__init__(store, notices)
         self.capacity = capacity
         self.control: Control | None = None
         self.ring: Ring | None = None
         self.process: Callable[[], dict[str, Any]] = dict
+        self._store = store
         self.failed: tuple[tuple[Item | Ledger | None, BaseException], ...] = ()
         self._left: tuple[Item, ...] = ()
+        self._notices = notices
         self._publishing = False
         self._turn = 0
         self._queue: deque[Item] = deque()
@@ -76,9 +86,15 @@ class Writer(Publisher):
         self._bytes = 0
         self._ledgers: list[Ledger] = []
         self._thread: threading.Thread | None = None
+        self._deadline: float | None = None
         self._give_up = 0.0
         self._published = self._heartbeat = time.monotonic()
         self._was_on = True
+        self._floor_checked = float("-inf")
+        self._free = 0
+        self._versions: dict[str, str] | None = None
+        self._scribe: Any = None  # the writer process, a `Scribe`
+        self.kind = self._asked = "thread"
 
     def reserve(self, nbytes: int) -> bool:
         """Reserve `nbytes` of copies; returns False at once if the queue is full."""
@@ -91,7 +107,7 @@ class Writer(Publisher):
     def put(self, item: Item) -> None:
         """Queue an item whose bytes are reserved. Never waits."""
         self._queue.append(item)
-        if self._bytes > WAKE_BYTES or len(self._queue) > BATCH or item.device is not None:
+        if self._bytes > WAKE_BYTES or len(self._queue) > _BATCH or item.device is not None:
             self._wake.set()
 
     def watch(self, ledger: Ledger) -> None:
@@ -146,7 +162,7 @@ class Writer(Publisher):
                 while self._queue:
                     ahead, self._queue[0].offered = not self._queue[0].offered, True
                     if ahead:
-                        self._send_ahead(self._queue)
+                        self._send_ahead()
                     item = self._queue[0]
                     del self._queue[0]
                     self._handle(item)
@@ -225,6 +241,54 @@ class Writer(Publisher):
             self._wake.wait(look if self.control is not None else IDLE_SECONDS)
         self._wake.clear()
 
+    def _send_ahead(self) -> None:
+        """Let the writer process publish queued calls that need only their inputs. `_write` writes any others as usual."""
+        if self._asked == "thread" == self._queue[0].control.writer:
+            return
+        batch, failed = [self._queue[place] for place in range(min(len(self._queue), _BATCH))], None
+        for item in batch:
+            item.offered = True
+        control, ring = batch[0].control, batch[0].ring
+        if control.writer != self._asked:
+            self._asked, self.kind = control.writer, control.writer
+            self._end_scribe()
+        if self.kind != "process" or self._is_over() or not self._above_floor(control.free_floor_bytes):
+            return
+        self._versions = self._versions or versions()
+        try:
+            like = control.generation, ring  # losses have a switch of their own
+            chosen = [item for item in batch if (item.control.generation, item.ring) == like and item.needs_only_inputs()]
+            if chosen:
+                for item in chosen:
+                    self._land(item)
+                if self._scribe is None:
+                    from actordbg.capture.writer_process import Scribe
+
+                    self._scribe = Scribe()
+                slots = [(item.entry.slot, item.entry.sequence) for item in chosen]
+                request = {"ring": str(ring.path), "store": str(self._store.root)}
+                answers = self._scribe.ask(request | {"versions": self._versions, "slots": slots}, self._is_over)
+                for item, answer in zip(chosen, answers, strict=True):
+                    if answer is not None:
+                        item.path, item.ahead = Path(answer[0]), answer[1]
+        except Exception as error:  # noqa: BLE001  # whatever it is, the thread can write instead
+            error.__traceback__ = None
+            failed = error
+        if failed is not None:
+            self.kind = "thread"  # first: a process that was not understood is never asked again, whatever fails here
+            self._end_scribe()
+            self.kind += ": " + describe(failed)
+            for item in batch:  # the lost answer was for all of them: some may be published
+                path = self._store.dump_folder(item.ledger.identity.run, item.ledger.identity.rank) / f"{item.dump_id}{SUFFIX}"
+                if path.exists():
+                    item.path, item.ahead = path, path.stat().st_size
+            self._notices.warn("scribe", f"no writer process: {describe(failed)}; a thread writes")
+
+    def _end_scribe(self) -> None:
+        if self._scribe is not None:
+            self._scribe.stop()  # if this fails, it is retried at the end
+            self._scribe = None
+
     def _handle(self, item: Item) -> None:
         """Close an item's books, whatever happens, and free its resources."""
         item.handled = True
@@ -270,6 +334,87 @@ class Writer(Publisher):
                     self._queue.appendleft(earlier)
                 del self._last[-1]
 
+    def _land(self, item: Item) -> None:
+        """Copy an item's device copies into the ring."""
+        if item.snapshot is not None:
+            item.snapshot.land(item.ring.arena)
+            item.ring.arrived(item.entry)
+            item.snapshot = None
+
+    def _fired(self, item: Item) -> TriggerResult | None:
+        """Return the trigger that keeps an item, unless it has reached its limit."""
+        tensors = item.outputs.tensors() if item.outputs is not None else {}
+        mask = None
+        if item.control.on.logprobs is not None:
+            from actordbg.formats.encoding import tensors_in
+
+            action_mask = tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors).get("action_mask")
+            mask = torch.from_numpy(action_mask.values != 0) if action_mask is not None else None
+        fired = trigger_of(item, tensors, mask)
+        return fired if fired and item.ledger.admits_trigger(item.control, fired.trigger) else None
+
+    def _keep_too(self, item: Item, dump_id: str) -> None:
+        """Keep a call that came before a triggered one: publish it, or pin what was published."""
+        from actordbg.formats import encoding
+
+        facts = {"before": dump_id}
+        if item.written is None or self._is_over():
+            item.reopen()
+            if item.standing == OPEN:
+                self._write(item, TriggerResult(BEFORE, facts))
+            elif self._is_over() and item.standing in (CAPTURED, LEFT):
+                item.leave_in_ring(TriggerResult(BEFORE, facts))
+            return
+        record, data = item.written
+        if not record.pinned and item.path is not None:
+            record = replace(record, pinned=True, triggered=BEFORE, trigger_facts=facts)
+            self._store.publish_dump(record, encoding.pack(record, data))
+            item.written = (record, data)
+            self._rotation(item.ledger).spare(item.path)
+
+    def _write(self, item: Item, fired: TriggerResult | None) -> None:
+        """Encode and publish an item. Closes its call last, or raises with the call still open."""
+        if item.path is not None and item.ahead:
+            return self._count(item, item.path, item.ahead, False, None)
+        if self._is_over():
+            return item.leave_in_ring(fired)
+        control = item.control
+        if not self._above_floor(control.free_floor_bytes):
+            self._notices.warn("disk_floor", f"free space is under {control.free_floor_bytes} bytes: dropping dumps")
+            return item.dropped("disk_floor", f"only {self._free} bytes free")
+        from actordbg.formats import encoding  # with numpy: most processes never need it
+
+        record, payload_bytes = self._describe(item, fired)
+        blob = encoding.pack(record, payload_bytes)
+        if fired is None and item.over_max_bytes(len(blob)):
+            return None
+        path = item.path = self._store.publish_dump(record, blob)
+        if control.before:
+            item.written = (record, payload_bytes)
+        return self._count(item, path, len(blob), record.pinned, fired)
+
+    def _count(self, item: Item, path: Path, nbytes: int, pinned: bool, fired: TriggerResult | None) -> None:
+        """Close the books of an item whose file is published, and rotate."""
+        item.captured(nbytes, fired.trigger if fired else None)
+        self._notices.over("disk_full", "write_error", "error", "disk_floor")
+        if item.control.keep_bytes is not None and not pinned:
+            rotation = self._rotation(item.ledger)
+            rotation.add(path, nbytes)
+            rotation.apply(item.control.keep_bytes)
+
+    def _describe(self, item: Item, fired: TriggerResult | None) -> tuple[DumpRecord, bytes]:
+        """Return the record and the payload to store."""
+        from actordbg.formats import encoding
+
+        self._versions = self._versions or versions()
+        tensors = encoding.tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors)
+        record = encoding.record_of(item.kind.fields, item.own, tensors, self._versions, **item.known(fired))
+        if item.control.with_outputs and item.outputs is not None:
+            strides = item.outputs.strides
+            tensors |= {name: encoding.of_torch(t, strides.get(name)) for name, t in item.outputs.tensors().items()}
+            tensors.pop(OUTPUT_PREFIX + LOGITS_SUM, None)
+        return encoding.serialize(record, tensors)
+
     def _lost(self, item: Item, error: Exception) -> None:
         """Warn that an item failed, and close its books if they are open."""
         error.__traceback__ = None
@@ -297,6 +442,21 @@ class Writer(Publisher):
             item.ring.release(item.entry)
             item.held -= 1
         item.outputs = item.snapshot = None
+
+    def _is_over(self) -> bool:
+        """Check whether the time to write is over."""
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def _rotation(self, ledger: Ledger) -> Rotation:
+        ledger.rotation = ledger.rotation or Rotation(self._store, ledger)
+        return ledger.rotation
+
+    def _above_floor(self, floor: int) -> bool:
+        now = time.monotonic()
+        if now - self._floor_checked >= _FLOOR_SECONDS:
+            space = os.statvfs(self._store.root)
+            self._free, self._floor_checked = space.f_bavail * space.f_frsize, now
+        return self._free >= floor
 
     def _tick(self) -> None:
         now = time.monotonic()

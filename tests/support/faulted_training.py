@@ -27,7 +27,7 @@ faults.instrument("actordbg")
 
 import torch  # noqa: E402
 
-from actordbg.capture import hook, ledger, publisher, recorded_call, recorder, watch, writer  # noqa: E402
+from actordbg.capture import hook, ledger, recorded_call, recorder, watch, writer  # noqa: E402
 from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
 from actordbg.capture.switch_file import control_text  # noqa: E402
@@ -41,7 +41,7 @@ def hasten() -> None:
     """The recorder's clock runs a few hundred times faster, so that a run takes milliseconds and passes every periodic task."""
     watch.POLL_SECONDS, watch.FIRST_SECONDS = 0.001, 0.5
     writer.LOOK_SECONDS, writer.IDLE_SECONDS, writer.PUBLISH_SECONDS = 0.001, 0.001, 0.002
-    writer.HEARTBEAT_SECONDS, publisher._FLOOR_SECONDS, ledger.COUNT_SECONDS = 0.004, 0, -1
+    writer.HEARTBEAT_SECONDS, writer._FLOOR_SECONDS, ledger.COUNT_SECONDS = 0.004, 0, -1
     recorded_call.MEDIAN_FROM = 2
     importlib.metadata.version = functools.cache(importlib.metadata.version)  # type: ignore[assignment]
     sys.setswitchinterval(0.05)  # threads change hands where they wait, not anywhere
