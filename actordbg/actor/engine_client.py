@@ -151,10 +151,10 @@ class EngineClient:
     def _try(self, path: str) -> Any:
         """Return the JSON object of an address that a server may not have; {} if it has not."""
         try:
-            found = json.loads(self._open(path))
+            answer = json.loads(self._open(path))
         except (HTTPError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return answer if isinstance(answer, dict) else {}
 
     def _json(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:

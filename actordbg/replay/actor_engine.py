@@ -247,16 +247,16 @@ class ActorEngine:
 
         session = self._session
         assert isinstance(session, ActorSession)  # a truth is not checked
-        backward, found = session.backward_for(dump.record), dict[str, Any]()
+        backward, answers = session.backward_for(dump.record), dict[str, Any]()
         if on_law is not None:
             asking = LawRun(session, dump, outcome, backward, self.collective, on_law)
-            found[LAWS] = [answer.to_dict() for answer in asking.run()]
+            answers[LAWS] = [answer.to_dict() for answer in asking.run()]
             self.out_of_step = asking.out_of_step
         if on_place is not None and not self.out_of_step:
             locating = LocateRun(session, dump, outcome, backward, self.collective, on_place)
-            found[LOCATED] = asdict(locating.run())
+            answers[LOCATED] = asdict(locating.run())
             self.out_of_step = locating.out_of_step
-        return found
+        return answers
 
     def close(self) -> None:
         self._resources.close()
