@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -282,7 +283,8 @@ def _handed(change: Callable[[Any, list[int]], list[int]]) -> Plant:
     async def execute(original: Any, agent: Any, *args: Any, **kwargs: Any) -> Any:
         result = await original(agent, *args, **kwargs)
         ((start, end),), known = result["action_ranges"], result["rollout_log_probs"]
-        answer = change(kwargs["hf_tokenizer"], result["observation_tokens"][start:end])
+        given = inspect.signature(original).bind(agent, *args, **kwargs).arguments
+        answer = change(given["hf_tokenizer"], result["observation_tokens"][start:end])
         result["observation_tokens"] = result["observation_tokens"][:start] + answer
         result["action_ranges"] = [(start, start + len(answer))]
         result["rollout_log_probs"] = (known + [-1.0] * len(answer))[: start + len(answer)]

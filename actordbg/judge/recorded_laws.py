@@ -228,19 +228,21 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
     return np.where(known, apart, 0.0).sum(1) / np.maximum(known.sum(1), 1)
 
 
+def _scored(calls: Iterable[RecordedCall]) -> Counter[Hashable]:
+    """Count how often the policy scored each row before the update, by run, step and key of the row."""
+    before = (call for call in calls if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy")
+    return Counter((call.record.run, call.record.step, key) for call in before for key in call.row_keys)
+
+
 def _ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    first: dict[tuple[str, int | None], set[bytes]] = defaultdict(set)
-    for call in calls:
-        if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy":
-            first[call.record.run, call.record.step] |= set(call.row_keys)
+    scored = _scored(calls)
     for words, losses in _steps(calls):
         moved, tokens = 0.0, 0
         for call in losses:
-            fresh = first[call.record.run, call.record.step]
             if call.moved is None or call.counts is None:
                 continue
             for key, distance, count in zip(call.row_keys, call.moved, call.counts, strict=False):
-                if key in fresh:
+                if scored[call.record.run, call.record.step, key]:
                     moved, tokens = moved + float(distance), tokens + int(count)
         if tokens:
             answer.looked_at += 1
@@ -287,10 +289,7 @@ def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
     seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
-    scored: Counter[Hashable] = Counter()
-    for call in calls:
-        if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy":
-            scored.update((call.record.run, call.record.step, key) for key in call.row_keys)
+    scored = _scored(calls)
     for call in calls:
         record, apart = call.record, call.fact("dp_size") == call.record.world_size
         together: Hashable = record.dump_id
