@@ -186,7 +186,9 @@ def judge_all(folder: Path, names: list[str]) -> None:
 
 
 def _lines(outcomes: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
+    """Read the outcomes; the last of each case and command counts."""
+    lines = map(json.loads, outcomes.read_text().splitlines() if outcomes.exists() else ())
+    return list({(line["case"], line["command"]): line for line in lines}.values())
 
 
 def _right(case: Case, said: str) -> bool:
