@@ -22,10 +22,10 @@ _COLUMNS = ("sequences", "attention_mask", "action_mask", "rollout_log_probs")
 TRAINER, ROLLOUT = "trainer", "rollout"
 
 
-def _around(where: str, change: Callable[..., Any], recording: Callable[[Any], Any] = lambda method: method) -> Plant:
+def _around(where: str, change: Callable[..., Any], recording: Callable[[Any], Any] | None = None) -> Plant:
     """Plant `change(original, *args, **kwargs)` in the place of "module:function" or "module:Class.method".
 
-    recording: what records the method; it stays outside of the fault.
+    recording: what records the method, and has wrapped it already: the fault is planted within.
     """
     module, _, path = where.partition(":")
 
@@ -33,13 +33,13 @@ def _around(where: str, change: Callable[..., Any], recording: Callable[[Any], A
         *owners, name = path.split(".")
         owner = functools.reduce(getattr, owners, imported)
         attached = getattr(owner, name)
-        original = getattr(attached, "__wrapped__", attached)
+        original = getattr(attached, "__wrapped__", attached) if recording else attached
 
         @functools.wraps(original)
         def changed(*args: Any, **kwargs: Any) -> Any:
             return change(original, *args, **kwargs)
 
-        setattr(owner, name, recording(changed) if original is not attached else changed)
+        setattr(owner, name, recording(changed) if recording and original is not attached else changed)
 
     return lambda: after_import(module, patch)
 
