@@ -306,7 +306,8 @@ def _encoded_again(tokenizer: Any, ids: list[int]) -> list[int]:
 class Fault(NamedTuple):
     """A fault: how it is planted, on which side it is, the command that names it, and words of that command's sentence.
 
-    more: options of OpenRLHF. step: the optimizer step that is judged. ranks, steps: of the run.
+    more: options of OpenRLHF. step: the optimizer step that is judged; OpenRLHF takes the first with a learning rate of 0. ranks,
+    steps: of the run.
     """
 
     plant: Plant
@@ -350,11 +351,11 @@ FAULTS: dict[str, Fault] = {
         _loss(lambda given: {"action_mask": given["action_mask"] | True}), TRAINER, "step", "without the action mask"
     ),
     "not clipped": Fault(
-        _around("openrlhf.models.loss:PolicyLoss.forward", _unclipped), TRAINER, "step", "without clipping", _INNER, step=1
+        _around("openrlhf.models.loss:PolicyLoss.forward", _unclipped), TRAINER, "step", "without clipping", _INNER, step=3
     ),
     "no KL term": Fault(
         _around("openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step", _without_kl),
-        TRAINER, "step", "without the KL term", _KL, step=1,
+        TRAINER, "step", "without the KL term", _KL, step=2, steps=3,
     ),
     "trainer's temperature": Fault(
         _around("openrlhf.models.actor:Actor.forward", _scored_warmer),
@@ -400,6 +401,6 @@ FAULTS: dict[str, Fault] = {
     "top-p, renormalized": Fault(_engine(_scored(_nucleus), top_p=0.9), ROLLOUT, "explain", "nucleus of top-p 0.9"),
     "shift": Fault(_engine(_shifted), ROLLOUT, "explain", "shifted"),
     "head in bf16": Fault(_engine(_scored(_narrow_head)), ROLLOUT, "explain", "head was computed in bf16"),
-    "stale weights": Fault(_asleep, ROLLOUT, "explain", "the weights were those of", _SAVED, step=1),
+    "stale weights": Fault(_asleep, ROLLOUT, "explain", "the weights were those of", _SAVED, step=2, steps=3),
 }  # fmt: skip
 """The faults, by name."""
