@@ -101,11 +101,15 @@ _attached: set[tuple[type, str]] = set()
 
 
 class _Here(threading.local):
-    """What a thread is in: its last forward, its training step, and its loss whose record waits for the end of the step."""
+    """What a thread is in: its last forward, its training step, and its loss whose record waits for the end of the step.
+
+    ends: `end_step` is called after each optimizer step.
+    """
 
     forward: LastForward | None = None
     step: tuple[Any, Any, Any, Any] | None = None
     waiting: Waiting | None = None
+    ends = False
 
 
 here = _Here()
@@ -164,7 +168,7 @@ class LossSlot:
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
         """Hand over a loss at once if it raised, has no step to wait for, or is judged by a trigger; else let it wait."""
         actor = None if here.forward is None else here.forward.actor()
-        ends = here.step is not None or "optimizer_step" in (name for _, name in _attached)
+        ends = here.ends or here.step is not None or "optimizer_step" in (name for _, name in _attached)
         if error is not None or item.control.triggers or actor is None or not (ends and torch.is_grad_enabled()):
             return self.recorder.leave(item, output, error)  # type: ignore[no-any-return]
         results = output if isinstance(output, (tuple, list)) else (output,)
@@ -234,7 +238,8 @@ def _context(points: CapturePoints, loss: Any, engine: Any, item: Item | None) -
     """
     attributes = {name: value for name, value in vars(loss).items() if name[0] != "_" and name != "training"}
     shared = {f"loss.{name}": value for name, value in attributes.items() if not isinstance(value, torch.Tensor)}
-    own: dict[str, Any] = {"micro_steps": getattr(engine, "micro_steps", None)}
+    shared |= getattr(loss, "_settings", {})
+    own: dict[str, Any] = {"micro_steps": getattr(engine, "micro_steps", None), **getattr(loss, "_own", {})}
     if item is not None and item.whole:  # the parts of its dump id
         own["forward"] = (item.own[1], item.number, item.pid, item.own[4])
     for holder, name, method in (
@@ -290,6 +295,13 @@ class Waiting:
 
 def _step_of(engine: Callable[[], Any]) -> Any:
     return getattr(engine(), "global_steps", None)
+
+
+def end_step(norm: Any) -> None:
+    """Hand over the loss that waits for the end of its step. norm: of the step's gradient, if it is a number or a tensor."""
+    if here.waiting is not None:
+        here.waiting.results["grad_norm"] = _number(norm)
+    _finish(here.waiting)
 
 
 def _finish(waiting: Waiting | None, *, stepped: bool = False) -> None:
