@@ -1,4 +1,4 @@
-"""Say which side is wrong where rollout and trainer disagree: the rollout's recorded log-probs, the run's own, and the truth's.
+"""Say which side is wrong where rollout and trainer disagree: the rollout's recorded log-probs, the trainer's, the truth's.
 
 A dashboard has the difference of the first two, which names no side. The truth names it: a side is right if its mean distance
 from the truth is at most 1.5 times the noise of rounding on the same tokens. The bank's causes are fitted to whichever
@@ -9,12 +9,12 @@ is what the training forward gave for the same tokens. Which side is wrong is re
 that the rollout was configured with, where it was recorded.
 
     explained = explain_rollout(store, replay_id)
-    explained.sentence   # "the rollout is wrong, the run is right: rollout log-probs: the adapter was not applied ..."
+    explained.sentence   # "the rollout is wrong, the trainer is right: rollout log-probs: the adapter was not applied ..."
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,24 +24,24 @@ from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
 from actordbg.causes.fit import Array
 from actordbg.config.replay_config import ENDPOINT
-from actordbg.document.blocks import RIGHT, WRONG, Block, Grid, Heading, Items, Verdict, number
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, WRONG, Block, Grid, Heading, Items, Verdict, number
 from actordbg.judge.explain_outputs import explain_sides
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.judge.sides import open_replay
 from actordbg.records.comparison_record import ExplainedOutputs
 from actordbg.store.layout import Store
 
-ROLLOUT, RUN, ENGINE = "rollout", "run", "engine"
+ENGINE = "engine"
 
 
 @dataclass(frozen=True)
 class ExplainedRollout:
-    """What is wrong between a rollout and the run. apart: the mean of |rollout - run|, nats. dashboards: the field's names for
+    """What is wrong between rollout and trainer. apart: the mean of |rollout - trainer|, nats. dashboards: the field's names for
     how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
     """
 
     rollout: ExplainedOutputs
-    run: ExplainedOutputs
+    trainer: ExplainedOutputs
     apart: float
     dashboards: dict[str, float]
     engine: ExplainedOutputs | None = None
@@ -49,7 +49,7 @@ class ExplainedRollout:
     @property
     def sides(self) -> dict[str, ExplainedOutputs]:
         """The explanation of each side, by its name."""
-        return {ROLLOUT: self.rollout, RUN: self.run} | ({ENGINE: self.engine} if self.engine else {})
+        return {ROLLOUT: self.rollout, TRAINER: self.trainer} | ({ENGINE: self.engine} if self.engine else {})
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -57,19 +57,20 @@ class ExplainedRollout:
         return tuple(name for name, side in self.sides.items() if is_wrong(side))
 
     @property
-    def sentence(self) -> str:
+    def verdict(self) -> Verdict:
         """Say which side is wrong, and why."""
-        tokens = f"over {self.rollout.tokens:,} tokens"
-        if not self.wrong:
-            far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
-            return f"{' and '.join(self.sides)} are {_all(self.sides)} right: {far} nats from the truth {tokens}"
-        right = [name for name in self.sides if name not in self.wrong]
-        first = (
-            f"{_named(self.wrong)} wrong, {_named(right)} right"
-            if right
-            else f"{' and '.join(self.sides)} are {_all(self.sides)} wrong"
-        )
-        return f"{first}: {'; '.join(self.sentences)}"
+        figures = (("rollout to trainer", f"{number(self.apart, 3)} nats"),)
+        if self.wrong:
+            right = [name for name in self.sides if name not in self.wrong]
+            return Verdict(WRONG, "; ".join(self.sentences), figures, wrong=self.wrong, right=right)
+        far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
+        every = f"{' and '.join(self.sides)} are {'both' if len(self.sides) == 2 else 'all'} right"
+        return Verdict(RIGHT, f"{every}: {far} nats from the truth over {self.rollout.tokens:,} tokens", figures)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict without its word."""
+        return self.verdict.text
 
     @property
     def sentences(self) -> list[str]:
@@ -84,9 +85,9 @@ class ExplainedRollout:
     def blocks(self) -> list[Block]:
         """Return what a page and `actordbg explain --against rollout` show."""
         return [
-            Verdict(WRONG if self.wrong else RIGHT, self.sentence, (("rollout to run", f"{number(self.apart, 3)} nats"),)),
+            self.verdict,
             *side_blocks(self.sides),
-            Grid(("name on a dashboard", "rollout and run"), tuple((name, number(v)) for name, v in self.dashboards.items()),
+            Grid(("name on a dashboard", "rollout and trainer"), tuple((name, number(v)) for name, v in self.dashboards.items()),
                  {"name on a dashboard"}),
         ]  # fmt: skip
 
@@ -103,14 +104,6 @@ def side_blocks(sides: Mapping[str, ExplainedOutputs]) -> list[Block]:
     rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in sides.items()]
     table = Grid(("mean of |difference|, nats", "measured", "noise"), tuple(rows), {"mean of |difference|, nats"})
     return [*to_do, Heading("How far apart", 3), table]
-
-
-def _all(sides: Collection[str]) -> str:
-    return "both" if len(sides) == 2 else "all"
-
-
-def _named(sides: Sequence[str]) -> str:
-    return f"the {' and the '.join(sides)} {'is' if len(sides) == 1 else 'are'}"
 
 
 def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedRollout:
@@ -130,7 +123,7 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
     arrays = {dump_id: loss.log_probs() for dump_id, loss in losses.items()}
     sides = {
         ROLLOUT: {dump_id: named["rollout_log_probs"] for dump_id, named in arrays.items()},
-        RUN: {dump_id: named["log_probs"] for dump_id, named in arrays.items()},
+        TRAINER: {dump_id: named["log_probs"] for dump_id, named in arrays.items()},
     }
     temperature = temperatures.pop() if len(temperatures) == 1 else None
     ours = open_replay(query.open_fresh(store), replay_id)
@@ -142,10 +135,10 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
     before = {dump_id: named["old_log_probs" if "old_log_probs" in named else "log_probs"] for dump_id, named in arrays.items()}
     rollout, run, old = (
         np.concatenate([of[dump_id][masks[dump_id]] for dump_id in arrays]).astype(np.float64)
-        for of in (sides[ROLLOUT], sides[RUN], before)
+        for of in (sides[ROLLOUT], sides[TRAINER], before)
     )
     figures, apart = field_figures(rollout, run, old), float(np.abs(run - rollout).mean())
-    return ExplainedRollout(explained[ROLLOUT], explained[RUN], apart, figures, explained.get(ENGINE))
+    return ExplainedRollout(explained[ROLLOUT], explained[TRAINER], apart, figures, explained.get(ENGINE))
 
 
 def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:
