@@ -7,6 +7,7 @@ law that looked at nothing was not checked. Tokens outside of the action mask ar
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import astuple
@@ -19,8 +20,8 @@ from actordbg.judge.recorded_calls import BY_ROW, Answer, Numbers, RecordedCall,
 
 POSITIVE = {True: 1e-3, False: 0.05}
 """Nats above 0 that rounding may lift a log-prob, by whether the model computes in fp32."""
-UNLIKELY = -1e-3
-"""Below this log-prob, in nats, another side cannot have computed exactly 0."""
+UNLIKELY, ALONE = -1e-3, 0.05
+"""Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm."""
 MOVED = {True: 1e-4, False: 0.02}
 """Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
 LOSS_OFF = {True: 1e-4, False: 0.01}
@@ -89,7 +90,9 @@ def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for name, other in (("rollout_log_probs", "old_log_probs"), ("old_log_probs", "log_probs")):
             if name not in known or other not in known:
                 continue
-            bad = (known[name] == 0) & (known[other] < UNLIKELY) & call.active
+            top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
+            least = math.log(top_p) - ALONE if top_p and top_p < 1 else UNLIKELY
+            bad = (known[name] == 0) & (known[other] < least) & call.active
             worst = -np.where(bad, known[other], 0.0).min(1, initial=0.0)
             words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
             answer.rows(call, bad.any(1), words, worst, _side_of(name))

@@ -60,8 +60,9 @@ def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
             wide[row, total - count - 1 : total - 1] = of_row[:count]
         return wide
 
-    known: dict[str, Any] = {name: behind(data[name]) for name in ("advantages", "old_log_probs", "rollout_log_probs") if name in data}
-    weights = behind(data["rollout_is_weights"]) if "rollout_is_weights" in data else None
+    names = ("advantages", "old_log_probs", "rollout_log_probs", "rollout_is_weights")
+    known: dict[str, Any] = {name: behind(data[name]) for name in names if name in data}
+    weights = known.pop("rollout_is_weights", None)
     mask = behind(data["response_mask"])
     mode = config.policy_loss.get("loss_mode", "vanilla")
     plain = mode == "vanilla" and not config.use_kl_loss and not config.entropy_coeff
