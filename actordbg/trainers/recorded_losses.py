@@ -2,8 +2,9 @@
 
 A seam with `loss` is a function of the trainer that computes a loss, around a recorded forward (TRL, SkyRL) or in it (verl).
 When it has returned, its log-probs, masks and advantages are handed to the recorder under the names of PolicyLoss, as
-a call of a loss that returns the same value (`actordbg.capture.losses`). So the laws of recorded data, and `explain --against
-rollout`, read one kind of record. The function runs once, with its own arguments; a failure in here is reported once.
+a call of a loss that returns the same value (`actordbg.capture.loss_record`). So the laws of recorded data, and
+`explain --against rollout`, read one kind of record. The function runs once, with its own arguments; a failure in here is
+reported once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from actordbg.formats.dump_record import LOSS
 from actordbg.trainers.seam import LossCall, Seam, note_update
 
 if TYPE_CHECKING:
-    from actordbg.capture.losses import LossSlot
+    from actordbg.capture.loss_record import LossSlot
 
 
 class AdapterLoss:
@@ -68,7 +69,9 @@ def with_loss(
             current = inside.current
             if current is not None and _is_wanted(current.slot.recorder):
                 try:
-                    recorder = recorders.get(current.slot) or recorders.setdefault(current.slot, _Recorder(seam, current.slot))
+                    if current.slot not in recorders:
+                        recorders[current.slot] = _Recorder(seam, current.slot, ends=inside.has_steps)
+                    recorder = recorders[current.slot]
                     recorder.record(current, arguments(args, kwargs), output, inside)
                 except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
                     tell(f"{seam.where}: a loss was not recorded: {describe(error)}")
@@ -94,7 +97,7 @@ def with_step(
         try:
             inside.micro_batch = 0
             note_update(stepping(arguments(args, kwargs)))
-            if losses := sys.modules.get("actordbg.capture.losses"):
+            if losses := sys.modules.get("actordbg.capture.loss_record"):
                 losses.end_step(output)
         except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
             tell(f"{seam.where}: an optimizer step was not noted: {describe(error)}")
@@ -114,14 +117,15 @@ def _is_wanted(recorder: Any) -> bool:
 class _Recorder:
     """Hands losses of a seam to the recorder of a slot."""
 
-    def __init__(self, seam: Seam, slot: Any) -> None:
-        from actordbg.capture import losses
+    def __init__(self, seam: Seam, slot: Any, *, ends: bool) -> None:
+        from actordbg.capture import loss_record as losses
+        from actordbg.capture.loss_points import CapturePoint, CapturePoints
 
         where, _, method = seam.where.rpartition(".") if "." in seam.function else (seam.where, "", "")
-        point = losses.CapturePoint(where, ("loss",), {}, method)
-        points = losses.CapturePoints("", "", "", (point,), {}, {})
+        point = CapturePoint(where, ("loss",), {}, method)
+        points = CapturePoints((point,))
         self._seam, self._loss, self._here = seam, AdapterLoss(), losses.here
-        self._slot: LossSlot = losses.LossSlot(slot, points, point, AdapterLoss.forward)
+        self._slot: LossSlot = losses.LossSlot(slot, points, point, AdapterLoss.forward, ends=ends)
         self._forward = hook.wrap(AdapterLoss.forward, self._slot)  # type: ignore[arg-type]
         self._last = losses.LastForward
 
@@ -135,7 +139,6 @@ class _Recorder:
         tensors = {name: current.named.get(name) for name in ("sequences", "attention_mask")}
         inputs = {name: (lambda tensor=tensor: tensor) for name, tensor in tensors.items() if tensor is not None}
         vars(self._loss).clear()
-        self._here.ends = inside.has_steps
         own = {"micro_batch": inside.micro_batch - 1, "term_weights": read.weights}
         vars(self._loss).update(read.facts, _value=read.loss, _settings=read.settings, _own=own)
         given = {name: value for name, value in read.arguments().items() if value is not None}
