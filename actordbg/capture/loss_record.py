@@ -225,7 +225,8 @@ class LossSlot:
             if name[0] != "_" and name != "training" and not isinstance(value, torch.Tensor)
         }
         tensors: dict[str, torch.Tensor] = {}
-        own: dict[str, Any] = {"micro_steps": vars(engine).get("micro_steps")}
+        shared["settings"] = vars(loss).get("_settings", {})
+        own: dict[str, Any] = {"micro_steps": vars(engine).get("micro_steps"), **vars(loss).get("_own", {})}
         if item is not None and item.whole:  # the parts of its dump id
             own["forward"] = (item.own[1], item.number, item.pid, item.own[4])
         for holder, name, method in (
@@ -305,6 +306,13 @@ class Waiting:
 
 def _step_of(engine: Callable[[], Any]) -> Any:
     return getattr(engine(), "global_steps", None)
+
+
+def end_step(norm: Any) -> None:
+    """Hand over the loss that waits for the end of its step. norm: of the step's gradient, if it is a number or a tensor."""
+    if here.waiting is not None:
+        here.waiting.results["grad_norm"] = number(norm)
+    finish(here.waiting)
 
 
 def finish(waiting: Waiting | None, *, stepped: bool = False) -> None:

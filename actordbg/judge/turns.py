@@ -118,17 +118,17 @@ def fault_of(trajectory: Trajectory, row: Sequence[int] | None, decode: Decode |
     borders: list[int] = []
 
     def fault(ids: Sequence[int], turn: int | None, where: str) -> TurnFault | None:
-        found = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)
-        return None if found is None else TurnFault(trajectory.name, found[0], turn, found[1], found[2], where)
+        first = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)
+        return None if first is None else TurnFault(trajectory.name, first[0], turn, *first[1:], where)
 
     for number, turn in enumerate(trajectory.turns):
-        if number and (found := fault(turn.given[: len(known)], number - 1, f"as turn {number} was given")) is not None:
-            return found
+        if number and (changed := fault(turn.given[: len(known)], number - 1, f"as turn {number} was given")) is not None:
+            return changed
         known = [*(turn.given if len(turn.given) >= len(known) else known), *turn.sampled]
         borders += [len(turn.given), len(known)]
     end = max([len(known), *(stop for _, stop in trajectory.ranges[-1:])])
-    if (found := fault(trajectory.trained[:end], None, "as handed to the trainer")) is not None:
-        return found
+    if (changed := fault(trajectory.trained[:end], None, "as handed to the trainer")) is not None:
+        return changed
     spans = zip(trajectory.turns, trajectory.ranges, strict=False)
     for number, (turn, (start, stop)) in enumerate(spans):
         if (start, stop) != (len(turn.given), len(turn.given) + len(turn.sampled)):
@@ -150,7 +150,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     record = None if dump is None else query.get_dump(store, dump)
     require_run_name(run)
     if record is not None and run not in (None, record.run):
-        raise UsageError(f"{record.dump_id} is a dump of run {record.run}, not of {run}", hint="leave --run out")
+        raise UsageError(f"{record.dump_id} is a dump of run {record.run}, not of {run}", hint="drop --run")
     trajectories, unread = trajectories_of(store, record.run if record else run)
     if not trajectories:
         raise NothingToDo("no turns were recorded", hint="record them: actordbg run --turns -- COMMAND (OpenRLHF's agents)")
@@ -166,10 +166,19 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
             "good": verdict.good}  # fmt: skip
     table = Grid(
         ("trajectory", "kind", "turn", "token", "what"),
-        tuple((each.trajectory, each.kind, str(each.turn), str(each.position), each.words) for each in faults[:20]),
+        tuple(
+            (
+                each.trajectory.removesuffix(".json"),
+                each.kind,
+                "-" if each.turn is None else str(each.turn),
+                str(each.position),
+                each.words,
+            )
+            for each in faults[:20]
+        ),
         {"trajectory", "kind", "what"},
     )
-    return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])])
+    return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])], title=f"turns of run {name}")
 
 
 def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence[TurnFault], unread: int) -> Verdict:
