@@ -48,7 +48,7 @@ read_trajectory = partial(read_run_file, Trajectory)
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Ring(msgspec.Struct):
+class _RingFacts(msgspec.Struct):
     path: str | None = None
     in_flight_s: float | None = None
 
@@ -79,7 +79,7 @@ class _Counters(msgspec.Struct):
     heartbeat: str
     role: str | None = None
     last_error: str | None = None
-    ring: _Ring | None = None
+    ring: _RingFacts | None = None
 
 
 def read_counters(path: Path) -> dict[str, Any]:
