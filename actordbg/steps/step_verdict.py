@@ -24,6 +24,7 @@ import numpy as np
 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
+from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, TRAINER, UNCHECKED, WRONG, Verdict, number
 from actordbg.formats.weight_hashes import MET_WEIGHTS
 from actordbg.judge.loss_terms import kl_terms
@@ -249,7 +250,7 @@ def why_no_norm(figures: StepFigures) -> str:
     if distance <= limit:
         return ""
     words = f"the model's log-probs are {number(distance, 3)} nats from the recorded ones (limit {limit:g})"
-    return f"{words}: its weights are another step's"
+    return f"{words}: " + ("it is the toy model (--model)" if figures.config.model == TINY else "its weights are another step's")
 
 
 def verdict_of(figures: StepFigures) -> Verdict:

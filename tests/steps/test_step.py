@@ -168,6 +168,11 @@ def test_the_norm_is_not_checked_with_other_weights_or_without_a_recorded_one(tm
         assert verdict.word == "NOT CHECKED" and any("norm" in left or "optimizer step" in left for left in verdict.not_checked)
 
 
+def test_the_toy_model_is_named_where_its_weights_are_not_the_step_s(tmp_path: Path):
+    figures = figures_of(tmp_path, moved=0.05)
+    assert "(--model)" in verdict_of(replace(figures, config=replace(figures.config, model="tiny"))).sentence
+
+
 def test_a_configuration_that_changes_the_norm_is_wrong(tmp_path: Path):
     figures = figures_of(tmp_path)
     last = figures.replayed.figures[-1] | {"grad_norm": 0.5 * figures.reference.grad_norm}
