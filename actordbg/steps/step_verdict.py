@@ -303,9 +303,7 @@ def applied_by(step: RecordedStep, side: Side) -> float:
 def figures_of(figures: StepFigures) -> list[tuple[str, str]]:
     """Return loss and norm of a step, recorded and as one batch; the table has the replay's too."""
     step, reference = figures.step, figures.reference
-    return [
-        ("loss, recorded", number(step.applied)),
-        ("loss, one batch in fp32", number(reference.total())),
-        ("gradient norm, recorded", number(step.grad_norm, 6)),
-        ("gradient norm, one batch in fp32", number(reference.grad_norm, 6)),
-    ]
+    losses = [("loss, recorded", number(step.applied)), ("loss, one batch in fp32", number(reference.total()))]
+    norms = [("gradient norm, recorded", number(step.grad_norm, 6))]
+    norms += [("gradient norm, one batch in fp32", number(reference.grad_norm, 6))]
+    return norms + losses if _as_one(step) and step.grad_norm is not None else losses + norms
