@@ -391,7 +391,7 @@ LAWS = (
     ),
     RecordedLaw(
         "finite", "log-probs, advantages and losses are finite", "NeMo-RL#2100",
-        "replay that dump: actordbg check --where \"dump='...'\"", _SCORES, TRAINER, _finite,
+        "replay that dump, and explain it: `actordbg replay`, `actordbg explain`", _SCORES, TRAINER, _finite,
     ),
     RecordedLaw(
         "log-probs", "no log-prob is above 0", "verl#2656", "normalize: log_softmax over the whole vocabulary, in fp32",

@@ -178,6 +178,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
             for each in faults[:20]
         ),
         {"trajectory", "kind", "what"},
+        wraps=True,
     )
     return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])], title=f"turns of run {name}")
 
