@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.api.client import Advance, Client
-from actordbg.api.desk import Desk
-from actordbg.api.planning import DumpSelection, counting
+from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.query import count_dumps, open_fresh, select_dumps

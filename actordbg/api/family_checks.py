@@ -12,7 +12,7 @@ from typing import Any
 from actordbg.actor.family_models import FAMILIES, build_families
 from actordbg.actor.rules import require_torch
 from actordbg.api.client import Client
-from actordbg.api.planning import to_judge
+from actordbg.api.desk import to_judge
 from actordbg.campaign.cells import combinations
 from actordbg.campaign.family_matrix import (
     SHAPES,

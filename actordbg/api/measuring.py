@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actordbg.api.desk import Desk
-from actordbg.api.planning import DumpSelection, counting
+from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.base.errors import UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.query import newest_configuration, open_fresh

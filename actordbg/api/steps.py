@@ -10,8 +10,7 @@ from typing import Any
 
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.rules import check_config, find_trainer, refuse_hits
-from actordbg.api.desk import Desk
-from actordbg.api.planning import counting
+from actordbg.api.desk import Desk, counting
 from actordbg.api.reports import texts_of
 from actordbg.base.errors import StoreProblem
 from actordbg.catalog.query import open_fresh, select_dumps

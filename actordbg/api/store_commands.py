@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actordbg.api.client import Client
-from actordbg.api.desk import Desk
-from actordbg.api.planning import DumpSelection
+from actordbg.api.desk import Desk, DumpSelection
 from actordbg.base.errors import UsageError
 from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, ENDPOINT, SETTINGS, TRAINING_AXES
 from actordbg.document.command_result import CommandResult
@@ -139,7 +138,7 @@ class StoreCommands:
         against: "rollout" says which side is wrong by the engine's recorded log-probs. other_models: with it, models whose
         weights a side may have had.
         """
-        from actordbg.api.explaining import explained, sides_explained
+        from actordbg.api.comparing import explained, sides_explained
 
         with self._desk.client.consent(trust_remote_code):
             self._store.require()
@@ -154,7 +153,7 @@ class StoreCommands:
         self, replay: str | None = None, *, where: Where = None, trust_remote_code: bool = False, **settings: Any
     ) -> CommandResult:
         """Name the module in which a configuration goes wrong: that of a replay, or these settings on the dumps of `where`."""
-        from actordbg.api.locating import locate_answer, run_located
+        from actordbg.api.comparing import locate_answer, run_located
 
         desk = self._desk
         with desk.client.consent(trust_remote_code):
@@ -296,21 +295,21 @@ class StoreCommands:
         skip cells that are known to fail. baseline: an earlier matrix, whose failures do not count again; slower: by what factor
         a cell may be slower than there. dry_run: only say what would run.
         """
-        from actordbg.api.matrices import new
+        from actordbg.api.campaigns import matrix
 
         about: dict[str, Any] = {"truth": truth, "power": power, "skip_known": skip_known, "baseline": baseline, "slower": slower}
         with self._desk.client.consent(trust_remote_code):
             flags = self._desk.client.settings(settings, tuple(AXES))
-            return new(self._desk, _chosen(where, files, order, max_inputs), flags, dry_run=dry_run, **about)
+            return matrix(self._desk, _chosen(where, files, order, max_inputs), flags, dry_run=dry_run, **about)
 
     def matrix_again(
         self, matrix: str = "last", *, run: bool = True, dry_run: bool = False, trust_remote_code: bool = False
     ) -> CommandResult:
         """Continue a stopped matrix; with `run=False`, only return the answer of a matrix that ran."""
-        from actordbg.api.matrices import resumed, shown
+        from actordbg.api.campaigns import resumed_matrix, shown_matrix
 
         with self._desk.client.consent(trust_remote_code):
-            return resumed(self._desk, matrix, dry_run=dry_run) if run else shown(self._store, matrix)
+            return resumed_matrix(self._desk, matrix, dry_run=dry_run) if run else shown_matrix(self._store, matrix)
 
     def train_check(
         self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
@@ -321,21 +320,21 @@ class StoreCommands:
         training: its hyperparameters by the names of the command's options: `{"steps": 20, "lr": 1e-6}`. dry_run: only say what
         would run. The environment variables of the trainer's test suite apply as there.
         """
-        from actordbg.api.training import TrainingOptions, new
+        from actordbg.api.campaigns import TrainingOptions, train_check
 
         how = TrainingOptions(**training or {})
         with self._desk.client.consent(trust_remote_code):
             flags = self._desk.client.settings(settings, TRAINING_AXES)
-            return new(self._desk, _chosen(where, files, order, max_inputs), flags, how, dry_run=dry_run)
+            return train_check(self._desk, _chosen(where, files, order, max_inputs), flags, how, dry_run=dry_run)
 
     def train_check_again(
         self, check: str = "last", *, run: bool = True, dry_run: bool = False, trust_remote_code: bool = False
     ) -> CommandResult:
         """Continue a stopped training check; with `run=False`, only return the answer of a check that ran."""
-        from actordbg.api.training import resumed, shown
+        from actordbg.api.campaigns import resumed_check, shown_check
 
         with self._desk.client.consent(trust_remote_code):
-            return resumed(self._desk, check, dry_run=dry_run) if run else shown(self._store, check)
+            return resumed_check(self._desk, check, dry_run=dry_run) if run else shown_check(self._store, check)
 
     def families(self, *names: str, keep: Path | None = None, trust_remote_code: bool = False, **settings: Any) -> CommandResult:
         """Check small random models of these families, by default of all known ones, as `actordbg families` does.

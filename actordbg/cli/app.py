@@ -69,7 +69,7 @@ MEASURE = CommandGroup(
     (
         Command(
             "Measure a configuration's own numerical noise.",
-            "noise:noise",
+            "measure:noise",
             f"empty {DOCUMENT}",
             settings=OLD_TRUTH,
             old="noise",
@@ -78,12 +78,12 @@ MEASURE = CommandGroup(
         MEMORY,
         Command(
             "Train a few steps under each configuration and compare.",
-            "train_check:train_check",
+            "measure:train_check",
             f"empty {CHARTS}",
             old="train-check",
         ),
         Command("Compare training losses step by step.", "compare:compare_logs", CHARTS, old="compare-logs"),
-        Command("Test a small model of each family against laws and truth.", "families:families", DOCUMENT, old="families"),
+        Command("Test a small model of each family against laws and truth.", "measure:families", DOCUMENT, old="families"),
     ),
 )
 STORE = CommandGroup(
@@ -109,7 +109,7 @@ CONTENTS = (
                 also=(
                     Command("List trainer adapters and whether each one works here.", "patch:adapters", LIST, old="adapters"),
                     Command(
-                        "Build the actor alone and run one forward.", "actor_init:init", FACTS, called="actor", old="actor init"
+                        "Build the actor alone and run one forward.", "measure:init", FACTS, called="actor", old="actor init"
                     ),
                 ),
             ),
@@ -181,11 +181,11 @@ CONTENTS = (
         "",
         (
             Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
-            Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
+            Command("Name the module in which a configuration goes wrong.", "explain:locate", f"empty {DOCUMENT}"),
             Command("Write one script that shows the fault, without actordbg.", "reduce:repro"),
             Command("Pack dumps, replays and comparisons into one archive.", "reduce:bundle"),
-            Command("Check that the sampled ids are those that were trained on.", "turns:turns", DOCUMENT),
-            Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
+            Command("Check that the sampled ids are those that were trained on.", "step:turns", DOCUMENT),
+            Command("Check that rollout engines got the weights that were sent.", "step:weights", DOCUMENT),
         ),
     ),
 )

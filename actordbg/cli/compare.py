@@ -18,12 +18,11 @@ from actordbg.cli.options import (
     Where,
     option,
     parameter,
-    require_good,
     stored,
     take_consent,
     takes_options,
 )
-from actordbg.cli.output import TokenizerFile, say_answer
+from actordbg.cli.output import TokenizerFile
 from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
 _PANEL = "Thresholds (inf: not checked)"
@@ -83,7 +82,7 @@ def compare(
     where: Where = None,
     limit: int = option(10, "Show the N worst dumps; 0 for all.", min=0),
     tokenizer: TokenizerFile = None,
-) -> None:
+) -> object:
     """Compare a replay with another, or with the truth.
 
     B may also be `recorded`: the run's own recorded outputs. Compares each dump that both sides have: log-probs per token and per
@@ -95,7 +94,7 @@ def compare(
 
     Example: actordbg compare last truth --noise
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
     take_consent(trust_remote_code)
     store = opened(ctx, yes=yes)
@@ -108,7 +107,7 @@ def compare(
         "charts": charts,
         **limits,
     }
-    conclude(store, store.compare(a, b, where=where, noise=noise, tokenizer=tokenizer, **about))
+    return store.compare(a, b, where=where, noise=noise, tokenizer=tokenizer, **about)
 
 
 def compare_logs(
@@ -136,7 +135,7 @@ def compare_logs(
         metavar="first-mean-last|every-step",
     ),
     limit: Limit = 10,
-) -> None:
+) -> object:
     """Compare training losses step by step.
 
     Reads the losses from training logs (progress bars included), TensorBoard files and W&B exports. Compares any number of logs
@@ -150,6 +149,4 @@ def compare_logs(
     from actordbg.api.measuring import compare_logs
 
     charts = bool(output.wanted.files) or output.wanted.opened
-    answer = compare_logs(logs, each=each, metric=metric, threshold=threshold, rule=rule, worst=limit, charts=charts)
-    say_answer(answer)
-    require_good(answer.ok)
+    return compare_logs(logs, each=each, metric=metric, threshold=threshold, rule=rule, worst=limit, charts=charts)

@@ -23,7 +23,7 @@ def reduce(
     seconds: Seconds = 300.0,
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
-) -> None:
+) -> object:
     """Reduce a wrong replay to the smallest faulty case.
 
     Same fault: the same error, signal, hang, broken law, or module and cause. Fewer rows, tokens, layers and processes, a
@@ -35,11 +35,10 @@ def reduce(
 
     Example: actordbg reduce last --seconds 120
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
     take_consent(trust_remote_code)
-    store = opened(ctx, yes=yes)
-    conclude(store, store.reduce(name, trials=trials, seconds=seconds))
+    return opened(ctx, yes=yes).reduce(name, trials=trials, seconds=seconds)
 
 
 def repro(
@@ -59,7 +58,7 @@ def repro(
     seconds: Seconds = 300.0,
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
-) -> None:
+) -> object:
     """Write one script that shows the fault, without actordbg.
 
     The script needs torch and transformers (deepspeed or openrlhf only where the fault does). It says what is expected and
@@ -70,11 +69,10 @@ def repro(
 
     Example: actordbg repro last -o repro.py --issue issue.md
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
     take_consent(trust_remote_code)
-    store = opened(ctx, yes=yes)
-    conclude(store, store.repro(name, out, issue=issue, fixed=fixed, trials=trials, seconds=seconds))
+    return opened(ctx, yes=yes).repro(name, out, issue=issue, fixed=fixed, trials=trials, seconds=seconds)
 
 
 def bundle(
@@ -92,7 +90,7 @@ def bundle(
     model: str = option("", "With --redact, the model whose special tokens are kept.", metavar="NAME|PATH", rank=4),
     to: str | None = option(None, "Upload it: hf://datasets/OWNER/NAME, private.", metavar="URL", rank=5),
     public: bool = option(False, "With --to, allow a repository that is public already.", "--public", rank=6),
-) -> None:
+) -> object:
     """Pack dumps, replays and comparisons into one archive.
 
     `actordbg dump import FILE` opens it, then `check` works there. It has token ids, names of models and hosts, and commands;
@@ -103,7 +101,7 @@ def bundle(
 
     Example: actordbg bundle last -o case.tar.zst
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
     if (keep_ids or model) and not redact:
         raise UsageError("--keep-ids and --model are for --redact", hint="add --redact")
@@ -111,8 +109,6 @@ def bundle(
         keep = {int(word) for word in keep_ids.split(",") if word}
     except ValueError:
         raise UsageError(f"--keep-ids {keep_ids!r:.80} are not numbers", hint="use ids, such as 0,1,2") from None
-    store = opened(ctx)
-    conclude(
-        store,
-        store.bundle(*(names or []), where=where, out=out, redact=redact, keep_ids=keep, model=model, to=to, public=public),
+    return opened(ctx).bundle(
+        *(names or []), where=where, out=out, redact=redact, keep_ids=keep, model=model, to=to, public=public
     )
