@@ -25,12 +25,11 @@ from actordbg.judge import explanation, noise_floor
 from actordbg.judge.check import CheckFound
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import comparison_charts, document
-from actordbg.judge.engine_sides import ExplainedEngine, explain_engine
 from actordbg.judge.explain_outputs import with_explanation
+from actordbg.judge.explained_sides import ExplainedEngine, ExplainedRollout, explain_engine, explain_rollout
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
 from actordbg.judge.lint import lint
 from actordbg.judge.load_replays import load
-from actordbg.judge.rollout_sides import ExplainedRollout, explain_rollout
 from actordbg.judge.sides import GOLDEN, RECORDED_NAMES, TRUTH
 from actordbg.judge.thresholds import asked
 from actordbg.judge.token_charts import heat_chart

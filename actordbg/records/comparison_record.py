@@ -265,6 +265,11 @@ class ExplainedOutputs:
     what: str = "recorded log-probs"
 
     @property
+    def wrong(self) -> bool:
+        """Check whether the values are further from the truth than rounding, or have a cause."""
+        return bool(self.causes) or self.unknown
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """The causes, with what each explains; () if recorded log-probs are the truth's to rounding."""
         noise = f"noise {self.noise:.2g}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actordbg.document.blocks import Verdict
-from actordbg.judge.rollout_sides import ExplainedRollout, field_figures
+from actordbg.judge.explained_sides import ExplainedRollout, field_figures
 from actordbg.records.comparison_record import ExplainedOutputs, NamedCause
 
 RIGHT = ExplainedOutputs(0.010, 0.010, 500, 2)

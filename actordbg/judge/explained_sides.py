@@ -1,0 +1,279 @@
+"""Say which side is wrong where rollout and trainer disagree: the rollout's recorded log-probs, the run's own, and the truth's.
+
+A dashboard has the difference of the first two, which names no side. The truth names it: a side is right if its mean distance
+from the truth is at most 1.5 times the noise of rounding on the same tokens. The bank's causes are fitted to whichever
+side is not.
+
+Both come from recorded losses (`dump enable --calls forward,loss`): `rollout_log_probs` is what the engine returned, `log_probs`
+is what the training forward gave for the same tokens. Which side is wrong is relative to the temperature: the truth has the one
+that the rollout was configured with, where it was recorded.
+
+    explained = explain_rollout(store, replay_id)
+    explained.sentence   # "the rollout is wrong, the run is right: rollout log-probs: the adapter was not applied ..."
+
+A server (`--backend endpoint`) is a side too, once for each way in which it scored (`explain_engine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actordbg.base.errors import StoreProblem, Unsupported
+from actordbg.catalog import query
+from actordbg.causes.fit import Array
+from actordbg.config.replay_config import ENDPOINT
+from actordbg.document.blocks import RIGHT, WRONG, Block, Grid, Heading, Verdict, number, section
+from actordbg.judge.explain_outputs import MOST, explain_sides
+from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.judge.sides import ReplaySide, open_replay
+from actordbg.records.comparison_record import ExplainedOutputs
+from actordbg.store.layout import Store
+
+ROLLOUT, RUN, ENGINE, ALONE = "rollout", "run", "engine", "alone"
+_Side = Mapping[str, Array]
+"""Arrays by dump id."""
+_DIFFERS = {
+    "together": "when rows share a request: the batch changes its numbers",
+    "twice": "at the second request: its prefix cache is wrong, or it does not repeat itself",
+    "cached": "behind a cached prefix: its prefix cache is stale",
+    "reset": "after a reset of the cache: its weights changed meanwhile",
+}
+_UNCHECKED = {
+    "together": "rows in one request were not scored for each input",
+    "twice": "the same request was not repeated for each input",
+    "cached": "its cache was not read for each input",
+    "reset": "the cache was not reset for each input",
+}
+_FAR = 8.0
+"""A token's log-prob moved if it differs by more than this, times the mean noise."""
+
+
+class ExplainedSides:
+    """Sides that were held against the truth. sides: the explanation of each, by its name."""
+
+    sides: Mapping[str, ExplainedOutputs]
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The sides that are further from the truth than rounding, or in which a cause was found."""
+        return tuple(name for name, side in self.sides.items() if side.wrong)
+
+    @property
+    def right(self) -> list[str]:
+        """The other sides."""
+        return [name for name in self.sides if name not in self.wrong]
+
+    def told(self, said: str, **more: Any) -> list[Block]:
+        """Return the verdict, what to do about the causes, and how far each side is from the truth. more: of the verdict."""
+        remedies = dict.fromkeys(cause.remedy for side in self.sides.values() for cause in side.causes)
+        rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in self.sides.items()]
+        table = Grid((_MEASURED, "measured", "noise"), rows, {_MEASURED})
+        verdict = Verdict(WRONG if self.wrong else RIGHT, said, **more)
+        return [verdict, *section("What to do", remedies), Heading("How far apart", 3), table]
+
+
+_MEASURED, _DASHBOARD = "mean of |difference|, nats", "name on a dashboard"
+
+
+@dataclass(frozen=True)
+class ExplainedRollout(ExplainedSides):
+    """What is wrong between a rollout and the run. apart: the mean of |rollout - run|, nats. dashboards: the field's names for
+    how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
+    """
+
+    rollout: ExplainedOutputs
+    run: ExplainedOutputs
+    apart: float
+    dashboards: dict[str, float]
+    engine: ExplainedOutputs | None = None
+
+    @property
+    def sides(self) -> dict[str, ExplainedOutputs]:  # type: ignore[override]
+        """The explanation of each side, by its name."""
+        return {ROLLOUT: self.rollout, RUN: self.run} | ({ENGINE: self.engine} if self.engine else {})
+
+    @property
+    def sentence(self) -> str:
+        """Say which side is wrong, and why."""
+        everyone = f"{' and '.join(self.sides)} are {'both' if len(self.sides) == 2 else 'all'}"
+        if not self.wrong:
+            far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
+            return f"{everyone} right: {far} nats from the truth over {self.rollout.tokens:,} tokens"
+        first = f"{_named(self.wrong)} wrong, {_named(self.right)} right" if self.right else f"{everyone} wrong"
+        causes = (
+            text.replace("recorded log-probs", f"{name} log-probs")
+            for name, side in self.sides.items()
+            for text in side.sentences
+        )
+        return f"{first}: {'; '.join(causes)}"
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Return what a page and `actordbg explain --against rollout` show."""
+        rows = [(name, number(value)) for name, value in self.dashboards.items()]
+        figures = [("rollout to run", f"{number(self.apart, 3)} nats")]
+        return [*self.told(self.sentence, figures=figures), Grid((_DASHBOARD, "rollout and run"), rows, {_DASHBOARD})]
+
+
+def _named(sides: Sequence[str]) -> str:
+    return f"the {' and the '.join(sides)} {'is' if len(sides) == 1 else 'are'}"
+
+
+@dataclass(frozen=True)
+class ExplainedEngine(ExplainedSides):
+    """How right a server is. server: "vLLM 0.32.0". ways: the explanation of each way of asking
+    (`actordbg.actor.endpoint_session`), `alone` first: if that is wrong, causes are fitted; if only another way is, its name says
+    what is: the batch, the cache, or that the server does not repeat itself. moved: by way, where its log-probs begin to differ
+    from those of `alone`, in words.
+    """
+
+    server: str
+    ways: Mapping[str, ExplainedOutputs]
+    moved: Mapping[str, str]
+
+    @property
+    def sides(self) -> Mapping[str, ExplainedOutputs]:  # type: ignore[override]
+        """The explanation of each way."""
+        return self.ways
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """Return what was not checked."""
+        return tuple(text for way, text in _UNCHECKED.items() if way not in self.ways)
+
+    @property
+    def sentence(self) -> str:
+        """Say whether the server is right, in which ways, and why not."""
+        alone, who = self.ways[ALONE], f"the engine ({self.server}, raw logits at temperature 1)"
+        if ALONE in self.wrong:
+            causes = "; ".join(text.replace("recorded log-probs", "its log-probs") for text in alone.sentences)
+            return f"{who} is wrong: {causes}"
+        right = f"{who} is right {', '.join(self.right)}"
+        told = "; ".join(f"wrong {_DIFFERS[way]}{self.moved.get(way, '')}" for way in self.wrong)
+        return f"{right}, and {told}" if told else f"{right}: {alone.before:.3g} nats from the truth over {alone.tokens:,} tokens"
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Return what `actordbg explain` shows of a server."""
+        lines = [f"{way}: {text}" for way, side in self.ways.items() for text in side.sentences]
+        return [*self.told(self.sentence, not_checked=self.unchecked), *section("", lines)]
+
+
+def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedRollout:
+    """Explain how the rollout and the run differ on the inputs of a replay, whose losses were recorded.
+
+    models, callbacks: see `explain_sides`. Raises Unsupported if no loss of these inputs has the rollout's log-probs, and what
+    `explain_sides` raises.
+    """
+    losses = dict(_losses(store, replay_id))
+    if not losses:
+        raise Unsupported(
+            "no recorded loss of these inputs has the rollout's log-probs",
+            hint="record with `dump enable --calls forward,loss`, and let the trainer request them "
+            "(OpenRLHF: --algo.advantage.is_correction_level token)",
+        )
+    temperatures = {loss.fact("rollout.temperature") for loss in losses.values()}
+    arrays = {dump_id: loss.log_probs() for dump_id, loss in losses.items()}
+    sides = {
+        ROLLOUT: {dump_id: named["rollout_log_probs"] for dump_id, named in arrays.items()},
+        RUN: {dump_id: named["log_probs"] for dump_id, named in arrays.items()},
+    }
+    temperature = temperatures.pop() if len(temperatures) == 1 else None
+    ours = open_replay(query.open_fresh(store), replay_id)
+    asked = ours.spec.config.backend == ENDPOINT and temperature in (None, 1.0)  # a server scores at temperature 1
+    if asked:
+        sides[ENGINE] = {dump_id: values.log_probs for dump_id in arrays if not isinstance(values := ours.read(dump_id), str)}
+    explained = explain_sides(store, replay_id, sides, models=models, temperature=temperature, **callbacks)
+    masks = {dump_id: loss.active for dump_id, loss in losses.items()}
+    before = {dump_id: named["old_log_probs" if "old_log_probs" in named else "log_probs"] for dump_id, named in arrays.items()}
+    rollout, run, old = (
+        np.concatenate([of[dump_id][masks[dump_id]] for dump_id in arrays]).astype(np.float64)
+        for of in (sides[ROLLOUT], sides[RUN], before)
+    )
+    figures, apart = field_figures(rollout, run, old), float(np.abs(run - rollout).mean())
+    return ExplainedRollout(explained[ROLLOUT], explained[RUN], apart, figures, explained.get(ENGINE))
+
+
+def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:
+    """Yield the losses with log-probs of rollout and run, by the dump of their forward, of a replay's inputs."""
+    catalog = query.open_fresh(store)
+    inputs = open_replay(catalog, replay_id).inputs
+    ids = ", ".join(f"'{dump_id}'" for dump_id in inputs)
+    known = query.select_dumps(catalog, f"dump_id in ({ids})") if inputs else []
+    if not known:
+        return
+    runs = " or ".join(f"run = '{run}'" for run in sorted({row.run for row in known}))
+    steps = [row.step for row in known if row.step is not None]
+    near = f" and (step is null or step between {min(steps)} and {max(steps)})" if len(steps) == len(known) else ""
+    for row in query.each_dump(catalog, f"point = 'loss' and ({runs}){near}", losses=True):
+        try:
+            loss = RecordedCall.read(str(store.root / row.path))
+        except StoreProblem:
+            continue
+        forward = str(loss.forward_id)
+        if forward in inputs and {"rollout_log_probs", "log_probs"} <= loss.log_probs().keys():
+            yield forward, loss
+
+
+def field_figures(rollout: Array, run: Array, old: Array) -> dict[str, float]:
+    """Return how far log-probs of the same tokens [T] are apart, by the names that dashboards have. d = old - rollout, in nats,
+    with the run's log-probs before the first update of the batch; prime-rl has those of the update itself: d = run - rollout.
+
+    | name | formula | from |
+    |---|---|---|
+    | vllm_kl, rollout_corr/kl | mean(-d) | OpenRLHF's PolicyLoss, verl's rollout correction (k1) |
+    | mismatch_kl | mean(exp(d) - 1 - d) | prime-rl (k3) |
+    | train_rollout_logprob_abs_diff, sampling_logp_difference | mean(abs(d)) | slime, TRL |
+    | token_mult_prob_error | mean(exp(abs(d))) | NeMo-RL |
+    | rollout_probs_diff_mean | mean(abs(exp(old) - exp(rollout))) | verl: of probabilities, not of logs |
+    | rollout_is_eff_sample_size | mean(w) ** 2 / mean(w ** 2), w = exp(d) | verl |
+    """
+    apart, now = old - rollout, run - rollout
+    ratio = np.exp(apart)
+    return {
+        "vllm_kl": float(-apart.mean()),
+        "mismatch_kl": float((np.exp(now) - 1 - now).mean()),
+        "train_rollout_logprob_abs_diff": float(np.abs(apart).mean()),
+        "token_mult_prob_error": float(np.exp(np.abs(apart)).mean()),
+        "rollout_probs_diff_mean": float(np.abs(np.exp(old) - np.exp(rollout)).mean()),
+        "rollout_is_eff_sample_size": float(ratio.mean() ** 2 / (ratio**2).mean()),
+    }
+
+
+def explain_engine(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedEngine:
+    """Explain a replay by a server. models, callbacks, errors: see `explain_sides`."""
+    ours = open_replay(query.open_fresh(store), replay_id)
+    sides: dict[str, dict[str, Array]] = {ALONE: {}}
+    masks: dict[str, Array] = {}
+    why = "it has none"
+    for dump_id in ours.inputs:
+        if isinstance(values := ours.read(dump_id), str):
+            why = values
+        elif len(masks) < MOST:
+            masks[dump_id] = values.mask
+            for way, log_probs in {ALONE: values.log_probs, **ours.ways(dump_id)}.items():
+                sides.setdefault(way, {})[dump_id] = log_probs
+    if not masks:
+        raise Unsupported(f"no input of replay {replay_id} has log-probs: {why}", hint="replay it again once the server scores")
+    whole = {way: sides[way] for way in (ALONE, *_DIFFERS) if way in sides and sides[way].keys() == masks.keys()}
+    explained = explain_sides(store, replay_id, whole, models=models, **callbacks)
+    noise = explained[ALONE].noise
+    moved = {way: words for way in whole if way != ALONE and (words := _moved(ours, whole[ALONE], whole[way], masks, noise))}
+    return ExplainedEngine(str(ours.resolved.get("server")), explained, moved)
+
+
+def _moved(ours: ReplaySide, alone: _Side, other: _Side, masks: _Side, noise: float) -> str:
+    """Say where the log-probs of a way begin to differ from those of `alone`; "" if they do not."""
+    for dump_id, mask in masks.items():
+        apart = np.abs(other[dump_id] - alone[dump_id]) * mask
+        rows, columns = (apart > max(_FAR * noise, 1e-6)).nonzero()
+        if len(rows):
+            column = int(columns.min())
+            row = int(rows[columns.argmin()])
+            length = ours.inputs[dump_id].seq_len - mask.shape[1] + column
+            return f", from token {length} of row {row} of {dump_id} on, by up to {apart.max():.3g} nats (noise {noise:.2g})"
+    return ""
