@@ -110,7 +110,7 @@ def linted(desk: Desk, where: str | None, max_inputs: int | None) -> CommandResu
     if not findings.dumps and not findings.unreadable:
         raise desk.nothing("lint", where)
     desk.client.note_some(findings.unreadable)
-    return CommandResult(findings.good, lint_data(findings), lint_blocks(findings))
+    return CommandResult.of(findings.verdict(), lint_data(findings), *lint_blocks(findings))
 
 
 def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | None = None) -> CheckResult:

@@ -17,7 +17,7 @@ from actordbg.catalog.lab_models import ComparisonRun
 from actordbg.catalog.query import LOCATED, get_replay, open_fresh, select_dumps
 from actordbg.config import consent
 from actordbg.config.replay_config import ANY_WIDER, TINY
-from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Heading, Items, Paragraph, Verdict
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Paragraph, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
@@ -209,13 +209,15 @@ def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandR
         WRONG: f"actordbg explain {spec.replay_id}",
     }.get(word, f"actordbg report {spec.replay_id}")
     unchecked = local.unchecked if local and word in (RIGHT, WRONG) else ()
-    blocks: list[Block] = [Heading(f"locate {spec.replay_id}", 1), Verdict(word, said, not_checked=unchecked[:1], next=following)]
-    if local and (lines := tuple(lines_of(local))):
-        blocks.append(Items(lines))
-    if local and local.located and (chart := heat_chart(local.located)):
-        blocks.append(chart)
+    chart = heat_chart(local.located) if local and local.located else None
     about = {"looked_at": local.looked_at, "unchecked": local.unchecked, **asdict(local)} if local else {}
-    return CommandResult(word == RIGHT, {"word": word, "good": word == RIGHT, "replay_id": spec.replay_id, **about}, blocks)
+    return CommandResult.of(
+        Verdict(word, said, not_checked=unchecked[:1], next=following),
+        {"word": word, "replay_id": spec.replay_id, **about},
+        *section("", lines_of(local) if local else ()),
+        *([chart] if chart else []),
+        title=f"locate {spec.replay_id}",
+    )
 
 
 def explained(desk: Desk, spec: ReplaySpec) -> CommandResult:
@@ -223,9 +225,8 @@ def explained(desk: Desk, spec: ReplaySpec) -> CommandResult:
     check = _known(desk, spec)
     verdict = check.verdict(of=len(spec.inputs), explained=True)
     why = explanation.explain(desk.store, check, verdict)
-    first = Heading(f"actordbg explain {spec.replay_id}", 1), explanation.headline(why)
-    data = {"replay_id": spec.replay_id, "good": verdict.good, "explanation": why.data}
-    return CommandResult(verdict.good, data, [*first, *why.blocks])
+    data = {"replay_id": spec.replay_id, "explanation": why.data}
+    return CommandResult.of(explanation.headline(why), data, *why.blocks, title=f"actordbg explain {spec.replay_id}")
 
 
 def sides_explained(desk: Desk, spec: ReplaySpec, models: Sequence[str], *, engine: bool) -> CommandResult:
@@ -233,9 +234,8 @@ def sides_explained(desk: Desk, spec: ReplaySpec, models: Sequence[str], *, engi
     desk.store.require_writable()
     explain_them: Callable[..., ExplainedEngine | ExplainedRollout] = explain_engine if engine else explain_rollout
     with desk.progress("naming the cause", len(spec.inputs)) as advance, WarmGroups() as warm:
-        found = explain_them(desk.store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
-    good = not found.wrong
-    return CommandResult(good, {"replay_id": spec.replay_id, "good": good, "wrong": found.wrong} | asdict(found), found.blocks)
+        sides = explain_them(desk.store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
+    return CommandResult.of(sides.verdict, {"replay_id": spec.replay_id, "wrong": sides.wrong} | asdict(sides), *sides.blocks)
 
 
 def _known(desk: Desk, spec: ReplaySpec) -> CheckFound:

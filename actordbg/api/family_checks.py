@@ -56,10 +56,9 @@ def families(
         results = _run(folder, list(subjects.values()), client, command)
     if keep is not None:
         client.note(f"kept: {keep}  (its store: {keep / 'store'})")
-    good = all(result.good for result in results)
-    said = f"{sum(result.good for result in results)} of {len(results)} model families are right"
-    blocks = [Verdict(RIGHT if good else WRONG, said), *families_document(results)]
-    return CommandResult(good, {"good": good, "families": results}, blocks)
+    right = sum(result.good for result in results)
+    verdict = Verdict(RIGHT if right == len(results) else WRONG, f"{right} of {len(results)} model families are right")
+    return CommandResult.of(verdict, {"families": results}, *families_document(results))
 
 
 def _run(folder: FamilyFolder, subjects: Sequence[FamilyResult], client: Client, command: str) -> list[FamilyResult]:

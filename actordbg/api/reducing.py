@@ -10,7 +10,7 @@ from actordbg.api.desk import Desk
 from actordbg.base.errors import NothingToDo, StoreProblem, UsageError
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
-from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Items, Verdict
+from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.bundle import pack_bundle, upload
 from actordbg.judge.sides import GOLDEN
@@ -90,8 +90,9 @@ def reduction_answer(record: Reduction) -> CommandResult:
     blocks: list[Block] = [Heading(f"reduce {record.reduction_id}", 1), verdict]
     lines = [f"{words}: {result}" for words, result in (record.tried or {}).items()]
     lines += [f"set aside, another fault: {found} ({size})" for found, size in (record.aside or {}).items()]
-    blocks += [Heading("Beside it", 3), Items(lines)] if lines else []
-    return CommandResult(record.confirmed, {"good": record.confirmed, "reduction": record}, blocks)
+    return CommandResult(
+        record.confirmed, {"good": record.confirmed, "reduction": record}, [*blocks, *section("Beside it", lines)]
+    )
 
 
 def write_repro(record: Reduction, out: Path, *, issue: Path | None = None, fixed: str | None = None) -> CommandResult:

@@ -26,7 +26,7 @@ from typing import Any
 from actordbg.base.errors import BadResult
 from actordbg.base.foreign_text import in_json
 from actordbg.config.replay_config import SETTINGS
-from actordbg.document.blocks import Block, Heading, as_data
+from actordbg.document.blocks import Block, Heading, Verdict, as_data
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,6 +39,12 @@ class CommandResult(Mapping[str, Any]):
     data: Mapping[str, Any]
     blocks: Sequence[Block]
     page: Sequence[Block] = ()
+
+    @classmethod
+    def of(cls, verdict: Verdict, data: Mapping[str, Any], *blocks: Block, title: str = "") -> CommandResult:
+        """Build the result of a command whose verdict decides: it is ok if that is RIGHT. title: of its page."""
+        head = [Heading(title, 1)] if title else []
+        return CommandResult(verdict.good, {**data, "good": verdict.good}, [*head, verdict, *blocks])
 
     @cached_property
     def record(self) -> dict[str, Any]:

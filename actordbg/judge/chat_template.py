@@ -88,7 +88,7 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
     rows = tuple((each.conversation, str(each.turn), each.kind, each.words) for each in broken[:20])
     grid = Grid(("conversation", "turn", "kind", "what"), rows, {"conversation", "kind", "what"})
     data = {"model": model, "faults": [vars(each) for each in broken], "skipped": skipped, "recorded": len(trajectories)}
-    return CommandResult(verdict.good, data | {"good": verdict.good}, [verdict, *([grid] if broken else [])])
+    return CommandResult.of(verdict, data, *([grid] if broken else []))
 
 
 def load_tokenizer(model: str) -> Any:

@@ -31,6 +31,7 @@ from actordbg.document.blocks import (
     Paragraph,
     Verdict,
     number,
+    section,
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
 from actordbg.judge.verdicts import selecting
@@ -66,7 +67,7 @@ def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) 
     """Build what follows the verdict: the sides, the charts and the tables."""
     shown, known = record.compared[: limit or None], excluded(record.excludes, record.a.dtype)
     return [
-        Items(tuple(_facts(record))),
+        Items(list(_facts(record))),
         *([Paragraph(known)] if known else []),
         *charts,
         *_dumps(record, shown),
@@ -208,7 +209,7 @@ def _limit(record: ComparisonRecord, name: str) -> str:
 
 def table(rows: Sequence[dict[str, str]], *text: str) -> Grid:
     """Build a table from rows by column. text: columns that are not figures."""
-    return Grid(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), set(text))
+    return Grid(list(rows[0]), [list(row.values()) for row in rows], text)
 
 
 def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Block]:
@@ -225,8 +226,8 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
     else:
         legend += "ulp: units of last place of the dtype that computed both."
     rows = table([_dump(dump, grads) for dump in shown], "dump", "verdict")
-    reasons = tuple(f"{dump.dump_id}: {'; '.join(dump.reasons)}" for dump in shown if dump.reasons)
-    return [Heading(title, 3), rows, Paragraph(legend), *([Items(reasons)] if reasons else [])]
+    reasons = [f"{dump.dump_id}: {'; '.join(dump.reasons)}" for dump in shown if dump.reasons]
+    return [Heading(title, 3), rows, Paragraph(legend), *section("", reasons)]
 
 
 def _dump(dump: DumpComparison, grads: bool) -> dict[str, str]:
@@ -279,11 +280,11 @@ def _not_compared(record: ComparisonRecord) -> list[Block]:
     for dump in record.dumps:
         for what, why in dump.not_compared.items():
             by_reason.setdefault(why if what == "dump" else f"{what}: {why}", []).append(dump.dump_id)
-    lines = tuple(
+    lines = (
         f"{plural(len(ids), 'dump')}: {why}; {', '.join([*ids[:_EXAMPLES], *['...'] * (len(ids) > _EXAMPLES)])}"
         for why, ids in by_reason.items()
     )
-    return [Heading("Not compared", 3), Items(lines)] if lines else []
+    return section("Not compared", lines)
 
 
 MOST_DUMPS = 24

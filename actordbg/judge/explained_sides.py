@@ -67,13 +67,13 @@ class ExplainedSides:
         """The other sides."""
         return [name for name in self.sides if name not in self.wrong]
 
-    def told(self, said: str, **more: Any) -> list[Block]:
-        """Return the verdict, what to do about the causes, and how far each side is from the truth. more: of the verdict."""
+    @property
+    def told(self) -> list[Block]:
+        """What to do about the causes, and how far each side is from the truth."""
         remedies = dict.fromkeys(cause.remedy for side in self.sides.values() for cause in side.causes)
         rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in self.sides.items()]
         table = Grid((_MEASURED, "measured", "noise"), rows, {_MEASURED})
-        verdict = Verdict(WRONG if self.wrong else RIGHT, said, **more)
-        return [verdict, *section("What to do", remedies), Heading("How far apart", 3), table]
+        return [*section("What to do", remedies), Heading("How far apart", 3), table]
 
 
 _MEASURED, _DASHBOARD = "mean of |difference|, nats", "name on a dashboard"
@@ -112,11 +112,15 @@ class ExplainedRollout(ExplainedSides):
         return f"{first}: {'; '.join(causes)}"
 
     @property
+    def verdict(self) -> Verdict:
+        """The sentence, and how far the two are apart."""
+        return Verdict(WRONG if self.wrong else RIGHT, self.sentence, [("rollout to run", f"{number(self.apart, 3)} nats")])
+
+    @property
     def blocks(self) -> list[Block]:
-        """Return what a page and `actordbg explain --against rollout` show."""
+        """Return what a page and `actordbg explain --against rollout` show below the verdict."""
         rows = [(name, number(value)) for name, value in self.dashboards.items()]
-        figures = [("rollout to run", f"{number(self.apart, 3)} nats")]
-        return [*self.told(self.sentence, figures=figures), Grid((_DASHBOARD, "rollout and run"), rows, {_DASHBOARD})]
+        return [*self.told, Grid((_DASHBOARD, "rollout and run"), rows, {_DASHBOARD})]
 
 
 def _named(sides: Sequence[str]) -> str:
@@ -141,6 +145,11 @@ class ExplainedEngine(ExplainedSides):
         return self.ways
 
     @property
+    def verdict(self) -> Verdict:
+        """The sentence, and the ways that were not checked."""
+        return Verdict(WRONG if self.wrong else RIGHT, self.sentence, not_checked=self.unchecked)
+
+    @property
     def unchecked(self) -> tuple[str, ...]:
         """Return what was not checked."""
         return tuple(text for way, text in _UNCHECKED.items() if way not in self.ways)
@@ -158,9 +167,8 @@ class ExplainedEngine(ExplainedSides):
 
     @property
     def blocks(self) -> list[Block]:
-        """Return what `actordbg explain` shows of a server."""
-        lines = [f"{way}: {text}" for way, side in self.ways.items() for text in side.sentences]
-        return [*self.told(self.sentence, not_checked=self.unchecked), *section("", lines)]
+        """Return what `actordbg explain` shows of a server below the verdict."""
+        return [*self.told, *section("", (f"{way}: {text}" for way, side in self.ways.items() for text in side.sentences))]
 
 
 def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedRollout:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Heading, Items, Verdict, number
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Verdict, number, section
 from actordbg.judge.agreement import ranks_in_words, violation_in_words
 from actordbg.judge.check import CheckFound
 from actordbg.judge.comparison_document import conclusion, excluded
@@ -71,8 +71,7 @@ class Explanation:
     @property
     def blocks(self) -> list[Block]:
         """The parts below the verdict: a section for each kind of evidence, and the charts."""
-        listed = [(title, self.said(kind)) for kind, title in TITLES.items()]
-        sections = [block for title, lines in listed if lines for block in (Heading(title, 3), Items(lines))]
+        sections = [block for kind, title in TITLES.items() for block in section(title, self.said(kind))]
         return [*sections, *self.charts]
 
     @property

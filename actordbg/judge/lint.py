@@ -15,7 +15,7 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.units import grouped, plural, with_handles
-from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Heading, Items, Verdict
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict, section
 from actordbg.judge.recorded_calls import Answer, RecordedCall, RecordedLaw, Violation
 from actordbg.judge.recorded_laws import LAWS
 
@@ -45,11 +45,6 @@ class Findings:
     def unchecked(self) -> list[RecordedLaw]:
         """The laws that nothing recorded could check."""
         return [law for law in LAWS if not self.answers[law.name].looked_at and not self.answers[law.name].violations]
-
-    @property
-    def good(self) -> bool:
-        """Check whether some law was checked and none fails."""
-        return bool(self.held) and not self.broken
 
     def in_words(self) -> str:
         """Return the result in words, for the sentence of a command that checks the recorded data first."""
@@ -108,8 +103,8 @@ def _one(store: Path, path: str) -> tuple[RecordedCall | str, dict[str, Answer]]
 
 
 def lint_blocks(findings: Findings) -> list[Block]:
-    """Build the document: the verdict, and for each law that fails what holds elsewhere, where it fails, and the remedy."""
-    blocks: list[Block] = [findings.verdict()]
+    """Build what follows the verdict: for each law that fails what holds elsewhere, where it fails, and the remedy."""
+    blocks: list[Block] = []
     if findings.broken:
         rows = [row for law in findings.broken for row in _rows(law, findings.answers[law.name].violations)]
         blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what")))
@@ -117,10 +112,7 @@ def lint_blocks(findings: Findings) -> list[Block]:
     held = [f"{law.name}: {law.holds} ({findings.answers[law.name].looked_at:,} looked at)" for law in findings.held]
     needs = grouped((law.needs, law.name) for law in findings.unchecked).items()
     lacking = [f"{', '.join(names)}: {'needs' if len(names) == 1 else 'need'} {need}" for need, names in needs]
-    for title, items in (("Laws that hold", held), ("Not checked", lacking)):
-        if items:
-            blocks += [Heading(title, 3), Items(items)]
-    return blocks
+    return [*blocks, *section("Laws that hold", held), *section("Not checked", lacking)]
 
 
 def _rows(law: RecordedLaw, violations: Sequence[Violation]) -> Iterator[tuple[str, str, str, str]]:
@@ -151,7 +143,7 @@ def lint_data(findings: Findings) -> dict[str, Any]:
         }
         for law in LAWS
     )
-    return {"good": findings.good, "dumps": findings.dumps, "unreadable": findings.unreadable, "laws": list(laws)}
+    return {"dumps": findings.dumps, "unreadable": findings.unreadable, "laws": list(laws)}
 
 
 def with_lint(verdict: Verdict, findings: Findings) -> Verdict:

@@ -156,13 +156,13 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     matched = sum(row is not None for _, row in pairs)
     verdict = _verdict(name, pairs, faults, 0 if record else unread)
     data = {"run": name, "trajectories": len(pairs), "turns": sum(len(each.turns) for each, _ in pairs), "in_dumps": matched,
-            "faults": [vars(each) | {"sentence": each.sentence} for each in faults], "good": verdict.good}  # fmt: skip
+            "faults": [vars(each) | {"sentence": each.sentence} for each in faults]}  # fmt: skip
     table = Grid(
         ("trajectory", "kind", "turn", "token", "what"),
         tuple((each.trajectory, each.kind, str(each.turn), str(each.position), each.words) for each in faults[:20]),
         {"trajectory", "kind", "what"},
     )
-    return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])])
+    return CommandResult.of(verdict, data, *([table] if faults else []))
 
 
 def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence[TurnFault], unread: int) -> Verdict:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, read_weights
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync, read_sync
@@ -83,7 +83,7 @@ class WeightLadder:
 
     @property
     def blocks(self) -> list[Block]:
-        """Return what `actordbg weights` shows."""
+        """Return what `actordbg weights` shows below the verdict."""
         rows = []
         for sync, moved in zip(self.syncs, self.moved, strict=True):
             each = sync.parameters.values()
@@ -91,7 +91,7 @@ class WeightLadder:
             rows.append((_step(sync), *map(str, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f} s"))
         named = [f"{fault.words}: {', '.join(fault.parameters[:20])}" for fault in self.faults if len(fault.parameters) > _SHOWN]
         table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took"), tuple(rows), {"transfer", "took"})
-        return [self.verdict, table, *([Items(tuple(named))] if named else [])]
+        return [table, *section("", named)]
 
 
 def weights_answer(store: Store, run: str | None = None) -> CommandResult:
@@ -99,7 +99,7 @@ def weights_answer(store: Store, run: str | None = None) -> CommandResult:
     ladder = climb(store, run)
     faults = [vars(fault) | {"sentence": fault.sentence} for fault in ladder.faults]
     data = {"run": ladder.run, "transfers": len(ladder.syncs), "stale": ladder.stale, "faults": faults, "moved": [*ladder.moved]}
-    return CommandResult(ladder.verdict.good, data | {"good": ladder.verdict.good}, ladder.blocks)
+    return CommandResult.of(ladder.verdict, data, *ladder.blocks)
 
 
 def climb(store: Store, run: str | None = None) -> WeightLadder:
