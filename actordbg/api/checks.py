@@ -17,7 +17,7 @@ from actordbg.document.blocks import Items, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
-from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, check_blocks, check_data, run_check
+from actordbg.judge.check import ROUNDING, TRUTH, CheckedReplay, check_blocks, check_data, run_check
 from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.lint import Findings, lint, lint_blocks, lint_data
@@ -37,19 +37,19 @@ LINTED = 256
 class CheckResult(CommandResult):
     """The answer of a check."""
 
-    found: CheckFound | None = None
+    checked: CheckedReplay | None = None
 
     def to_junit(self) -> str:
         """Return JUnit XML: a test case for each judgement of each dump."""
         verdict = verdict_in(self.blocks)
-        assert self.found is not None and verdict is not None
-        return junit_xml(self.found, verdict).decode()
+        assert self.checked is not None and verdict is not None
+        return junit_xml(self.checked, verdict).decode()
 
     def to_annotations(self) -> list[str]:
         """Return GitHub's workflow commands, a line each."""
         verdict = verdict_in(self.blocks)
-        assert self.found is not None and verdict is not None
-        return list(workflow_commands(self.found, verdict))
+        assert self.checked is not None and verdict is not None
+        return list(workflow_commands(self.checked, verdict))
 
 
 def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: int, recorded: bool) -> CheckResult:
@@ -62,11 +62,11 @@ def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: i
     if not chosen.files:
         with desk.client.progress("reading", None) as advance:
             findings = lint_newest(desk.store, of_all, on_dump=advance)
-    found = replace(_run(desk, plan.spec, recorded), lint=findings)
-    return check_answer(desk.store, found, of=of, recorded=own)
+    checked = replace(_run(desk, plan.spec, recorded), lint=findings)
+    return check_answer(desk.store, checked, of=of, recorded=own)
 
 
-def _run(desk: Desk, spec: ReplaySpec, recorded: bool) -> CheckFound:
+def _run(desk: Desk, spec: ReplaySpec, recorded: bool) -> CheckedReplay:
     """Run the check with one progress over all its stages. On Ctrl-C, keep the results and say how to continue."""
     desk.runnable(spec)
     count = len(spec.inputs)
@@ -113,7 +113,7 @@ def linted(desk: Desk, where: str | None, max_inputs: int | None) -> CommandResu
     return CommandResult.of(findings.verdict(), lint_data(findings), *lint_blocks(findings))
 
 
-def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | None = None) -> CheckResult:
+def check_answer(store: Store, checked: CheckedReplay, *, of: int, recorded: str | None = None) -> CheckResult:
     """Build the answer. of: the number of dumps that the sample was drawn from. recorded: the model that the dumps name."""
     verdict = checked.verdict(of=of, recorded=recorded)
     explained = explain(store, checked, verdict)

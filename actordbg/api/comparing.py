@@ -22,7 +22,7 @@ from actordbg.document.command_result import CommandResult
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge import explanation, noise_floor
-from actordbg.judge.check import CheckFound
+from actordbg.judge.check import CheckedReplay
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import comparison_charts, document
 from actordbg.judge.explain_outputs import with_explanation
@@ -238,7 +238,7 @@ def sides_explained(desk: Desk, spec: ReplaySpec, models: Sequence[str], *, engi
     return CommandResult.of(sides.verdict, {"replay_id": spec.replay_id, "wrong": sides.wrong} | asdict(sides), *sides.blocks)
 
 
-def _known(desk: Desk, spec: ReplaySpec) -> CheckFound:
+def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
     """Read what the store knows of a replay, and compute what it lacks: a comparison with the truth, the modules of one input."""
     store = desk.store
     (data,) = load(store, [spec.replay_id]).replays
@@ -258,7 +258,7 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckFound:
         except ActordbgError as problem:
             desk.client.note(f"not judged module by module: {problem.message}")
     why = why or ("" if passed else "no input passed")
-    return CheckFound(data, record, why, own, lint=lint(store.root, [given.path for given in spec.inputs]), located=located)
+    return CheckedReplay(data, record, why, own, lint=lint(store.root, [given.path for given in spec.inputs]), located=located)
 
 
 def _saved(desk: Desk, rows: Sequence[ComparisonRun], kind: str) -> ComparisonRecord | None:

@@ -35,9 +35,9 @@ class Subject:
 def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
     """Find a comparison, a reduction or a replay by its id, the beginning of an id, or a replay's handle."""
     store.require()
-    found = sorted(store.comparisons.glob(f"{name}*.json")) if name[:1].isdigit() else []
-    if len(found) == 1:
-        record = ComparisonRecord.from_file(found[0])
+    paths = sorted(store.comparisons.glob(f"{name}*.json")) if name[:1].isdigit() else []
+    if len(paths) == 1:
+        record = ComparisonRecord.from_file(paths[0])
         if record.good and not good_too:
             raise NothingToDo(f"comparison {record.comparison_id} has no mismatch", hint="name a comparison with a mismatch")
         if record.a.replay_id is None:
@@ -89,7 +89,7 @@ def reduction_answer(record: Reduction) -> CommandResult:
     )
     blocks: list[Block] = [Heading(f"reduce {record.reduction_id}", 1), verdict]
     lines = [f"{words}: {result}" for words, result in (record.tried or {}).items()]
-    lines += [f"set aside, another fault: {found} ({size})" for found, size in (record.aside or {}).items()]
+    lines += [f"set aside, another fault: {fault} ({size})" for fault, size in (record.aside or {}).items()]
     return CommandResult(
         record.confirmed, {"good": record.confirmed, "reduction": record}, [*blocks, *section("Beside it", lines)]
     )

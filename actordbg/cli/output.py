@@ -198,8 +198,8 @@ def _print(text: str) -> None:
         from actordbg.document.blocks import TONES
 
         loud, quiet = ("|".join(word for word in TONES if word.isupper() is capitals) for capitals in (True, False))
-        found = re.compile(rf"\b({loud})\b|(?<=  )({quiet})(?=  |$)", re.MULTILINE)
-        text = found.sub(lambda match: typer.style(match[0], fg=_COLORS[TONES[match[0]]]), text)
+        pattern = re.compile(rf"\b({loud})\b|(?<=  )({quiet})(?=  |$)", re.MULTILINE)
+        text = pattern.sub(lambda match: typer.style(match[0], fg=_COLORS[TONES[match[0]]]), text)
     typer.echo(text, color=colored)
 
 

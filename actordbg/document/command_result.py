@@ -148,8 +148,8 @@ def _plain(value: Any) -> Any:
 def _in_python(text: str) -> str:
     """Replace options in parentheses by the arguments that the Python functions have: (--backward) by (backward=True)."""
 
-    def argument(found: re.Match[str]) -> str:
-        setting = next((each for each in SETTINGS.values() if each.option == found[1]), None)
-        return f"({setting.name}={True if setting.kind is bool else '...'})" if setting else found[0]
+    def argument(match: re.Match[str]) -> str:
+        setting = next((each for each in SETTINGS.values() if each.option == match[1]), None)
+        return f"({setting.name}={True if setting.kind is bool else '...'})" if setting else match[0]
 
     return re.sub(r"\(--([a-z-]+)\)", argument, text)

@@ -131,13 +131,13 @@ def _not_a_prefix(tokenizer: Any, before: str, after: str, ids: Any) -> tuple[st
     """Return kind and words if the ids of one text are not a prefix of those of a longer one."""
     ours, theirs = ids(before), ids(after)
     decode: Decode = tokenizer.decode
-    found = difference(
+    differs = difference(
         ours, theirs[: len(ours)], decode, bos=tokenizer.bos_token_id, eos=tokenizer.eos_token_id, borders=[len(ours)]
     )
-    if found is None:
+    if differs is None:
         gone = ours[len(theirs) :]
         return ("template drops text", f"token {len(theirs)}: {decode(gone)!r} is gone") if gone else None
-    kind, at, words = found
+    kind, at, words = differs
     if not after.startswith(before) and kind not in ("extra BOS", "EOS appended", "border lost"):
         kind = "template drops text"
     return "retokenized" if after.startswith(before) else kind, f"token {at}: {words}"

@@ -154,8 +154,8 @@ def of_one_rank(results: Iterable[ResultRecord], dumps: Sequence[DumpComparison]
         if dump.verdict != NOT_COMPARED and dump.dump_id in ranks:
             far = [name for name in OF_TOKENS if measures(dump).get(name, 0.0) > (dump.limits or limits).get(name, math.inf)]
             within[ranks[dump.dump_id]].add(not far)
-    bad = [rank for rank, found in within.items() if found == {False}]
-    if len(bad) == 1 and len(within) > 1 and all(found == {True} for rank, found in within.items() if rank not in bad):
+    bad = [rank for rank, states in within.items() if states == {False}]
+    if len(bad) == 1 and len(within) > 1 and all(states == {True} for rank, states in within.items() if rank not in bad):
         yield f"all dumps of rank {bad[0]} are outside, and none of another rank: its weights may differ"
 
 
@@ -195,7 +195,7 @@ class _Judge:
         theirs = averaged(b, theirs, ours.gradient_over)
         dump = measure(dump_id, length, averaged(a, ours, theirs.gradient_over), theirs)
         applied, why = applied_to(weaker([ours.dtype, theirs.dtype]), self.thresholds), ""
-        if self.rounded is not None and dump_id in self.rounded.found and applied.dtype == self.rounded.dtype:
+        if self.rounded is not None and dump_id in self.rounded.dumps and applied.dtype == self.rounded.dtype:
             dump = self.rounded.limited(applied, dump)
         elif dump.parameter_distance is not None and "parameter_distance" in applied.limits:
             dump = replace(dump, parameter_seen=applied.limits["parameter_distance"] + dump.parameter_distance)
@@ -249,7 +249,7 @@ def _source(applied: Applied, rounded: Rounding | None, dumps: Collection[DumpCo
     """Describe where the thresholds come from."""
     if rounded is None:
         return applied.source
-    flat = sum(dump.verdict != NOT_COMPARED and dump.dump_id not in rounded.found for dump in dumps)
+    flat = sum(dump.verdict != NOT_COMPARED and dump.dump_id not in rounded.dumps for dump in dumps)
     text = f"measured on each dump: what {applied.dtype} costs against {rounded.truth}, replay {rounded.replay_id}"
     text += f"; {flat} of {len(dumps)} dumps without it: flat" if flat else ""
     text += "; wider for experts: rounding may reroute tokens" if rounded.experts else ""

@@ -40,7 +40,7 @@ _COPIED = 1 / 64
 
 def judge(
     tape: Tape,
-    found: Forcing,
+    forcing: Forcing,
     floor: dict[Key, Sums],
     dtype: torch.dtype,
     features: Mapping[str, Any],
@@ -53,12 +53,12 @@ def judge(
     features: of each token, for `pattern_of`. ranks: how many average the gradients of parameters. lost: a
     sentence, by parameter, about experts that no gradient reaches.
     """
-    unchecked = dict(found.unchecked)
+    unchecked = dict(forcing.unchecked)
     judged_whole = {module for module, kind, *_ in floor if kind == OUT}
     for module in sorted(tape.strange):  # an activation inside experts is judged by what they give
         if module.rpartition(".")[0] not in judged_whole:
             unchecked.setdefault(module, "its tokens cannot be told apart")
-    missing = {key[0] for key in floor if key not in found.sums}
+    missing = {key[0] for key in floor if key not in forcing.sums}
     unchecked |= dict.fromkeys(sorted(missing - unchecked.keys()), "this model has no such module, or does not call it")
     partly = {layer_of(module) for module in missing}
     judged: list[PlaceResult] = []
@@ -69,17 +69,17 @@ def judge(
         if layer_of(key[0]) in partly and (key[1] in (INTO, BACK[OUT]) or key[0] in partly):
             unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
         elif key[1] == GRADIENT:
-            place = _place(key, found.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features)
+            place = _place(key, forcing.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features)
             judged.append(replace(place, pattern=lost.get(key[0], "")))
         else:
-            ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
+            ratios = _token_ratios(forcing.sums[key], clean, tape.lengths, dtype)
             layer = layer_of(key[0])
             heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
             chosen = not tape.values[key][0].is_floating_point()
             rounded = torch.bfloat16 if chosen else dtype  # a choice has no rounding of its own
-            place = _place(key, found.sums[key], clean, tape.lengths, rounded, math.sqrt(found.part[1]), ratios, features)
+            place = _place(key, forcing.sums[key], clean, tape.lengths, rounded, math.sqrt(forcing.part[1]), ratios, features)
             judged.append(replace(place, what=f"{ROUTING} {key[0]}") if chosen else place)
-    judged += [_wrong_integers(key, tokens, features) for key, tokens in found.wrong.items()]
+    judged += [_wrong_integers(key, tokens, features) for key, tokens in forcing.wrong.items()]
     wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
     wrong.sort(key=lambda place: (is_backward(place.kind), -math.inf if place.ratio is None else -place.ratio))
     gradients = sum(is_backward(place.kind) for place in judged)

@@ -79,8 +79,8 @@ class LocateRun:
             why = self._guarded(lambda: self._prepare(tape))
         if why := self._agreed(why):
             return Located(unchecked=(f"{EVERYTHING}: {why}",))
-        found = self._forcing(tape)
-        if why := self._guarded(lambda: self._force(found)) or self._guarded(lambda: self._border(found)):
+        forcing = self._forcing(tape)
+        if why := self._guarded(lambda: self._force(forcing)) or self._guarded(lambda: self._border(forcing)):
             if self.together or self.session.tainted:
                 self.out_of_step = f"the forced forward failed ({why}), and its leftovers cannot be cleaned up"
             return Located(unchecked=(f"{EVERYTHING}: {why}",))
@@ -94,21 +94,21 @@ class LocateRun:
         notes += tuple(filter(None, [self._memory]))
         if tape.spill.spilled:
             notes += (f"{human_bytes(tape.spill.spilled)} of the truth's values were in temporary files",)
-        found.unchecked = self._unchecked | found.unchecked
+        forcing.unchecked = self._unchecked | forcing.unchecked
         ranks = dist.get_world_size() if self.together else 1
-        located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
-        located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, found))
+        located = judge(tape, forcing, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
+        located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, forcing))
         return replace(located, resident_bytes=self._resident, spilled_bytes=tape.spill.spilled)
 
-    def _inside(self, located: Located, found: Forcing) -> Operation | None:
+    def _inside(self, located: Located, forcing: Forcing) -> Operation | None:
         """Look into the layer that is wrong, in one more forward; all ranks that compute together look into the same."""
-        missing = sorted({key[0] for key in self._floor if key not in found.sums})
+        missing = sorted({key[0] for key in self._floor if key not in forcing.sums})
         target = self._agreed("" if self._kernel else suspicious(located, missing, self.session.model))
         if not target:
             return None
         self.tell("locate: operations")
         operations: list[Operation | None] = []
-        layout = layout_of(self.session, self.call, self.outcome.packing, found.valid)
+        layout = layout_of(self.session, self.call, self.outcome.packing, forcing.valid)
         if why := self._guarded(lambda: operations.append(looked_into(self.session, target, self.call, layout))):
             if self.together or self.session.tainted:
                 self.out_of_step = f"a forward whose operations are listed failed ({why})"

@@ -86,7 +86,7 @@ def places_of(model: Any) -> Places:
     """
     layers = {id(layer) for layer in decoder_layers(model)}
     blocks = {id(block) for layer in model.modules() if id(layer) in layers for block in layer.children()}
-    found: Places = {}
+    places: Places = {}
     inside = ""
     for name, module in model.named_modules():
         whole = next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None
@@ -94,8 +94,8 @@ def places_of(model: Any) -> Places:
         in_experts = inside and name.startswith(f"{inside}.")  # called with the tokens of one expert
         inside = name if name.endswith(".experts") and whole and not in_experts else inside
         if name and kinds and not in_experts:
-            found[plain_name(name)] = module, kinds
-    return found
+            places[plain_name(name)] = module, kinds
+    return places
 
 
 def in_tokens(values: Tensor, count: int, module: Any) -> tuple[Tensor | None, bool]:
