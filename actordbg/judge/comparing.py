@@ -24,13 +24,24 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.errors import UsageError
 from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.dump_figures import measure, scaled_gradients, unlike
 from actordbg.judge.measured_limits import MOST_Z, Rounding, excluded, noticed
-from actordbg.judge.sides import RECORDED_NAMES, TRUTH, GoldenSide, ReplaySide, Side, Values, averaged, open_replay, why_not
+from actordbg.judge.sides import (
+    RECORDED_NAMES,
+    TRUTH,
+    GoldenSide,
+    ReplaySide,
+    Side,
+    Values,
+    averaged,
+    open_replay,
+    recorded_arrays,
+    why_not,
+)
 from actordbg.judge.thresholds import Applied, Floors, applied_to, judge, measures, weaker
 from actordbg.records.comparison_record import (
     GOOD,
@@ -258,17 +269,10 @@ def _source(applied: Applied, rounded: Rounding | None, dumps: Collection[DumpCo
 
 def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> DumpComparison:
     """Add token ids to the worst tokens of a dump, if the dump still exists."""
-    from actordbg.store.payload import load_plain
-
     if not dump.worst_tokens or dump.dump_id not in side.inputs:
         return dump
-    try:
-        _, tensors = load_plain(store.root / side.inputs[dump.dump_id].path)
-    except StoreProblem:
+    if (ids := recorded_arrays(store, side.inputs[dump.dump_id].path).get("sequences")) is None:
         return dump
-    if "sequences" not in tensors:
-        return dump
-    ids = tensors["sequences"].values
     named = (
         replace(token, token_id=int(ids[token.row, token.position]))
         if token.row < ids.shape[0] and token.position < ids.shape[1]

@@ -31,6 +31,7 @@ from actordbg.judge.explain_outputs import MOST, explain_sides
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.records.comparison_record import ExplainedOutputs
+from actordbg.records.journal import ENGINE_WAYS
 from actordbg.store.layout import Store
 
 ROLLOUT, RUN, ENGINE, ALONE = "rollout", "run", "engine", "alone"
@@ -263,7 +264,7 @@ def explain_engine(store: Store, replay_id: str, *, models: Sequence[str] = (), 
             why = values
         elif len(masks) < MOST:
             masks[dump_id] = values.mask
-            for way, log_probs in {ALONE: values.log_probs, **ours.ways(dump_id)}.items():
+            for way, log_probs in {ALONE: values.log_probs, **ours.arrays(dump_id, ENGINE_WAYS)}.items():
                 sides.setdefault(way, {})[dump_id] = log_probs
     if not masks:
         raise Unsupported(f"no input of replay {replay_id} has log-probs: {why}", hint="replay it again once the server scores")

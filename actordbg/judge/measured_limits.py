@@ -62,7 +62,7 @@ from statistics import median
 import numpy as np
 
 from actordbg.judge.dump_figures import measure
-from actordbg.judge.sides import ReplaySide, Side
+from actordbg.judge.sides import PLANTED, ReplaySide, Side
 from actordbg.judge.thresholds import DEFAULTS, Applied, Floors, judge, measures
 from actordbg.records.comparison_record import GOOD, MISMATCH, DumpComparison
 
@@ -258,7 +258,7 @@ def noticed(
         if isinstance(ours, str) or isinstance(theirs, str):
             continue
         ours, theirs = (replace(values, entropy=None, loss=None, grad_norm=None, gradients=()) for values in (ours, theirs))
-        for name, log_probs in lone.planted(dump.dump_id).items():
+        for name, log_probs in lone.arrays(dump.dump_id, PLANTED).items():
             fault, _, size = name.partition("/")
             planted = measure(dump.dump_id, None, replace(ours, log_probs=log_probs), theirs)
             judged[fault][float(size)].append(judge(planted, dump.limits or limits, floors[dump.dump_id])[0])
