@@ -13,7 +13,7 @@ from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
 from actordbg.catalog.selections import joined
-from actordbg.document.blocks import Items, verdict_in
+from actordbg.document.blocks import Items, Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
@@ -41,15 +41,17 @@ class CheckResult(CommandResult):
 
     def to_junit(self) -> str:
         """Return JUnit XML: a test case for each judgement of each dump."""
-        verdict = verdict_in(self.blocks)
-        assert self.checked is not None and verdict is not None
-        return junit_xml(self.checked, verdict).decode()
+        return junit_xml(*self._judged).decode()
 
     def to_annotations(self) -> list[str]:
         """Return GitHub's workflow commands, a line each."""
+        return list(workflow_commands(*self._judged))
+
+    @property
+    def _judged(self) -> tuple[CheckedReplay, Verdict]:
         verdict = verdict_in(self.blocks)
         assert self.checked is not None and verdict is not None
-        return list(workflow_commands(self.checked, verdict))
+        return self.checked, verdict
 
 
 def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: int, recorded: bool) -> CheckResult:

@@ -212,10 +212,10 @@ app = typer.Typer(
 )
 
 
-def _output() -> ModuleType:
-    from actordbg.cli import output  # not needed for --help
+def _errors() -> ModuleType:
+    from actordbg.cli import errors  # not needed for --help
 
-    return output
+    return errors
 
 
 def _version(requested: bool) -> None:
@@ -245,12 +245,12 @@ def root(
 def main() -> None:
     """Run the command line (entry point of `actordbg`); print an ActordbgError with its hint, and exit with its code."""
     gc.set_threshold(50_000, 20, 20)  # most objects that a command creates are modules, and modules stay
-    sys.excepthook = lambda *what: _output().say_traceback(*what)
+    sys.excepthook = lambda *what: _errors().say_traceback(*what)
     try:
         code = app(standalone_mode=False, prog_name=_COMPLETED if any("-completion" in word for word in sys.argv) else None)
         sys.exit(code if isinstance(code, int) else 0)
     except MISTYPED as error:
-        _output().say_usage(error)
+        _errors().say_usage(error)
         sys.exit(error.exit_code)
     except ActordbgError as error:
         _give_up(error)
@@ -273,5 +273,5 @@ def main() -> None:
 
 
 def _give_up(error: ActordbgError) -> NoReturn:
-    _output().say_error(error)
+    _errors().say_error(error)
     sys.exit(error.exit_code)

@@ -15,11 +15,10 @@ from actordbg.cli.options import (
     Limit,
     option,
     repeated,
-    require_good,
     require_some,
     store_of,
 )
-from actordbg.cli.output import as_json, human_bytes, note, say_document, table
+from actordbg.cli.output import as_json, human_bytes, note, say_answer, table
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
@@ -121,7 +120,7 @@ def compare(
         None, "Compare only this quantity (default: all that both have)."
     ),
     threshold: float = option(0.05, "Relative difference of peaks above which they diverge.", min=0, max=1),
-) -> None:
+) -> object:
     """Find where two runs' memory diverges.
 
     Shows, per process and quantity: peaks, growth per step (per second if steps are unknown), and the step and dump where the
@@ -131,14 +130,14 @@ def compare(
 
     Example: actordbg memory compare before.csv after.csv --html memory.html
     """
+    from actordbg.document.command_result import CommandResult
     from actordbg.measure.memory_document import ALIKE, compare_page, compare_samples
     from actordbg.measure.watching import read_samples
 
     store = store_of(ctx)
     ours, theirs = (read_samples(_known(store, name)[1]) for name in (a, b))
     answer = compare_samples((a, b), ours, theirs, threshold, [of] if of else ())
-    say_document(compare_page(answer, ours, theirs), data=vars(answer))
-    require_good(answer.verdict == ALIKE)
+    return CommandResult(answer.verdict == ALIKE, vars(answer), compare_page(answer, ours, theirs))
 
 
 def ls(ctx: typer.Context, limit: Limit = 20) -> None:
@@ -194,8 +193,9 @@ def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
 
 
 def _say_watched(record: MemoryRecord, path: Path) -> None:
+    from actordbg.document.command_result import CommandResult
     from actordbg.measure.memory_document import watch_page
     from actordbg.measure.watching import read_samples
 
-    say_document(watch_page(record, read_samples(path)), data=vars(record))
+    say_answer(CommandResult(True, vars(record), watch_page(record, read_samples(path))))
     require_some(len(record.processes))
