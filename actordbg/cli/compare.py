@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -16,6 +16,7 @@ from actordbg.cli.options import (
     Power,
     TrustRemoteCode,
     Where,
+    argument,
     option,
     parameter,
     stored,
@@ -46,22 +47,10 @@ _LIMIT_OPTIONS = [
 @takes_options("limits", _LIMIT_OPTIONS, dict)
 def compare(
     ctx: typer.Context,
-    a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="Replay under test: an id, a name, `@1` or `last`.",
-            autocompletion=stored("replay"),
-        ),
-    ],
-    b: Annotated[
-        str,
-        typer.Argument(
-            metavar="B",
-            help="Another replay, `truth`, or `recorded`: the run's own outputs.",
-            autocompletion=stored("replay", "truth", "recorded"),
-        ),
-    ],
+    a: str = argument(..., "A", "Replay under test: an id, a name, `@1` or `last`.", stored("replay")),
+    b: str = argument(
+        ..., "B", "Another replay, `truth`, or `recorded`: the run's own outputs.", stored("replay", "truth", "recorded")
+    ),
     noise: str | None = option(
         None,
         "Ignore differences within a noise floor (`actordbg noise`); last: the newest for A's settings.",
@@ -111,14 +100,12 @@ def compare(
 
 
 def compare_logs(
-    logs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="LOG",
-            help="Logs, plain or .gz; - for standard input; TensorBoard event files or their folder; W&B exports as .csv "
-            "(FILE#RUN selects a run) or .jsonl.",
-        ),
-    ],
+    logs: list[str] = argument(
+        ...,
+        "LOG",
+        "Logs, plain or .gz; - for standard input; TensorBoard event files or their folder; W&B exports as .csv "
+        "(FILE#RUN selects a run) or .jsonl.",
+    ),
     each: bool = option(False, "Compare every pair of logs (default: all with the first)."),
     metric: str | None = option(
         None,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from actordbg.cli.options import (
     Limit,
     Where,
     Yes,
+    argument,
     option,
     require_good,
     require_selected,
@@ -42,9 +43,7 @@ _SHOWN = 50
 
 def import_(
     ctx: typer.Context,
-    paths: Annotated[
-        list[str], typer.Argument(metavar="PATH", help="Pickles, folders to search for *.pkl, or a bundle (.tar.zst, hf://...).")
-    ],
+    paths: list[str] = argument(..., "PATH", "Pickles, folders to search for *.pkl, or a bundle (.tar.zst, hf://...)."),
     run: str | None = option(None, "Run name of the dumps (default: the folder's name)."),
 ) -> None:
     """Import a bundle or old pickles; execute nothing in them.
@@ -137,12 +136,7 @@ def create(
 
 def export(
     ctx: typer.Context,
-    dump_ids: list[str] | None = typer.Argument(
-        None,
-        metavar="ID",
-        help="Dump ids, or unique prefixes of ids.",
-        autocompletion=stored("dump"),
-    ),
+    dump_ids: list[str] | None = argument(None, "ID", "Dump ids, or unique prefixes of ids.", stored("dump")),
     where: Where = None,
     out: Path = option(Path(), "Output folder.", "--out", "-o", metavar="DIR"),
     limit: Limit = 0,

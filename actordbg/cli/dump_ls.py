@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.units import ago, with_handles
 from actordbg.cli import output
-from actordbg.cli.options import Where, option, require_some, store_of, stored
+from actordbg.cli.options import Where, argument, option, require_some, store_of, stored
 from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_next, say_wrapped, table
 
 if TYPE_CHECKING:
@@ -101,14 +101,7 @@ def columns() -> None:
 
 def show(
     ctx: typer.Context,
-    dump_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID",
-            help="Dump id, handle, or a unique prefix of the id.",
-            autocompletion=stored("dump"),
-        ),
-    ],
+    dump_id: str = argument(..., "ID", "Dump id, handle, or a unique prefix of the id.", stored("dump")),
     values: bool = option(False, "Also read the tensors: min, max, non-zero (needs torch)."),
 ) -> None:
     """Show one dump: its record, its tensors, its results.

@@ -17,7 +17,7 @@ import typer
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.cli import capture_options as opt
 from actordbg.cli import output
-from actordbg.cli.options import option, require_good, store_of, takes_groups
+from actordbg.cli.options import argument, option, require_good, store_of, takes_groups
 from actordbg.cli.output import as_json, clear_screen, emit, emit_json, note, plural, say, say_next, say_wrapped, table
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def status(
 
 def recover(
     ctx: typer.Context,
-    rings: list[Path] | None = typer.Argument(None, metavar="RING", help="Flight recorder files; default: all here."),
+    rings: list[Path] | None = argument(None, "RING", "Flight recorder files; default: all here."),
     live: bool = option(False, "Also read files of live processes, e.g. after a hang; these files stay."),
     discard: bool = option(False, "Remove the files of dead processes without making dumps."),
 ) -> None:

@@ -6,19 +6,14 @@ from typing import Literal
 
 import typer
 
-from actordbg.cli.options import ConfirmOption, TrustRemoteCode, option, refuse_beside, stored, take_consent
+from actordbg.cli.options import ConfirmOption, TrustRemoteCode, argument, option, refuse_beside, stored, take_consent
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
 def explain(
     ctx: typer.Context,
-    replay: str = typer.Argument(
-        "last",
-        metavar="REPLAY",
-        help="The replay to explain: an id, a name, `@1` or `last`.",
-        autocompletion=stored("replay"),
-    ),
+    replay: str = argument("last", "REPLAY", "The replay to explain: an id, a name, `@1` or `last`.", stored("replay")),
     against: Literal["rollout"] | None = option(
         None, "Say which side is wrong: rollout, the engine's recorded log-probs (needs `dump enable --calls forward,loss`)."
     ),
@@ -51,11 +46,8 @@ def explain(
 @takes_settings("locate")
 def locate(
     ctx: typer.Context,
-    replay: str | None = typer.Argument(
-        None,
-        metavar="REPLAY",
-        help="Use the configuration and inputs of this replay: an id, a name, `@1` or `last`.",
-        autocompletion=stored("replay"),
+    replay: str | None = argument(
+        None, "REPLAY", "Use the configuration and inputs of this replay: an id, a name, `@1` or `last`.", stored("replay")
     ),
     chosen: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,

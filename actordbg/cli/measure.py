@@ -9,6 +9,7 @@ import typer
 
 from actordbg.cli.options import (
     ConfirmOption,
+    argument,
     option,
     refuse_beside,
 )
@@ -41,8 +42,8 @@ def noise(
 @takes_settings("families")
 def families(
     ctx: typer.Context,
-    names: list[str] | None = typer.Argument(
-        None, metavar="NAME|DIR", help="Families, or folders with a config.json (default: all known families)."
+    names: list[str] | None = argument(
+        None, "NAME|DIR", "Families, or folders with a config.json (default: all known families)."
     ),
     settings: Given = NONE,
     keep: Path | None = option(

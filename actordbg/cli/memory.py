@@ -13,6 +13,7 @@ from actordbg.base.units import new_replay_id, parse_seconds, resolve
 from actordbg.cli import output
 from actordbg.cli.options import (
     Limit,
+    argument,
     option,
     repeated,
     require_some,
@@ -114,8 +115,8 @@ def show(ctx: typer.Context, name: Name = "last") -> None:
 
 def compare(
     ctx: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A", help="Sample file, or an id from `memory ls`.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Sample file or id to compare with A.")],
+    a: str = argument(..., "A", "Sample file, or an id from `memory ls`."),
+    b: str = argument(..., "B", "Sample file or id to compare with A."),
     of: Literal["rss", "uss", "cuda_used", "cuda_reserved"] | None = option(
         None, "Compare only this quantity (default: all that both have)."
     ),

@@ -83,6 +83,11 @@ def option(default: Any, help: str, *names: str, heading: str = "", rank: int = 
     return typer.Option(default, *names, help=help, rich_help_panel=HelpPlace(heading, rank), **facts)  # type: ignore[arg-type]
 
 
+def argument(default: Any, metavar: str, help: str, complete: Callable[..., list[str]] | None = None) -> Any:
+    """Declare an argument, as the default of a command's parameter; `...`: it is required. complete: a completion function."""
+    return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete)
+
+
 def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:
     """Declare an option, as a field of a dataclass that commands take. Its name is the field's unless `names` are given."""
     return dataclasses.field(default=default, metadata={"option": option(default, help, *names, **facts)})

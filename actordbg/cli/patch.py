@@ -18,7 +18,7 @@ import typer
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import option, require_good, store_of
+from actordbg.cli.options import argument, option, require_good, store_of
 from actordbg.cli.output import (
     as_json,
     cell,
@@ -252,7 +252,7 @@ def _render_all(checks: list[Check]) -> None:
 
 def adapters(
     ctx: typer.Context,
-    named: list[str] | None = typer.Argument(None, metavar="ADAPTER", help="Only these adapters: names, or module:Class."),
+    named: list[str] | None = argument(None, "ADAPTER", "Only these adapters: names, or module:Class."),
     template: bool = option(False, "Print a template for your own adapter."),
 ) -> None:
     """List trainer adapters and whether each one works here.

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.base.errors import Refused, StoreProblem, UsageError
+from actordbg.cli.options import argument
 from actordbg.cli.output import as_json, human_bytes, note, plural, say
 
 if TYPE_CHECKING:
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
 
 
 def pull(
-    url: Annotated[
-        str, typer.Argument(metavar="URL[#RUN,...]", help="Remote store: s3://bucket/store, hdfs://..., memory://...")
-    ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Local folder that mirrors it.")],
+    url: str = argument(..., "URL[#RUN,...]", "Remote store: s3://bucket/store, hdfs://..., memory://..."),
+    folder: Path = argument(..., "DIR", "Local folder that mirrors it."),
 ) -> None:
     """Download new files of a remote store into a folder.
 
@@ -38,8 +37,8 @@ def pull(
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Local store.")],
-    url: Annotated[str, typer.Argument(metavar="URL", help="Destination.")],
+    folder: Path = argument(..., "DIR", "Local store."),
+    url: str = argument(..., "URL", "Destination."),
 ) -> None:
     """Upload a folder's new files to a remote store.
 

@@ -9,7 +9,7 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.base.units import ago, passed_of
 from actordbg.cli import output
-from actordbg.cli.options import Where, chosen_format, option, require_some, stored
+from actordbg.cli.options import Where, argument, chosen_format, option, require_some, stored
 from actordbg.cli.output import (
     Format,
     TokenizerFile,
@@ -27,11 +27,8 @@ from actordbg.cli.output import (
 
 def report(
     ctx: typer.Context,
-    replays: list[str] | None = typer.Argument(
-        None,
-        metavar="REPLAY",
-        help="Replays by id, name, @1, last or all (default: last).",
-        autocompletion=stored("replay"),
+    replays: list[str] | None = argument(
+        None, "REPLAY", "Replays by id, name, @1, last or all (default: last).", stored("replay")
     ),
     everything: bool = option(False, "List your replays with their verdicts, newest first (csv: every result).", "--all"),
     format: Format | None = option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from actordbg.cli.options import option, stored
+from actordbg.cli.options import argument, option, stored
 from actordbg.cli.output import TokenizerFile
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -40,9 +40,7 @@ def step(
 
 def turns(
     ctx: typer.Context,
-    dump: str | None = typer.Argument(
-        None, metavar="ID", help="Only conversations that became rows of this dump.", autocompletion=stored("dump")
-    ),
+    dump: str | None = argument(None, "ID", "Only conversations that became rows of this dump.", stored("dump")),
     run: str | None = option(None, "The run (default: the newest with recorded turns).", metavar="NAME"),
     tokenizer: TokenizerFile = None,
     template: str | None = option(None, "Judge the chat template of this model instead.", metavar="MODEL"),
