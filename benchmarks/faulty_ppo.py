@@ -1,194 +1,74 @@
-"""A real OpenRLHF PPO of a tiny model on the CPU, recorded whole, with a fault planted in the trainer or in the engine.
+"""A real OpenRLHF PPO of a tiny model on the CPU, recorded whole, healthy or with a fault planted in the trainer or the engine.
 
     python -m benchmarks.faulty_ppo run FOLDER [--fault NAME] [--ranks 2] [--fp32] [--steps 3] [-- OPENRLHF OPTIONS]
-    python -m benchmarks.faulty_ppo all FOLDER      every fault, and healthy runs: which command names it
+    python -m benchmarks.faulty_ppo record FOLDER [CASE...]   cases that FOLDER lacks: `planted_ppo.FAULTS`, and healthy runs
+    python -m benchmarks.faulty_ppo judge FOLDER [CASE...]    recorded cases that FOLDER/outcomes.jsonl lacks: which are named
+    python -m benchmarks.faulty_ppo all FOLDER [CASE...]      both, and the table
 
-Everything is OpenRLHF's own code but vLLM's sampler. FOLDER gets `store`, the initial
-`model`, and `ppo.log`. A run takes about 35 seconds of two cores. Faults (`FAULTS`) are planted before a process
-imports OpenRLHF; ACTORDBG_PLANTED names one.
+Everything is OpenRLHF's own code but vLLM's sampler. A case's folder gets `store`, the initial `model`, and `ppo.log`. A run
+takes about 70 seconds of a core, its judging up to 60. ACTORDBG_PLANTED names the fault of a process.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from actordbg.trainers.importhook import after_import
 from actordbg.trainers.openrlhf import demo_programs, vllm_standin
+from benchmarks.planted_ppo import FAULTS, Fault
 
 _HERE = "benchmarks.faulty_ppo"
 _prepare_cpu = demo_programs.support_cpu
 PLANTED, WIDE = "ACTORDBG_PLANTED", "ACTORDBG_PLANTED_FP32"
 _OPTIONS = {
     "algo.advantage.is_correction_level": "token",
+    "algo.kl.init_coef": "0",
     "rollout.micro_batch_size": "4",
     "train.micro_batch_size": "2",
     "actor.adam.lr": "0.001",
     "ckpt.output_dir": "unused",
 }
+_RECORDED = "run --run ppo --calls forward,loss --hash-weights --turns --"
+COMMANDS = ("lint", "weights", "turns", "step", "explain")
 
-
-def _normalizers(change: Callable[[dict[str, Any], int], dict[str, Any]]) -> Callable[[], None]:
-    """Plant a fault in what OpenRLHF divides a step's losses by: `change` gets dp_size, tokens, rows, and the accumulation."""
-
-    def patch(module: Any) -> None:
-        original = module._optimizer_step_loss_norm
-
-        @functools.wraps(original)
-        def changed(masks: Any, group: Any, dp_size: int, accumulation: int) -> dict[str, Any]:
-            return change(original(masks, group, dp_size, accumulation), accumulation)
-
-        module._optimizer_step_loss_norm = changed
-
-    return lambda: after_import("openrlhf.utils.loss_utils", patch)
-
-
-def _engine_accumulates(times: int) -> Callable[[], None]:
-    """Let DeepSpeed accumulate more micro-batches than OpenRLHF normalizes over."""
-
-    def patch(module: Any) -> None:
-        original = module.DeepspeedStrategy.get_ds_train_config
-
-        @functools.wraps(original)
-        def changed(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-            config: dict[str, Any] = original(self, *args, **kwargs)
-            config["gradient_accumulation_steps"] = times * self.accumulated_gradient
-            config.pop("train_batch_size", None)
-            return config
-
-        module.DeepspeedStrategy.get_ds_train_config = changed
-
-    return lambda: after_import("openrlhf.utils.deepspeed.deepspeed", patch)
-
-
-def _backward_twice() -> None:
-    """Run each micro-batch's backward twice, as a checkpointed wrapper once did."""
-
-    def patch(module: Any) -> None:
-        original = module.DeepspeedStrategy.backward
-
-        def changed(self: Any, loss: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, loss + loss, *args, **kwargs)
-
-        module.DeepspeedStrategy.backward = functools.wraps(original)(changed)
-
-    after_import("openrlhf.utils.deepspeed.deepspeed", patch)
-
-
-def _engine(change: Callable[[Any, Any], None], *, temperature: float = 1.0) -> Callable[[], None]:
-    """Change what the engine returns: `change` gets the engine and the completion. temperature: a factor of the asked one."""
-
-    def plant() -> None:
-        original = vllm_standin.AsyncLLMEngine.generate
-
-        async def generate(self: Any, prompt: Any, params: Any, request_id: str) -> Any:
-            asked = dataclasses.replace(params, temperature=params.temperature * temperature)
-            async for output in original(self, prompt, asked, request_id):
-                change(self, output.outputs[0])
-                yield output
-
-        vllm_standin.AsyncLLMEngine.generate = generate  # type: ignore[method-assign]
-
-    return plant
-
-
-def _shifted(_: Any, done: Any) -> None:
-    """Give each token the log-prob of the next."""
-    values = [next(iter(each.values())) for each in done.logprobs]
-    done.logprobs = [{token: value} for token, value in zip(done.token_ids, [*values[1:], values[-1]], strict=True)]
-
-
-def _of_another(engine: Any, done: Any) -> None:
-    """Return the log-probs of the request before."""
-    own = [next(iter(each.values())) for each in done.logprobs]
-    before, engine.before = getattr(engine, "before", own), own
-    values = (before + own[len(before) :])[: len(own)]
-    done.logprobs = [{token: value} for token, value in zip(done.token_ids, values, strict=True)]
-
-
-def _appended_end(engine: Any, done: Any) -> None:
-    """Append an end token that the engine did not sample, with the log-prob 0.0."""
-    end = engine._tokenizer.eos_token_id
-    if done.token_ids[-1] != end:
-        done.token_ids.append(end)
-        done.logprobs.append({end: SimpleNamespace(logprob=0.0)})
-        done.finish_reason = "stop"
-
-
-def _never_truncated(_: Any, done: Any) -> None:
-    done.finish_reason = "stop"
-
-
-def _stale() -> None:
-    """Let the engine keep its first weights."""
-    vllm_standin.AsyncLLMEngine.load_weights = lambda self, weights: {name for name, _ in weights}  # type: ignore[method-assign]
-
-
-def _scored_warmer() -> None:
-    """Score with another temperature than the rollout's."""
-
-    def patch(module: Any) -> None:
-        original = module.Actor.forward
-
-        @functools.wraps(original)
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            self.temperature = 1.25
-            return original(self, *args, **kwargs)
-
-        module.Actor.forward = forward
-
-    after_import("openrlhf.models.actor", patch)
-
-
-class Fault(NamedTuple):
-    """A fault: how it is planted, on which side, the command that names it, and words of that command's sentence.
-
-    more: options of OpenRLHF.
-    """
-
-    plant: Callable[[], None]
-    side: str
-    command: str
-    words: str
-    more: str = ""
-
-
-def _nothing() -> None:
-    """Plant nothing: this is OpenRLHF's own fault."""
-
-
-_DYNAMIC = "--train.dynamic_batch_enable --train.max_tokens_per_gpu 260 --rollout.max_tokens_per_gpu 4096"
-FAULTS: dict[str, Fault] = {
-    "accumulation": Fault(
-        _normalizers(lambda by, n: by | {"batch_num_tokens": by["batch_num_tokens"] * n}), "trainer", "step", "accumulation twice"
-    ),
-    "dp_size": Fault(_normalizers(lambda by, n: by | {"dp_size": 1}), "trainer", "step", "dp_size is 1"),
-    "tokens": Fault(
-        _normalizers(lambda by, n: by | {"batch_num_tokens": by["batch_num_tokens"] * 1.25}),
-        "trainer",
-        "step",
-        "batch_num_tokens is",
-    ),
-    "engine accumulation": Fault(_engine_accumulates(4), "trainer", "step", "DeepSpeed accumulates 8"),
-    "gradient twice": Fault(_backward_twice, "trainer", "step", "applied twice"),
-    "dynamic batch": Fault(_nothing, "trainer", "step", "only the gradient of the last", _DYNAMIC),
-    "trainer's temperature": Fault(_scored_warmer, "trainer", "lint", "sampled at temperature 1, scored at 1.25"),
-    "appended end": Fault(_engine(_appended_end), "rollout", "lint", "placeholder"),
-    "never truncated": Fault(_engine(_never_truncated), "rollout", "lint", "truncat"),
-    "engine's temperature": Fault(_engine(lambda *_: None, temperature=0.7), "rollout", "explain", "temperature"),
-    "shift": Fault(_engine(_shifted), "rollout", "explain", "shift"),
-    "another row": Fault(_engine(_of_another), "rollout", "explain", "row"),
+HEALTHY = {
+    "1": "",
+    "2": "",
+    "1-cool": "--rollout.temperature 0.7",
+    "1-kl": "--algo.kl.init_coef 0.01 --algo.kl.use_loss --algo.kl.estimator k3",
+    "1-inner": "--train.batch_size 4",
 }
-"""The faults, by name."""
+"""Options of healthy runs, by the number of ranks and what is special: a KL term, two optimizer steps for each rollout."""
+
+
+class Case(NamedTuple):
+    """A run: its fault, or None if it is healthy, its dtype, processes, rollouts and options."""
+
+    name: str
+    fault: Fault | None
+    fp32: bool
+    ranks: int
+    steps: int
+    more: str
+
+
+def cases() -> Iterator[Case]:
+    """Yield every fault, and 20 healthy runs of three seeds, in fp32 and bf16."""
+    for name, fault in FAULTS.items():
+        yield Case(name, fault, True, fault.ranks, fault.steps, fault.more)
+    one, two, cool, kl, inner = HEALTHY
+    for dtype in ("fp32", "bf16"):
+        for kind, seeds in {one: (42, 7, 19), cool: (42, 7, 19), two: (42,), kl: (42, 7), inner: (19,)}.items():
+            for seed in seeds:
+                options = f"--train.seed {seed} {HEALTHY[kind]}"
+                yield Case(f"healthy-{dtype}-{kind}-seed{seed}", None, dtype == "fp32", 1 + (kind == two), 2, options)
 
 
 def record(
@@ -206,11 +86,10 @@ def record(
     options = {**_OPTIONS, "actor.num_gpus_per_node": str(ranks), "ckpt.output_dir": str(folder / "checkpoint")}
     options |= {"ds.param_dtype": "fp32"} if fp32 else {}
     typed += [word for name, value in options.items() for word in (f"--{name}", value)] + list(more)
-    store = str(folder / "store")
-    recorded = [sys.executable, "-m", "actordbg", "--store", store, "run", "--run", "ppo", "--calls", "forward,loss"]
-    os.environ[PLANTED], os.environ[WIDE] = fault, "1" if fp32 else ""
-    with start_job(program, [*recorded, "--", *typed], folder, folder / "ppo.log") as job:
-        job.wait(timeout=600)
+    recorded = [sys.executable, "-m", "actordbg", "--store", str(folder / "store"), *_RECORDED.split()]
+    os.environ |= {PLANTED: fault, WIDE: "1" if fp32 else "", "OMP_NUM_THREADS": "1"}
+    with start_job(program, [*recorded, *typed], folder, folder / "ppo.log") as job:
+        job.wait(timeout=900)
 
 
 def support_cpu() -> None:
@@ -243,16 +122,21 @@ def _drive() -> None:
     demo_programs.main()
 
 
-def judged(folder: Path, command: str) -> str:
-    """Run a judging command on a recorded run, and return its sentence."""
+def judged(folder: Path, command: str, step: int = 0) -> str:
+    """Run a judging command on a step of a recorded run, and return its sentence."""
     base = [sys.executable, "-m", "actordbg", "--store", str(folder / "store")]
-    model = ["--model", str(folder / "model")]
+    first, own = folder / "model", folder / f"checkpoint/checkpoints/global_step{step}_hf"
+    model = own if own.exists() else first
+    words = {
+        "lint": ["lint"],
+        "weights": ["weights"],
+        "turns": ["turns", "--tokenizer", str(first)],
+        "step": ["step", "--step", str(step), "--model", str(model)],
+        "explain": ["explain", "last", "--against", "rollout", *(["--other-model", str(first)] if own.exists() else [])],
+    }[command]
     if command == "explain":
-        where = ["--where", "step=0 and grad_enabled", "--max-inputs", "4", "--keep-tensors"]
-        subprocess.run([*base, "replay", *where, *model], check=False, capture_output=True)
-    words = {"lint": ["lint"], "step": ["step", "--step", "0", *model], "explain": ["explain", "last", "--against", "rollout"]}[
-        command
-    ]
+        where = ["--where", f"step={step} and grad_enabled", "--max-inputs", "4", "--keep-tensors", "--no-backward"]
+        subprocess.run([*base, "replay", *where, "--model", str(model)], check=False, capture_output=True)
     done = subprocess.run([*base, *words, "--json"], check=False, capture_output=True, text=True)
     try:
         return str(json.loads(done.stdout)["sentence"])
@@ -260,33 +144,84 @@ def judged(folder: Path, command: str) -> str:
         return done.stderr.strip()[-300:]
 
 
-def every(folder: Path) -> bool:
-    """Judge every fault and two healthy runs, recorded now if not below `folder`; print a table. Return whether all is right."""
-    right = True
-    for name, fault in FAULTS.items():
-        own = folder / name.replace(" ", "-").replace("'", "")
+def _folder(folder: Path, case: Case) -> Path:
+    return folder / case.name.replace(" ", "-").replace("'", "").replace(",", "")
+
+
+def _chosen(names: list[str]) -> Iterator[Case]:
+    known = {case.name: case for case in cases()}
+    return map(known.__getitem__, names or known)
+
+
+def record_all(folder: Path, names: list[str]) -> None:
+    """Record the cases that `folder` lacks. A run that was interrupted is recorded again."""
+    for case in _chosen(names):
+        own, begun = _folder(folder, case), folder / f"begun-{time.time_ns()}"
         if not own.exists():
-            record(own, fault=name, fp32=True, steps=4 if name == "engine accumulation" else 2, more=tuple(fault.more.split()))
-        said = judged(own, fault.command)
-        named = said.startswith("WRONG") and fault.words in said
-        sided = fault.command != "explain" or f"the {fault.side} is wrong" in said
-        right &= named and sided
-        print(f"{'named' if named and sided else 'MISSED'} | {name} | {fault.side} | {fault.command} | {said}", flush=True)
-    for name, fp32 in (("healthy-fp32", True), ("healthy-bf16", False)):
-        if not (folder / name).exists():
-            record(folder / name, fp32=fp32, steps=2)
-        for command in ("lint", "step", "explain"):
-            said = judged(folder / name, command)
-            right &= said.startswith("RIGHT")
-            print(f"{'right' if said.startswith('RIGHT') else 'FALSE ALARM'} | {name} | - | {command} | {said}", flush=True)
-    return right
+            record(begun, fault=case.name if case.fault else "", ranks=case.ranks, fp32=case.fp32, steps=case.steps,
+                   more=tuple(case.more.split()))  # fmt: skip
+            begun.rename(own)
+
+
+def judge_all(folder: Path, names: list[str]) -> None:
+    """Judge the recorded cases that `folder`/outcomes.jsonl lacks, a line for each command."""
+    outcomes = folder / "outcomes.jsonl"
+    known = {(line["case"], line["command"]) for line in _lines(outcomes)}
+    for case in _chosen(names):
+        for command in (case.fault.command,) if case.fault else COMMANDS:
+            if (case.name, command) in known or not _folder(folder, case).exists():
+                continue
+            began = time.perf_counter()
+            said = judged(_folder(folder, case), command, case.fault.step if case.fault else 0)
+            named = {"case": case.name, "command": command, "sentence": said, "seconds": round(time.perf_counter() - began, 1)}
+            with outcomes.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(named) + "\n")
+            print(_row(case, named), flush=True)
+
+
+def _lines(outcomes: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
+
+
+def _right(case: Case, said: str) -> bool:
+    """Check whether a command names a fault and its side, or calls a healthy run right."""
+    if case.fault is None:
+        return said.startswith("RIGHT")
+    return said.startswith(f"WRONG: the {case.fault.side} is wrong") and case.fault.words in said
+
+
+def _row(case: Case, line: dict[str, Any]) -> str:
+    right = _right(case, line["sentence"])
+    word = ("named" if right else "MISSED") if case.fault else "right" if right else "FALSE ALARM"
+    return f"{word} | {case.name} | {case.fault.side if case.fault else '-'} | {line['command']} | {line['sentence']}"
+
+
+def table(folder: Path) -> bool:
+    """Print every outcome, and how many faults are named. Return whether all are, and no healthy run."""
+    by_name, lines = {case.name: case for case in cases()}, _lines(folder / "outcomes.jsonl")
+    rows = [(by_name[line["case"]], line) for line in lines if line["case"] in by_name]
+    for case, line in rows:
+        print(_row(case, line))
+    faults = [_right(case, line["sentence"]) for case, line in rows if case.fault]
+    healthy = {case.name for case, _ in rows if not case.fault}
+    alarms = {case.name for case, line in rows if not case.fault and not _right(case, line["sentence"])}
+    seconds = sum(line["seconds"] for _, line in rows)
+    print(f"{sum(faults)} of {len(faults)} faults named, {len(alarms)} of {len(healthy)} healthy runs; judged in {seconds:.0f} s")
+    return all(faults) and not alarms
 
 
 def main() -> None:
     """Run what the first word says; without one, be a process of a run."""
-    if sys.argv[1:2] == ["all"]:
-        raise SystemExit(not every(Path(sys.argv[2])))
-    if sys.argv[1:2] != ["run"]:
+    word = "".join(sys.argv[1:2])
+    if word in ("record", "judge", "all"):
+        folder = Path(sys.argv[2])
+        folder.mkdir(parents=True, exist_ok=True)
+        if word != "judge":
+            record_all(folder, sys.argv[3:])
+        if word != "record":
+            judge_all(folder, sys.argv[3:])
+        raise SystemExit(word == "all" and not table(folder))
+    if word != "run":
         return _drive()
     parser = argparse.ArgumentParser()
     parser.add_argument("run")

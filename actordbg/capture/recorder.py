@@ -32,7 +32,7 @@ from actordbg.capture.ring import Ring
 from actordbg.capture.snapshot import Copier, cost, memmove, named_outputs
 from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
-from actordbg.formats.dump_record import RNG_PREFIX
+from actordbg.formats.dump_record import LOSS, RNG_PREFIX
 from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
 
@@ -63,7 +63,8 @@ class Recorder:
     """Records the calls of one process into one store. Not used across a fork: the child makes a new one.
 
     `control`: the switch in force, None while recording is off; `on_change` is called when it may have changed. `stray` counts
-    calls that the recorder failed to count. `compiled`: torch.compile traced a forward. `last`: the last call that was copied.
+    calls that the recorder failed to count. `compiled`: torch.compile traced a forward. `last`: the last call that was copied,
+    while losses are recorded too.
     """
 
     def __init__(
@@ -146,7 +147,9 @@ class Recorder:
             if reason is not None and not ring.keep and not control.triggers:
                 return None
             item = Item(self.pid, ledger, control, ring, number, reason, OPEN if reason is None else SAMPLED)
-            open_ = self.last = item
+            open_ = item
+            if LOSS in control.calls:  # a call that is kept longer costs the next one its release
+                self.last = item
             return self._hand_over(item) if self._copy(item, instance, actor, binder, args, kwargs) else None
         except BaseException as error:  # an edge: assignments only
             if isinstance(error, Exception):

@@ -19,7 +19,7 @@ nothing else is searched: with as many rows as there are, some other row always 
 named together: the data cannot tell them apart.
 
 **Arranged** causes move log-probs without a model: shifted by some tokens, or another row's. A shift is tried at all rows at
-once, and another row is searched for each row alone among those of its dump, so a shift is tried first.
+once, and another row is searched for each row alone, so a shift is tried first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ZERO = -1e-3
 
 @dataclass(frozen=True)
 class TokenSample:
-    """Log-probs of T tokens. rows: (start, end, number of the dump) of each row.
+    """Log-probs of T tokens. rows: (start, end) of each row.
 
     curves: by cause, (size, log-probs [T]) of each tried size. own: by cause, the size at which nothing is wrong. healthy [H, T]
     and drawn [K, T]: differences from the truth in the run's dtype. weights: by name, log-probs [T] of the truth with other
@@ -60,7 +60,7 @@ class TokenSample:
 
     recorded: Array
     truth: Array
-    rows: Sequence[tuple[int, int, int]]
+    rows: Sequence[tuple[int, int]]
     healthy: Array
     drawn: Array
     curves: Mapping[str, Sequence[tuple[float, Array]]] = field(default_factory=dict)
@@ -265,7 +265,7 @@ def _spread(sample: TokenSample, slope: Array) -> float:
 def _shifted(sample: TokenSample, lag: int) -> Array:
     """Return the truth of the token `lag` further in the same row [T]."""
     shifted = np.full_like(sample.truth, np.nan)
-    for start, end, _ in sample.rows:
+    for start, end in sample.rows:
         low, high = max(start, start - lag), min(end, end - lag)
         if low < high:
             shifted[low:high] = sample.truth[low + lag : high + lag]
@@ -273,13 +273,13 @@ def _shifted(sample: TokenSample, lag: int) -> Array:
 
 
 def _other_rows(sample: TokenSample, counted: Array) -> tuple[Array, int]:
-    """Return, for each row, the truth of the row of its dump that fits best [T], and how many rows are others' than their own."""
+    """Return, for each row, the truth of the row that fits best [T], and how many rows are others' than their own."""
     predicted, moved = np.full_like(sample.truth, np.nan), 0
-    for start, end, dump in sample.rows:
+    for start, end in sample.rows:
         best = (_mean(sample.recorded[start:end] - sample.truth[start:end], counted[start:end]) / 2, start, end - start)
-        for other, stop, of in sample.rows:
+        for other, stop in sample.rows:
             size = min(end - start, stop - other)
-            if of == dump and other != start and size >= FEWEST // 2:
+            if other != start and size >= FEWEST // 2:
                 away = sample.recorded[start : start + size] - sample.truth[other : other + size]
                 best = min(best, (_mean(away, counted[start : start + size]), other, size))
         _, source, size = best

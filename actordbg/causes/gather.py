@@ -38,9 +38,9 @@ def sample_of(pieces: Sequence[Piece], own: Mapping[str, float]) -> TokenSample:
         return np.concatenate(taken) if taken else np.zeros(0)
 
     rows, end = [], 0
-    for number, piece in enumerate(pieces):
+    for piece in pieces:
         for count in piece.mask.sum(-1).tolist():
-            rows.append((end, end + count, number))
+            rows.append((end, end + count))
             end += count
     truth = chosen([piece.truth for piece in pieces])
     curves: dict[str, list[tuple[float, Array]]] = {}

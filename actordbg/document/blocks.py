@@ -62,6 +62,8 @@ GOOD_TONE, BAD_TONE, PART_TONE, NO_TONE = "good", "bad", "part", "none"
 """Colors of a verdict: right, wrong, partial or not checked, nothing judged."""
 RIGHT, WRONG, FAILED, UNCHECKED = "RIGHT", "WRONG", "FAILED", "NOT CHECKED"
 """The verdicts of every command."""
+ROLLOUT, TRAINER, EITHER = "rollout", "trainer", "either side"
+"""Sides that a verdict calls wrong."""
 TONES = {
     word: tone
     for tone, words in {
@@ -88,7 +90,8 @@ class Verdict:
 
     word: RIGHT, WRONG, FAILED or NOT CHECKED; "" if the command measures and does not judge. said: the rest of the sentence.
     figures: (name, value), the deciding figure first. not_checked: what the word does not cover. next: the command to run next.
-    toy: whether the built-in toy model ran.
+    toy: whether the built-in toy model ran. wrong, right: which of several sides are, such as ROLLOUT and TRAINER, where the
+    command tells; wrong is EITHER if it could be any.
     """
 
     word: str
@@ -97,6 +100,8 @@ class Verdict:
     not_checked: Sequence[str] = ()
     next: str = ""
     toy: bool = False
+    wrong: Sequence[str] = ()
+    right: Sequence[str] = ()
 
     @property
     def tone(self) -> str:
@@ -114,10 +119,23 @@ class Verdict:
         return f"{self.word} ({TOY_MODEL})" if self.toy and self.word else self.word
 
     @property
+    def text(self) -> str:
+        """Return what follows the word: the side that is wrong, and what is said: "the rollout is wrong: ..."."""
+        if not self.wrong:
+            return self.said
+        right = f", {_sides(self.right)} right" if self.right else ""
+        first = f"{EITHER} may be" if EITHER in self.wrong else _sides(self.wrong)
+        return f"{first} wrong{right}: {self.said}"
+
+    @property
     def sentence(self) -> str:
         """The whole verdict: "RIGHT (TOY MODEL): 8 of 257 dumps match the truth to fp32 rounding; not checked: your model"."""
         left = f"; not checked: {'; '.join(self.not_checked)}" if self.not_checked else ""
-        return f"{self.heading}{': ' * bool(self.word)}{self.said.removesuffix('.') if left else self.said}{left}"
+        return f"{self.heading}{': ' * bool(self.word)}{self.text.removesuffix('.') if left else self.text}{left}"
+
+
+def _sides(names: Sequence[str]) -> str:
+    return f"the {' and the '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 @dataclass(frozen=True)
@@ -185,13 +203,15 @@ class VerdictData(SentenceData, total=False):
     """The part of a result's JSON that every judging command has, with the fields of `Verdict`.
 
     verdict: its word. sentence: the whole verdict. charts: title, words and Vega-Lite specification of each. good: whether the
-    exit code is 0, which the command adds.
+    exit code is 0, which the command adds. wrong, right: absent where no side is judged.
     """
 
     figures: Sequence[tuple[str, str]]
     not_checked: Sequence[str]
     charts: Sequence[dict[str, Any]]
     good: bool
+    wrong: Sequence[str]
+    right: Sequence[str]
 
 
 def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
@@ -203,7 +223,8 @@ def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
         for block in blocks
         if isinstance(block, Chart)
     ]
-    return {name: value for name, value in data.items() if name not in ("word", "said", "toy")} | {"charts": charts}
+    omitted = {"word", "said", "toy"} | {name for name in ("wrong", "right") if not data[name]}
+    return {name: value for name, value in data.items() if name not in omitted} | {"charts": charts}
 
 
 def number(value: float | None, digits: int = 4) -> str:

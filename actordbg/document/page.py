@@ -269,7 +269,7 @@ def _verdict(verdict: Verdict) -> str:
     figures = "".join(f"<div><dt>{_inline(name)}</dt><dd>{_inline(value)}</dd></div>" for name, value in verdict.figures)
     left = "".join(f"<li>{_inline(text)}</li>" for text in verdict.not_checked)
     parts = [
-        f'<p class="verdict">{f"<strong>{in_html(verdict.heading)}</strong> " * bool(verdict.word)}{_inline(verdict.said)}</p>',
+        f'<p class="verdict">{f"<strong>{in_html(verdict.heading)}</strong> " * bool(verdict.word)}{_inline(verdict.text)}</p>',
         f"<dl>{figures}</dl>" * bool(figures),
         f'<div class="unchecked"><b>Not checked</b><ul>{left}</ul></div>' * bool(left),
         f'<p class="next"><b>next</b> {_command(verdict.next)}</p>' * bool(verdict.next),

@@ -1,4 +1,4 @@
-"""Say which side is wrong where rollout and trainer disagree: the rollout's recorded log-probs, the run's own, and the truth's.
+"""Say which side is wrong where rollout and trainer disagree: the rollout's recorded log-probs, the trainer's, the truth's.
 
 A dashboard has the difference of the first two, which names no side. The truth names it: a side is right if its mean distance
 from the truth is at most 1.5 times the noise of rounding on the same tokens. The bank's causes are fitted to whichever
@@ -9,7 +9,7 @@ is what the training forward gave for the same tokens. Which side is wrong is re
 that the rollout was configured with, where it was recorded.
 
     explained = explain_rollout(store, replay_id)
-    explained.sentence   # "the rollout is wrong, the run is right: rollout log-probs: the adapter was not applied ..."
+    explained.sentence   # "the rollout is wrong, the trainer is right: rollout log-probs: the adapter was not applied ..."
 
 A server (`--backend endpoint`) is a side too, once for each way in which it scored (`explain_engine`).
 """
@@ -26,7 +26,7 @@ from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
 from actordbg.causes.fit import Array
 from actordbg.config.replay_config import ENDPOINT
-from actordbg.document.blocks import RIGHT, WRONG, Block, Grid, Heading, Verdict, number, section
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, WRONG, Block, Grid, Heading, Verdict, number, section
 from actordbg.judge.explain_outputs import MOST, explain_sides
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.judge.sides import ReplaySide, open_replay
@@ -34,7 +34,7 @@ from actordbg.records.comparison_record import ExplainedOutputs
 from actordbg.records.journal import ENGINE_WAYS
 from actordbg.store.layout import Store
 
-ROLLOUT, RUN, ENGINE, ALONE = "rollout", "run", "engine", "alone"
+ENGINE, ALONE = "engine", "alone"
 _Side = Mapping[str, Array]
 """Arrays by dump id."""
 _DIFFERS = {
@@ -82,12 +82,12 @@ _MEASURED, _DASHBOARD = "mean of |difference|, nats", "name on a dashboard"
 
 @dataclass(frozen=True)
 class ExplainedRollout(ExplainedSides):
-    """What is wrong between a rollout and the run. apart: the mean of |rollout - run|, nats. dashboards: the field's names for
+    """What is wrong between rollout and trainer. apart: the mean of |rollout - trainer|, nats. dashboards: the field's names for
     how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
     """
 
     rollout: ExplainedOutputs
-    run: ExplainedOutputs
+    trainer: ExplainedOutputs
     apart: float
     dashboards: dict[str, float]
     engine: ExplainedOutputs | None = None
@@ -95,37 +95,33 @@ class ExplainedRollout(ExplainedSides):
     @property
     def sides(self) -> dict[str, ExplainedOutputs]:  # type: ignore[override]
         """The explanation of each side, by its name."""
-        return {ROLLOUT: self.rollout, RUN: self.run} | ({ENGINE: self.engine} if self.engine else {})
-
-    @property
-    def sentence(self) -> str:
-        """Say which side is wrong, and why."""
-        everyone = f"{' and '.join(self.sides)} are {'both' if len(self.sides) == 2 else 'all'}"
-        if not self.wrong:
-            far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
-            return f"{everyone} right: {far} nats from the truth over {self.rollout.tokens:,} tokens"
-        first = f"{_named(self.wrong)} wrong, {_named(self.right)} right" if self.right else f"{everyone} wrong"
-        causes = (
-            text.replace("recorded log-probs", f"{name} log-probs")
-            for name, side in self.sides.items()
-            for text in side.sentences
-        )
-        return f"{first}: {'; '.join(causes)}"
+        return {ROLLOUT: self.rollout, TRAINER: self.trainer} | ({ENGINE: self.engine} if self.engine else {})
 
     @property
     def verdict(self) -> Verdict:
-        """The sentence, and how far the two are apart."""
-        return Verdict(WRONG if self.wrong else RIGHT, self.sentence, [("rollout to run", f"{number(self.apart, 3)} nats")])
+        """Say which side is wrong, and why."""
+        figures = [("rollout to trainer", f"{number(self.apart, 3)} nats")]
+        if self.wrong:
+            causes = [
+                text.replace("recorded log-probs", f"{name} log-probs")
+                for name, side in self.sides.items()
+                for text in side.sentences
+            ]
+            return Verdict(WRONG, "; ".join(causes), figures, wrong=self.wrong, right=self.right)
+        far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
+        every = f"{' and '.join(self.sides)} are {'both' if len(self.sides) == 2 else 'all'} right"
+        return Verdict(RIGHT, f"{every}: {far} nats from the truth over {self.rollout.tokens:,} tokens", figures)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict without its word."""
+        return self.verdict.text
 
     @property
     def blocks(self) -> list[Block]:
         """Return what a page and `actordbg explain --against rollout` show below the verdict."""
         rows = [(name, number(value)) for name, value in self.dashboards.items()]
-        return [*self.told, Grid((_DASHBOARD, "rollout and run"), rows, {_DASHBOARD})]
-
-
-def _named(sides: Sequence[str]) -> str:
-    return f"the {' and the '.join(sides)} {'is' if len(sides) == 1 else 'are'}"
+        return [*self.told, Grid((_DASHBOARD, "rollout and trainer"), rows, {_DASHBOARD})]
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,7 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
     arrays = {dump_id: loss.log_probs() for dump_id, loss in losses.items()}
     sides = {
         ROLLOUT: {dump_id: named["rollout_log_probs"] for dump_id, named in arrays.items()},
-        RUN: {dump_id: named["log_probs"] for dump_id, named in arrays.items()},
+        TRAINER: {dump_id: named["log_probs"] for dump_id, named in arrays.items()},
     }
     temperature = temperatures.pop() if len(temperatures) == 1 else None
     ours = open_replay(query.open_fresh(store), replay_id)
@@ -201,10 +197,10 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
     before = {dump_id: named["old_log_probs" if "old_log_probs" in named else "log_probs"] for dump_id, named in arrays.items()}
     rollout, run, old = (
         np.concatenate([of[dump_id][masks[dump_id]] for dump_id in arrays]).astype(np.float64)
-        for of in (sides[ROLLOUT], sides[RUN], before)
+        for of in (sides[ROLLOUT], sides[TRAINER], before)
     )
     figures, apart = field_figures(rollout, run, old), float(np.abs(run - rollout).mean())
-    return ExplainedRollout(explained[ROLLOUT], explained[RUN], apart, figures, explained.get(ENGINE))
+    return ExplainedRollout(explained[ROLLOUT], explained[TRAINER], apart, figures, explained.get(ENGINE))
 
 
 def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:

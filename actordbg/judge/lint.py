@@ -52,6 +52,12 @@ class Findings:
         """The laws that nothing recorded could check."""
         return [law for law in LAWS if self.state(law) == NOT_CHECKED]
 
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The side that is wrong by the first law that fails: ROLLOUT, TRAINER or EITHER; none if no side is."""
+        sides = (self.answers[law.name].violations[0].side or law.side for law in self.broken[:1])
+        return tuple(filter(None, sides))
+
     def in_words(self) -> str:
         """Return the result in words, for the sentence of a command that checks the recorded data first."""
         if self.broken:
@@ -70,7 +76,7 @@ class Findings:
         if self.broken:
             violation = self.answers[self.broken[0].name].violations[0]
             following = f"actordbg dump show {violation.dump_id}"
-            return Verdict(WRONG, self.in_words(), figures, left, following)
+            return Verdict(WRONG, self.in_words(), figures, left, following, wrong=self.wrong)
         said = f"{self.in_words()} on {plural(self.dumps, 'dump')}"
         return Verdict(RIGHT if self.held else UNCHECKED, said, figures, left, "actordbg check")
 
@@ -135,6 +141,7 @@ def lint_data(findings: Findings) -> dict[str, Any]:
         {"law": law.name, "verdict": findings.state(law)}
         | {name: getattr(law, name) for name in ("holds", "thread", "remedy", "needs")}
         | asdict(findings.answers[law.name])
+        | {"violations": [asdict(each) | {"side": each.side or law.side} for each in findings.answers[law.name].violations]}
         for law in LAWS
     ]
     return {"dumps": findings.dumps, "unreadable": findings.unreadable, "laws": laws}
@@ -148,4 +155,5 @@ def with_lint(verdict: Verdict, findings: Findings) -> Verdict:
         return replace(verdict, said=said, not_checked=(*verdict.not_checked, *left))
     if verdict.word == FAILED:
         return replace(verdict, said=said)
-    return replace(verdict, word=WRONG, said=f"recorded data: {findings.in_words()}; {verdict.said}", next="actordbg lint")
+    said = f"recorded data: {findings.in_words()}; {verdict.said}"
+    return replace(verdict, word=WRONG, said=said, next="actordbg lint", wrong=findings.wrong)

@@ -22,9 +22,11 @@ from actordbg.formats.nested_values import CONTEXT
 from actordbg.judge.loss_terms import loss_terms
 from actordbg.store.payload import load_plain, numbers_of
 
+HEAD = 16
+"""Actions of a row's beginning that are kept of its log-probs."""
 Numbers: TypeAlias = Any
 """A numpy array, whose shape the text beside it gives. (numpy's stubs do not follow comparisons of arrays.)"""
-_TRIMMED = ("row_keys", "prompts", "counts", "spans", "ends", "surprisal", "moved", "terms", "weightless", "holes")
+_TRIMMED = ("row_keys", "prompts", "counts", "spans", "ends", "surprisal", "moved", "terms", "weightless", "holes", "heads")
 LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "action_log_probs")
 """Names of tensors of log-probs, which a call got or returned."""
 
@@ -192,6 +194,18 @@ class RecordedCall:
         return None if values is None or self.active is None else -np.where(self.active, values, 0.0).sum(1)
 
     @cached_property
+    def heads(self) -> dict[str, Numbers]:
+        """The log-probs of each row's first actions by name, float64 [B, HEAD]; NaN behind a row's last."""
+        heads = {}
+        for name, values in self.log_probs().items():
+            assert self.active is not None
+            heads[name] = head = np.full((len(values), HEAD), np.nan)
+            for row, (own, mask) in enumerate(zip(values, self.active, strict=True)):
+                kept = own[mask][:HEAD]
+                head[row, : len(kept)] = kept
+        return heads
+
+    @cached_property
     def moved(self) -> Numbers | None:
         """The sum over each row's actions of |log_probs - old_log_probs|, [B]."""
         known = self.log_probs()
@@ -210,17 +224,21 @@ class RecordedCall:
     @cached_property
     def terms(self) -> Terms | None:
         """Return the sums of this loss's terms, recomputed from its arguments; None for a forward, and for an unknown loss."""
-        if not self.is_loss or self.active is None:
+        return self.terms_with(self.active)
+
+    def terms_with(self, mask: Numbers | None, **changed: Any) -> Terms | None:
+        """Return `terms` under another mask, bool [B, A], or with changed attributes of the loss."""
+        if not self.is_loss or mask is None:
             return None
         named = {name: values.astype("f8") for name, values in self.log_probs().items()}
         if (advantages := self.array("advantages")) is not None:
             named["advantages"] = advantages.astype("f8")
         with np.errstate(all="ignore"):
-            each = loss_terms(np, self.loss_attributes, named, self.active)
+            each = loss_terms(np, self.loss_attributes | changed, named, mask)
         if each is None:
             return None
-        each = np.where(self.active, each, 0.0)
-        count = self.active.sum(1)
+        each = np.where(mask, each, 0.0)
+        count = mask.sum(1)
         means = each.sum(1)[count > 0] / count[count > 0]
         return Terms(float(each.sum()), float(means.sum()), float(np.abs(each).sum()), int(count.sum()), int((count > 0).sum()))
 
@@ -233,12 +251,15 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class Violation:
-    """A place where a law fails. row: of the call; None for the whole call or step. size: how far, in the law's unit."""
+    """A place where a law fails. row: of the call; None for the whole call or step. size: how far, in the law's unit. side: which
+    is wrong; "" for that of the law.
+    """
 
     dump_id: str
     words: str
     row: int | None = None
     size: float | None = None
+    side: str = ""
 
 
 @dataclass
@@ -249,12 +270,12 @@ class Answer:
     violations: list[Violation] = field(default_factory=list)
     figure: str = ""
 
-    def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None) -> None:
+    def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None, side: str = "") -> None:
         """Look at all rows of a call, and add a violation for the first of those that are `bad`, bool [B]."""
         self.looked_at += len(bad)
         for row in bad.nonzero()[0][:1]:
             many = f" ({plural(int(bad.sum()), 'row')})" if bad.sum() > 1 else ""
-            self.violations.append(Violation(call.record.dump_id, words + many, int(row), _size(sizes, row)))
+            self.violations.append(Violation(call.record.dump_id, words + many, int(row), _size(sizes, row), side))
 
 
 def _size(sizes: Numbers | None, row: int) -> float | None:
@@ -265,7 +286,8 @@ def _size(sizes: Numbers | None, row: int) -> float | None:
 class RecordedLaw:
     """A law: what must hold, where people met it broken, what to do then, and what has to be recorded to check it.
 
-    judge: gets one whole call, or, if `over_calls`, all trimmed calls.
+    side: which is wrong where it fails: ROLLOUT, TRAINER, EITHER if that is open, "" if it is neither. judge: gets one whole
+    call, or, if `over_calls`, all trimmed calls.
     """
 
     name: str
@@ -273,5 +295,6 @@ class RecordedLaw:
     thread: str
     remedy: str
     needs: str
+    side: str
     judge: Callable[[Sequence[RecordedCall], Answer], None]
     over_calls: bool = False

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 import numpy as np
 
 from actordbg.base.units import plural, release
-from actordbg.document.blocks import number
+from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
 from actordbg.judge.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, Violation
 
 POSITIVE = {True: 1e-3, False: 0.05}
@@ -28,8 +28,16 @@ IMPROBABLE, LONG = 30.0, 48
 """A row may appear twice if its actions are more likely than e^-30, or, without log-probs, fewer than this."""
 ACCUMULATES_LAST = (0, 19)
 """The release of DeepSpeed in which ZeRO 1 and 2 were seen to drop all but the last gradient; earlier ones were not tried."""
+FAR, AS_ANOTHER, ALIKE = 0.3, 0.1, 8
+"""A row's log-probs are another row's if they are this far from its own (nats), this share of it from the other's, over so many
+actions at least."""
 USUAL_END = 0.5
 """Share of the rows whose last action must be the same token for it to count as the end token."""
+
+
+def _side_of(name: str) -> str:
+    """Return the side that a tensor comes from."""
+    return ROLLOUT if name == "rollout_log_probs" else TRAINER
 
 
 def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -61,7 +69,7 @@ def _finite(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 named[name] = values
         for name, values in named.items():
             bad: Numbers = ~np.isfinite(values) & call.active
-            answer.rows(call, bad.any(1), f"{name} is not finite under the action mask")
+            answer.rows(call, bad.any(1), f"{name} is not finite under the action mask", side=_side_of(name))
         if (loss := call.array("loss")) is not None:
             answer.rows(call, ~np.isfinite(loss).reshape(1), "the loss is not finite")
 
@@ -71,7 +79,7 @@ def _positive(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for name, values in call.log_probs().items():
             assert call.active is not None
             highest = np.where(call.active, values, -1.0).max(1, initial=-1.0)
-            answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 under the action mask", highest)
+            answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 under the action mask", highest, _side_of(name))
 
 
 def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -83,10 +91,18 @@ def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
             bad = (known[name] == 0) & (known[other] < UNLIKELY) & call.active
             worst = -np.where(bad, known[other], 0.0).min(1, initial=0.0)
             words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
-            answer.rows(call, bad.any(1), words, worst)
+            answer.rows(call, bad.any(1), words, worst, _side_of(name))
 
 
 def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        said = call.log_probs().get("rollout_log_probs")
+        for by in (-1, 1, -2, 2) if said is not None else ():
+            assert call.active is not None
+            bad = call.active.any(1) & (_moved(said != 0, by) == call.active).all(1) & (call.active != (said != 0)).any(1)
+            if bad.sum() * 2 > call.active.any(1).sum():
+                words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
+                answer.rows(call, bad, words, side=TRAINER)
     single = [call for call in calls if call.holes is not None and call.fact("multi_turn") is False]
     for call in single:
         assert call.holes is not None
@@ -94,6 +110,13 @@ def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
     silent = [call for call in calls if call.holes is not None and call.fact("multi_turn") is None]
     if not any(call.holes is not None and call.holes.any() for call in silent):
         answer.looked_at += sum(call.rows for call in silent)
+
+
+def _moved(mask: Numbers, by: int) -> Numbers:
+    """Return a mask [B, A] shifted by some columns, without what leaves it."""
+    moved, size = np.zeros_like(mask), mask.shape[1] - abs(by)
+    moved[:, max(by, 0) : max(by, 0) + size] = mask[:, max(-by, 0) : max(-by, 0) + size]
+    return moved
 
 
 def _end_token(calls: Sequence[RecordedCall]) -> int | None:
@@ -155,13 +178,6 @@ def _advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
     flat_groups, groups = 0, 0
     weightless: list[Numbers] = []
     for words, losses in _steps(calls):
-        rows = [call.weightless for call in losses if call.weightless is not None]
-        if rows:
-            answer.looked_at += 1
-            weightless += rows
-            if sum(map(len, rows)) > 1 and np.concatenate(rows).all():
-                said = f"{words}: every advantage is 0, so nothing is learned"
-                answer.violations.append(Violation(losses[0].record.dump_id, said))
         rewards: dict[bytes, set[float]] = defaultdict(set)
         members: Counter[bytes] = Counter()
         for call in losses:
@@ -171,11 +187,45 @@ def _advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 members[prompt] += 1
         groups += sum(count > 1 for count in members.values())
         flat_groups += sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
+        rows = [call.weightless for call in losses if call.weightless is not None]
+        if rows:
+            answer.looked_at += 1
+            weightless += rows
+            if sum(map(len, rows)) > 1 and np.concatenate(rows).all():
+                differ = any(len(of) > 1 for of in rewards.values())
+                said = f"{words}: every advantage is 0, so nothing is learned" + ", although rewards differ" * differ
+                answer.violations.append(Violation(losses[0].record.dump_id, said, side=TRAINER * differ))
     if weightless:
         share = float(np.concatenate(weightless).mean())
         answer.figure = f"{share:.1%} of the rows have no advantage"
         if groups:
             answer.figure += f"; {flat_groups:,} of {plural(groups, 'group')} of a prompt have equal rewards"
+
+
+def _of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for words, losses in _steps(calls):
+        losses = [call for call in losses if "log_probs" in call.heads]
+        rows = [(call, row) for call in losses for row in range(call.rows)]
+        own = np.concatenate([call.heads["log_probs"] for call in losses]) if losses else np.zeros((0, 0))
+        for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
+            if not rows or not all(name in call.heads for call in losses):
+                continue
+            answer.looked_at += len(rows)
+            said, moved = np.concatenate([call.heads[name] for call in losses]), []
+            for at in ((_apart(said, own) > FAR) & (np.isfinite(own).sum(1) >= ALIKE)).nonzero()[0]:
+                others = np.where(np.isfinite(own + said[at]).sum(1) >= ALIKE, _apart(said[at], own), np.inf)
+                if others.min() < AS_ANOTHER * others[at]:
+                    moved.append(rows[at])
+            for call, row in moved[:1]:
+                text = f"{words}: {name} are those of another row, in {len(moved)} of {plural(len(rows), 'row')}"
+                answer.violations.append(Violation(call.record.dump_id, text, row, side=_side_of(name)))
+
+
+def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
+    """Return the mean of |difference| of each row [R] over the columns that both have; 0 without any."""
+    apart = np.abs(ours - theirs)
+    known = np.isfinite(apart)
+    return np.where(known, apart, 0.0).sum(1) / np.maximum(known.sum(1), 1)
 
 
 def _ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -237,11 +287,14 @@ def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
     seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
+    scored: Counter[Hashable] = Counter()
     for call in calls:
-        record = call.record
+        if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy":
+            scored.update((call.record.run, call.record.step, key) for key in call.row_keys)
+    for call in calls:
+        record, apart = call.record, call.fact("dp_size") == call.record.world_size
         together: Hashable = record.dump_id
         if call.is_loss and record.step is not None:  # ranks of a ring or of tensor parallelism have the same rows
-            apart = call.fact("dp_size") == record.world_size
             together = (record.run, record.step, None if apart else record.rank)
         repeated = np.zeros(len(call.row_keys), bool)
         for row, key in enumerate(call.row_keys):
@@ -249,9 +302,12 @@ def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
             unlikely = count >= LONG if call.surprisal is None else not call.surprisal[row] <= IMPROBABLE
             repeated[row] = unlikely and key in seen[together]
             seen[together].setdefault(key, record.dump_id)
-        first = next((seen[together][call.row_keys[row]] for row in repeated.nonzero()[0]), "")
+        key = next((call.row_keys[row] for row in repeated.nonzero()[0]), b"")
+        first, times = seen[together].get(key, ""), scored[record.run, record.step, key] if apart else 0
         where = "" if first == record.dump_id else f" in {first}"
-        answer.rows(call, repeated, f"the same row is trained on twice in a step{where}")
+        where += {0: "", 1: ", and was scored once"}.get(times, ", and was scored as often")
+        side = (EITHER, TRAINER, ROLLOUT)[min(times, 2)]
+        answer.rows(call, repeated, f"the same row is trained on twice in a step{where}", side=side)
 
 
 def _groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -272,7 +328,7 @@ def _temperature(calls: Sequence[RecordedCall], answer: Answer) -> None:
         ours, asked = call.record.temperature, call.fact("rollout.temperature")
         each = call.array("temperatures", "temperature")
         if each is not None and each.ndim == 2:
-            answer.rows(call, each.min(1) != each.max(1), "the temperature changes within a row")
+            answer.rows(call, each.min(1) != each.max(1), "the temperature changes within a row", side=ROLLOUT)
         if ours is None:
             continue
         if asked is not None:
@@ -297,71 +353,76 @@ _SCORES = "log-probs (dump enable --with-outputs, or --calls forward,loss)"
 LAWS = (
     RecordedLaw(
         "lengths", "log-probs, advantages and the action mask have one shape, and the mask covers real tokens only",
-        "eval-protocol PR#457", "shift the mask by one: column j of A is token S - A + j", "an action mask", _lengths,
+        "eval-protocol PR#457", "shift the mask by one: column j of A is token S - A + j", "an action mask", TRAINER, _lengths,
     ),
     RecordedLaw(
         "finite", "log-probs, advantages and losses are finite", "NeMo-RL#2100",
-        "replay that dump: actordbg check --where \"dump='...'\"", _SCORES, _finite,
+        "replay that dump: actordbg check --where \"dump='...'\"", _SCORES, TRAINER, _finite,
     ),
     RecordedLaw(
         "log-probs", "no log-prob is above 0", "verl#2656", "normalize: log_softmax over the whole vocabulary, in fp32",
-        _SCORES, _positive,
-    ),
-    RecordedLaw(
-        "placeholder", "no log-prob of an action is a placeholder 0.0", "SkyRL PR#2148",
-        "mask tokens that the engine did not sample (an appended end token, tool output)", _LOSSES, _placeholder,
+        _SCORES, TRAINER, _positive,
     ),
     RecordedLaw(
         "mask", "the actions of a single response are contiguous and end with its last token", "SkyRL PR#354",
-        "build the mask from the sampled ids, not from their text", "the kind of rollout, in losses, for rows with holes", _mask,
+        "build the mask from the sampled ids, not from their text", "the kind of rollout, in losses, for rows with holes",
+        EITHER, _mask,
+    ),
+    RecordedLaw(
+        "rows", "the log-probs of rollout, old policy and base are those of their own row", "open-instruct#1473",
+        "match results by id, not by order", _LOSSES, EITHER, _of_other_rows, True,
+    ),
+    RecordedLaw(
+        "placeholder", "no log-prob of an action is a placeholder 0.0", "SkyRL PR#2148",
+        "mask tokens that the engine did not sample (an appended end token, tool output)", _LOSSES, ROLLOUT, _placeholder,
     ),
     RecordedLaw(
         "end", "a response ends with one end token", "open-instruct PR#1041",
         "append an end token only if the engine returned none, and then without a mask", "actions, most with one last token",
-        _ends, True,
+        ROLLOUT, _ends, True,
     ),
     RecordedLaw(
         "truncation", "a response without an end token is reported as truncated", "NeMo-RL PR#4042",
-        "take truncated from the finish_reason of every turn", _LOSSES, _truncation, True,
+        "take truncated from the finish_reason of every turn", _LOSSES, ROLLOUT, _truncation, True,
     ),
     RecordedLaw(
         "response length", "response_length counts the actions", "OpenRLHF#1243", "use action_mask.sum(-1) instead of the span",
-        _LOSSES, _response_length,
+        _LOSSES, TRAINER, _response_length,
     ),
     RecordedLaw(
         "advantages", "a step has advantages that are not 0", "torchforge PR#571",
-        "look at the rewards: drop groups whose rewards are all equal, or sample more", _LOSSES, _advantages, True,
+        "look at the rewards: drop groups whose rewards are all equal, or sample more", _LOSSES, "", _advantages, True,
     ),
     RecordedLaw(
         "ratio", "before the first update, the ratio is 1", "slime#774",
         "compute old log-probs by the same weights, temperature and dtype as in training",
-        f"{_LOSSES} and the forwards of old log-probs", _ratio, True,
+        f"{_LOSSES} and the forwards of old log-probs", TRAINER, _ratio, True,
     ),
     RecordedLaw(
         "normalization", "the losses of all micro-batches and ranks add up to the loss of one batch", "ms-swift#10117",
         "divide by the step's tokens (or rows) over all ranks and micro-batches", f"whole steps of {_LOSSES}",
-        _normalization, True,
+        TRAINER, _normalization, True,
     ),
     RecordedLaw(
         "accumulation", "every micro-batch's gradient is applied", "OpenRLHF 0.11.2 with DeepSpeed 0.19.6",
-        "use ZeRO 3, or drop --train.dynamic_batch_enable", _LOSSES, _accumulation, True,
+        "use ZeRO 3, or drop --train.dynamic_batch_enable", _LOSSES, TRAINER, _accumulation, True,
     ),
     RecordedLaw(
         "duplicates", "no row is in a step twice", "open-instruct#1473",
-        "check the sampler of each rank and the order of results", "rows", _duplicates, True,
+        "check the sampler of each rank and the order of results", "rows", EITHER, _duplicates, True,
     ),
     RecordedLaw(
         "groups", "all rows of a group have the same prompt", "open-instruct PR#1483",
-        "sort results by their index before grouping", "the index of each row", _groups, True,
+        "sort results by their index before grouping", "the index of each row", TRAINER, _groups, True,
     ),
     RecordedLaw(
         "temperature", "a row is sampled and scored at one temperature", "trl#4159",
         "divide the logits by the sampling temperature on both sides", "rows scored twice, or the sampling settings",
-        _temperature, True,
+        TRAINER, _temperature, True,
     ),
     RecordedLaw(
         "sampling", "importance correction is not combined with top_p or top_k", "trl#6789",
-        "sample with top_p 1 and no top_k, or replay the engine's sampling mask", _LOSSES, _sampling,
+        "sample with top_p 1 and no top_k, or replay the engine's sampling mask", _LOSSES, ROLLOUT, _sampling,
     ),
 )  # fmt: skip
 """The laws, in the order in which they are named. A fault of shapes or masks comes before what it would also break."""

@@ -26,13 +26,14 @@ from typing import Any
 from actordbg.base.errors import CorruptDump, NewerFormat, NothingToDo, StoreProblem, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog import query
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, Verdict
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Grid, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.turn_record import TURNS, Trajectory, read_trajectory
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.store.layout import Store, require_run_name
 
 Decode = Callable[[Sequence[int]], str]
+_IN_TRAINING = "as recorded in the training"
 _WINDOW = 300
 """Tokens after the first difference that are aligned to name its kind."""
 _ALIKE = 0.6
@@ -55,6 +56,11 @@ class TurnFault:
     position: int
     words: str
     where: str
+
+    @property
+    def side(self) -> str:
+        """The side that changed the ids: the rollout until it hands them over."""
+        return TRAINER if self.where == _IN_TRAINING else ROLLOUT
 
     @property
     def sentence(self) -> str:
@@ -133,7 +139,7 @@ def fault_of(trajectory: Trajectory, row: Sequence[int] | None, decode: Decode |
     if row is None:
         return None
     known = list(trajectory.trained)
-    return fault(row, None, "as recorded in the training")
+    return fault(row, None, _IN_TRAINING)
 
 
 def turns_answer(store: Store, dump: str | None = None, *, run: str | None = None, decode: Decode | None = None) -> CommandResult:
@@ -156,7 +162,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     matched = sum(row is not None for _, row in pairs)
     verdict = _verdict(name, pairs, faults, 0 if record else unread)
     data = {"run": name, "trajectories": len(pairs), "turns": sum(len(each.turns) for each, _ in pairs), "in_dumps": matched,
-            "faults": [vars(each) | {"sentence": each.sentence} for each in faults]}  # fmt: skip
+            "faults": [vars(each) | {"sentence": each.sentence, "side": each.side} for each in faults]}  # fmt: skip
     table = Grid(
         ("trajectory", "kind", "turn", "token", "what"),
         tuple((each.trajectory, each.kind, str(each.turn), str(each.position), each.words) for each in faults[:20]),
@@ -181,7 +187,7 @@ def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence
         return Verdict(RIGHT, said, not_checked=missing)
     kinds = {each.kind: sum(other.kind == each.kind for other in faults) for each in faults}
     told = ", ".join(f"{kind} in {many}" for kind, many in kinds.items())
-    return Verdict(WRONG, f"run {run}: {count}: {told}; {faults[0].sentence}", not_checked=missing)
+    return Verdict(WRONG, f"run {run}: {count}: {told}; {faults[0].sentence}", not_checked=missing, wrong=(faults[0].side,))
 
 
 def trajectories_of(store: Store, run: str | None = None) -> tuple[list[Trajectory], int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Verdict, section
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, read_weights
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync, read_sync
@@ -25,8 +25,11 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class LadderFault:
-    """A fault of transfers. since, until: the steps of the first and the last transfer with it. parameters: their names."""
+    """A fault of transfers. side: which is wrong. since, until: the steps of the first and the last transfer with it.
+    parameters: their names.
+    """
 
+    side: str
     words: str
     since: str
     until: str
@@ -41,13 +44,15 @@ class LadderFault:
 
 @dataclass(frozen=True)
 class WeightLadder:
-    """The transfers of a run. stale: the sentence about an engine that no transfer reached lately, or "". left: what else
-    was not checked."""
+    """The transfers of a run. stale: the sentence about an engine that no transfer reached lately, or ""; stale_side: which is
+    wrong then. left: what else was not checked.
+    """
 
     run: str
     syncs: Sequence[WeightSync]
     faults: Sequence[LadderFault]
     stale: str
+    stale_side: str
     unrecorded: int
     moved: Sequence[int]
     left: Sequence[str] = ()
@@ -79,7 +84,9 @@ class WeightLadder:
         if each and unhashed == len(each) and not faulty:
             said = "what arrived in the engines: no parameter was hashed when it was sent"
             return Verdict(UNCHECKED, said, not_checked=missing)
-        return Verdict(WRONG if faulty else RIGHT, f"run {self.run}: {self.sentence}", not_checked=missing)
+        sides = [self.stale_side] * bool(self.stale) + [fault.side for fault in self.faults]
+        said = f"run {self.run}: {self.sentence}"
+        return Verdict(WRONG if faulty else RIGHT, said, not_checked=missing, wrong=sides[:1])
 
     @property
     def blocks(self) -> list[Block]:
@@ -127,11 +134,12 @@ def climb(store: Store, run: str | None = None) -> WeightLadder:
     answered = [[_recorded(sync, engine) for engine in range(sync.engines)] for sync in syncs]
     unrecorded = sum(not each for of_sync in answered for each in of_sync)
     missing = [f"{plural(len(left), 'transfer')}, whose files are damaged"] if left else []
-    stale = _stale(syncs)
+    stale, side = _stale(syncs), ROLLOUT
     if not stale:
+        side = TRAINER
         stale, unknown = _behind(store, folder.name, syncs, whole=not left)
         missing += [unknown] if unknown else []
-    return WeightLadder(folder.name, syncs, [*_faults(syncs, stale)], stale, unrecorded, moved, missing)
+    return WeightLadder(folder.name, syncs, [*_faults(syncs, stale)], stale, side, unrecorded, moved, missing)
 
 
 def _recorded(sync: WeightSync, engine: int) -> bool:
@@ -194,13 +202,14 @@ _RUNGS: tuple[tuple[str, _Rung], ...] = (
 
 def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
     """Yield what is wrong with transfers, the same parameters in consecutive transfers as one fault."""
-    found: dict[tuple[str, tuple[str, ...]], list[WeightSync]] = {}
+    faults: dict[tuple[str, str, tuple[str, ...]], list[WeightSync]] = {}
     for sync in syncs:
         of = len(sync.parameters)
         if silent := tuple(name for name, each in sync.parameters.items() if each.had is None and not each.answers):
-            found.setdefault((f"{len(silent)} of {of} parameters were never sent: {_names(silent)}", silent), []).append(sync)
+            words = f"{len(silent)} of {of} parameters were never sent: {_names(silent)}"
+            faults.setdefault((TRAINER, words, silent), []).append(sync)
         if other := tuple(name for name, each in sync.parameters.items() if each.had and each.sent not in (None, each.had)):
-            found.setdefault((f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
+            faults.setdefault((TRAINER, f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
         for engine in range(sync.engines):
             if not _recorded(sync, engine) or (stale and not _changed(sync, engine)):
                 continue  # not recorded; or nothing arrived, which is said once
@@ -212,9 +221,9 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
                 )
                 if wrong:
                     many = f"{len(wrong)} of {of} parameters"
-                    found.setdefault((words.format(many=many, names=_names(wrong)), wrong), []).append(sync)
-    for (words, names), at in found.items():
-        yield LadderFault(words, _step(at[0]), _step(at[-1]), names)
+                    faults.setdefault((ROLLOUT, words.format(many=many, names=_names(wrong)), wrong), []).append(sync)
+    for (side, words, names), at in faults.items():
+        yield LadderFault(side, words, _step(at[0]), _step(at[-1]), names)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ Three questions, in this order, since each explains what comes after it:
 | Question | Needs | Causes |
 |---|---|---|
 | Are the losses normalized over the step? | recorded losses | dp_size, token or row count, accumulation, own means |
-| Is each loss its formula, and does backward get every term? | recorded losses | clipping; KL, auxiliary and doubled terms |
+| Is each loss its formula, and does backward get every term? | recorded losses | sign, mask, clipping; KL and doubled terms |
 | Is the norm that of the whole step's gradient? | the step's weights | last micro-batch only, twice, ranks, accumulation |
 
 A cause is named only if what it predicts agrees with what was recorded to rounding. Of a step that was not recorded whole, only
@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from actordbg.base.units import plural
-from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number
+from actordbg.document.blocks import FAILED, RIGHT, TRAINER, UNCHECKED, WRONG, Verdict, number
 from actordbg.formats.weight_hashes import MET_WEIGHTS
 from actordbg.judge.loss_terms import kl_terms
+from actordbg.judge.recorded_calls import Terms
 from actordbg.judge.recorded_laws import LOSS_OFF, MOVED
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
 from actordbg.steps.run_step import Side, StepFigures
@@ -68,10 +69,8 @@ def normalization(step: RecordedStep) -> Iterator[StepCause]:
         yield StepCause("dp_size", words, "pass the size of the data-parallel group")
     ours, engine = step.fact("accumulation"), step.fact("engine_accumulation")
     if ours and engine and ours != engine and not step.fact("dynamic_batch"):
-        words = (
-            f"DeepSpeed accumulates {engine} micro-batches, and the trainer normalizes over {ours}: an optimizer step comes after"
-        )
-        words += f" {number(engine / ours)} of its steps"
+        words = f"DeepSpeed accumulates {plural(engine, 'micro-batch')}, and the trainer normalizes over {ours}:"
+        words += f" an optimizer step comes after {number(engine / ours)} of its steps"
         yield StepCause(
             "engine accumulation", words, "give DeepSpeed the accumulation of the trainer (gradient_accumulation_steps)"
         )
@@ -113,7 +112,8 @@ def formula(step: RecordedStep) -> Iterator[StepCause]:
         size, wanted = factor * each.terms.size, factor * step.sum_of(each)
         if abs(each.recorded - wanted) > limit * size:
             text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {number(wanted)}"
-            yield StepCause("formula", text, "look at clipping and mask of the loss: `actordbg lint`")
+            known = next(_changed_formulas(each, step.by_token, limit), None)
+            yield known or StepCause("formula", text, "look at clipping and mask of the loss: `actordbg lint`")
             break
     for each in step.micro_batches:
         if (cause := _missing_term(each, limit)) is not None:
@@ -123,6 +123,30 @@ def formula(step: RecordedStep) -> Iterator[StepCause]:
     if ours is not None and engine is not None and float(ours) != float(engine):
         words = f"gradients should be clipped at {ours:g}, and DeepSpeed clips at {engine:g} (0: never)"
         yield StepCause("gradient clipping", words, "pass max_norm to DeepSpeed (gradient_clipping)")
+
+
+def _changed_formulas(micro_batch: MicroBatch, by_token: bool, limit: float) -> Iterator[StepCause]:
+    """Yield the changes of the formula that give the recorded loss."""
+    loss, factor = micro_batch.loss, _per_term(micro_batch, by_token)
+    assert loss.active is not None
+    free = {"clip_eps_low": math.inf, "clip_eps_high": math.inf, "dual_clip": None}
+    changes: tuple[tuple[str, Terms | None, float, str], ...] = (
+        ("with the wrong sign", loss.terms, -1.0, "minimize the negated objective: -min(ratio * advantage, ...)"),
+        ("without the action mask", loss.terms_with(loss.active | True), 1.0, "multiply the terms by the mask before their sum"),
+        ("without clipping", loss.terms_with(loss.active, **free), 1.0, "pass clip_eps_low and clip_eps_high to the loss"),
+        (
+            "without importance correction", loss.terms_with(loss.active, is_correction_level="off"), 1.0,
+            "multiply the terms by the weights of the correction",
+        ),
+    )  # fmt: skip
+    for name, terms, sign, remedy in changes:
+        if terms is None:
+            continue
+        given = sign * factor * (terms.by_token if by_token else terms.by_row)
+        if abs(micro_batch.recorded - given) <= limit * factor * terms.size:
+            wanted = factor * (micro_batch.terms.by_token if by_token else micro_batch.terms.by_row)
+            words = f"{micro_batch.name}: its loss is computed {name}: {number(micro_batch.recorded)}, not {number(wanted)}"
+            yield StepCause(name, words, remedy)
 
 
 def _missing_term(micro_batch: MicroBatch, limit: float) -> StepCause | None:
@@ -241,7 +265,7 @@ def verdict_of(figures: StepFigures) -> Verdict:
     causes, shown = causes_of(figures), figures_of(figures)
     if causes:
         others = f"; also {', '.join(cause.name for cause in causes[1:])}" if causes[1:] else ""
-        return Verdict(WRONG, f"{title}: {causes[0].words}{others}", shown, left, "actordbg lint")
+        return Verdict(WRONG, f"{title}: {causes[0].words}{others}", shown, left, "actordbg lint", wrong=(TRAINER,))
     if not other and (apart := _apart(figures)):
         return Verdict(
             WRONG, f"{title} is right as recorded, but not under this configuration: {apart}", shown, left, "actordbg check"

@@ -31,7 +31,7 @@ def outcome_of(folder: Path, source: str, *arguments: str) -> tuple[str, dict[st
 
 
 def run(folder: Path, path: Path, *arguments: str) -> tuple[str, dict[str, int]]:
-    plugins = ["-p", "actordbg.api.pytest_plugin", "-c", "/dev/null", "--rootdir", str(folder), "-q", "-p", "no:warnings"]
+    plugins = ["-p", "actordbg.api.pytest_plugin", "-c", "/dev/null", "--rootdir", str(folder), "-q", "-rN", "-p", "no:warnings"]
     more = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": f"{ROOT}:{SUPPORT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", *plugins, *arguments, str(path)]
     done = subprocess.run(command, cwd=folder, env=environment() | more, capture_output=True, text=True)

@@ -79,6 +79,7 @@ def test_a_call_is_recorded_whole(recording: Recording):
     action = torch.ones(2, 5, dtype=torch.bool)
     with torch.no_grad():
         recording.forward(actor, sequences, action, attention_mask=attention, return_output=True)
+    assert recording.recorder.last is None  # only a loss needs the call before it
     dump = recording.dump()
     record = dump.record
     assert torch.equal(dump.tensors["sequences"], sequences) and dump.tensors["sequences"].dtype is torch.int64

@@ -15,7 +15,7 @@ from commandline import invoke
 from torch import Tensor
 
 from actordbg.base.errors import NothingToDo
-from actordbg.document.blocks import Verdict
+from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, Verdict
 from actordbg.formats.dump_record import LOSS
 from actordbg.judge.lint import lint, with_lint
 from actordbg.judge.recorded_laws import LAWS
@@ -40,6 +40,7 @@ class Step:
         self.tensors: list[dict[str, Tensor]] = []
         self.facts: list[dict[str, Any]] = []
         self.fields: list[dict[str, Any]] = []
+        self.scored_once = False
         for batch in range(RANKS * MICRO):
             lengths = torch.tensor([ANSWER, ANSWER - 3])
             prompt = torch.randint(10, 90, (1, PROMPT), generator=made).expand(2, -1)
@@ -87,7 +88,8 @@ class Step:
             loss = replace(record(at), **(common | {"arguments": arguments, "point": LOSS, "actor": actor}))
             inputs = {name: tensors[name] for name in ("sequences", "attention_mask", "action_mask")}
             forward = replace(record(50 + at), **(common | {"grad_enabled": False, "step": 3}))
-            for described, held in ((forward, inputs), (loss, tensors)):
+            scored = () if self.scored_once and at == 1 else ((forward, inputs),)
+            for described, held in (*scored, (loss, tensors)):
                 paths.append(store.relative(store.publish_dump(*payload.encode(described, held))))
         return paths
 
@@ -113,6 +115,37 @@ def same_row(step: Step) -> None:
             tensors[name] -= 9.0
 
 
+def other_rows(name: str) -> Callable[[Step], None]:
+    """Swap the log-probs `name` of two rows, whose tokens are unlikely enough to tell rows apart."""
+
+    def plant(step: Step) -> None:
+        for tensors in step.tensors:
+            for each in ("log_probs", "old_log_probs", "rollout_log_probs"):
+                tensors[each] *= 4
+        first, second = (tensors[name] for tensors in step.tensors[:2])
+        first[0], second[0] = second[0].clone(), first[0].clone()
+
+    return plant
+
+
+def early_mask(step: Step) -> None:
+    for tensors in step.tensors:
+        mask = tensors["action_mask"]
+        tensors["rollout_log_probs"] *= mask
+        tensors["action_mask"] = torch.cat((mask[:, 1:], mask[:, :1] & False), 1)
+        tensors["context.response_length"] -= 1
+
+
+def scored(times: int) -> Callable[[Step], None]:
+    """A row that is trained on twice, and was scored so often before."""
+
+    def plant(step: Step) -> None:
+        same_row(step)
+        step.scored_once = times == 1
+
+    return plant
+
+
 def hole(step: Step) -> None:
     step.tensors[0]["action_mask"][0, 3] = False
     step.tensors[0]["context.response_length"][0] -= 1
@@ -126,40 +159,47 @@ def shifted(step: Step) -> None:
     step.fields[0]["step"] = 4
 
 
-FAULTS: dict[str, tuple[Callable[[Step], Any], set[str]]] = {
+FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
     "a placeholder at the appended end token (SkyRL PR#2148)": (
         change("rollout_log_probs", (0, ANSWER - 1), 0.0),
         {"placeholder"},
+        ROLLOUT,
     ),
-    "a log-prob that is NaN": (change("rollout_log_probs", (0, 2), torch.nan), {"finite"}),
-    "a log-prob above 0": (change("rollout_log_probs", (1, 1), 0.7), {"log-probs"}),
-    "a mask one column further (eval-protocol PR#457)": (shifted, {"lengths", "mask", "truncation"}),
-    "a mask with a hole in a single turn": (hole, {"mask"}),
-    "an answer without an end, not reported (NeMo-RL PR#4042)": (change("sequences", (0, -1), 33), {"truncation"}),
-    "an end token twice (open-instruct PR#1041)": (ends_twice, {"end"}),
+    "a log-prob that is NaN": (change("rollout_log_probs", (0, 2), torch.nan), {"finite"}, ROLLOUT),
+    "a log-prob above 0": (change("rollout_log_probs", (1, 1), 0.7), {"log-probs"}, ROLLOUT),
+    "a mask one column further (eval-protocol PR#457)": (shifted, {"lengths", "mask", "truncation"}, TRAINER),
+    "a mask with a hole in a single turn": (hole, {"mask"}, EITHER),
+    "an answer without an end, not reported (NeMo-RL PR#4042)": (change("sequences", (0, -1), 33), {"truncation"}, ROLLOUT),
+    "an end token twice (open-instruct PR#1041)": (ends_twice, {"end"}, ROLLOUT),
     "the length as a span (OpenRLHF#1243)": (
         lambda step: (fact("multi_turn", True)(step), hole(step), change("context.response_length", 0, ANSWER)(step)),
         {"response length"},
+        TRAINER,
     ),
-    "no advantage in a step": (lambda step: [t["advantages"].zero_() for t in step.tensors], {"advantages"}),
-    "old log-probs at another temperature": (lambda step: [t["log_probs"].mul_(0.7) for t in step.tensors], {"ratio"}),
-    "a gradient four times too small (ms-swift#10117)": (lambda step: step.finish(divided_by=4), {"normalization"}),
-    "a row twice in a step": (same_row, {"duplicates", "groups"}),
-    "another temperature than the engine's (trl#4159)": (fact("rollout.temperature", 0.7), {"temperature"}),
-    "top_p with importance correction (trl#6789)": (fact("rollout.top_p", 0.9), {"sampling"}),
-    "dynamic batches under ZeRO 2": (fact("dynamic_batch", True), {"accumulation"}),
+    "no advantage in a step": (lambda step: [t["advantages"].zero_() for t in step.tensors], {"advantages"}, TRAINER),
+    "old log-probs at another temperature": (lambda step: [t["log_probs"].mul_(0.7) for t in step.tensors], {"ratio"}, TRAINER),
+    "a gradient four times too small (ms-swift#10117)": (lambda step: step.finish(divided_by=4), {"normalization"}, TRAINER),
+    "a row of the rollout twice in a step": (scored(2), {"duplicates", "groups"}, ROLLOUT),
+    "another temperature than the engine's (trl#4159)": (fact("rollout.temperature", 0.7), {"temperature"}, TRAINER),
+    "top_p with importance correction (trl#6789)": (fact("rollout.top_p", 0.9), {"sampling"}, ROLLOUT),
+    "dynamic batches under ZeRO 2": (fact("dynamic_batch", True), {"accumulation"}, TRAINER),
+    "a row twice in a step that was scored once": (scored(1), {"duplicates", "groups"}, TRAINER),
+    "a mask one column early": (early_mask, {"mask", "truncation"}, TRAINER),
+    "log-probs of another row (open-instruct#1473)": (other_rows("rollout_log_probs"), {"rows"}, ROLLOUT),
+    "old log-probs of another row": (other_rows("old_log_probs"), {"rows", "ratio"}, TRAINER),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
-    plant, laws = FAULTS[fault]
+    plant, laws, side = FAULTS[fault]
     step, store = Step(), Store(tmp_path).create()
     plant(step)
     if "output.loss" not in step.tensors[0]:
         step.finish()
     findings = lint(store.root, step.publish(store))
     assert {law.name for law in findings.broken} == laws, findings.in_words()
+    assert f": {side} may be wrong: " in findings.verdict().sentence or findings.verdict().wrong == (side,) != (EITHER,)
     assert findings.verdict().word == "WRONG" and with_lint(Verdict("RIGHT", "it ran"), findings).word == "WRONG"
 
 

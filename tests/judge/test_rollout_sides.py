@@ -17,18 +17,18 @@ UNKNOWN = ExplainedOutputs(0.2, 0.010, 500, 2, unknown=True)
 
 
 @pytest.mark.parametrize(
-    ("rollout", "run", "wrong", "begins"),
+    ("rollout", "trainer", "wrong", "begins"),
     [
-        (RIGHT, RIGHT, (), "rollout and run are both right: 0.01 and 0.01 nats from the truth over 500 tokens"),
-        (WRONG, RIGHT, ("rollout",), "the rollout is wrong, the run is right: rollout log-probs: the adapter was not applied (0.31 -> "),
-        (RIGHT, UNKNOWN, ("run",), "the run is wrong, the rollout is right: run log-probs: unknown cause (0.2 nats"),
-        (WRONG, UNKNOWN, ("rollout", "run"), "rollout and run are both wrong: rollout log-probs"),
+        (RIGHT, RIGHT, (), "rollout and trainer are both right: 0.01 and 0.01 nats from the truth over 500 tokens"),
+        (WRONG, RIGHT, ("rollout",), "the rollout is wrong, the trainer is right: rollout log-probs: the adapter was not applied (0.31 -> "),
+        (RIGHT, UNKNOWN, ("trainer",), "the trainer is wrong, the rollout is right: trainer log-probs: unknown cause (0.2 nats"),
+        (WRONG, UNKNOWN, ("rollout", "trainer"), "the rollout and the trainer are wrong: rollout log-probs"),
     ],
 )  # fmt: skip
 def test_the_sentence_says_which_side_is_wrong(
-    rollout: ExplainedOutputs, run: ExplainedOutputs, wrong: tuple[str, ...], begins: str
+    rollout: ExplainedOutputs, trainer: ExplainedOutputs, wrong: tuple[str, ...], begins: str
 ) -> None:
-    explained = ExplainedRollout(rollout, run, 0.3, {"vllm_kl": 0.024})
+    explained = ExplainedRollout(rollout, trainer, 0.3, {"vllm_kl": 0.024})
     assert explained.wrong == wrong and explained.sentence.startswith(begins), explained.sentence
     verdict = explained.verdict
     assert isinstance(verdict, Verdict) and verdict.word == ("WRONG" if wrong else "RIGHT")
@@ -38,8 +38,8 @@ def test_the_sentence_says_which_side_is_wrong(
 @pytest.mark.parametrize(
     ("engine", "begins"),
     [
-        (RIGHT, "the rollout is wrong, the run and the engine are right: rollout log-probs: the adapter"),
-        (WRONG, "the rollout and the engine are wrong, the run is right: rollout log-probs"),
+        (RIGHT, "the rollout is wrong, the trainer and the engine are right: rollout log-probs: the adapter"),
+        (WRONG, "the rollout and the engine are wrong, the trainer is right: rollout log-probs"),
     ],
 )
 def test_a_server_is_a_third_side(engine: ExplainedOutputs, begins: str) -> None:

@@ -112,7 +112,7 @@ def test_each_kind_of_difference_between_sampled_and_trained_is_named(store: Sto
     told = json.loads(invoke(store, "turns", "--tokenizer", model, "--json").stdout)
     (fault,) = told["faults"]
     assert fault["kind"] == kind and fault["trajectory"] == bad.name and not told["good"], fault
-    assert "as recorded in the training" in told["sentence"]
+    assert "as recorded in the training" in told["sentence"] and told["wrong"] == ["trainer"]
 
 
 def test_conversations_without_a_row_of_the_training_and_damaged_ones_are_not_checked(store: Store, tokenizer: Any):
@@ -168,7 +168,7 @@ def test_an_eos_that_the_trainer_appends_and_counts_is_named_without_a_tokenizer
         "r", "h", 1, 0, good.timestamp, good.bos, good.eos, turns, longer, (good.ranges[0], (good.ranges[1][0], len(longer)))
     )
     (fault,) = turns_answer(stored(store, bad))["faults"]
-    assert fault["kind"] == "EOS appended" and fault["where"] == "as handed to the trainer"
+    assert fault["kind"] == "EOS appended" and fault["where"] == "as handed to the trainer" and fault["side"] == "rollout"
 
 
 def test_a_cut_at_the_end_is_no_difference_and_actions_that_moved_are(store: Store, tokenizer: Any):

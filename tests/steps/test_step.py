@@ -60,7 +60,9 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "DeepSpeed's accumulation": ({"engine": 8}, ["engine accumulation"]),
     "only the last micro-batch": ({"applied": "last"}, ["last micro-batch"]),
     "a gradient applied twice": ({"applied": "twice"}, ["gradient twice"]),
-    "no clipping": ({"clipped": False}, ["formula"]),
+    "no clipping": ({"clipped": False}, ["without clipping"]),
+    "the sign": ({"loss": lambda terms: -terms}, ["with the wrong sign"]),
+    "another formula": ({"loss": lambda terms: terms**2}, ["formula"]),
     "no KL term": ({"kl": "missing"}, ["KL term"]),
     "a loss added twice": ({"doubled": True}, ["doubled loss"]),
     "no gradient clipping": ({"facts": {"engine_max_norm": 0.0}}, ["gradient clipping"]),
@@ -79,7 +81,7 @@ def test_each_fault_is_named(tmp_path: Path, fault: str):
             name, own(name)
         )
     names = [cause.name for cause in causes_of(figures)]
-    assert names[:1] == named and verdict_of(figures).word == "WRONG", names
+    assert names[:1] == named and verdict_of(figures).sentence.startswith("WRONG: the trainer is wrong: step 4"), names
 
 
 DYNAMIC: dict[str, Any] = {"places": 3, "facts": {"dynamic_batch": True}}

@@ -32,7 +32,7 @@ class RecordedRun:
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
     (all, last, twice, or missing), kl ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
-    clips), facts (other recorded values).
+    clips), loss (a change of its terms), facts (other recorded values).
     """
 
     store: Store
@@ -47,6 +47,7 @@ class RecordedRun:
     kl: str = ""
     doubled: bool = False
     clipped: bool = True
+    loss: Callable[[Tensor], Tensor] = lambda terms: terms
     function: str = "openrlhf.models.loss:PolicyLoss.forward"
     facts: dict[str, Any] = field(default_factory=dict)
     reference: Side = field(default_factory=Side)
@@ -135,7 +136,7 @@ class RecordedRun:
         facts = {**LOSS_FACTS, "engine_accumulation": engine, "accumulation": self.places, **self.facts}
         facts |= {"kl.use_loss": True, "kl.init_coef": 0.1, "kl.estimator": "k1"} if self.kl else {}
         for number, (place, rank, batch) in enumerate(batches):
-            loss = self._terms(batch, clipped=self.clipped).sum() / by * dp_size
+            loss = self.loss(self._terms(batch, clipped=self.clipped)).sum() / by * dp_size
             backward = loss * (2 if self.doubled else 1) + (
                 0.1 * self._kl(batch).sum() / by * dp_size if self.kl == "right" else 0.0
             )

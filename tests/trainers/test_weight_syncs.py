@@ -66,6 +66,7 @@ HEALTHY = {f"layers.{number}.q_proj": parameter() for number in range(4)}
 def test_each_rung_that_a_parameter_misses_is_named_with_its_step(store: Store, changes: dict[str, SentParameter], says: str):
     answer = weights_answer(synced(store, HEALTHY, {**HEALTHY, **changes}), "r")
     assert not answer.ok and answer.verdict == "WRONG" and says in answer.sentence
+    assert answer["wrong"] == ["trainer" if "were never sent" in says or "left the trainer" in says else "rollout"]
 
 
 def test_parameters_that_do_not_move_are_no_fault_and_unrecorded_engines_are_not_checked(store: Store):
@@ -89,7 +90,8 @@ def test_a_transfer_is_missed_only_after_more_steps_than_ever_between_two(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(hashed.to_json())
     answer = weights_answer(store)
-    assert answer.verdict == word and any("transfer is due" in left for left in answer["not_checked"]) == (transfers == 1)
+    assert answer.verdict == word and answer.get("wrong", []) == ["trainer"] * (word == "WRONG")
+    assert any("transfer is due" in left for left in answer["not_checked"]) == (transfers == 1)
 
 
 def test_a_hash_that_failed_and_an_engine_without_an_answer_are_not_checked(store: Store):
