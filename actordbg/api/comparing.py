@@ -111,7 +111,7 @@ def kept(desk: Desk, record: ComparisonRecord) -> Path | None:
 def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
     """Return the named noise floor; for "last", the newest that was measured under the configuration of this replay."""
     if name != "last":
-        return noise_floor.load(store, name)
+        return NoiseRecord.named(store.noise, name, "noise")
     if (newest := noise_floor.newest_for(store, replay_id)) is not None:
         return newest
     words, mark = consent.words_of(load_spec(store, replay_id).command)

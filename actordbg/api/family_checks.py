@@ -51,8 +51,8 @@ def families(
     axes = {name: values for name in AXES if (values := given.get(name) or USUAL_AXES.get(name))}
     base = to_judge(asked, {name: value for name, value in flags.items() if name not in AXES})
     base = replace(base, backward=base.backward is not False)
-    place = TemporaryDirectory(prefix="actordbg-families-") if keep is None else nullcontext(open_folder(keep))
-    with interruptible(), place as path, (folder := FamilyFolder(Path(path), base, axes)).locked():
+    workplace = TemporaryDirectory(prefix="actordbg-families-") if keep is None else nullcontext(open_folder(keep))
+    with interruptible(), workplace as path, (folder := FamilyFolder(Path(path), base, axes)).locked():
         results = _run(folder, list(subjects.values()), client, command)
     if keep is not None:
         client.note(f"kept: {keep}  (its store: {keep / 'store'})")

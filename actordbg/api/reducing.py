@@ -143,10 +143,10 @@ def bundled(
         store, out, [store.root / path for path in paths], replays=() if redact else sorted(replays),
         comparisons=() if redact else sorted(comparisons), redact=redact, keep=keep, model=model,
     )  # fmt: skip
-    place = None if to is None else upload(out, to, public=public)
+    address = None if to is None else upload(out, to, public=public)
     counts = (plural(summary.dumps, "dump"), plural(summary.replays, "replay"), plural(summary.comparisons, "comparison"))
     permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
     private = permuted if redact else "with the real token ids"
-    said = f"{place or out}: {', '.join(counts)}, {human_bytes(summary.size)}, {private}"
-    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {place or out}")
-    return CommandResult(True, {"good": True, **vars(summary), "uploaded": place}, [verdict])
+    said = f"{address or out}: {', '.join(counts)}, {human_bytes(summary.size)}, {private}"
+    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {address or out}")
+    return CommandResult(True, {"good": True, **vars(summary), "uploaded": address}, [verdict])

@@ -11,7 +11,7 @@ import typer
 from actordbg.base.units import ago, with_handles
 from actordbg.cli import output
 from actordbg.cli.options import Where, argument, option, require_some, store_of, stored
-from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_next, say_wrapped, table
+from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_facts, say_next, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
@@ -157,9 +157,7 @@ def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:
 def _say_dump(answer: dict[str, Any]) -> None:
     record, tensors, results = answer["record"], answer["tensors"], answer["results"]
     say(f"dump `{record.dump_id}`")
-    for name, value in _facts(answer).items():
-        if value not in (None, ""):
-            say_fact(f"  {name}", str(value), 16)
+    say_facts(_facts(answer), 14)
     say()
     columns = {"tensor": "name", "dtype": "dtype", "shape": "shape", "stored as": "stored"}
     if any(tensor["nonzero"] is not None for tensor in tensors):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
-from actordbg.base.units import new_replay_id, parse_seconds, resolve
+from actordbg.base.units import new_replay_id, parse_seconds
 from actordbg.cli import output
 from actordbg.cli.options import (
     Limit,
@@ -182,13 +182,11 @@ def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
 
     if "/" in name or name.endswith(".csv") or Path(name).is_file():
         return MemoryRecord("", "", None, "file", name, 0.0), Path(name)
-    ids = sorted(path.stem for path in store.require().memory.glob("[!.]*.json"))
-    memory_id = resolve(name, ids, "memory watch", made_by="memory watch")
-    record = MemoryRecord.from_file(store.memory / f"{memory_id}.json")
+    record = MemoryRecord.named(store.require().memory, name, "memory watch")
     path = samples_path(store, record)
     if not path.is_file():
         raise EnvironmentProblem(
-            f"the samples of {memory_id} are gone: no {path}", hint="run `actordbg memory watch` to record new ones"
+            f"the samples of {record.memory_id} are gone: no {path}", hint="run `actordbg memory watch` to record new ones"
         )
     return record, path
 

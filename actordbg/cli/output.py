@@ -199,10 +199,12 @@ def _print(text: str) -> None:
     typer.echo(text, color=colored)
 
 
-def say_fact(name: str, text: str, room: int = 14) -> None:
-    """Print a name and its value, wrapped and aligned in a terminal."""
-    head = f"{in_line(name):<{room}} "
-    _print(head + wrapped(_line(text), sys.stdout, " " * len(head), beside=len(head)))
+def say_facts(facts: Mapping[str, object], room: int) -> None:
+    """Print names and their values, wrapped and aligned in a terminal; None and "" are left out."""
+    for name, value in facts.items():
+        if value not in (None, ""):
+            head = f"  {in_line(name):<{room}} "
+            _print(head + wrapped(_line(str(value)), sys.stdout, " " * len(head), beside=len(head)))
 
 
 def note(text: str) -> None:

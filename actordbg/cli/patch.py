@@ -28,7 +28,7 @@ from actordbg.cli.output import (
     plural,
     progress,
     say,
-    say_fact,
+    say_facts,
     say_lines,
     say_next,
     say_wrapped,
@@ -94,9 +94,7 @@ def _say_outcome(outcome: Outcome) -> None:
         "sha256": f"{outcome.sha256_after} (unchanged)" if same else outcome.sha256_before,
         "     ->": "" if same else outcome.sha256_after,
     }
-    for name, value in facts.items():
-        if value:
-            say_fact(f"  {name}", str(value), 10)
+    say_facts(facts, 8)
     for line in outcome.notes:
         note(f"note: {line}")
 
@@ -145,14 +143,12 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
             "recording": "on" if patch.enabled else "off",
             "new jobs": "record" if patch.armed else "do not record",
         }
-        for name, value in facts.items():
-            say_fact(f"  {name}", cell(value), 13)
+        say_facts({name: cell(value) for name, value in facts.items()}, 11)
     if held is None:
         note("no store here yet: `actordbg dump enable`, `dump import` or `dump create` creates one")
     else:
         say()
-        for name, text in _held_in_words(held):
-            say_fact(f"  {name}", text, 13)
+        say_facts(dict(_held_in_words(held)), 11)
     for line in patch.notes if patch else ():
         note(f"note: {line}")
 

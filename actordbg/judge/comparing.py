@@ -110,13 +110,13 @@ def compare(
         dump, severity = judge_by.compare(dump_id)
         rank = ORDER.index(dump.verdict), -severity, dump_id
         shown = {name: float(f"{distance:.4g}") for name, distance in islice(dump.distances.items(), MOST_DISTANCES)}
-        place = bisect(ranked, rank)
-        ranked.insert(place, (*rank, replace(dump, distances=shown)))
-        if (index := max(place, DETAILED)) < len(ranked):  # this dump, or the dump that it moved down, is not among the worst
+        position = bisect(ranked, rank)
+        ranked.insert(position, (*rank, replace(dump, distances=shown)))
+        if (index := max(position, DETAILED)) < len(ranked):  # this dump, or the dump that it moved down, is not among the worst
             ranked[index] = (*ranked[index][:3], replace(ranked[index][3], worst_tokens=(), parameters=(), distances={}))
         if on_progress:
             on_progress(done, len(dump_ids))
-    dumps = tuple(_with_token_ids(store, ours, dump) if place < NAMED else dump for place, (*_, dump) in enumerate(ranked))
+    dumps = tuple(_with_token_ids(store, ours, dump) if position < NAMED else dump for position, (*_, dump) in enumerate(ranked))
     applied = applied_to(weaker([ours.info.dtype, theirs.info.dtype]), user_thresholds)
     measured = rounded if rounded and applied.dtype == rounded.dtype else None
     bias = measured.bias(dumps) if measured else None
