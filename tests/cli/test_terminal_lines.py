@@ -56,6 +56,5 @@ def test_a_dump_is_shown_in_the_width_of_the_terminal(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("columns", [1, 10, 20])
 def test_a_terminal_may_be_narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     screen = screen_of(monkeypatch, columns)
-    output.say_fact("  name", "some words of a fact", 16)
-    output.say_fact("  empty", "", 16)
-    assert screen.getvalue().split() == ["name", "some", "words", "of", "a", "fact", "empty"]
+    output.say_facts({"name": "some words of a fact", "empty": ""}, 14)
+    assert screen.getvalue().split() == ["name", "some", "words", "of", "a", "fact"]
