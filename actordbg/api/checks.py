@@ -70,7 +70,7 @@ def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: i
 
 def _run(desk: Desk, spec: ReplaySpec, recorded: bool) -> CheckedReplay:
     """Run the check with one progress over all its stages. On Ctrl-C, keep the results and say how to continue."""
-    desk.runnable(spec)
+    desk.runnable(spec.config, spec.inputs)
     count = len(spec.inputs)
     done: dict[str, int] = {}
     try:

@@ -191,7 +191,7 @@ def run_located(desk: Desk, spec: ReplaySpec, command: str) -> tuple[ReplaySpec,
     command: what that replay records as its command.
     """
     spec = of_one_input(spec, command)
-    desk.runnable(spec)
+    desk.runnable(spec.config, spec.inputs)
     with desk.progress("locating", 1) as advance:
         run_replay(desk.store, spec, on_event=counting(advance))
     return spec, data_of(desk.store, spec).results

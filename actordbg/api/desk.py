@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from actordbg.config.as_ran import as_ran, label
 from actordbg.config.choices import is_local
 from actordbg.config.replay_config import ENDPOINT, SETTINGS, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, Settings, build_config
-from actordbg.records.replay_record import ReplaySpec
+from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Plan, affordable_laws, make_plan
 from actordbg.replay.selection import PICKLES, defaults_of, require_one_trainer, rows_of
@@ -92,12 +92,20 @@ class Desk:
         flags["model"] = model
         return *made(), None
 
-    def runnable(self, spec: ReplaySpec, *, announce: bool = True, minor: bool = True) -> list[RuleHit]:
+    def runnable(
+        self, config: ReplayConfig, inputs: Sequence[ReplayInput], *, announce: bool = True, minor: bool = True
+    ) -> list[RuleHit]:
         """Refuse a configuration that is known to fail, or whose trainer or model is missing. Returns the findings about it.
 
         announce, minor: whether and how to note them.
         """
-        findings = require_runnable(self.store, spec)
+        defaults = defaults_of(self.store.root, inputs)
+        findings = check_config(config, defaults=defaults)
+        refuse_hits(findings)
+        find_trainer(config, defaults)
+        find_model(config.model)
+        if config.backend == ENDPOINT:
+            EngineClient(config.url or "", config.served_model, min(config.timeout_s, 30.0)).connect()
         for finding in findings if announce else ():
             self.client.note(f"{finding.severity}[{finding.id}]: {finding.message}", minor=minor)
         return findings
@@ -125,8 +133,17 @@ class Desk:
             self.client.note(f"skipped {plural(count, 'dump')}: {reason}")
 
     def nothing(self, purpose: str, where: str | None) -> NothingToDo:
-        """Return the error that says why nothing was selected."""
-        return NothingToDo(f"nothing to {purpose}: {why_nothing(self.store, where)}", hint=self.client.select)
+        """Return the error that says why nothing was selected, in terms of what the store holds."""
+        count, shortest, longest = dump_extent(self.store)
+        if not count:
+            why = "the store has no dumps: add some with `actordbg dump enable`, `dump import` or `dump create`"
+        elif where and (matching := count_dumps(open_fresh(self.store, where), where)):
+            why = f"{matching:,} dumps match {where}, but none can be replayed"
+        elif where:
+            why = selections.no_match(open_fresh(self.store), where)
+        else:
+            why = f"no dump can be replayed; the store has {plural(count, 'dump')} with seq_len {shortest} to {longest}"
+        return NothingToDo(f"nothing to {purpose}: {why}", hint=self.client.select)
 
     def command(self, name: str, where: str | None, config: ReplayConfig, axes: Mapping[str, str] | None = None) -> str:
         """Return what a record keeps as its command: as typed, else the command line that does the same."""
@@ -269,18 +286,6 @@ def recorded_model(store: Store, spec: ReplaySpec) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def require_runnable(store: Store, spec: ReplaySpec) -> list[RuleHit]:
-    """Refuse a configuration that is known to fail, or whose trainer or model is missing. Returns the findings about it."""
-    defaults = defaults_of(store.root, spec.inputs)
-    findings = check_config(spec.config, defaults=defaults)
-    refuse_hits(findings)
-    find_trainer(spec.config, defaults)
-    find_model(spec.config.model)
-    if spec.config.backend == ENDPOINT:
-        EngineClient(spec.config.url or "", spec.config.served_model, min(spec.config.timeout_s, 30.0)).connect()
-    return findings
-
-
 def launched(settings: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any] | None:
     """Return settings plus those implied by a launcher around this process; None for its ranks that only exit.
 
@@ -301,18 +306,6 @@ def launched(settings: Mapping[str, Any], environment: Mapping[str, str]) -> dic
     if launcher.deepspeed:
         flags["backend"] = flags.get("backend") or "deepspeed"
     return flags
-
-
-def why_nothing(store: Store, where: str | None) -> str:
-    """Explain why no dump was selected, in terms of what the store holds."""
-    count, shortest, longest = dump_extent(store)
-    if not count:
-        return "the store has no dumps: add some with `actordbg dump enable`, `dump import` or `dump create`"
-    if where and (matching := count_dumps(open_fresh(store, where), where)):
-        return f"{matching:,} dumps match {where}, but none can be replayed"
-    if where:
-        return selections.no_match(open_fresh(store), where)
-    return f"no dump can be replayed; the store has {plural(count, 'dump')} with seq_len {shortest} to {longest}"
 
 
 def counting(advance: Advance) -> Callable[[Progress], None]:

@@ -32,7 +32,7 @@ def noise(desk: Desk, chosen: DumpSelection, flags: Mapping[str, Any]) -> Comman
     plan = desk.planned("noise", config, chosen, "measure noise on")
     spec = plan.spec
     desk.client.begins(f"noise of {spec.replay_id}")
-    desk.runnable(spec, announce=False)
+    desk.runnable(config, spec.inputs, announce=False)
     with desk.progress("measuring noise", len(spec.inputs) * runs_of(spec)) as advance:
         record = measure_noise(
             desk.store,
