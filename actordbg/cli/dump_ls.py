@@ -11,7 +11,19 @@ import typer
 from actordbg.base.units import ago, with_handles
 from actordbg.cli import output
 from actordbg.cli.options import Where, argument, option, require_some, store_of, stored
-from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_facts, say_next, say_wrapped, table
+from actordbg.cli.output import (
+    cell,
+    emit,
+    emit_each,
+    human_bytes,
+    note,
+    rows_as_json,
+    say,
+    say_facts,
+    say_next,
+    say_wrapped,
+    table,
+)
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
@@ -92,7 +104,7 @@ def columns() -> None:
         {"name": column.name, "kind": column.kind, "heading": headings.get(column.name), "meaning": column.doc}
         for column in WHERE_COLUMNS.values()
     ]
-    if not as_json(answer):
+    if not rows_as_json(answer):
         table(("column", "kind", "meaning"), [(row["name"], row["kind"], row["meaning"]) for row in answer], tight=True)
         say()
         for line in (f"operators: {OPERATORS}", *FUNCTIONS.values()):

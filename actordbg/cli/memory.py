@@ -19,7 +19,7 @@ from actordbg.cli.options import (
     require_some,
     store_of,
 )
-from actordbg.cli.output import as_json, human_bytes, note, say_answer, table
+from actordbg.cli.output import human_bytes, note, rows_as_json, say_answer, table
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
@@ -156,7 +156,7 @@ def ls(ctx: typer.Context, limit: Limit = 20) -> None:
             note(f"skipped: {error.message}")
     columns = ("id", "what", "of", "processes", "samples", "steps", "peak RSS", "growth per step")
     names = ("memory_id", "kind", "watched", "processes", "samples", "steps")
-    if not as_json(rows):
+    if not rows_as_json(rows):
         sizes = [(human_bytes(row["peak_rss"]), human_bytes(row["growth_per_step"])) for row in rows]
         table(columns, [(*map(row.get, names), *size) for row, size in zip(rows, sizes, strict=True)])
     require_some(len(rows))

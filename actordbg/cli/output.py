@@ -99,27 +99,29 @@ _said: dict[str, str] = {}
 
 
 def emit(answer: T, render: Callable[[T], object]) -> None:
-    """Print `answer` as JSON, or hand it to `render`."""
-    if not as_json(answer):
-        render(answer)
+    """Keep a result, and print it as text."""
+    keep_answer(answer)
+    render(answer)
 
 
-def as_json(answer: Any) -> bool:
-    """Take a result that is not a document, for --json and the files of -o; rows are printed at once. Returns whether the caller
-    is done; if not, it prints text, which --json hides but for its sentence and next command (`finish`).
+def keep_answer(answer: Any) -> None:
+    """Keep a result that is not a document, for --json and the files of -o (`finish`). Of the text that is printed from now on,
+    --json hides all but the sentence and the next command.
     """
     global _facts
-    if not isinstance(answer, list):
-        _facts = answer
-        return False
-    write_files(answer)
+    _facts = answer
+
+
+def rows_as_json(rows: list[Any]) -> bool:
+    """Write rows to the files of -o, and print them with --json. Returns whether that was all: else they are printed as text."""
+    write_files(rows)
     if wanted.json:
-        emit_json(answer)
+        emit_json(rows)
     return wanted.json
 
 
 def finish() -> None:
-    """Print or write the result that `as_json` took, with the sentence and the next command of its text."""
+    """Print or write the result that was kept, with the sentence and the next command of its text."""
     global _facts
     if _facts is not None:
         from actordbg.document.command_result import as_json_text

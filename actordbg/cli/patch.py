@@ -20,13 +20,13 @@ from actordbg.base.units import ago
 from actordbg.cli import output
 from actordbg.cli.options import argument, option, require_good, store_of
 from actordbg.cli.output import (
-    as_json,
     cell,
     emit,
     human_bytes,
     note,
     plural,
     progress,
+    rows_as_json,
     say,
     say_facts,
     say_lines,
@@ -268,7 +268,7 @@ def adapters(
             say(line)
         return
     known = [fit_of(name) for name in named] if named else fits()
-    if not as_json(known):
+    if not rows_as_json(known):
         columns = ("adapter", "package", "installed", "tried", "fits")
         table(columns, [(fit.name, fit.package, fit.version or "-", ", ".join(fit.tried) or "-", fit.answer) for fit in known])
         for fit in known:

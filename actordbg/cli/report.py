@@ -13,9 +13,9 @@ from actordbg.cli.options import Where, argument, chosen_format, option, require
 from actordbg.cli.output import (
     Format,
     TokenizerFile,
-    as_json,
     note,
     open_page,
+    rows_as_json,
     say,
     say_lines,
     say_next,
@@ -91,7 +91,7 @@ def replays(
 
     rows = opened(ctx).replays(everything=everything)
     shown = rows[: (0 if output.wanted.whole else _ROWS) if limit is None else limit] or rows
-    if not as_json(shown):
+    if not rows_as_json(shown):
         named = ["name"] if any(replay["name"] for replay in shown) else []
         cells = [
             (replay["handle"] or "", *[replay[name] or "" for name in ("replay_id", *named)], ago(replay["created_at"]),
