@@ -44,7 +44,7 @@ test: static pytest
 
 # What looks at the code without running it, side by side.
 static: $(VENV)/.test
-	$(MAKE) --jobs --output-sync=target lint types imports site
+	$(MAKE) --jobs --output-sync=target lint types imports site bytecode
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -57,17 +57,19 @@ imports: $(VENV)/.test
 	$(BIN)/lint-imports
 
 # Without what a test marked `slow` does: start workers, Ray or torch in another process, or take two seconds.
-fast: $(VENV)/.test bytecode
+fast: $(VENV)/.test
 	$(PYTEST) -m "not slow"
 
 # At most two tests that fail beside others are tried once more, alone, and named.
-pytest: $(VENV)/.test bytecode
+pytest: $(VENV)/.test
 	rm -f .pytest_cache/v/cache/lastfailed
 	$(PYTEST) || $(BIN)/python tests/project/once_more.py $$?
 
-# The tests start a thousand processes, and where PYTHONDONTWRITEBYTECODE is set each would compile what it imports.
+# The tests start a thousand processes, and where PYTHONDONTWRITEBYTECODE is set each would compile what it imports. pytest rewrites
+# the asserts of test files: once, here, and not in each of its processes.
 bytecode: $(VENV)/.test
-	$(BIN)/python -m compileall -q actordbg
+	$(BIN)/python -m compileall -q actordbg tests/support tests/fuzz benchmarks
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 # Each parser under mutated inputs for FUZZ_SECONDS. For some of them only: make fuzz FUZZ="where pickle"
 FUZZ_SECONDS ?= 60

@@ -24,7 +24,8 @@ import safetensors.torch
 import torch
 
 from actordbg.capture import hook
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.store import payload
 from actordbg.store.layout import Store

@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
 from actordbg.capture.hook import Slot, wrap
+from actordbg.capture.switch_file import write_control
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.store.layout import Store
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.capture import hook
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.store.layout import Store
 from actordbg.trainers.openrlhf import demo_programs as driver

@@ -157,7 +157,7 @@ class StoreCommands:
         against: "rollout" says which side is wrong by the engine's recorded log-probs. other_models: with it, models whose
         weights a side may have had.
         """
-        from actordbg.api.comparing import explained, sides_explained
+        from actordbg.api.explaining import explained, sides_explained
 
         self._store.require()
         spec = self._desk.replayed(replay)
@@ -172,7 +172,7 @@ class StoreCommands:
         self, replay: str | None = None, *, where: Where = None, trust_remote_code: bool = False, **settings: Any
     ) -> CommandResult:
         """Name the module in which a configuration goes wrong: that of a replay, or these settings on the dumps of `where`."""
-        from actordbg.api.comparing import locate_answer, run_located
+        from actordbg.api.explaining import locate_answer, run_located
 
         desk = self._desk
         if replay is not None and (where is not None or settings):
@@ -209,7 +209,10 @@ class StoreCommands:
         fixed: an interpreter in whose environment the fault is gone. Raises BadResult if the script does not show the fault.
         """
         from actordbg.api.reducing import known_or_reduced, write_repro
+        from actordbg.document.page import check_place
 
+        check_place(Path(out))
+        check_place(None if issue is None else Path(issue))
         record = known_or_reduced(self._desk, name, trials, seconds)
         return write_repro(record, Path(out), issue=None if issue is None else Path(issue), fixed=fixed)
 
@@ -222,7 +225,9 @@ class StoreCommands:
         redact: permute token ids, except `keep_ids`, padding and the special tokens of `model`. to: upload it, `hf://datasets/...`.
         """
         from actordbg.api.reducing import bundled
+        from actordbg.document.page import check_place
 
+        check_place(Path(out))
         return bundled(self._store, names, where, Path(out), redact=redact, keep=keep_ids, model=model, to=to, public=public)
 
     @consenting

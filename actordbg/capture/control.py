@@ -1,7 +1,7 @@
 """The dump switch: `control.json` in the store, and how a running job notices that it changed.
 
-`actordbg dump enable` and `disable` replace the file (`write_control`); a thread of every capturing process polls it
-twice a second. Nothing is sent to the job, so the switch works from any host that sees the store. A named job
+`actordbg dump enable` and `disable` replace the file (`actordbg.capture.switch_file`); a thread of every capturing process
+polls it twice a second. Nothing is sent to the job, so the switch works from any host that sees the store. A named job
 (`actordbg run --run NAME`, or ACTORDBG_RUN=NAME) follows `controls/NAME.json` if that file exists.
 
 Invariant: whatever the file contains, the training job continues. A missing file means *off*; a file that cannot be read,
@@ -9,11 +9,6 @@ or that a newer actordbg wrote, also means off, with one warning, until a later 
 
 Limits are per recording process and actor instance (one model in one process), since ranks do not talk to each other,
 and count from the last `dump enable` (its `generation`).
-
-Example::
-
-    {"format": 2, "enabled": true, "generation": 3, "run": "run-20261120T120854Z", "since": "2026-11-20T12:08:54.000000Z",
-     "every": 1, "max_dumps": null, "ranks": [0, 1], "free_floor_bytes": 5368709120, "triggers": ["nan", "slow:3x"]}
 
 *Triggers* make a call worth keeping after it ran: `dump enable --on nan,exception,slow:3x`. `recorded_call` judges, and
 `docs/how-to/catch-a-failure.md` says what each one means.
@@ -26,13 +21,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
 from actordbg.formats.dump_record import FORWARD, is_plain_name, kinds_of
-from actordbg.formats.store_files import StoreFiles, atomic_write, open_regular, read_regular
+from actordbg.formats.store_files import StoreFiles, open_regular
 
 NAN, EXCEPTION, OOM, SLOW, LOGPROBS, BEFORE = "nan", "exception", "oom", "slow", "logprobs", "before"
 FORMS = "nan, exception, oom, slow:3x, logprobs:LOW:HIGH"
@@ -170,7 +165,6 @@ GONE = ("level", "max_seq_len")
 """Keys of earlier versions that limit nothing any more."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
 _ITEMS: dict[str, Any] = {"ranks": int, "steps": int, "triggers": str, "calls": str}
-_UNSAID = (("calls", (FORWARD,)), ("steps", None))
 _KINDS = kinds_of(Control)
 
 
@@ -256,31 +250,3 @@ class ControlWatcher:
         self._problem = problem
         if self._on_problem is not None:
             self._on_problem(f"recording is off: {problem}")
-
-
-def control_text(control: Control) -> str:
-    """Return the text of a control file, without `calls` and `steps` that limit nothing: jobs of earlier versions read it too."""
-    values = {name: value for name, value in asdict(control).items() if (name, value) not in _UNSAID}
-    return json.dumps({"format": CONTROL_FORMAT, **values}, indent=1, allow_nan=False) + "\n"
-
-
-def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
-    """Read the store's switch, or a named job's; None if it was never set. Raises StoreProblem or NewerFormat."""
-    path = store.control_of(job)
-    try:
-        return Control.from_json(read_regular(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
-
-
-def write_control(store: StoreFiles, control: Control, job: str | None = None) -> None:
-    """Replace the store's switch, or a named job's. Running jobs see it within about half a second."""
-    path = store.control_of(job)
-    try:
-        atomic_write(path, control_text(control).encode())
-    except OSError as error:
-        raise StoreProblem(
-            f"cannot write {path}: {error.strerror}", hint="check the folder's permissions and free space"
-        ) from None

@@ -48,7 +48,7 @@ _CONFIG_FACTS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "use_cache", "sliding_window",
 )  # fmt: skip
-_ROLES = (("reference", "reference"), ("policy", "policy"), ("actormodel", "policy"), ("ema", "ema"))
+_ROLES = (("reference", "reference"), ("policy", "policy"), ("actormodel", "policy"), ("ema", "ema"), ("critic", "critic"))
 
 
 def note_trainer(actor_cls: Any) -> None:
@@ -152,7 +152,7 @@ def unwrap(model: Any) -> Any:
 
 
 def role_from_ray() -> str | None:
-    """Return `policy`, `reference` or `ema` by the class of the Ray actor that runs this process; None if unknown."""
+    """Return `policy`, `reference`, `ema` or `critic` by the class of the Ray actor that runs this process; None if unknown."""
     ray = sys.modules.get("ray")
     context = ray.get_runtime_context() if ray is not None and getattr(ray, "is_initialized", bool)() else None
     if context is None or context.get_actor_id() is None:
@@ -234,10 +234,9 @@ class Bound:
 
 
 class Binder:
-    """Binds the arguments of calls of a function whose first parameter is `self`. `returns`, `control`: of losses (`losses`)."""
+    """Binds the arguments of calls of a function whose first parameter is `self`. `returns`: names of a loss's results."""
 
     returns: tuple[str, ...] = ()
-    control: Any = None
 
     def __init__(self, function: Callable[..., Any]) -> None:
         parameters = list(inspect.signature(function).parameters.values())[1:]

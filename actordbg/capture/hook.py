@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import logging
 import os
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from actordbg.capture.facts import Binder, note_trainer
+from actordbg.capture.facts import DISTRIBUTIONS, Binder, note_trainer
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.recorder import Recorder
 from actordbg.formats.dump_record import LOSS, is_plain_name
@@ -78,20 +79,28 @@ class Slot:
 
     def _arrive(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
         """Handle the first call, and later ones until this succeeds."""
-        self.recorder.watch.start()
+        again, self.recorder.losses_alone = self.recorder.losses_alone, False
+        self.recorder.watch.start(again)
         self._arrived = True
         self._follow()
         return self.enter(binder, actor, args, kwargs) if self.enter is not None else None
 
     def _follow(self) -> None:
         """Turn recording on or off, as the recorder's switch says."""
-        if self._arrived:
+        if self._arrived or self.recorder.losses_alone:
             control = self.recorder.control
             self.enter = self.recorder.enter if control is not None else None
             if control is not None and (control.steps or LOSS in control.calls):
                 from actordbg.capture import losses  # which most processes never need
 
                 losses.attach(self, wrap)
+        if not self._arrived:
+            self.enter = self._arrive
+
+    def await_losses(self) -> None:
+        """Follow the switch before any call, as far as losses are recorded: a critic's process calls no Actor."""
+        self.recorder.losses_alone = not self._arrived
+        self.recorder.watch.start()
 
 
 _slots: dict[str, Slot] = {}
@@ -110,10 +119,25 @@ def install(actor_cls: type, *, store: str | None = None) -> bool:
         return False
     if not hasattr(original, MARK):
         note_trainer(actor_cls)
-        slot = _slot(root)
-        slot.packages.add(actor_cls.__module__.partition(".")[0])
+        slot, (package, _, inside) = _slot(root), actor_cls.__module__.partition(".")
+        slot.packages.add(package)
         actor_cls.forward = wrap(original, slot)  # type: ignore[attr-defined]
+        if inside and package in DISTRIBUTIONS:  # its modules are known
+            with contextlib.suppress(ImportError, AttributeError):
+                loss = importlib.import_module(f"{actor_cls.__module__.rpartition('.')[0]}.loss").ValueLoss
+                loss.__init__ = _awaiting(loss.__init__, slot)
     return True
+
+
+def _awaiting(original: Callable[..., None], slot: Slot) -> Callable[..., None]:
+    """Return the `__init__` of a critic's loss, which also starts its process's recorder."""
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> None:
+        slot.recorder.attempt(slot.await_losses)
+        original(*args, **kwargs)
+
+    return init
 
 
 def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:

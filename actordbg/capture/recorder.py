@@ -64,7 +64,7 @@ class Recorder:
 
     `control`: the switch in force, None while recording is off; `on_change` is called when it may have changed. `stray` counts
     calls that the recorder failed to count. `compiled`: torch.compile traced a forward. `last`: the last call that was copied,
-    while losses are recorded too.
+    while losses are recorded too. `losses_alone`: no Actor was called, so that the switch is off unless losses are recorded.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Recorder:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.pid = os.getpid()
-        self.stray, self.compiled = 0, False
+        self.stray, self.compiled, self.losses_alone = 0, False, False
         self._written = False
         self._timeout = EXIT_SECONDS
         self._strays_booked = 0
@@ -105,6 +105,8 @@ class Recorder:
     def look(self) -> None:
         """Read the switch and follow it. Called by the watch thread; may raise."""
         control = None if self.closed else self.watcher.poll()
+        if self.losses_alone and control is not None and LOSS not in control.calls:
+            control = None
         if control is not None:
             self._use(self._rings.ring_for(control, self.writer.capacity, "counters" in self.notices.active))
             self.writer.control = control
@@ -128,10 +130,11 @@ class Recorder:
         if before is not None:
             before.remove()
 
-    def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
-        """Count a call that is about to run and, if it is selected, copy it. Raises no Exception."""
-        control: Control | None = binder.control or self.control
-        ring = self.ring
+    def enter(
+        self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any], control: Control | None = None
+    ) -> Item | None:
+        """Count a call that is about to run and, if `control` or else the switch selects it, copy it. Raises no Exception."""
+        control, ring = control or self.control, self.ring
         if control is None or ring is None:
             return None
         open_: Item | Ledger | None = None

@@ -94,8 +94,10 @@ class Watch:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread if it does not run yet, and wait at most FIRST_SECONDS for its first poll."""
+    def start(self, again: bool = False) -> None:
+        """Start the thread if it does not run yet, and wait at most FIRST_SECONDS for its first poll, or its next one."""
+        if again:
+            self._looked.clear()
         with self._lock:
             if self._thread is None and not self._ended:
                 thread = threading.Thread(target=self._run, name="actordbg-watch", daemon=True)

@@ -41,12 +41,12 @@ class WeightRecorder:
     def __init__(self, recorder: Recorder, store: StoreFiles) -> None:
         self._recorder, self._store, self._enter = recorder, store, recorder.enter
         self._met: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        recorder.enter = self.enter  # type: ignore[method-assign]
+        recorder.enter = self.enter  # type: ignore[method-assign, assignment]
 
-    def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+    def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *control: Any) -> Item | None:
         """Run the recorder's `enter`; then hash the weights, if the call is recorded and they are new."""
         before = self._wanted(actor)
-        item = self._enter(binder, actor, args, kwargs)
+        item = self._enter(binder, actor, args, kwargs, *control)
         try:
             capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
             if self._wanted(actor) != before and not capturing:

@@ -54,7 +54,7 @@ _CANNOT_WRITE = re.compile(r"attempt to write a readonly|unable to open|database
 _LOCKED = re.compile(r"database (table |schema )?is locked\Z")
 REBUILD = "run `actordbg index --rebuild` to rebuild the catalog from the store's files"
 """The hint for every unusable catalog."""
-_FOLDER = "move the folder away, or run `actordbg fsck --repair` to move it into quarantine/ and rebuild the catalog"
+_FOLDER = "move the folder away, or run `actordbg store fsck --repair` to move it into quarantine/ and rebuild the catalog"
 _WRITABLE = "make the catalog's folder writable, or copy the store and name the copy with --store DIR"
 _PARTS = ("-wal", "-shm", "-journal", "")
 """Suffixes of a catalog's files, the catalog itself last."""

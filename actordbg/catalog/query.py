@@ -298,7 +298,7 @@ def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
 def replay_named(source: Store | Catalog, name: str) -> str:
     """Return the id of the replay that a handle or a name means; any other text unchanged.
 
-    "last" and `@last` are the `newest_configuration`, `@1` is the newest that `actordbg replays` lists, `@2` the second newest.
+    "last" and `@last` are the `newest_configuration`, `@1` is the newest that `actordbg replay ls` lists, `@2` the second newest.
     A name (`--name`) means its newest replay. UsageError for a number beyond the list.
     """
     if name in (LAST, f"@{LAST}") and (newest := newest_configuration(source)):
@@ -309,7 +309,7 @@ def replay_named(source: Store | Catalog, name: str) -> str:
     if name[0] == "@":
         listed, number = list_own_replays(catalog), name[1:]
         if not (number.isdecimal() and number.isascii() and 1 <= int(number[:9]) <= len(listed)):
-            raise UsageError(f"no replay {name:.40}", hint=f"use @1 to @{len(listed)}; `actordbg replays` lists them")
+            raise UsageError(f"no replay {name:.40}", hint=f"use @1 to @{len(listed)}; `actordbg replay ls` lists them")
         return listed[int(number) - 1].replay_id
     rows = list_replays(catalog)
     if NAME.match(name) is None or any(row.replay_id.startswith(name) for row in rows):

@@ -35,7 +35,7 @@ def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions 
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
-    from actordbg.capture.control import write_control
+    from actordbg.capture.switch_file import write_control
 
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
@@ -77,7 +77,7 @@ def _answer(store: Store, control: Control | None, enabled: bool, changed: bool,
 
 def switch_off(store: Store, job: str | None) -> bool:
     """Turn off the switch of a job, or the store's if `job` is None. Returns whether it was on."""
-    from actordbg.capture.control import write_control
+    from actordbg.capture.switch_file import write_control
     from actordbg.formats.dump_record import now_timestamp
 
     before = control_before(store, job)
@@ -89,7 +89,7 @@ def switch_off(store: Store, job: str | None) -> bool:
 
 def control_before(store: Store, job: str | None) -> Control | None:
     """Read the current switch; None if it is missing, or, with a note, if it is damaged (the caller replaces it)."""
-    from actordbg.capture.control import read_control
+    from actordbg.capture.switch_file import read_control
 
     try:
         return read_control(store, job)

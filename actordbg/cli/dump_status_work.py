@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, StoreProblem
-from actordbg.capture.control import Control, read_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import read_control
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.output import human_bytes, note, plural, say, say_next, say_wrapped, table
 from actordbg.dumps.recover import find_rings

@@ -33,7 +33,7 @@ def say_error(error: ActordbgError) -> None:
 def say_usage(error: Any) -> None:
     """Print click's error about a command line, with the quoted words cleaned."""
     if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
-        error.message = in_line(error.message)
+        error.message = in_line(error.message).replace("Value error, ", "")  # pydantic's words
     if near := getattr(error, "possibilities", None):
         error.message, error.possibilities = f"{error.message}. Did you mean {near[0]!r}?", None
     error.show()

@@ -15,7 +15,7 @@ def explain(
     ctx: typer.Context,
     replay: str = argument("last", "REPLAY", "The replay to explain: an id, a name, `@1` or `last`.", stored("replay")),
     against: Literal["rollout"] | None = option(
-        None, "Say which side is wrong: rollout, the engine's recorded log-probs (needs `dump enable --calls forward,loss`)."
+        None, "Say which side is wrong, the run or the engine's recorded log-probs (needs `dump enable --calls forward,loss`)."
     ),
     other_model: list[str] = option(
         [],

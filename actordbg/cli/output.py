@@ -325,13 +325,14 @@ def say_answer(answer: CommandResult, written: Path | None = None) -> None:
 
     written: the page, if it has been written already; text names it.
     """
-    write_files(answer.record, answer.page or answer.blocks)
+    write_files(answer.record, answer.on_page)
     if wanted.json:
         emit_json(answer.record)
     elif wanted.format == "md":
         say_lines(answer.to_markdown())
     else:
-        say_lines(str(answer))
+        first, line_break, rest = str(answer).partition("\n")
+        say_lines(wrapped(first, sys.stdout, "") + line_break + rest)
         if written is not None:
             say(f"page: {written}")
     if wanted.opened:

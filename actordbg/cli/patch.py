@@ -173,9 +173,9 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
     if loose >= 100:
         yield "unpacked", f"{plural(loose, 'dump')}: `actordbg dump pack` makes them much smaller"
     if held.damaged:
-        yield "damaged", f"{plural(held.damaged, 'file')}: `actordbg fsck` lists each"
+        yield "damaged", f"{plural(held.damaged, 'file')}: `actordbg store fsck` lists each"
     others = f", and {held.other_replays:,} that other commands ran" if held.other_replays else ""
-    yield "replays", f"{held.replays:,}{others}" + (": `actordbg replays`" if held.replays else "")
+    yield "replays", f"{held.replays:,}{others}" + (": `actordbg replay ls`" if held.replays else "")
     if held.last:
         ended = "" if held.last_status == "complete" else f", {held.last_status}: `actordbg replay --resume {held.last}`"
         yield "last", f"{held.last}, {ago(held.last_at or '')}, {held.last_passed} of {held.last_inputs} passed{ended}"

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import Refused, StoreProblem, UsageError
-from actordbg.cli.options import argument
 from actordbg.cli.output import human_bytes, keep_answer, note, plural, say
 
 if TYPE_CHECKING:
@@ -21,8 +20,10 @@ if TYPE_CHECKING:
 
 
 def pull(
-    url: str = argument(..., "URL[#RUN,...]", "Remote store: s3://bucket/store, hdfs://..., memory://..."),
-    folder: Path = argument(..., "DIR", "Local folder that mirrors it."),
+    url: Annotated[
+        str, typer.Argument(metavar="URL[#RUN,...]", help="Remote store: s3://bucket/store, hdfs://..., memory://...")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Local folder that mirrors it.")],
 ) -> None:
     """Download new files of a remote store into a folder.
 
@@ -37,8 +38,8 @@ def pull(
 
 
 def push(
-    folder: Path = argument(..., "DIR", "Local store."),
-    url: str = argument(..., "URL", "Destination."),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Local store.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Destination.")],
 ) -> None:
     """Upload a folder's new files to a remote store.
 

@@ -153,7 +153,7 @@ def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: 
 
 def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None:
     """Write the job's own switch, and print a note."""
-    from actordbg.capture.control import write_control
+    from actordbg.capture.switch_file import write_control
 
     previous = control_before(store, run)
     if previous is not None and previous.enabled:

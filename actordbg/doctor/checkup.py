@@ -30,7 +30,8 @@ from typing import Any
 from actordbg.base.errors import ActordbgError, EnvironmentProblem
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of
-from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
+from actordbg.capture.control import DEFAULT_FREE_FLOOR
+from actordbg.capture.switch_file import read_control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.config.replay_config import SETTINGS

@@ -93,7 +93,7 @@ class RingReport:
 
 def find_rings(store: Store) -> list[Path]:
     """List the rings of a store on this machine: in the default places, and where switches and counters say."""
-    from actordbg.capture.control import read_control
+    from actordbg.capture.switch_file import read_control
 
     folders = {place(store), store.root / "rings"}
     for job in (None, *(path.stem for path in store.controls.glob("[!.]*.json"))):

@@ -73,7 +73,7 @@ def read_trajectory(path: Path) -> Trajectory:
             raise ValueError("a range is invalid")
         return typed_record(Trajectory, {**data, "turns": tuple(turns), "trained": _ids(data["trained"]), "ranges": ranges})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = "run `actordbg fsck --repair` to move it away"
+        hint = "run `actordbg store fsck --repair` to move it away"
         raise CorruptDump(f"{path} has no recorded turns: {error}", hint=hint) from None
 
 

@@ -102,7 +102,7 @@ def read_weights(path: Path) -> WeightRecord:
         return typed_record(WeightRecord, data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptDump(
-            f"{path} is not a file of weight hashes: {error}", hint="run `actordbg fsck --repair` to move it away"
+            f"{path} is not a file of weight hashes: {error}", hint="run `actordbg store fsck --repair` to move it away"
         ) from None
 
 

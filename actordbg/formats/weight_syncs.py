@@ -86,7 +86,7 @@ def read_sync(path: Path) -> WeightSync:
         data["parameters"] = {name: _parameter(each) for name, each in data["parameters"].items()}
         return typed_record(WeightSync, data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = "run `actordbg fsck --repair` to move it away"
+        hint = "run `actordbg store fsck --repair` to move it away"
         raise CorruptDump(f"{path} is not a transfer of weights: {error}", hint=hint) from None
 
 

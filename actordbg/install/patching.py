@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from actordbg import __version__
 from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, Unsupported
-from actordbg.capture.control import read_control
+from actordbg.capture.switch_file import read_control
 from actordbg.install import replace_file as files
 from actordbg.install import trailer
 from actordbg.install.patch_target import Copy, Target, ask, require_hook, require_seen

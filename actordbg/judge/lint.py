@@ -72,7 +72,7 @@ class Findings:
         """Return the verdict: WRONG if a law fails, RIGHT if some hold, else NOT CHECKED."""
         left = [f"{plural(len(self.unchecked), 'law')}, for lack of recorded data (listed below)"] if self.unchecked else []
         left += [f"{plural(len(self.unreadable), 'dump')} that cannot be read"] if self.unreadable else []
-        figures = [(name, answer.figure) for name, answer in self.answers.items() if answer.figure]
+        figures = [pair for answer in self.answers.values() for pair in answer.figures]
         if self.broken:
             violation = self.answers[self.broken[0].name].violations[0]
             following = f"actordbg dump show {violation.dump_id}"
@@ -121,7 +121,7 @@ def lint_blocks(findings: Findings) -> list[Block]:
         rows = [row for law in findings.broken for row in _rows(law, findings.answers[law.name].violations)]
         blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what")))
         blocks.append(Items([f"{law.name}: {law.holds}. {law.thread}. Try: {law.remedy}" for law in findings.broken]))
-    held = [f"{law.name}: {law.holds} ({findings.answers[law.name].looked_at:,} looked at)" for law in findings.held]
+    held = [f"{law.name}: {law.holds} ({plural(findings.answers[law.name].looked_at, 'check')})" for law in findings.held]
     needs = grouped((law.needs, law.name) for law in findings.unchecked).items()
     lacking = [f"{', '.join(names)}: {'needs' if len(names) == 1 else 'need'} {need}" for need, names in needs]
     return [*blocks, *section("Laws that hold", held), *section("Not checked", lacking)]
@@ -140,9 +140,9 @@ def lint_data(findings: Findings) -> dict[str, Any]:
     laws = [
         {"law": law.name, "verdict": findings.state(law)}
         | {name: getattr(law, name) for name in ("holds", "thread", "remedy", "needs")}
-        | asdict(findings.answers[law.name])
-        | {"violations": [asdict(each) | {"side": each.side or law.side} for each in findings.answers[law.name].violations]}
-        for law in LAWS
+        | {"looked_at": answer.looked_at, "figure": "; ".join(map(": ".join, answer.figures))}
+        | {"violations": [asdict(each) | {"side": each.side or law.side} for each in answer.violations]}
+        for law, answer in ((law, findings.answers[law.name]) for law in LAWS)
     ]
     return {"dumps": findings.dumps, "unreadable": findings.unreadable, "laws": laws}
 

@@ -11,6 +11,7 @@ differentiates the same formula. No trainer's code is used.
 | GSPO | the same, with r of a row: exp(mean(new - old)) | Zheng et al. 2025 |
 | importance correction | times w = exp(old - rollout), if its statistic is inside the band | OpenRLHF 0.11 `PolicyLoss` |
 | supervised | -new | |
+| a critic's value | (v - R)^2 / 2, or that of v clipped to within `clip_eps` of the old value if it is larger | the same |
 | KL to the base | k1: d, k2: d^2 / 2, k3: exp(-d) - 1 + d, with d = new - base | Schulman 2020 |
 """
 
@@ -29,9 +30,15 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
     """Return the terms of a recorded loss, [B, A], not yet masked; None for a loss that is not known, or lacks its log-probs.
 
     loss: its recorded attributes, without those that it does not have. named: log_probs, old_log_probs, advantages,
-    rollout_log_probs, each [B, A]. mask: bool [B, A].
+    rollout_log_probs, or values, old_values, returns, each [B, A]. mask: bool [B, A].
     """
     new, old, advantages = (named.get(name) for name in ("log_probs", "old_log_probs", "advantages"))
+    if new is None and {"values", "old_values", "returns"} <= named.keys():
+        values, before, clip = named["values"], named["old_values"], loss.get("clip_eps")
+        terms = (values - named["returns"]) ** 2 / 2
+        if clip is None:
+            return terms
+        return xp.maximum(terms, (before + xp.clip(values - before, -clip, clip) - named["returns"]) ** 2 / 2)
     if new is None or (old is None) != (advantages is None):
         return None
     if old is None or advantages is None:

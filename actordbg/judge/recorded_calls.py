@@ -29,6 +29,8 @@ Numbers: TypeAlias = Any
 _TRIMMED = ("row_keys", "prompts", "counts", "spans", "ends", "surprisal", "moved", "terms", "weightless", "holes", "heads")
 LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "action_log_probs")
 """Names of tensors of log-probs, which a call got or returned."""
+VALUES = ("values", "old_values", "returns")
+"""Names of the tensors that a critic's loss gets."""
 
 
 @dataclass(frozen=True)
@@ -231,8 +233,8 @@ class RecordedCall:
         if not self.is_loss or mask is None:
             return None
         named = {name: values.astype("f8") for name, values in self.log_probs().items()}
-        if (advantages := self.array("advantages")) is not None:
-            named["advantages"] = advantages.astype("f8")
+        others = {name: self.array(name) for name in ("advantages", *VALUES)}
+        named |= {name: values.astype("f8") for name, values in others.items() if values is not None}
         with np.errstate(all="ignore"):
             each = loss_terms(np, self.loss_attributes | changed, named, mask)
         if each is None:
@@ -264,11 +266,11 @@ class Violation:
 
 @dataclass
 class Answer:
-    """What a law found. looked_at: rows, calls or steps that it could judge. figure: a measure of healthy data, in words."""
+    """What a law found. looked_at: rows, calls or steps that it could judge. figures: measures of healthy data, by name."""
 
     looked_at: int = 0
     violations: list[Violation] = field(default_factory=list)
-    figure: str = ""
+    figures: list[tuple[str, str]] = field(default_factory=list)
 
     def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None, side: str = "") -> None:
         """Look at all rows of a call, and add a violation for the first of those that are `bad`, bool [B]."""

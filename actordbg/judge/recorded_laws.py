@@ -14,7 +14,7 @@ import numpy as np
 
 from actordbg.base.units import plural, release
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
-from actordbg.judge.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, Violation
+from actordbg.judge.recorded_calls import VALUES, Answer, Numbers, RecordedCall, RecordedLaw, Violation
 
 POSITIVE = {True: 1e-3, False: 0.05}
 """Nats above 0 that rounding may lift a log-prob, by whether the model computes in fp32."""
@@ -48,7 +48,7 @@ def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:
         answer.looked_at += 1
         odd = [
             f"{name} is {list(values.shape)}"
-            for name in ("log_probs", "action_log_probs", "old_log_probs", "rollout_log_probs", "advantages", "returns")
+            for name in ("log_probs", "action_log_probs", "old_log_probs", "rollout_log_probs", "advantages", *VALUES)
             if (values := call.array(name)) is not None and values.shape != mask.shape
         ]
         if mask.shape[1] >= real.shape[1]:
@@ -63,7 +63,7 @@ def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:
 def _finite(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
         named = dict(call.log_probs())
-        for name in ("advantages", "returns"):
+        for name in ("advantages", *VALUES):
             values = call.array(name)
             if values is not None and call.active is not None and values.shape == call.active.shape:
                 named[name] = values
@@ -165,19 +165,22 @@ def _response_length(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 
 def _steps(calls: Iterable[RecordedCall]) -> Iterator[tuple[str, list[RecordedCall]]]:
-    """Yield the losses of each optimizer step, of all ranks, with the step in words."""
-    steps: dict[tuple[str, int], list[RecordedCall]] = defaultdict(list)
+    """Yield the losses of each optimizer step of a model, of all ranks, with the step in words."""
+    steps: dict[tuple[str, int, str], list[RecordedCall]] = defaultdict(list)
     for call in calls:
         if call.is_loss and call.record.step is not None:
-            steps[call.record.run, call.record.step].append(call)
-    for (_, step), losses in sorted(steps.items()):
-        yield f"step {step}", losses
+            steps[call.record.run, call.record.step, call.record.role or ""].append(call)
+    for (_, step, role), losses in sorted(steps.items(), key=lambda item: (*item[0][:2], item[0][2] != "policy loss")):
+        yield f"step {step}{' of the critic' * (role == 'critic loss')}", losses
 
 
 def _advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
     flat_groups, groups = 0, 0
     weightless: list[Numbers] = []
     for words, losses in _steps(calls):
+        rows = [call.weightless for call in losses if call.weightless is not None]
+        if not rows:
+            continue
         rewards: dict[bytes, set[float]] = defaultdict(set)
         members: Counter[bytes] = Counter()
         for call in losses:
@@ -187,19 +190,17 @@ def _advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 members[prompt] += 1
         groups += sum(count > 1 for count in members.values())
         flat_groups += sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
-        rows = [call.weightless for call in losses if call.weightless is not None]
-        if rows:
-            answer.looked_at += 1
-            weightless += rows
-            if sum(map(len, rows)) > 1 and np.concatenate(rows).all():
-                differ = any(len(of) > 1 for of in rewards.values())
-                said = f"{words}: every advantage is 0, so nothing is learned" + ", although rewards differ" * differ
-                answer.violations.append(Violation(losses[0].record.dump_id, said, side=TRAINER * differ))
+        answer.looked_at += 1
+        weightless += rows
+        if sum(map(len, rows)) > 1 and np.concatenate(rows).all():
+            differ = any(len(of) > 1 for of in rewards.values())
+            said = f"{words}: every advantage is 0, so nothing is learned" + ", although rewards differ" * differ
+            answer.violations.append(Violation(losses[0].record.dump_id, said, side=TRAINER * differ))
     if weightless:
         share = float(np.concatenate(weightless).mean())
-        answer.figure = f"{share:.1%} of the rows have no advantage"
+        answer.figures.append(("rows without advantage", f"{share:.1%}"))
         if groups:
-            answer.figure += f"; {flat_groups:,} of {plural(groups, 'group')} of a prompt have equal rewards"
+            answer.figures.append(("groups of a prompt with equal rewards", f"{flat_groups:,} of {groups:,}"))
 
 
 def _of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -295,7 +296,7 @@ def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
         record, apart = call.record, call.fact("dp_size") == call.record.world_size
         together: Hashable = record.dump_id
         if call.is_loss and record.step is not None:  # ranks of a ring or of tensor parallelism have the same rows
-            together = (record.run, record.step, None if apart else record.rank)
+            together = (record.run, record.step, record.role, None if apart else record.rank)
         repeated = np.zeros(len(call.row_keys), bool)
         for row, key in enumerate(call.row_keys):
             count = 0 if call.counts is None else call.counts[row]

@@ -146,10 +146,11 @@ def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], heig
     (apart, row, position), title = worst, f"|{' - '.join(sides)}|, nats"
     end, where = {"field": "z"}, ("t", "where")
     still = [field for field in fields if field["k"] != RESPONSE]
-    kinds = coloured("k", _KINDS)
-    ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), ("w", "text")))
+    kinds = coloured("k", {kind: color for kind, color in _KINDS.items() if any(field["k"] == kind for field in still)})
+    text = [("w", "text")] * any("w" in field for field in fields)
+    ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), *text))
     compared = [field for field in fields if field["k"] == RESPONSE]
-    shown = hints(where, ("s", title), *[("m", "at the worst")] * any("m" in field for field in compared), ("w", "text"))
+    shown = hints(where, ("s", title), *[("m", "at the worst")] * any("m" in field for field in compared), *text)
     heat = layer("rect", compared, x2=end, color=quantity("v", title, legend=small(apart)), tooltip=shown)
     mark = {"a": position + 0.5, "r": f"row {row}", "t": _where(row, position, 1), "s": number(apart, 3)}
     look = {"size": 150, "filled": False, "strokeWidth": 2.5, "color": "#1e90ff"}

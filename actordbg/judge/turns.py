@@ -150,7 +150,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     record = None if dump is None else query.get_dump(store, dump)
     require_run_name(run)
     if record is not None and run not in (None, record.run):
-        raise UsageError(f"{record.dump_id} is a dump of run {record.run}, not of {run}", hint="leave --run out")
+        raise UsageError(f"{record.dump_id} is a dump of run {record.run}, not of {run}", hint="drop --run")
     trajectories, unread = trajectories_of(store, record.run if record else run)
     if not trajectories:
         raise NothingToDo("no turns were recorded", hint="record them: actordbg run --turns -- COMMAND (OpenRLHF's agents)")
@@ -165,10 +165,19 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
             "faults": [vars(each) | {"sentence": each.sentence, "side": each.side} for each in faults]}  # fmt: skip
     table = Grid(
         ("trajectory", "kind", "turn", "token", "what"),
-        tuple((each.trajectory, each.kind, str(each.turn), str(each.position), each.words) for each in faults[:20]),
+        tuple(
+            (
+                each.trajectory.removesuffix(".json"),
+                each.kind,
+                "-" if each.turn is None else str(each.turn),
+                str(each.position),
+                each.words,
+            )
+            for each in faults[:20]
+        ),
         {"trajectory", "kind", "what"},
     )
-    return CommandResult.of(verdict, data, *([table] if faults else []))
+    return CommandResult.of(verdict, data, *([table] if faults else []), title=f"turns of run {name}")
 
 
 def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence[TurnFault], unread: int) -> Verdict:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, section
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, number, section
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, read_weights
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync, read_sync
@@ -92,12 +92,13 @@ class WeightLadder:
     def blocks(self) -> list[Block]:
         """Return what `actordbg weights` shows below the verdict."""
         rows = []
-        for sync, moved in zip(self.syncs, self.moved, strict=True):
+        for sync, moved in zip(self.syncs, [None, *self.moved[1:]], strict=True):  # the first has none before it
             each = sync.parameters.values()
             sent, arrived = sum(bool(p.had or p.answers) for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
-            rows.append((_step(sync), *map(str, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f} s"))
-        named = [f"{fault.words}: {', '.join(fault.parameters[:20])}" for fault in self.faults if len(fault.parameters) > _SHOWN]
-        table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took"), tuple(rows), {"transfer", "took"})
+            rows.append((_step(sync), *map(number, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f}"))
+        many = [fault for fault in self.faults if len(fault.parameters) > _SHOWN]
+        named = [fault.words.replace(_names(fault.parameters), ", ".join(fault.parameters[:20])) for fault in many]
+        table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took, s"), tuple(rows), {"transfer"})
         return [table, *section("", named)]
 
 
@@ -106,7 +107,7 @@ def weights_answer(store: Store, run: str | None = None) -> CommandResult:
     ladder = climb(store, run)
     faults = [vars(fault) | {"sentence": fault.sentence} for fault in ladder.faults]
     data = {"run": ladder.run, "transfers": len(ladder.syncs), "stale": ladder.stale, "faults": faults, "moved": [*ladder.moved]}
-    return CommandResult.of(ladder.verdict, data, *ladder.blocks)
+    return CommandResult.of(ladder.verdict, data, *ladder.blocks, title=f"weights of run {ladder.run}")
 
 
 def climb(store: Store, run: str | None = None) -> WeightLadder:
@@ -124,7 +125,7 @@ def climb(store: Store, run: str | None = None) -> WeightLadder:
         except (StoreProblem, OSError):
             left.append(path)
     if not syncs:
-        raise NothingToDo(f"every transfer of run {folder.name} is damaged", hint="run `actordbg fsck`")
+        raise NothingToDo(f"every transfer of run {folder.name} is damaged", hint="run `actordbg store fsck`")
     syncs.sort(key=lambda sync: (sync.timestamp, sync.number))
     before: Mapping[str, SentParameter] = {}
     moved = []

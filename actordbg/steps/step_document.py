@@ -48,15 +48,14 @@ def step_blocks(figures: StepFigures) -> list[Block]:
 
 
 _COLUMNS = (
-    "rank", "micro-batch", "rows", "actions", "loss", "replayed", "clip ratio", "replayed clip", "KL to old", "norm alone",
+    "rank", "micro-batch", "rows", "actions", "loss", "replayed", "clip ratio", "replayed clip ratio", "KL to old, nats",
 )  # fmt: skip
 
 
 def _micro_batches(figures: StepFigures) -> Iterator[tuple[str, ...]]:
-    sides = zip(figures.replayed.figures, figures.reference.figures, strict=True)
-    for each, (replayed, reference) in zip(figures.step.micro_batches, sides, strict=True):
+    for each, replayed in zip(figures.step.micro_batches, figures.replayed.figures, strict=True):
         known = each.loss.fact("clip_ratio"), replayed.get("clip_ratio"), replayed.get("ppo_kl")
-        shown = (each.recorded, replayed["loss"], *known, reference.get("alone"))
+        shown = (each.recorded, replayed["loss"], *known)
         counts = each.loss.record.rank, each.place, each.terms.rows, f"{each.terms.tokens:,}"
         yield *map(str, counts), *(number(value) for value in shown)
 
@@ -138,7 +137,8 @@ def _mismatch(title: str, axis: str, points: list[dict[str, Any]], noise: float)
     ends = [{"x": points[0]["x"], "x2": points[-1]["x"], "y": 0.0, "y2": noise}]
     band = layer("rect", ends, {"color": PART, "opacity": 0.25}, x2={"field": "x2"}, y={**y}, y2={"field": "y2"})
     spec = layered([], band, line, dots, height=220, x=whole("x", axis))
-    says = f"Largest at {worst['x']}: {number(worst['y'], 3)} nats. The band is rounding alone: {number(noise, 3)} nats."
+    thin = " (invisible at this scale)" * (noise < most / 100)
+    says = f"Largest at {worst['x']}: {number(worst['y'], 3)} nats. The band is rounding alone: {number(noise, 3)} nats{thin}."
     table = Grid(
         (axis, "mean |rollout - trainer|, nats", "actions"), [(str(p["x"]), number(p["y"], 3), f"{p['n']:,}") for p in points]
     )

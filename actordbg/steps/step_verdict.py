@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
 from actordbg.document.blocks import FAILED, RIGHT, TRAINER, UNCHECKED, WRONG, Verdict, number
 from actordbg.formats.weight_hashes import MET_WEIGHTS
@@ -256,7 +257,10 @@ def verdict_of(figures: StepFigures) -> Verdict:
     step, replayed, reference = figures.step, figures.replayed, figures.reference
     title = f"step {step.number} of run {step.run}"
     if failed := replayed.failed or reference.failed:
-        return Verdict(FAILED, f"{title} did not run: {failed}", next="actordbg step --backend plain")
+        following = (
+            f"actordbg step --run {step.run} --step {step.number} --model {in_shell(figures.config.model)} --backend plain"
+        )
+        return Verdict(FAILED, f"{title} did not run: {failed}", next=following)
     left = [step.missing] if step.missing else []
     if other := why_no_norm(figures):
         left.append(f"the gradient's norm, since {other}")
@@ -296,16 +300,11 @@ def applied_by(step: RecordedStep, side: Side) -> float:
 
 
 def figures_of(figures: StepFigures) -> list[tuple[str, str]]:
-    """Return the figures of a step by name: loss, norm and distance of each side."""
-    step, replayed, reference = figures.step, figures.replayed, figures.reference
+    """Return loss and norm of a step, recorded and as one batch; the table has the replay's too."""
+    step, reference = figures.step, figures.reference
     return [
         ("loss, recorded", number(step.applied)),
-        ("loss, replayed", number(applied_by(step, replayed))),
         ("loss, one batch in fp32", number(reference.total())),
-        ("sum of absolute terms", number(step.size)),
         ("gradient norm, recorded", number(step.grad_norm, 6)),
-        ("gradient norm, replayed", number(replayed.grad_norm, 6)),
         ("gradient norm, one batch in fp32", number(reference.grad_norm, 6)),
-        ("replayed - recorded log-probs, nats", number(figures.moved(replayed), 3)),
-        ("fp32 - recorded log-probs, nats", number(figures.moved(reference), 3)),
     ]

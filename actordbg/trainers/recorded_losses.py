@@ -2,8 +2,9 @@
 
 A seam with `loss` is a function of the trainer that computes a loss, around a recorded forward (TRL, SkyRL) or in it (verl).
 When it has returned, its log-probs, masks and advantages are handed to the recorder under the names of PolicyLoss, as
-a call of a loss that returns the same value (`actordbg.capture.losses`). So the laws of recorded data, and `explain --against
-rollout`, read one kind of record. The function runs once, with its own arguments; a failure in here is reported once.
+a call of a loss that returns the same value (`actordbg.capture.loss_record`). So the laws of recorded data, and
+`explain --against rollout`, read one kind of record. The function runs once, with its own arguments; a failure in here is
+reported once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from actordbg.formats.dump_record import LOSS
 from actordbg.trainers.seam import LossCall, Seam
 
 if TYPE_CHECKING:
-    from actordbg.capture.losses import LossSlot
+    from actordbg.capture.loss_record import LossSlot
 
 
 class AdapterLoss:
@@ -87,11 +88,12 @@ class _Recorder:
     """Hands losses of a seam to the recorder of a slot."""
 
     def __init__(self, seam: Seam, slot: Any) -> None:
-        from actordbg.capture import losses
+        from actordbg.capture import loss_record as losses
+        from actordbg.capture.loss_points import CapturePoint, CapturePoints
 
         where, _, method = seam.where.rpartition(".") if "." in seam.function else (seam.where, "", "")
-        point = losses.CapturePoint(where, ("loss",), {}, method)
-        points = losses.CapturePoints("", "", "", (point,), {}, {})
+        point = CapturePoint(where, ("loss",), {}, method)
+        points = CapturePoints((point,))
         self._seam, self._loss, self._here = seam, AdapterLoss(), losses.here
         self._slot: LossSlot = losses.LossSlot(slot, points, point, AdapterLoss.forward)
         self._forward = hook.wrap(AdapterLoss.forward, self._slot)  # type: ignore[arg-type]

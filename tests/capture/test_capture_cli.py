@@ -19,9 +19,10 @@ from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
-from actordbg.capture.control import Control, read_control, write_control
+from actordbg.capture.control import Control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
+from actordbg.capture.switch_file import read_control, write_control
 from actordbg.cli.dump_status_work import process_rows
 from actordbg.formats.ringfile import PLACE, place
 from actordbg.store.layout import Store

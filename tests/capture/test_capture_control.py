@@ -9,7 +9,8 @@ import pytest
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture import control as module
-from actordbg.capture.control import Control, ControlWatcher, control_text, read_control, write_control
+from actordbg.capture.control import Control, ControlWatcher
+from actordbg.capture.switch_file import control_text, read_control, write_control
 
 SINCE = "2026-11-20T12:00:00.000000Z"
 

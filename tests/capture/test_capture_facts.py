@@ -102,7 +102,8 @@ print(json.dumps({"plain": plain, "hooked": hooked}))
 @pytest.mark.slow
 def test_a_real_openrlhf_actor_is_recorded_and_cannot_tell(store, tmp_path):
     pytest.importorskip("openrlhf")
-    from actordbg.capture.control import Control, write_control
+    from actordbg.capture.control import Control
+    from actordbg.capture.switch_file import write_control
 
     write_control(store, Control(True, "r", "2026-11-20T12:00:00.000000Z", free_floor_bytes=0, with_outputs=True))
     environment = clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")

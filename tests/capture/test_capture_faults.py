@@ -69,7 +69,7 @@ torch.set_num_threads(1)
 from capturekit import TinyActor, ids
 from actordbg.capture import hook
 from actordbg.capture.control import Control
-from actordbg.capture.control import write_control
+from actordbg.capture.switch_file import write_control
 from actordbg.store.layout import Store
 
 store = Store({store!r}).create()

@@ -32,9 +32,10 @@ from deathcases import SINCE, switch
 from typer.testing import CliRunner
 
 from actordbg.capture import hook, recorder
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
 from actordbg.capture.hook import MARK, SLOT, install
 from actordbg.capture.snapshot import Copier
+from actordbg.capture.switch_file import write_control
 from actordbg.capture.writer import ITEM_BYTES
 from actordbg.cli.app import app
 from actordbg.store.layout import Store

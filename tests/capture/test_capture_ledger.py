@@ -12,9 +12,10 @@ from capturekit import Recording, SignatureA, SignatureH, balanced, ids
 from victims import wait_for
 
 from actordbg.capture import writer
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
 from actordbg.capture.ledger import Identity, Ledger, Rotation
 from actordbg.capture.ring import Ring
+from actordbg.capture.switch_file import write_control
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import MAX_LEDGERS

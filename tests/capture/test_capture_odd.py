@@ -14,7 +14,8 @@ from capturekit import Recording, SignatureA, ids
 from runkit import clean_environment, python
 from typer.testing import CliRunner
 
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.cli.app import app
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import ringfile

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from capturekit import Recording
 from commandline import invoke
-from torch import nn
+from losscases import MICRO, Engine, experiences, normalization, stand_in_for_openrlhf
 
 from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
-from actordbg.capture import facts, hook, losses
-from actordbg.capture.control import read_control
+from actordbg.capture import facts, hook, loss_record, losses
+from actordbg.capture.switch_file import read_control
 from actordbg.capture.weight_recording import WeightRecorder
 from actordbg.judge.lint import lint
 from actordbg.judge.recorded_calls import RecordedCall
@@ -26,123 +24,11 @@ from actordbg.store.layout import Store
 from actordbg.store.payload import Dump
 
 pytestmark = pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
-ROWS, PROMPT, ANSWER, MICRO = 2, 4, 6, 2
-
-
-class Engine(nn.Module):
-    """A DeepSpeed engine's facts: steps, accumulation; and a model of two parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.global_steps, self.micro_steps = 7, 0
-        self.weight = nn.Parameter(torch.tensor([0.5, -0.25]))
-
-    def gradient_accumulation_steps(self) -> int:
-        return MICRO
-
-    def is_gradient_accumulation_boundary(self) -> bool:
-        return self.micro_steps % MICRO == MICRO - 1
-
-    def zero_optimization_stage(self) -> int:
-        return 2
-
-    def get_global_grad_norm(self) -> float:
-        return float(self.micro_steps - 1)
-
-
-class DeepspeedStrategy:
-    """The part of OpenRLHF's strategy that follows a loss."""
-
-    def backward(self, loss: Any, model: Any, _optimizer: Any) -> None:
-        loss.backward()
-
-    def optimizer_step(self, _optimizer: Any, model: Any, _scheduler: Any, name: str = "model") -> None:
-        engine = model.model
-        engine.global_steps += engine.is_gradient_accumulation_boundary()
-        engine.micro_steps += 1
-
-
-class Actor(nn.Module):
-    """An Actor whose log-probs are functions of its parameters."""
-
-    temperature, packing_samples = 1.0, False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Engine()
-
-    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, return_output: bool = False) -> Any:
-        wide = sequences[:, -action_mask.shape[1] :].float() / 50
-        log_probs = -(self.model.weight[0] * wide).exp() + self.model.weight[1]
-        return (log_probs, SimpleNamespace()) if return_output else log_probs
-
-
-@dataclass
-class Experience:
-    """What OpenRLHF's training step gets."""
-
-    sequences: Any
-    attention_mask: Any
-    action_mask: Any
-    action_log_probs: Any
-    rollout_log_probs: Any
-    advantages: Any
-    rewards: Any
-    response_length: Any
-    truncated: Any
-    kl: Any = None
-    info: dict[str, Any] = field(default_factory=dict)
-
-
-class ActorPPOTrainer:
-    """The part of OpenRLHF's trainer that calls forward and loss."""
-
-    def __init__(self, actor: Any, loss: Any) -> None:
-        self.actor, self.actor_loss_fn, self.tokenizer = actor, loss, SimpleNamespace(eos_token_id=2)
-        rollout = SimpleNamespace(temperature=1.0, top_p=1.0, n_samples_per_prompt=2)
-        train = SimpleNamespace(dynamic_batch_enable=False, agent_func_path=None)
-        self.strategy = sys.modules["openrlhf.utils.deepspeed.deepspeed"].DeepspeedStrategy()
-        self.strategy.accumulated_gradient, self.strategy.args = MICRO, SimpleNamespace(rollout=rollout, train=train)
-
-    def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> Any:
-        given = experience
-        log_probs, _ = self.actor(given.sequences, given.action_mask, attention_mask=given.attention_mask, return_output=True)
-        result = self.actor_loss_fn(
-            log_probs, given.action_log_probs, given.advantages, action_mask=given.action_mask,
-            rollout_log_probs=given.rollout_log_probs, **(loss_batch_info or {}),
-        )  # fmt: skip
-        self.strategy.backward(2 * result[0], self.actor, None)
-        self.strategy.optimizer_step(None, self.actor, None, name="actor")
-        return result
 
 
 @pytest.fixture
 def openrlhf(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """OpenRLHF's loss.py alone, without what its package imports; beside it an Actor and a trainer like its own."""
-    import importlib.util
-
-    (root,) = importlib.util.find_spec("openrlhf").submodule_search_locations or []
-    for name, where in (("openrlhf", root), ("openrlhf.models", f"{root}/models"), ("openrlhf.trainer.ray", f"{root}/none")):
-        package = ModuleType(name)
-        package.__path__ = [where]
-        monkeypatch.setitem(sys.modules, name, package)
-    if "deepspeed" not in sys.modules:
-        monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))  # utils.py imports it, and loss.py does not use it
-    for name in ("openrlhf.models.loss", "openrlhf.models.utils"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    importlib.import_module("openrlhf.models.loss")
-    made = {"openrlhf.models.actor": type("Actor", (Actor,), {"forward": Actor.forward}),
-            "openrlhf.trainer.ray.ppo_actor": type("ActorPPOTrainer", (ActorPPOTrainer,), {"training_step": ActorPPOTrainer.training_step}),
-            "openrlhf.utils.deepspeed.deepspeed": type("DeepspeedStrategy", (), dict(vars(DeepspeedStrategy)))}  # fmt: skip
-    for name, kind in made.items():
-        module = ModuleType(name)
-        setattr(module, kind.__name__, kind)
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(losses, "_attached", set())
-    actor, trainer, _ = made.values()
-    yield SimpleNamespace(Actor=actor, Trainer=trainer, PolicyLoss=sys.modules["openrlhf.models.loss"].PolicyLoss)
-    for name in ("openrlhf.models.loss", "openrlhf.models.utils"):
-        sys.modules.pop(name, None)
+    yield from stand_in_for_openrlhf(monkeypatch)
 
 
 def train(openrlhf: SimpleNamespace, recording: Recording | None, steps: int = 4) -> list[dict[str, Any]]:
@@ -152,26 +38,11 @@ def train(openrlhf: SimpleNamespace, recording: Recording | None, steps: int = 4
         openrlhf.Actor.forward = hook.wrap(vars(openrlhf.Actor)["forward"], recording.slot)
     actor = openrlhf.Actor()
     loss = openrlhf.PolicyLoss(is_correction_level="token")
-    trainer, batches = openrlhf.Trainer(actor, loss), []
-    made = torch.Generator().manual_seed(3)
-    for _ in range(steps):
-        lengths = torch.randint(2, ANSWER + 1, (ROWS, 1), generator=made)
-        at = torch.arange(ANSWER)
-        prompt = torch.randint(10, 90, (1, PROMPT), generator=made).expand(ROWS, -1)
-        answer = torch.randint(10, 90, (ROWS, ANSWER), generator=made).where(at < lengths - 1, 2).where(at < lengths, 0)
-        mask = at < lengths
-        sequences, attention = torch.cat((prompt, answer), 1), torch.cat((torch.ones_like(prompt), mask.long()), 1)
-        with torch.no_grad():
-            old = actor(sequences, mask, attention_mask=attention)
-        advantages = torch.randn(ROWS, 1, generator=made).expand(ROWS, ANSWER)
-        facts = (torch.rand(ROWS, generator=made), lengths[:, 0].float(), torch.zeros(ROWS).bool())
-        batches.append(Experience(sequences, attention, mask, old, old + 0.02, advantages, *facts))
+    trainer, batches = openrlhf.Trainer(actor, loss), experiences(actor, steps)
     results = []
     for number, batch in enumerate(batches):
-        window = batches[number // MICRO * MICRO :][:MICRO]
-        info = {"dp_size": 1, "batch_num_tokens": sum(each.action_mask.sum() for each in window).float() / MICRO}
         actor.zero_grad()
-        result = trainer.training_step(batch, 0.01, number, info)
+        result = trainer.training_step(batch, 0.01, number, normalization(batches, number))
         results.append({"result": result, "gradient": actor.model.weight.grad.clone(), "experience": batch})
     return results
 
@@ -240,14 +111,14 @@ def test_who_records_forwards_alone_has_nothing_attached(openrlhf: SimpleNamespa
     assert all(dump.record.point == "forward" for dump in recording.dumps())
 
 
-@pytest.mark.parametrize("broken", ["_context", "_whole"])
+@pytest.mark.parametrize("broken", ["_context", "_switches"])
 def test_a_fault_of_the_recorder_loses_the_record_and_never_the_loss(
     openrlhf: SimpleNamespace, store: Store, monkeypatch: pytest.MonkeyPatch, broken: str
 ):
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(losses, broken, fails)
+    monkeypatch.setattr(loss_record.LossSlot if broken == "_context" else loss_record, broken, fails)
     recording = Recording(store, calls=("forward", "loss"))
     assert len(train(openrlhf, recording)) == 4
     forwards, recorded = losses_of(recording)

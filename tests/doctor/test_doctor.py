@@ -16,7 +16,8 @@ from fakepython import FakePython, known_good_python
 from roots import ROOT, script
 from typer.testing import CliRunner
 
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app

@@ -5,8 +5,9 @@ from __future__ import annotations
 from fuzzing import damage, mutate_json, refused, work_folder
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.capture.control import Control, control_text, parse
+from actordbg.capture.control import Control, parse
 from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.switch_file import control_text
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import place, ring_paths

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 from actordbg.actor.session import ActorSession
 from actordbg.capture import facts
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp

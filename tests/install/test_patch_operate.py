@@ -17,7 +17,8 @@ from patchkit import ACTOR, OLD, facts_of, light_hook, written
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.cli.app import app
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching

@@ -17,7 +17,8 @@ import pytest
 from roots import script
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
 
-from actordbg.capture.control import Control, read_control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import read_control, write_control
 from actordbg.cli import dump_recording, run
 from actordbg.cli.capture_options import CaptureOptions
 from actordbg.store import payload

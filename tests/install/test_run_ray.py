@@ -22,7 +22,7 @@ from roots import script
 from runkit import ROOT, clean_environment, fake_openrlhf, run_job
 
 from actordbg.base.processes import end_session
-from actordbg.capture.control import read_control
+from actordbg.capture.switch_file import read_control
 from actordbg.cli.dump_status_work import process_rows
 from actordbg.replay.launch import free_port
 from actordbg.store import payload

@@ -101,7 +101,7 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
     ran: list[str] = []
 
     def run_located(desk: Any, spec: Any, command: str) -> Any:
-        from actordbg.api.comparing import of_one_input
+        from actordbg.api.explaining import of_one_input
 
         one = of_one_input(spec)
         ran.append(one.inputs[0].dump_id)
@@ -120,7 +120,7 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
         there = load_spec(store, "r-04")
         return there, data_of(store, there).results
 
-    monkeypatch.setattr("actordbg.api.comparing.run_located", run_located)
+    monkeypatch.setattr("actordbg.api.explaining.run_located", run_located)
     write_replay(store, "r-01", INPUTS, keep_tensors=True)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
         write_replay(store, name, INPUTS, truth=dtype, keep_tensors=True)

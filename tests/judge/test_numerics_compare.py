@@ -396,9 +396,9 @@ def test_only_the_worst_dumps_keep_their_details(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_hundreds_of_dumps_take_no_more_memory_than_ten(store: Store) -> None:
-    """Each side of each dump has 80 kB of tensors, 32 MB in all: links to one file, so that the disk has them once."""
-    inputs = [given(index) for index in range(200)]
+def test_a_hundred_dumps_take_no_more_memory_than_five(store: Store) -> None:
+    """Each side of each dump has 80 kB of tensors, 16 MB in all: links to one file, so that the disk has them once."""
+    inputs = [given(index) for index in range(100)]
     big = {"log_probs": -torch.rand(4, 4096), "mask": torch.ones(4, 4096, dtype=torch.bool)}
     for name in ("r-01", "r-02"):
         write_replay(store, name, inputs, change=lambda index, _: big if index == 0 else None)
@@ -414,5 +414,5 @@ def test_hundreds_of_dumps_take_no_more_memory_than_ten(store: Store) -> None:
         assert (record.verdict, len(record.dumps)) == (MATCH, count)
         return most
 
-    compare(store, "r-02", "r-01")  # imports, and the catalog
-    assert peak(200) < 3 * peak(10)
+    compare(store, "r-02", "r-01", only={inputs[0].dump_id})  # imports, and the catalog
+    assert peak(100) < 3 * peak(5)

@@ -34,6 +34,7 @@ def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(id
         TokenPair("d", np.array([[-1.0, -2.0, -3.0]]), np.array([[-1.0, -2.0, -3.5]]), np.ones((1, 3), bool), *given)
     )
     assert chart is not None and "3.5" in str(chart.table)
+    assert "'w'" not in str(chart.specification) and "between turns" not in str(chart.specification)  # neither text nor turns
 
 
 def test_dropped_calls_stand_at_their_rank_and_those_of_other_runs_do_not(store: Store):

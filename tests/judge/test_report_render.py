@@ -64,6 +64,9 @@ def test_a_text_fits_80_columns_and_a_table_that_is_too_wide_loses_text_never_fi
     text = as_text(document(summarise([data], selection="one", now=NOW)))
     assert max(map(len, text.splitlines()[1:-1])) <= 80
     assert "1234567" in text and "12345678" in text
+    heads = ("rank", "micro-batch", "actions", "loss", "replayed", "clip ratio", "replayed clip ratio", "KL to old, nats")
+    lines = grid(Grid(heads, [("0", "1", "64", *["-0.2351"] * 5)])).splitlines()
+    assert max(map(len, lines)) <= 80 and all(word in "\n".join(lines) for head in heads for word in head.split())
 
 
 def test_what_a_narrow_table_leaves_of_a_parameter_names_its_layer():

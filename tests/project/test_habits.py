@@ -68,7 +68,7 @@ def makefile_rules() -> dict[str, tuple[list[str], str]]:
 def test_check_is_test_without_what_is_slow():
     rules = makefile_rules()
     assert (rules["check"][0], rules["test"][0]) == (["static", "fast"], ["static", "pytest"])
-    assert rules["static"][1].split()[-4:] == ["lint", "types", "imports", "site"]
+    assert rules["static"][1].split()[-5:] == ["lint", "types", "imports", "site", "bytecode"]
     all_of_them, once_more = rules["pytest"][1].strip().splitlines()[-1].strip().split(" || ")
     assert rules["fast"][1].strip() == all_of_them + ' -m "not slow"'
     assert once_more == "$(BIN)/python tests/project/once_more.py $$?"

@@ -186,6 +186,10 @@ def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path: Pat
     store = Store(tmp_path).create()
     with pytest.raises(NothingToDo, match="no loss of step 9"):
         invoke(store, "step", "--step", "9")
+    RecordedRun(store, tmp_path / "model").write(step=5)
+    with pytest.raises(NothingToDo, match="step is 5 to 5") as refused:
+        invoke(store, "step", "--step", "9")
+    assert "--calls" not in str(refused.value.hint), "losses were recorded"
     with pytest.raises(UsageError, match="name of a run"):
         invoke(store, "step", "--step", "9", "--run", "a' or '1'='1")
 

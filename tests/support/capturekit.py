@@ -13,12 +13,13 @@ from unittest.mock import patch
 import torch
 
 from actordbg.capture import hook
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
 from actordbg.capture.hook import Slot, wrap
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.recorder import Recorder
 from actordbg.capture.ring import Ring
 from actordbg.capture.snapshot import Copier
+from actordbg.capture.switch_file import write_control
 from actordbg.capture.watch import Notices
 from actordbg.capture.writer import Writer
 from actordbg.formats.dump_record import DumpRecord

@@ -28,8 +28,9 @@ faults.instrument("actordbg")
 import torch  # noqa: E402
 
 from actordbg.capture import hook, ledger, recorded_call, recorder, watch, writer  # noqa: E402
-from actordbg.capture.control import Control, control_text  # noqa: E402
+from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
+from actordbg.capture.switch_file import control_text  # noqa: E402
 from actordbg.formats.ringfile import CLOSED  # noqa: E402
 
 STARTS_IN_S = 25.0

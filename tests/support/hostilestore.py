@@ -14,8 +14,9 @@ from typing import Any
 from catalogcases import START, input_of, publish, record
 from comparecases import write_replay
 
-from actordbg.capture.control import Control, control_text
+from actordbg.capture.control import Control
 from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.switch_file import control_text
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, format_timestamp
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord

@@ -40,7 +40,8 @@ from roots import MEMORY
 from syscall_killer import Way, traced, why_not
 from victims import Job, Victims
 
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import main as command_line

@@ -12,8 +12,9 @@ import catalogcases
 from comparecases import write_replay
 
 from actordbg.base.errors import StoreProblem
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
 from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.switch_file import write_control
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord, now_timestamp

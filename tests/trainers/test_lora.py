@@ -12,6 +12,7 @@ import roots
 import torch
 from actorcases import run_scenario
 from adaptercases import small_model
+from commandline import invoke
 
 from actordbg.actor.hub_model import find_model, weights_version
 from actordbg.actor.models import locate
@@ -42,25 +43,23 @@ for _ in range(2):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_adapters_folder(store: Store, tmp_path: Path):
+def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_adapters_folder(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)  # where the adapter's base is
     small_model(tmp_path / "base")
     (tmp_path / "train.py").write_text(TRAINING)
-    environment = roots.environment(ACTORDBG_DISABLE="")
-
-    def run(*given: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
-
-    asked = ("--adapter", "plain", "--with-outputs", "--free-floor", "0")
-    done = run("run", "--run", "lora", *asked, "--", sys.executable, "train.py")
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "run", "--run", "lora", "--adapter", "plain"]
+    command += ["--with-outputs", "--free-floor", "0", "--", sys.executable, "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, env=roots.environment(ACTORDBG_DISABLE=""))
     assert "2 recording actors: 4 calls = 4 captured" in done.stderr, done.stderr
     records = [payload.load(path).record for path in store.iter_dumps()]
     told = sorted((record.role or "", record.actor["lora_adapters"]) for record in records)
     assert told == [("policy", ["default"])] * 2 + [("reference", [])] * 2
-    done = run("check", "--golden", "--model", "adapter", "--no-laws")
-    assert done.returncode == 0 and "RIGHT: 4 of 4 dumps" in done.stdout, done.stdout + done.stderr
-    done = run("check", "--golden", "--where", "role='policy'", "--model", "base", "--no-laws")
-    assert done.returncode == 1 and "WRONG: in 2 of 2" in done.stdout, "the adapter changes what is computed"
+    checked = invoke(store, "check", "--golden", "--model", "adapter", "--no-laws")
+    assert checked.exit_code == 0 and "RIGHT: 4 of 4 dumps" in checked.stdout, checked.output
+    checked = invoke(store, "check", "--golden", "--where", "role='policy'", "--model", "base", "--no-laws")
+    assert checked.exit_code == 1 and "WRONG: in 2 of 2" in checked.stdout, "the adapter changes what is computed"
 
 
 @pytest.mark.slow

@@ -1,0 +1,41 @@
+"""Read and write the dump switch, `control.json`: the desk's side, which no training process loads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from actordbg.base.fault import StoreProblem
+from actordbg.capture.control import CONTROL_FORMAT, Control
+from actordbg.formats.dump_record import FORWARD
+from actordbg.formats.store_files import StoreFiles, atomic_write, read_regular
+
+_UNSAID = (("calls", (FORWARD,)), ("steps", None))
+
+
+def control_text(control: Control) -> str:
+    """Return the text of a control file, without `calls` and `steps` that limit nothing: jobs of earlier versions read it too."""
+    values = {name: value for name, value in asdict(control).items() if (name, value) not in _UNSAID}
+    return json.dumps({"format": CONTROL_FORMAT, **values}, indent=1, allow_nan=False) + "\n"
+
+
+def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
+    """Read the store's switch, or a named job's; None if it was never set. Raises StoreProblem or NewerFormat."""
+    path = store.control_of(job)
+    try:
+        return Control.from_json(read_regular(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+
+
+def write_control(store: StoreFiles, control: Control, job: str | None = None) -> None:
+    """Replace the store's switch, or a named job's. Running jobs see it within about half a second."""
+    path = store.control_of(job)
+    try:
+        atomic_write(path, control_text(control).encode())
+    except OSError as error:
+        raise StoreProblem(
+            f"cannot write {path}: {error.strerror}", hint="check the folder's permissions and free space"
+        ) from None
