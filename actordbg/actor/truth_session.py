@@ -142,9 +142,8 @@ class TruthSession(Decided):
                 ran = self._rows(call, dump, False, closed)
                 return {"": ran.log_probs, **ran.tensors}
 
-            dtype = getattr(torch, DTYPES[self.choices.dtype])
             arranged = partial(self._arranged, call, outcome.temperature)
-            outcome.tensors |= signatures.tensors(self._model, self.config.causes, dtype, rows, arranged)
+            outcome.tensors |= signatures.tensors(self._model, self.config.causes, self._run_dtype, rows, arranged)
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
@@ -286,13 +285,18 @@ class TruthSession(Decided):
         outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
         outcome.grad_norm = math.hypot(*norms)
 
+    @property
+    def _run_dtype(self) -> torch.dtype:
+        """The dtype that the run computes in, not the truth."""
+        return getattr(torch, DTYPES[self.choices.dtype])  # type: ignore[no-any-return]
+
     def _describe(self) -> dict[str, Any]:
         return {
             **describe(self._model, self.choices, self._device),
             "oracle": self.config.truth,
             "experts": has_experts(self._model),
             "undropped": self._dropout,
-            "causes": signatures.owns(self._model) if self.config.causes else None,
+            "causes": signatures.owns(self._model, self._run_dtype) if self.config.causes else None,
             "shared_code": truth_model.shared_code(self._model),
             "dtype": self.choices.dtype,
             "packing": False,

@@ -221,7 +221,8 @@ class LossSlot:
         engine, item = of.engine, of.item
         shared = {f"loss.{name}": value for name, value in vars(loss).items() if name[0] != "_" and name != "training"}
         shared = {name: value for name, value in shared.items() if not isinstance(value, torch.Tensor)}
-        own: dict[str, Any] = {"micro_steps": getattr(engine, "micro_steps", None)}
+        shared["settings"] = getattr(loss, "_settings", {})
+        own: dict[str, Any] = {"micro_steps": getattr(engine, "micro_steps", None), **getattr(loss, "_own", {})}
         if item is not None and item.whole:  # the parts of its dump id
             own["forward"] = (item.own[1], item.number, item.pid, item.own[4])
         for holder, name, method in (
@@ -298,6 +299,13 @@ class Waiting:
 
 def _step_of(engine: Callable[[], Any]) -> Any:
     return getattr(engine(), "global_steps", None)
+
+
+def end_step(norm: Any) -> None:
+    """Hand over the loss that waits for the end of its step. norm: of the step's gradient, if it is a number or a tensor."""
+    if here.waiting is not None:
+        here.waiting.results["grad_norm"] = number(norm)
+    finish(here.waiting)
 
 
 def finish(waiting: Waiting | None, *, stepped: bool = False) -> None:

@@ -184,13 +184,6 @@ def narrow_head(model: Any, _size: float) -> Iterator[None]:
     hook.remove()
 
 
-def wide_model(model: Any) -> float | None:
-    """Return 0 for a model whose weights are not bf16: in bf16 a bf16 head is right."""
-    head = model.get_output_embeddings()
-    narrow = head is None or bool((head.weight.bfloat16() == head.weight).all())
-    return None if narrow else 0.0
-
-
 def window_of(model: Any) -> float | None:
     window = getattr(model.config, "sliding_window", None)
     in_use = "sliding_attention" in (getattr(model.config, "layer_types", None) or ["sliding_attention"])

@@ -118,17 +118,17 @@ def fault_of(trajectory: Trajectory, row: Sequence[int] | None, decode: Decode |
     borders: list[int] = []
 
     def fault(ids: Sequence[int], turn: int | None, where: str) -> TurnFault | None:
-        found = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)
-        return None if found is None else TurnFault(trajectory.name, found[0], turn, found[1], found[2], where)
+        first = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)
+        return None if first is None else TurnFault(trajectory.name, first[0], turn, *first[1:], where)
 
     for number, turn in enumerate(trajectory.turns):
-        if number and (found := fault(turn.given[: len(known)], number - 1, f"as turn {number} was given")) is not None:
-            return found
+        if number and (changed := fault(turn.given[: len(known)], number - 1, f"as turn {number} was given")) is not None:
+            return changed
         known = [*(turn.given if len(turn.given) >= len(known) else known), *turn.sampled]
         borders += [len(turn.given), len(known)]
     end = max([len(known), *(stop for _, stop in trajectory.ranges[-1:])])
-    if (found := fault(trajectory.trained[:end], None, "as handed to the trainer")) is not None:
-        return found
+    if (changed := fault(trajectory.trained[:end], None, "as handed to the trainer")) is not None:
+        return changed
     spans = zip(trajectory.turns, trajectory.ranges, strict=False)
     for number, (turn, (start, stop)) in enumerate(spans):
         if (start, stop) != (len(turn.given), len(turn.given) + len(turn.sampled)):
