@@ -193,7 +193,7 @@ def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence
     if not faults:
         some = f"{len(pairs) - alone} of " * bool(alone)
         said = f"run {run}: {some}{count}: the ids that were sampled are those that were trained on"
-        return Verdict(RIGHT, said, not_checked=missing)
+        return Verdict(RIGHT, said, not_checked=missing, next=f"actordbg lint --where \"run='{run}'\"")
     kinds = {each.kind: sum(other.kind == each.kind for other in faults) for each in faults}
     told = ", ".join(f"{kind} in {many}" for kind, many in kinds.items())
     return Verdict(WRONG, f"run {run}: {count}: {told}; {faults[0].sentence}", not_checked=missing, wrong=(faults[0].side,))

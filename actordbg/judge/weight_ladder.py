@@ -86,7 +86,8 @@ class WeightLadder:
             return Verdict(UNCHECKED, said, not_checked=missing)
         sides = [self.stale_side] * bool(self.stale) + [fault.side for fault in self.faults]
         said = f"run {self.run}: {self.sentence}"
-        return Verdict(WRONG if faulty else RIGHT, said, not_checked=missing, wrong=sides[:1])
+        following = "" if faulty else f"actordbg lint --where \"run='{self.run}'\""
+        return Verdict(WRONG if faulty else RIGHT, said, not_checked=missing, next=following, wrong=sides[:1])
 
     @property
     def blocks(self) -> list[Block]:
