@@ -70,7 +70,7 @@ class ExplainedSides:
 
     @property
     def told(self) -> list[Block]:
-        """What to do about the causes, and how far each side is from the truth."""
+        """Return what to do about the causes, and how far each side is from the truth."""
         remedies = dict.fromkeys(cause.remedy for side in self.sides.values() for cause in side.causes)
         rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in self.sides.items()]
         table = Grid((_MEASURED, "measured", "noise"), rows, {_MEASURED})

@@ -33,7 +33,7 @@ class Findings:
     unreadable: list[str] = field(default_factory=list)
 
     def state(self, law: RecordedLaw) -> str:
-        """Return BROKEN for a law that fails, KEPT for one that was checked and holds, NOT_CHECKED if nothing recorded could."""
+        """Return how a law stands: BROKEN, KEPT, or NOT_CHECKED if nothing recorded could check it."""
         answer = self.answers[law.name]
         return BROKEN if answer.violations else KEPT if answer.looked_at else NOT_CHECKED
 
