@@ -149,7 +149,7 @@ def _selected(replay: ReplaySummary) -> str:
 
 
 _LISTED_IDS = re.compile(r"dump_id in \((?P<ids>'[^()]{160,})\)")
-"""A list of ids too long to show, as `--diverse`, `--longest` and `--slowest` make it."""
+"""A list of ids too long to show, as `--diverse` and `--longest` make it."""
 
 
 def counted(counts: Counts) -> str:

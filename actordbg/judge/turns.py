@@ -28,8 +28,9 @@ from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Grid, Verdict
 from actordbg.document.command_result import CommandResult
-from actordbg.formats.turn_record import TURNS, Trajectory, read_trajectory
+from actordbg.formats.turn_record import TURNS, Trajectory
 from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.records.run_files import read_trajectory
 from actordbg.store.layout import Store, require_run_name
 
 Decode = Callable[[Sequence[int]], str]

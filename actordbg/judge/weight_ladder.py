@@ -15,8 +15,9 @@ from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
 from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, number, section
 from actordbg.document.command_result import CommandResult
-from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, read_weights
-from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync, read_sync
+from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord
+from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
+from actordbg.records.run_files import read_sync, read_weights
 from actordbg.store.layout import Store, require_run_name
 
 _SHOWN = 3

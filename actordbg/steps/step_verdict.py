@@ -24,6 +24,7 @@ import numpy as np
 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
+from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, TRAINER, UNCHECKED, WRONG, Verdict, number
 from actordbg.formats.weight_hashes import MET_WEIGHTS
 from actordbg.judge.loss_terms import kl_terms
@@ -249,7 +250,7 @@ def why_no_norm(figures: StepFigures) -> str:
     if distance <= limit:
         return ""
     words = f"the model's log-probs are {number(distance, 3)} nats from the recorded ones (limit {limit:g})"
-    return f"{words}: its weights are another step's"
+    return f"{words}: " + ("it is the toy model (--model)" if figures.config.model == TINY else "its weights are another step's")
 
 
 def verdict_of(figures: StepFigures) -> Verdict:
@@ -302,9 +303,7 @@ def applied_by(step: RecordedStep, side: Side) -> float:
 def figures_of(figures: StepFigures) -> list[tuple[str, str]]:
     """Return loss and norm of a step, recorded and as one batch; the table has the replay's too."""
     step, reference = figures.step, figures.reference
-    return [
-        ("loss, recorded", number(step.applied)),
-        ("loss, one batch in fp32", number(reference.total())),
-        ("gradient norm, recorded", number(step.grad_norm, 6)),
-        ("gradient norm, one batch in fp32", number(reference.grad_norm, 6)),
-    ]
+    losses = [("loss, recorded", number(step.applied)), ("loss, one batch in fp32", number(reference.total()))]
+    norms = [("gradient norm, recorded", number(step.grad_norm, 6))]
+    norms += [("gradient norm, one batch in fp32", number(reference.grad_norm, 6))]
+    return norms + losses if _as_one(step) and step.grad_norm is not None else losses + norms
