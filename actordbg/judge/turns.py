@@ -163,8 +163,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     matched = sum(row is not None for _, row in pairs)
     verdict = _verdict(name, pairs, faults, 0 if record else unread)
     data = {"run": name, "trajectories": len(pairs), "turns": sum(len(each.turns) for each, _ in pairs), "in_dumps": matched,
-            "faults": [vars(each) | {"sentence": each.sentence, "side": each.side} for each in faults],
-            "good": verdict.good}  # fmt: skip
+            "faults": [vars(each) | {"sentence": each.sentence, "side": each.side} for each in faults]}  # fmt: skip
     table = Grid(
         ("trajectory", "kind", "turn", "token", "what"),
         tuple(
@@ -179,7 +178,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
         ),
         {"trajectory", "kind", "what"},
     )
-    return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])], title=f"turns of run {name}")
+    return CommandResult.of(verdict, data, *([table] if faults else []), title=f"turns of run {name}")
 
 
 def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence[TurnFault], unread: int) -> Verdict:

@@ -169,7 +169,7 @@ def test_after_a_failed_replay_no_reference_runs_and_a_damaged_loss_of_another_s
         raise CorruptDump(path)
 
     monkeypatch.setattr(run_step, "run_replay", failing)
-    monkeypatch.setattr(steps_api, "find_model", str)
+    monkeypatch.setattr("actordbg.api.desk.find_model", str)
     monkeypatch.setattr(steps_api, "RecordedCall", SimpleNamespace(read=damaged))
     RecordedRun(Store(tmp_path / "store"), tmp_path / "model").write(process=1000, step=5)
     answer = actordbg.open(tmp_path / "store").step(4, run="ppo", model=figures.config.model)
