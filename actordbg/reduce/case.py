@@ -20,7 +20,7 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from actordbg.base.errors import CorruptDump
@@ -93,6 +93,13 @@ class FaultCase(StoredRecord):
         bad += [f"{self.kind} in {self.processes} processes"] * (self.processes > 1 and self.kind not in SEVERAL)
         if bad or not self.rows or bool(self.config) == bool(self.checkpoint) or not 0 < self.processes <= 64:
             raise CorruptDump(f"not a case: {', '.join(map(str, bad)) or 'no rows, or no model'}", hint="reduce the replay again")
+
+    @property
+    def fitted(self) -> FaultCase:
+        """Return the case with ids that its vocabulary has: drawn again, or folded."""
+        if self.synthetic:
+            return replace(self, rows=drawn([len(row) for row in self.rows], self.vocabulary))
+        return replace(self, rows=tuple(tuple(token % self.vocabulary for token in row) for row in self.rows))
 
     @property
     def key(self) -> str:
