@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from actordbg.actor.models import truncate
 from actordbg.base.errors import CorruptDump, UsageError
-from actordbg.reduce.case import ALONE, LIMITS, MODEL, PACKED, PADDED, FaultCase
+from actordbg.reduce.case import ALONE, MODEL, PACKED, PADDED, FaultCase
 from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.trials import RETURNED, Ending, Trials
 
@@ -190,7 +190,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "each row alone": {"layout": ALONE, "left": (), "cache": False},
     "rows packed": {"layout": PACKED, "left": ()},
     "use_cache=False": {"cache": False},
-    "in fp32": {"dtype": "fp32", "limit": LIMITS["fp32"]},
+    "in fp32": {"dtype": "fp32"},
     "attention sdpa": {"attn": "sdpa"},
     "temperature 1": {"temperature": 1.0},
     "without a backward": {"backward": False},
@@ -201,7 +201,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "attention eager": {"attn": "eager"},
     "with cu_seq_lens_q and seq_idx passed": {"borders": True},
     "torch.compile with backend eager": {"compile": "eager"},
-    "in bf16": {"dtype": "bf16", "limit": LIMITS["bf16"]},
+    "in bf16": {"dtype": "bf16"},
 }
 
 

@@ -29,7 +29,7 @@ from actordbg.base.errors import LaunchProblem, Unsupported
 from actordbg.config.replay_config import TINY
 from actordbg.records.journal import Journal, read_events
 from actordbg.reduce import script
-from actordbg.reduce.case import HANG, FaultCase, without_paths
+from actordbg.reduce.case import HANG, TRAINER, FaultCase, without_paths
 from actordbg.reduce.trial_host import DIED, HUNG, RAISED, RETURNED
 
 __all__ = ["DIED", "HUNG", "RAISED", "RETURNED", "Ending", "OutOfBudget", "Trials"]
@@ -105,7 +105,11 @@ class Trials(contextlib.ExitStack):
         kind = str((case.config or {}).get("model_type", "")).removesuffix("_text")
         request = {
             "source": source,
-            "modules": [f"transformers.models.{kind}.modeling_{kind}", *["deepspeed"] * (case.engine == "deepspeed")],
+            "modules": [
+                f"transformers.models.{kind}.modeling_{kind}",
+                *["deepspeed"] * (case.engine == "deepspeed" or case.through == TRAINER),
+                *["openrlhf.models"] * (case.through == TRAINER),
+            ],
             "ranks": ranks,
             "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,
         }

@@ -105,7 +105,7 @@ def leaking(case: FaultCase) -> Ending:
 
 def test_a_case_shrinks_to_what_shows_its_fingerprint(tmp_path: Path) -> None:
     rows = (CASE.rows[0][:9] + (255,) + CASE.rows[0][9:], *CASE.rows[1:])
-    start = replace(CASE, rows=rows, dtype="bf16", attn="eager", limit=0.1, temperature=0.7)
+    start = replace(CASE, rows=rows, dtype="bf16", attn="eager", temperature=0.7)
     with Simulated(tmp_path, leaking) as trials:
         shrinker = Shrinker(trials, FINGERPRINT, start)
         shrinker.run()
