@@ -8,6 +8,7 @@ from pathlib import Path
 
 from actordbg.api.desk import Desk
 from actordbg.base.errors import NothingToDo, StoreProblem, UsageError
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import comparisons, get_replay, open_fresh, select_dumps
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Items, Verdict
@@ -114,7 +115,7 @@ def _repro_answer(record: Reduction, script: Script, out: Path, issue: Path | No
     gone = "; exits with 0 in the fixed environment" if script.fixed == 0 else ""
     said = f"{out} shows it: exit code 1 in a fresh interpreter without actordbg{gone} ({plural(lines, 'line')})"
     left = [] if script.fixed == 0 else ["that it exits with 0 once this is fixed (--fixed PYTHON)"]
-    verdict = Verdict("", said, not_checked=left, next=f"python -I {out}")
+    verdict = Verdict("", said, not_checked=left, next=f"python -I {in_shell(str(out))}")
     data = {"good": True, "file": out, "issue": issue, "lines": lines, "title": title_of(record), "output": script.output}
     blocks: list[Block] = [Heading(title_of(record), 1), verdict, Code(script.output.strip())]
     return CommandResult(True, data, blocks)
@@ -147,9 +148,8 @@ def bundled(
         comparisons=() if redact else sorted(compared), redact=redact, keep=keep, model=model,
     )  # fmt: skip
     place = None if to is None else upload(out, to, public=public)
-    counts = (plural(summary.dumps, "dump"), plural(summary.replays, "replay"), plural(summary.comparisons, "comparison"))
     permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
     private = permuted if redact else "with the real token ids"
-    said = f"{place or out}: {', '.join(counts)}, {human_bytes(summary.size)}, {private}"
-    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {place or out}")
+    said = f"{place or out}: {summary.contents}, {human_bytes(summary.size)}, {private}"
+    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {in_shell(str(place or out))}")
     return CommandResult(True, {"good": True, **vars(summary), "uploaded": place}, [verdict])
