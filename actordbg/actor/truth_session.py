@@ -45,7 +45,7 @@ from actordbg.actor.models import locate
 from actordbg.actor.truth_model import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
 from actordbg.causes import signatures
-from actordbg.causes.bank import Chosen, Closed, Laid
+from actordbg.causes.computations import Chosen, Closed, Laid
 from actordbg.config import consent
 from actordbg.config.choices import Choices, choose, first_of, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
@@ -214,8 +214,8 @@ class TruthSession(Decided):
                 part.backward()  # type: ignore[no-untyped-call]
                 backward_s += measure.now(device) - began
         notes = call.notes
-        if narrowed.found:
-            worst = ", ".join(f"{name} ({times}x)" for name, times in narrowed.found.most_common(3))
+        if narrowed.counts:
+            worst = ", ".join(f"{name} ({times}x)" for name, times in narrowed.counts.most_common(3))
             notes += (f"not all of the truth was computed in {str(self._dtype).removeprefix('torch.')}: {worst}",)
         return ForwardOutcome(
             log_probs=log_probs,

@@ -180,6 +180,12 @@ Picture = Chart | Cells
 Block = Heading | Paragraph | Items | Code | Grid | Verdict | Picture
 
 
+def section(title: str, lines: Iterable[str]) -> list[Block]:
+    """Build a list under a heading, if there is a title; nothing without lines."""
+    items = tuple(lines)
+    return [*([Heading(title, 3)] if title else []), Items(items)] if items else []
+
+
 def verdict_in(blocks: Iterable[Block]) -> Verdict | None:
     """Return the verdict of a document."""
     return next((block for block in blocks if isinstance(block, Verdict)), None)

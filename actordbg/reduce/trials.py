@@ -125,7 +125,8 @@ class Trials(contextlib.ExitStack):
             self.callback(host.kill)
         assert self._host.stdin is not None and self._host.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(request), file=self._host.stdin, flush=True)
+            self._host.stdin.write(f"{json.dumps(request)}\n")
+            self._host.stdin.flush()
         if line := self._host.stdout.readline():
             answer: dict[str, Any] = json.loads(line)
             return answer

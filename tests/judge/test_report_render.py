@@ -14,6 +14,7 @@ from reportcases import NOW, given, replay, result
 from actordbg.base.foreign_text import in_markdown
 from actordbg.base.units import human_bytes
 from actordbg.document.blocks import Block, Grid, number, rate, seconds
+from actordbg.document.command_result import as_json_text
 from actordbg.document.renderings import as_markdown, as_text, grid
 from actordbg.judge import exports
 from actordbg.judge.replay_document import document
@@ -112,7 +113,7 @@ def test_markdown_shows_what_came_from_outside_as_text_and_each_row_of_a_table_h
 
 
 def test_json_is_the_whole_summary_and_csv_has_one_row_for_each_result():
-    data = json.loads(exports.render_json(summary()))
+    data = json.loads(as_json_text(dataclasses.asdict(summary())))
     counts = {"inputs": 5, "passed": 3, "failed": 1, "crashed": 0, "hung": 0, "not_run": 1, "stopped": 0}
     assert data["replays"][0]["counts"] == counts and data["replays"][0]["resolved"]["attn"] == "sdpa"
     assert data["comparison"]["rows"][1]["differs"] == {"attn": "eager"}
