@@ -33,12 +33,9 @@ def step_blocks(figures: StepFigures) -> list[Block]:
     blocks: list[Block] = [Heading(f"step {step.number} of run {step.run}", 1), verdict_of(figures)]
     if replayed.failed or reference.failed:
         return blocks
-    causes = causes_of(figures)
-    if causes:
-        blocks += [
-            Heading("What to do", 3),
-            Items(tuple(f"{cause.name}: {cause.words}. Try: {cause.remedy}" for cause in causes)),
-        ]
+    causes = causes_of(figures)  # the words of the first are in the verdict
+    told = [f"{cause.name}: {f'{cause.words}. ' * (at > 0)}{cause.remedy}" for at, cause in enumerate(causes) if cause.remedy]
+    blocks += [Heading("What to do", 3), Items(told)] if told else []
     sides = (
         ("recorded", step.applied, step.grad_norm, 0.0),
         ("replayed", applied_by(step, replayed), replayed.grad_norm, figures.moved(replayed)),
