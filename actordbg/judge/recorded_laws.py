@@ -246,7 +246,7 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
 def _ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
     first: dict[tuple[str, int | None], set[bytes]] = defaultdict(set)
     for call in calls:
-        if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy":
+        if not call.is_loss and call.record.grad_enabled is False and call.record.role in ("policy", None):  # not known at first
             first[call.record.run, call.record.step] |= set(call.row_keys)
     for words, losses in _steps(calls):
         moved, tokens = 0.0, 0
@@ -323,7 +323,7 @@ def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
     seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
     scored: Counter[Hashable] = Counter()
     for call in calls:
-        if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy":
+        if not call.is_loss and call.record.grad_enabled is False and call.record.role in ("policy", None):  # not known at first
             scored.update((call.record.run, call.record.step, key) for key in call.row_keys)
     for call in calls:
         record, apart = call.record, call.fact("dp_size") == call.record.world_size
