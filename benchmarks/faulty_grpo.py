@@ -99,13 +99,14 @@ def every(folder: Path, cases: dict[str, Fault], recorded: Callable[[Path, str],
     return right
 
 
+def recorded(folder: Path, name: str) -> None:
+    """Record a case into a folder."""
+    record(folder, "trl", "benchmarks.faulty_grpo", "train", str(folder), name)
+
+
 if __name__ == "__main__":
     what, where, *rest = sys.argv[1:]
     if what == "train":
         train(Path(where), rest[0])
     else:
-        here = "benchmarks.faulty_grpo"
-        chosen = {name: CASES[name] for name in rest or CASES}
-        raise SystemExit(
-            not every(Path(where), chosen, lambda folder, name: record(folder, "trl", here, "train", str(folder), name))
-        )
+        raise SystemExit(not every(Path(where), {name: CASES[name] for name in rest or CASES}, recorded))

@@ -253,11 +253,15 @@ def train(folder: Path, package: str, name: str) -> None:
     run(folder / "model", _rollout(folder / "model", faults[name].more), faults[name].plant)
 
 
+def recorded(package: str) -> Callable[[Path, str], None]:
+    """Return what records a case of a package into a folder."""
+    return lambda folder, name: record(folder, package, "benchmarks.own_classes", "train", str(folder), package, name)
+
+
 if __name__ == "__main__":
     what, where, which, *rest = sys.argv[1:]
     if what == "train":
         train(Path(where), which, rest[0])
     else:
-        words = "benchmarks.own_classes", "train"
         chosen = {name: CASES[which][1][name] for name in rest or CASES[which][1]}
-        raise SystemExit(not every(Path(where), chosen, lambda at, name: record(at, which, *words, str(at), which, name)))
+        raise SystemExit(not every(Path(where), chosen, recorded(which)))
