@@ -11,7 +11,7 @@ def lint(
     ctx: typer.Context,
     where: Where = None,
     max_inputs: int | None = option(None, "At most N dumps, the newest.", min=1),
-) -> None:
+) -> object:
     """Check recorded data against laws, without a model.
 
     Reads dumps, forwards and losses, and checks what must hold in every healthy run: no placeholder log-prob under the mask, no
@@ -23,9 +23,8 @@ def lint(
 
     Exit code: 1 if a law fails or nothing could be checked; 5 if no dump was selected.
 
-    Example: actordbg lint --where "last 2h"
+    Example: actordbg lint --where "timestamp > now() - '2h'"
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
-    store = opened(ctx)
-    conclude(store, store.lint(where, max_inputs=max_inputs))
+    return opened(ctx).lint(where, max_inputs=max_inputs)

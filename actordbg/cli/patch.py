@@ -18,17 +18,17 @@ import typer
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import option, require_good, store_of
+from actordbg.cli.options import argument, option, require_good, store_of
 from actordbg.cli.output import (
-    as_json,
     cell,
     emit,
     human_bytes,
     note,
     plural,
     progress,
+    rows_as_json,
     say,
-    say_fact,
+    say_facts,
     say_lines,
     say_next,
     say_wrapped,
@@ -94,9 +94,7 @@ def _say_outcome(outcome: Outcome) -> None:
         "sha256": f"{outcome.sha256_after} (unchanged)" if same else outcome.sha256_before,
         "     ->": "" if same else outcome.sha256_after,
     }
-    for name, value in facts.items():
-        if value:
-            say_fact(f"  {name}", str(value), 10)
+    say_facts(facts, 8)
     for line in outcome.notes:
         note(f"note: {line}")
 
@@ -105,8 +103,7 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None)
     """Show patch, recording, dump and replay status.
 
     Prints the interpreter, the OpenRLHF version and the store that the hook writes to; then what this store holds, the last
-    replay, failures, and what to do about them. Also prints the step of the newest run, even a running one, in which ranks made
-    unequal numbers of calls.
+    replay, failures, and what to do about them.
 
     Example: actordbg status --json
     """
@@ -145,14 +142,12 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
             "recording": "on" if patch.enabled else "off",
             "new jobs": "record" if patch.armed else "do not record",
         }
-        for name, value in facts.items():
-            say_fact(f"  {name}", cell(value), 13)
+        say_facts({name: cell(value) for name, value in facts.items()}, 11)
     if held is None:
         note("no store here yet: `actordbg dump enable`, `dump import` or `dump create` creates one")
     else:
         say()
-        for name, text in _held_in_words(held):
-            say_fact(f"  {name}", text, 13)
+        say_facts(dict(_held_in_words(held)), 11)
     for line in patch.notes if patch else ():
         note(f"note: {line}")
 
@@ -167,12 +162,6 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
     )
     if len(held.trainers) > 1:
         yield "trainers", ", ".join(f"{name} {count:,}" for name, count in held.trainers.items())
-    if held.unequal:
-        since = f", no call for {ago(held.unequal.newest).removesuffix(' ago')}" if held.unequal.open else ""
-        yield (
-            "ranks",
-            f"{held.unequal.in_words}{since}: ranks that compute together hang if a rank skips a call",
-        )
     loose = held.dumps - held.in_packs
     if loose >= 100:
         yield "unpacked", f"{plural(loose, 'dump')}: `actordbg dump pack` makes them much smaller"
@@ -252,7 +241,7 @@ def _render_all(checks: list[Check]) -> None:
 
 def adapters(
     ctx: typer.Context,
-    named: list[str] | None = typer.Argument(None, metavar="ADAPTER", help="Only these adapters: names, or module:Class."),
+    named: list[str] | None = argument(None, "ADAPTER", "Only these adapters: names, or module:Class."),
     template: bool = option(False, "Print a template for your own adapter."),
 ) -> None:
     """List trainer adapters and whether each one works here.
@@ -272,7 +261,7 @@ def adapters(
             say(line)
         return
     known = [fit_of(name) for name in named] if named else fits()
-    if not as_json(known):
+    if not rows_as_json(known):
         columns = ("adapter", "package", "installed", "tried", "fits")
         table(columns, [(fit.name, fit.package, fit.version or "-", ", ".join(fit.tried) or "-", fit.answer) for fit in known])
         for fit in known:

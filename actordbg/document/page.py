@@ -113,7 +113,6 @@ def _icon(tone: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
 
 
-SUFFIXES = (".svg", ".png", ".pdf")
 WIDTH = 760
 """Width of a saved chart, in pixels."""
 

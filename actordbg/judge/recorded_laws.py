@@ -243,19 +243,22 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
     return np.where(known, apart, 0.0).sum(1) / np.maximum(known.sum(1), 1)
 
 
+def _scored(calls: Iterable[RecordedCall]) -> Counter[Hashable]:
+    """Count how often the policy, whose role is not known at first, scored each row before the update, by run, step and key."""
+    scores = (call for call in calls if not call.is_loss and call.record.grad_enabled is False)
+    before = (call for call in scores if call.record.role in ("policy", None))
+    return Counter((call.record.run, call.record.step, key) for call in before for key in call.row_keys)
+
+
 def _ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    first: dict[tuple[str, int | None], set[bytes]] = defaultdict(set)
-    for call in calls:
-        if not call.is_loss and call.record.grad_enabled is False and call.record.role in ("policy", None):  # not known at first
-            first[call.record.run, call.record.step] |= set(call.row_keys)
+    scored = _scored(calls)
     for words, losses in _steps(calls):
         moved, tokens = 0.0, 0
         for call in losses:
-            fresh = first[call.record.run, call.record.step]
             if call.moved is None or call.counts is None:
                 continue
             for key, distance, count in zip(call.row_keys, call.moved, call.counts, strict=False):
-                if key in fresh:
+                if scored[call.record.run, call.record.step, key]:
                     moved, tokens = moved + float(distance), tokens + int(count)
         if tokens:
             answer.looked_at += 1
@@ -321,10 +324,7 @@ def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
     seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
-    scored: Counter[Hashable] = Counter()
-    for call in calls:
-        if not call.is_loss and call.record.grad_enabled is False and call.record.role in ("policy", None):  # not known at first
-            scored.update((call.record.run, call.record.step, key) for key in call.row_keys)
+    scored = _scored(calls)
     for call in calls:
         record, apart = call.record, call.fact("dp_size") == call.record.world_size
         together: Hashable = record.dump_id
@@ -339,9 +339,9 @@ def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
         key = next((call.row_keys[row] for row in repeated.nonzero()[0]), b"")
         first, times = seen[together].get(key, ""), scored[record.run, record.step, key] if apart else 0
         where = "" if first == record.dump_id else f" in {first}"
-        where += {0: "", 1: ", and was scored once"}.get(times, ", and was scored as often")
-        side = (EITHER, TRAINER, ROLLOUT)[min(times, 2)]
-        answer.rows(call, repeated, f"the same row is trained on twice in a step{where}", side=side)
+        known = ("", EITHER), (", and was scored once", TRAINER), (", and was scored as often", ROLLOUT)
+        how, side = known[min(times, 2)]
+        answer.rows(call, repeated, f"the same row is trained on twice in a step{where}{how}", side=side)
 
 
 def _groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -392,7 +392,7 @@ LAWS = (
     ),
     RecordedLaw(
         "finite", "log-probs, advantages and losses are finite", "NeMo-RL#2100",
-        "replay that dump: actordbg check --where \"dump='...'\"", _SCORES, TRAINER, _finite,
+        "replay that dump, and explain it: `actordbg replay`, `actordbg explain`", _SCORES, TRAINER, _finite,
     ),
     RecordedLaw(
         "log-probs", "no log-prob is above 0", "verl#2656", "normalize: log_softmax over the whole vocabulary, in fp32",

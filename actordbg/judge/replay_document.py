@@ -27,6 +27,7 @@ from actordbg.document.blocks import (
     number,
     rate,
     seconds,
+    section,
 )
 from actordbg.document.renderings import shorten
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
@@ -57,8 +58,7 @@ def document(summary: Summary, pictures: Mapping[str, Sequence[Chart]] = Mapping
         blocks += _side_by_side(summary)
     for replay in summary.replays:
         blocks += [Heading(f"{replay.label}  {replay.replay_id}", 2), *replay_details(replay, pictures.get(replay.label, ()))]
-    legend: list[Block] = [Heading("Legend", 3), Items(_LEGEND)] if summary.replays else []
-    return [*blocks, *map(Paragraph, summary.notes), *legend]
+    return [*blocks, *map(Paragraph, summary.notes), *section("Legend", _LEGEND if summary.replays else ())]
 
 
 def replay_details(replay: ReplaySummary, charts: Sequence[Chart] = ()) -> list[Block]:
@@ -149,7 +149,7 @@ def _selected(replay: ReplaySummary) -> str:
 
 
 _LISTED_IDS = re.compile(r"dump_id in \((?P<ids>'[^()]{160,})\)")
-"""A list of ids too long to show, as `--diverse`, `--longest` and `--slowest` make it."""
+"""A list of ids too long to show, as `--diverse` and `--longest` make it."""
 
 
 def counted(counts: Counts) -> str:
@@ -251,7 +251,7 @@ def replay_numbers(replay: ReplaySummary) -> list[Block]:
     if replay.compiled:
         c = replay.compiled
         lines.append(f"torch.compile: {plural(c.graphs, 'graph')}, {plural(c.graph_breaks, 'graph break')}")
-    return [Heading("Numbers", 3), Items(lines)] if lines else []
+    return section("Numbers", lines)
 
 
 def _settings(data: dict[str, Any]) -> str:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Items, Verdict, number
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, number, section
 from actordbg.document.command_result import CommandResult
-from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, read_weights
-from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync, read_sync
+from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord
+from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
+from actordbg.records.run_files import read_sync, read_weights
 from actordbg.store.layout import Store, require_run_name
 
 _SHOWN = 3
@@ -86,11 +87,12 @@ class WeightLadder:
             return Verdict(UNCHECKED, said, not_checked=missing)
         sides = [self.stale_side] * bool(self.stale) + [fault.side for fault in self.faults]
         said = f"run {self.run}: {self.sentence}"
-        return Verdict(WRONG if faulty else RIGHT, said, not_checked=missing, wrong=sides[:1])
+        following = "" if faulty else f"actordbg lint --where \"run='{self.run}'\""
+        return Verdict(WRONG if faulty else RIGHT, said, not_checked=missing, next=following, wrong=sides[:1])
 
     @property
     def blocks(self) -> list[Block]:
-        """Return what `actordbg weights` shows."""
+        """Return what `actordbg weights` shows below the verdict."""
         rows = []
         for sync, moved in zip(self.syncs, [None, *self.moved[1:]], strict=True):  # the first has none before it
             each = sync.parameters.values()
@@ -99,7 +101,7 @@ class WeightLadder:
         many = [fault for fault in self.faults if len(fault.parameters) > _SHOWN]
         named = [fault.words.replace(_names(fault.parameters), ", ".join(fault.parameters[:20])) for fault in many]
         table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took, s"), tuple(rows), {"transfer"})
-        return [self.verdict, table, *([Items(tuple(named))] if named else [])]
+        return [table, *section("", named)]
 
 
 def weights_answer(store: Store, run: str | None = None) -> CommandResult:
@@ -107,8 +109,7 @@ def weights_answer(store: Store, run: str | None = None) -> CommandResult:
     ladder = climb(store, run)
     faults = [vars(fault) | {"sentence": fault.sentence} for fault in ladder.faults]
     data = {"run": ladder.run, "transfers": len(ladder.syncs), "stale": ladder.stale, "faults": faults, "moved": [*ladder.moved]}
-    good = ladder.verdict.good
-    return CommandResult(good, data | {"good": good}, ladder.blocks, title=f"weights of run {ladder.run}")
+    return CommandResult.of(ladder.verdict, data, *ladder.blocks, title=f"weights of run {ladder.run}")
 
 
 def climb(store: Store, run: str | None = None) -> WeightLadder:

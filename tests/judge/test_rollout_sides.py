@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from actordbg.document.blocks import Verdict
-from actordbg.judge import rollout_sides
-from actordbg.judge.rollout_sides import ExplainedRollout, field_figures
+from actordbg.judge import explained_sides
+from actordbg.judge.explained_sides import ExplainedRollout, field_figures
 from actordbg.records.comparison_record import ExplainedOutputs, NamedCause
 from actordbg.store.layout import Store
 
@@ -34,7 +34,7 @@ def test_the_sentence_says_which_side_is_wrong(
 ) -> None:
     explained = ExplainedRollout(rollout, trainer, 0.3, {"vllm_kl": 0.024})
     assert explained.wrong == wrong and explained.sentence.startswith(begins), explained.sentence
-    verdict = explained.blocks[0]
+    verdict = explained.verdict
     assert isinstance(verdict, Verdict) and verdict.word == ("WRONG" if wrong else "RIGHT")
     assert any("merge it" in str(block) for block in explained.blocks) == ("rollout" in wrong)
 
@@ -58,12 +58,12 @@ def test_tokens_that_the_loss_leaves_out_are_explained_on_no_side(monkeypatch: p
     loss.log_probs = lambda: {"rollout_log_probs": said, "log_probs": said - 0.5}
     replay = SimpleNamespace(spec=SimpleNamespace(config=SimpleNamespace(backend="plain")))
     for name, value in {"_losses": lambda *_: [("d", loss)], "open_replay": lambda *_: replay}.items():
-        monkeypatch.setattr(rollout_sides, name, value)
-    monkeypatch.setattr(rollout_sides.query, "open_fresh", lambda _: None)
+        monkeypatch.setattr(explained_sides, name, value)
+    monkeypatch.setattr(explained_sides.query, "open_fresh", lambda _: None)
     monkeypatch.setattr(
-        rollout_sides, "explain_sides", lambda *given, **_: asked.update(given[2]) or dict.fromkeys(given[2], RIGHT)
+        explained_sides, "explain_sides", lambda *given, **_: asked.update(given[2]) or dict.fromkeys(given[2], RIGHT)
     )
-    explained = rollout_sides.explain_rollout(Store(Path("unused")), "r")
+    explained = explained_sides.explain_rollout(Store(Path("unused")), "r")
     assert explained.apart == 0.5 and {*asked} == {"rollout", "trainer"}
     assert all(np.isnan(side["d"]).tolist() == [[True, False, False]] for side in asked.values())
 
