@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from actordbg.base.errors import CorruptDump
+from actordbg.base.units import plural
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, DTYPES
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.records.comparison_record import StoredRecord
@@ -129,12 +130,12 @@ class FaultCase(StoredRecord):
     @property
     def words(self) -> str:
         """Describe its size: "2 rows of 3 and 4 tokens, 1 layer, hidden size 32"."""
-        lengths = " and ".join(str(len(row)) for row in self.rows) if len(self.rows) < 4 else f"up to {max(map(len, self.rows))}"
-        many = "row" if len(self.rows) == 1 else "rows"
-        layers = "all layers" if self.depth is None else f"{self.depth} layer{'s' * (self.depth != 1)}"
+        sizes = [*map(len, self.rows)]
+        lengths = " and ".join(", ".join(map(str, sizes)).rsplit(", ", 1)) if len(sizes) < 4 else f"up to {max(sizes)}"
+        layers = "all layers" if self.depth is None else plural(self.depth, "layer")
         size = f", hidden size {self.config['hidden_size']}" if self.config and "hidden_size" in self.config else ""
         ranks = f", {self.processes} processes" if self.processes > 1 else ""
-        return f"{len(self.rows)} {many} of {lengths} tokens, {layers}{size}{ranks}"
+        return f"{plural(len(sizes), 'row')} of {lengths} tokens, {layers}{size}{ranks}"
 
 
 def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
