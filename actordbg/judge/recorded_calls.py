@@ -158,6 +158,14 @@ class RecordedCall:
         return {name: values for name, values in named if values is not None and values.shape == shape}
 
     @cached_property
+    def apart(self) -> Numbers | None:
+        """The |rollout - trainer| of each action's log-prob in nats; None without a rollout's."""
+        known = self.log_probs()
+        if self.active is None or not {"rollout_log_probs", "log_probs"} <= known.keys():
+            return None
+        return np.abs(known["rollout_log_probs"].astype("f8") - known["log_probs"])[self.active]
+
+    @cached_property
     def row_keys(self) -> list[bytes]:
         """A key for each row's real tokens; the same row has the same key however it is padded."""
         return self._keys(self.real)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog import query
@@ -132,6 +134,12 @@ class RecordedStep:
         """The norm of the gradient, before clipping, as the engine computed it; None if it was not recorded."""
         known = (each.loss.fact("grad_norm") for each in reversed(self.micro_batches))
         return next((float(norm) for norm in known if norm is not None), None)
+
+    @property
+    def rollout_apart(self) -> float:
+        """The mean |rollout - trainer| of the actions' log-probs in nats; 0.0 if no rollout's were recorded."""
+        distances = [each.loss.apart for each in self.micro_batches if each.loss.apart is not None]
+        return float(np.concatenate(distances).mean()) if distances and sum(map(len, distances)) else 0.0
 
 
 def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:

@@ -115,10 +115,9 @@ def by_step(losses: Sequence[RecordedCall], noise: float) -> Chart | None:
     """Draw the mean |rollout - trainer| over the steps of a run, with the noise band; None for a single step."""
     sums: dict[int, list[float]] = {}
     for loss in losses:
-        known = loss.log_probs()
-        if loss.record.step is None or loss.active is None or not {"rollout_log_probs", "log_probs"} <= known.keys():
+        far = loss.apart
+        if loss.record.step is None or far is None:
             continue
-        far = np.abs(known["rollout_log_probs"].astype("f8") - known["log_probs"])[loss.active]
         total = sums.setdefault(loss.record.step, [0.0, 0.0])
         total[0], total[1] = total[0] + float(far.sum()), total[1] + far.size
     points = [

@@ -39,6 +39,9 @@ NORM_OFF = {True: 1e-3, False: 0.01}
 COUNT_OFF = 1e-5
 """Largest relative error of a recorded number of tokens, which is an fp32 tensor."""
 
+APART = 0.05
+"""A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
+
 
 @dataclass(frozen=True)
 class StepCause:
@@ -289,7 +292,13 @@ def verdict_of(figures: StepFigures) -> Verdict:
     if not left:
         norms = (step.grad_norm, replayed.grad_norm, reference.grad_norm)
         said += f"; the norm is {number(norms[0], 5)}, replayed {number(norms[1], 5)}, in fp32 {number(norms[2], 5)}"
-    return Verdict(UNCHECKED if left else RIGHT, said, shown, left, "actordbg lint")
+    following = "actordbg lint"
+    if (distance := step.rollout_apart) > APART:
+        said += f"; rollout and trainer are {number(distance, 3)} nats apart, and which of them is right is not checked"
+        said += " (explain --against rollout)"
+        of_step, model = in_shell(f"step={step.number} and grad_enabled"), in_shell(figures.config.model)
+        following = f"actordbg replay --where {of_step} --model {model} --keep-tensors"
+    return Verdict(UNCHECKED if left else RIGHT, said, shown, left, following)
 
 
 def _apart(figures: StepFigures) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from commandline import invoke
 from stepcases import RecordedRun
@@ -199,6 +200,17 @@ def test_the_page_has_the_tokens_with_all_figures_and_the_mismatch_with_its_nois
     text = as_html(step_page(figures, [each.loss for each in figures.step.micro_batches]))
     assert "Token map" in text and "advantage" in text and "Mismatch by position" in text
     assert json.dumps(step_data(figures))
+
+
+def test_a_right_step_says_that_its_rollout_is_far_away_and_was_not_judged(tmp_path: Path):
+    figures = figures_of(tmp_path)
+    for far in (0.01, 0.2):
+        for each in figures.step.micro_batches:
+            vars(each.loss)["apart"] = np.full(each.terms.tokens, far)
+        verdict = verdict_of(figures)
+        assert ("apart" in verdict.sentence) is (far > 0.1)
+    assert verdict.word == "RIGHT" and "which of them is right is not checked" in verdict.sentence
+    assert "--keep-tensors" in verdict.next
 
 
 def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path: Path):
