@@ -91,8 +91,6 @@ _OF_SETTINGS = {setting.stored for setting in SETTINGS.values()}
 _OWN = {name: column for name, column in COLUMNS["replay"].items() if name not in _OF_SETTINGS}
 _REPLAY_ROW = _OWN | dict.fromkeys(_COUNTED, Column("int", False, ""))
 _REPLAY_SQL = ", ".join((*(f"p.{name}" for name in _OWN), *map(_COUNT.format, _COUNTED)))
-
-
 _CURRENT = (
     "comparison_id IN (SELECT comparison_id FROM (SELECT c.comparison_id, max(c.created_at || c.comparison_id) "
     f"FROM comparison_run AS c WHERE {BOTH_THERE} GROUP BY c.replay_id, c.against))"
