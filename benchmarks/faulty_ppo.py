@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from actordbg.base.errors import ActordbgError
 from actordbg.trainers.openrlhf import demo_programs, vllm_standin
 from benchmarks.planted_ppo import FAULTS, Fault
 
@@ -157,9 +158,14 @@ def record_all(folder: Path, names: list[str]) -> None:
     """Record the cases that `folder` lacks. A run that was interrupted is recorded again."""
     for case in _chosen(names):
         own, begun = _folder(folder, case), folder / f"begun-{time.time_ns()}"
-        if not own.exists():
+        if own.exists():
+            continue
+        try:
             record(begun, fault=case.name if case.fault else "", ranks=case.ranks, fp32=case.fp32, steps=case.steps,
                    more=tuple(case.more.split()))  # fmt: skip
+        except ActordbgError as problem:
+            print(f"NOT RECORDED | {case.name} | {problem.message}, see {begun}/ppo.log", flush=True)
+        else:
             begun.rename(own)
 
 
@@ -180,7 +186,9 @@ def judge_all(folder: Path, names: list[str]) -> None:
 
 
 def _lines(outcomes: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
+    """Read the outcomes; the last of each case and command counts."""
+    lines = map(json.loads, outcomes.read_text().splitlines() if outcomes.exists() else ())
+    return list({(line["case"], line["command"]): line for line in lines}.values())
 
 
 def _right(case: Case, said: str) -> bool:

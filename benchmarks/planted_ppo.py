@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,10 +22,10 @@ _COLUMNS = ("sequences", "attention_mask", "action_mask", "rollout_log_probs")
 TRAINER, ROLLOUT = "trainer", "rollout"
 
 
-def _around(where: str, change: Callable[..., Any], recording: Callable[[Any], Any] = lambda method: method) -> Plant:
+def _around(where: str, change: Callable[..., Any], recording: Callable[[Any], Any] | None = None) -> Plant:
     """Plant `change(original, *args, **kwargs)` in the place of "module:function" or "module:Class.method".
 
-    recording: what records the method; it stays outside of the fault.
+    recording: what records the method, and has wrapped it already: the fault is planted within.
     """
     module, _, path = where.partition(":")
 
@@ -32,13 +33,13 @@ def _around(where: str, change: Callable[..., Any], recording: Callable[[Any], A
         *owners, name = path.split(".")
         owner = functools.reduce(getattr, owners, imported)
         attached = getattr(owner, name)
-        original = getattr(attached, "__wrapped__", attached)
+        original = getattr(attached, "__wrapped__", attached) if recording else attached
 
         @functools.wraps(original)
         def changed(*args: Any, **kwargs: Any) -> Any:
             return change(original, *args, **kwargs)
 
-        setattr(owner, name, recording(changed) if original is not attached else changed)
+        setattr(owner, name, recording(changed) if recording and original is not attached else changed)
 
     return lambda: after_import(module, patch)
 
@@ -282,7 +283,8 @@ def _handed(change: Callable[[Any, list[int]], list[int]]) -> Plant:
     async def execute(original: Any, agent: Any, *args: Any, **kwargs: Any) -> Any:
         result = await original(agent, *args, **kwargs)
         ((start, end),), known = result["action_ranges"], result["rollout_log_probs"]
-        answer = change(kwargs["hf_tokenizer"], result["observation_tokens"][start:end])
+        given = inspect.signature(original).bind(agent, *args, **kwargs).arguments
+        answer = change(given["hf_tokenizer"], result["observation_tokens"][start:end])
         result["observation_tokens"] = result["observation_tokens"][:start] + answer
         result["action_ranges"] = [(start, start + len(answer))]
         result["rollout_log_probs"] = (known + [-1.0] * len(answer))[: start + len(answer)]
@@ -304,7 +306,8 @@ def _encoded_again(tokenizer: Any, ids: list[int]) -> list[int]:
 class Fault(NamedTuple):
     """A fault: how it is planted, on which side it is, the command that names it, and words of that command's sentence.
 
-    more: options of OpenRLHF. step: the optimizer step that is judged. ranks, steps: of the run.
+    more: options of OpenRLHF. step: the optimizer step that is judged; OpenRLHF takes the first with a learning rate of 0. ranks,
+    steps: of the run.
     """
 
     plant: Plant
@@ -348,11 +351,11 @@ FAULTS: dict[str, Fault] = {
         _loss(lambda given: {"action_mask": given["action_mask"] | True}), TRAINER, "step", "without the action mask"
     ),
     "not clipped": Fault(
-        _around("openrlhf.models.loss:PolicyLoss.forward", _unclipped), TRAINER, "step", "without clipping", _INNER, step=1
+        _around("openrlhf.models.loss:PolicyLoss.forward", _unclipped), TRAINER, "step", "without clipping", _INNER, step=3
     ),
     "no KL term": Fault(
         _around("openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step", _without_kl),
-        TRAINER, "step", "without the KL term", _KL, step=1,
+        TRAINER, "step", "without the KL term", _KL, step=2, steps=3,
     ),
     "trainer's temperature": Fault(
         _around("openrlhf.models.actor:Actor.forward", _scored_warmer),
@@ -398,6 +401,6 @@ FAULTS: dict[str, Fault] = {
     "top-p, renormalized": Fault(_engine(_scored(_nucleus), top_p=0.9), ROLLOUT, "explain", "nucleus of top-p 0.9"),
     "shift": Fault(_engine(_shifted), ROLLOUT, "explain", "shifted"),
     "head in bf16": Fault(_engine(_scored(_narrow_head)), ROLLOUT, "explain", "head was computed in bf16"),
-    "stale weights": Fault(_asleep, ROLLOUT, "explain", "the weights were those of", _SAVED, step=1),
+    "stale weights": Fault(_asleep, ROLLOUT, "explain", "the weights were those of", _SAVED, step=2, steps=3),
 }  # fmt: skip
 """The faults, by name."""

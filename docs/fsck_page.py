@@ -1,4 +1,4 @@
-"""The reference page of what `actordbg fsck` checks and finds, from the tables in `actordbg/dumps/`."""
+"""The reference page of what `actordbg store fsck` checks and finds, from the tables in `actordbg/dumps/`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fsck_markdown() -> str:
     lines = [
         "# What fsck finds",
         "",
-        "[`actordbg fsck`](cli.md#actordbg-fsck) makes these checks.",
+        "[`actordbg store fsck`](cli.md#actordbg-store-fsck) makes these checks.",
         "See [how to check and repair a store](../how-to/look-after-a-store.md#check-and-repair).",
         "",
         *(f"- {name}: {LOOKS_AT[name]}" for name in CHECKS),

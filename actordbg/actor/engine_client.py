@@ -101,11 +101,6 @@ class EngineClient:
         dtype = {"server_dtype": str(info["dtype"])} if info.get("dtype") else {}
         return {"server": f"{self.kind} {self.version}", "served_model": self.model, **dtype}
 
-    @property
-    def reads_cache(self) -> bool:
-        """Check whether log-probs of a prompt may come from the prefix cache; vLLM computes them without reading it."""
-        return self.kind == SGLANG
-
     def score(self, rows: Sequence[Sequence[int]], start: int = 0) -> list[list[float]]:
         """Return for each row of ids [n] the log-probs of ids[1:], [n-1], all rows in one request.
 
@@ -156,10 +151,10 @@ class EngineClient:
     def _try(self, path: str) -> Any:
         """Return the JSON object of an address that a server may not have; {} if it has not."""
         try:
-            found = json.loads(self._open(path))
+            answer = json.loads(self._open(path))
         except (HTTPError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return answer if isinstance(answer, dict) else {}
 
     def _json(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:

@@ -157,9 +157,14 @@ def _has_weights(folder: Path) -> bool:
     return False
 
 
+def _config_of(model: str) -> Path | None:
+    """Return the path of a model's config.json on this machine; None if a hub model is not in the cache."""
+    return Path(model).expanduser() / _CONFIG if is_local(model) else cached_file(model, _CONFIG)
+
+
 def safetensors_of(model: str) -> list[Path]:
     """Return the safetensors files with all weights of a model on this machine; [] if it has none, or an adapter."""
-    config = Path(model).expanduser() / _CONFIG if is_local(model) else cached_file(model, _CONFIG)
+    config = _config_of(model)
     if config is None or (config.parent / "adapter_config.json").is_file():
         return []
     if (single := config.parent / _WEIGHTS[0]).is_file():
@@ -231,8 +236,8 @@ def versions_of(model: str) -> dict[str, str]:
 
 def weights_version(model: str) -> str | None:
     """Return the hash of a model's files, 16 hex digits; None if it has no files on this machine."""
-    config = None if model == TINY else Path(model).expanduser() / _CONFIG if is_local(model) else cached_file(model, _CONFIG)
-    if config is None:
+    config = _config_of(model)
+    if config is None or model == TINY:
         return None
     folder = config.parent
     total = hashlib.sha256()

@@ -16,7 +16,7 @@ Example:
     model = load(path, weights="bfloat16", dtype=torch.float64, device=torch.device("cpu"))
     with in_double(), Narrowed(torch.float64) as narrowed:
         logits = model(ids, position_ids=positions, use_cache=False).logits      # float64
-    narrowed.found                                                                # {}
+    narrowed.counts                                                                # {}
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Narrowed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._size = torch.finfo(dtype).bits
 
     def __torch_dispatch__(
@@ -138,7 +138,7 @@ class Narrowed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, tuple | list) else (result,):
             if isinstance(value, torch.Tensor) and value.is_floating_point() and torch.finfo(value.dtype).bits < self._size:
-                self.found[f"{func} in {str(value.dtype).removeprefix('torch.')}"] += 1
+                self.counts[f"{func} in {str(value.dtype).removeprefix('torch.')}"] += 1
         return result
 
 

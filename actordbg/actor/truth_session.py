@@ -142,9 +142,8 @@ class TruthSession(Decided):
                 ran = self._rows(call, dump, False, closed)
                 return {"": ran.log_probs, **ran.tensors}
 
-            dtype = getattr(torch, DTYPES[self.choices.dtype])
             arranged = partial(self._arranged, call, outcome.temperature)
-            outcome.tensors |= signatures.tensors(self._model, self.config.causes, dtype, rows, arranged)
+            outcome.tensors |= signatures.tensors(self._model, self.config.causes, self._run_dtype, rows, arranged)
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
@@ -215,8 +214,8 @@ class TruthSession(Decided):
                 part.backward()  # type: ignore[no-untyped-call]
                 backward_s += measure.now(device) - began
         notes = call.notes
-        if narrowed.found:
-            worst = ", ".join(f"{name} ({times}x)" for name, times in narrowed.found.most_common(3))
+        if narrowed.counts:
+            worst = ", ".join(f"{name} ({times}x)" for name, times in narrowed.counts.most_common(3))
             notes += (f"not all of the truth was computed in {str(self._dtype).removeprefix('torch.')}: {worst}",)
         return ForwardOutcome(
             log_probs=log_probs,
@@ -286,13 +285,18 @@ class TruthSession(Decided):
         outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
         outcome.grad_norm = math.hypot(*norms)
 
+    @property
+    def _run_dtype(self) -> torch.dtype:
+        """The dtype that the run computes in, not the truth."""
+        return getattr(torch, DTYPES[self.choices.dtype])  # type: ignore[no-any-return]
+
     def _describe(self) -> dict[str, Any]:
         return {
             **describe(self._model, self.choices, self._device),
             "oracle": self.config.truth,
             "experts": has_experts(self._model),
             "undropped": self._dropout,
-            "causes": signatures.owns(self._model) if self.config.causes else None,
+            "causes": signatures.owns(self._model, self._run_dtype) if self.config.causes else None,
             "shared_code": truth_model.shared_code(self._model),
             "dtype": self.choices.dtype,
             "packing": False,

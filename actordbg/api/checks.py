@@ -111,7 +111,7 @@ def linted(desk: Desk, where: str | None, max_inputs: int | None) -> CommandResu
     if not findings.dumps and not findings.unreadable:
         raise desk.nothing("lint", where)
     desk.client.note_some(findings.unreadable)
-    return CommandResult(findings.good, lint_data(findings), lint_blocks(findings))
+    return CommandResult(findings.good, lint_data(findings), lint_blocks(findings), title="laws of recorded data")
 
 
 def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | None = None) -> CheckResult:
@@ -121,7 +121,7 @@ def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | 
     data = check_data(checked, verdict, of=of) | {"explanation": explained.data}
     brief = (verdict, Items((f"configuration: {data['configuration']}",)))
     page = check_blocks(checked, verdict, explained.blocks, pictures(store, checked.data))
-    return CheckResult(verdict.good, data, brief, page, checked)
+    return CheckResult(verdict.good, data, brief, page, found=checked)
 
 
 def store_of_paths(usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client) -> tuple[Store, DumpSelection]:

@@ -19,6 +19,7 @@ from actordbg.base.units import LAST, plural
 from actordbg.catalog.query import Catalog, get_replay, open_fresh
 from actordbg.config.as_ran import as_ran, label
 from actordbg.config.choices import is_local
+from actordbg.config.consent import typed_again
 from actordbg.config.replay_config import SETTINGS, ReplayConfig
 from actordbg.config.sources import Asked, Settings, build_config
 from actordbg.records.replay_record import ReplaySpec
@@ -103,7 +104,7 @@ class Desk:
         """Resolve a name to a replay id. For `last`, note which replay it is: a store may be shared."""
         row = get_replay(catalog, name)
         if name == LAST:
-            what = f"{label(as_ran(row.config, row.resolved))}, {row.status}; {row.command or 'no command recorded'}"
+            what = f"{label(as_ran(row.config, row.resolved))}, {row.status}; {typed_again(row.command) or 'no command recorded'}"
             self.client.note(f"last is {row.replay_id}: {what}", minor=True)
         return row.replay_id
 

@@ -46,9 +46,10 @@ def sides_explained(desk: Desk, spec: ReplaySpec, models: Sequence[str], *, engi
     desk.store.require_writable()
     explain_them: Callable[..., ExplainedEngine | ExplainedRollout] = explain_engine if engine else explain_rollout
     with desk.progress("naming the cause", len(spec.inputs)) as advance, WarmGroups() as warm:
-        found = explain_them(desk.store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
-    good = not found.wrong
-    return CommandResult(good, {"replay_id": spec.replay_id, "good": good, "wrong": found.wrong} | asdict(found), found.blocks)
+        sides = explain_them(desk.store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
+    good = not sides.wrong
+    data = {"replay_id": spec.replay_id, "good": good, "wrong": sides.wrong} | asdict(sides)
+    return CommandResult(good, data, sides.blocks, title=f"sides of replay {spec.replay_id}")
 
 
 def _known(desk: Desk, spec: ReplaySpec) -> CheckFound:

@@ -30,7 +30,7 @@ from actordbg.locate.clean_models import flags_restored
 from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.replay.actor_engine import ActorEngine, Failure
-from actordbg.replay.flushing import UNFLUSHED
+from actordbg.replay.flushing import UNFLUSHED, flush
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import COMPLETE, ReplayOutcome
 from actordbg.replay.work_order import result_from
@@ -120,7 +120,7 @@ def _result(engine: OwnEngine, spec: ReplaySpec, slot: int, begun: dict[str, Any
             raise fault from error
         fields = Failure.of(error).fields()
     if (kept := fields.pop(UNFLUSHED, None)) is not None:
-        kept.flush()
+        flush(kept)
     return result_from(spec.replay_id, begun, **fields)
 
 

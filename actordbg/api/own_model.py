@@ -34,7 +34,7 @@ from actordbg.capture.facts import unwrap
 from actordbg.config import consent
 from actordbg.config.replay_config import DTYPES, WIDER, ReplayConfig
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Heading, Verdict, verdict_in
-from actordbg.document.command_result import CommandResult
+from actordbg.document.command_result import CommandResult, in_python
 from actordbg.formats.encoding import pack
 from actordbg.judge.check import run_check
 from actordbg.locate.clean_models import flags_restored
@@ -115,13 +115,13 @@ def _together(answers: Mapping[str, CommandResult], other_kernel: str, unlike: S
     verdicts = {name: verdict for name, answer in answers.items() if (verdict := verdict_in(answer.blocks)) is not None}
     worst = min(verdicts, key=lambda name: WORST_FIRST.index(verdicts[name].word))
     others = "".join(f"; {name}: {verdict.word}" for name, verdict in verdicts.items() if name != worst)
-    left = dict.fromkeys(unlike) | dict.fromkeys(why for verdict in verdicts.values() for why in verdict.not_checked)
+    left = [*unlike, *(in_python(why) for verdict in verdicts.values() for why in verdict.not_checked)]
     packs = worst == NAMES[True] and NAMES[False] in verdicts
     following = "" if verdicts[worst].good else _PADDED if packs else other_kernel
     whole = replace(
         verdicts[worst],
         said=f"{worst}: {verdicts[worst].said}{others}",
-        not_checked=tuple(left),
+        not_checked=tuple(dict.fromkeys(left)),
         figures=verdicts[worst].figures[:1],
         next=following,
     )

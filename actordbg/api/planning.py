@@ -29,7 +29,7 @@ from actordbg.store.layout import Store
 class DumpSelection:
     """Which dumps to replay: a condition or files, at most `max_inputs` of them in this order (time, length or shuffle).
 
-    failed: only dumps that did not pass last time. longest, slowest, diverse: the N first by length, by time, or most different.
+    failed: only dumps that did not pass last time. longest, diverse: the N longest, or the N most different.
     """
 
     where: str | None = None
@@ -39,16 +39,15 @@ class DumpSelection:
     seed: int = DEFAULT_SHUFFLE_SEED
     failed: bool = False
     longest: int | None = None
-    slowest: int | None = None
     diverse: int | None = None
 
     def sampled(self, count: int) -> DumpSelection:
         """Return a diverse sample, unless something selects particular dumps."""
-        particular = self.longest or self.slowest or self.diverse or self.files
+        particular = self.longest or self.diverse or self.files
         return self if particular else replace(self, diverse=self.max_inputs or count)
 
     def narrowed(self, store: Store) -> DumpSelection:
-        """Make `failed`, `longest`, `slowest` and `diverse` part of `where`, so that a record's selection can be repeated.
+        """Make `failed`, `longest` and `diverse` part of `where`, so that a record's selection can be repeated.
 
         Raises UsageError for two of these.
         """
@@ -59,7 +58,7 @@ class DumpSelection:
         where = selections.joined(self.where, selections.FAILED) if self.failed else self.where
         for name, count in given.items():
             where = getattr(selections, name)(open_fresh(store.require(), where), where, count)
-        return replace(self, where=where, failed=False, longest=None, slowest=None, diverse=None)
+        return replace(self, where=where, failed=False, longest=None, diverse=None)
 
     def imported(self, store: Store) -> tuple[DumpSelection, dict[Path, Path]]:
         """Import each pickle among the files as a dump, without unpickling it. Also return each pickle's dump.
@@ -80,7 +79,7 @@ class DumpSelection:
         return replace(self, files=tuple(dumps.get(path, path) for path in self.files)), dumps
 
 
-_PRESETS = ("longest", "slowest", "diverse")
+_PRESETS = ("longest", "diverse")
 
 
 def planned(store: Store, config: ReplayConfig, chosen: DumpSelection, command: str) -> Plan:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from actordbg.api.desk import Desk
 from actordbg.base.errors import NothingToDo, StoreProblem, UsageError
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
-from actordbg.catalog.query import get_replay, open_fresh, select_dumps
+from actordbg.catalog.query import comparisons, get_replay, open_fresh, select_dumps
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Items, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.bundle import pack_bundle, upload
-from actordbg.judge.sides import GOLDEN
-from actordbg.records.comparison_record import MISMATCH, ComparisonRecord
+from actordbg.judge.sides import GOLDEN, TRUTH
+from actordbg.records.comparison_record import GOOD, MISMATCH, ComparisonRecord
 from actordbg.reduce.case import CRASH, ERROR, HANG
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import RECORD, Reduction, folder_of_reduction, reduce_replay
@@ -24,28 +25,32 @@ from actordbg.store.layout import Store, read_with_owner
 
 @dataclass(frozen=True)
 class Subject:
-    """What is reduced. recorded: the outputs that the run recorded, as a comparison with them says. wrong: its wrong dumps."""
+    """What is reduced. recorded: the outputs that the run recorded. compared: the comparison that says what is wrong."""
 
     reduction_id: str
     replay_id: str
     recorded: bool = False
-    wrong: tuple[str, ...] = ()
+    compared: ComparisonRecord | None = None
 
 
 def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
     """Find a comparison, a reduction or a replay by its id, the beginning of an id, or a replay's handle."""
     store.require()
-    found = sorted(store.comparisons.glob(f"{name}*.json")) if name[:1].isdigit() else []
-    if len(found) == 1:
-        record = ComparisonRecord.from_file(found[0])
+    files = sorted(store.comparisons.glob(f"{name}*.json")) if name[:1].isdigit() else []
+    if len(files) == 1:
+        record = ComparisonRecord.from_file(files[0])
         if record.good and not good_too:
             raise NothingToDo(f"comparison {record.comparison_id} has no mismatch", hint="name a comparison with a mismatch")
         if record.a.replay_id is None:
             raise UsageError(f"comparison {record.comparison_id} has no replay", hint="name a replay")
-        wrong = tuple(dump.dump_id for dump in record.dumps if dump.verdict == MISMATCH)
-        return Subject(record.comparison_id, record.a.replay_id, record.b.kind == GOLDEN, wrong)
+        return Subject(record.comparison_id, record.a.replay_id, record.b.kind == GOLDEN, record)
     replay_id = get_replay(store, name).replay_id
-    return Subject(replay_id, replay_id)
+    rows = {row.against_kind: row for row in reversed(comparisons(store, replay_id))}
+    wrong = [rows[kind] for kind in (TRUTH, "replay") if kind in rows and rows[kind].verdict == MISMATCH]
+    for row in wrong[:1]:
+        return Subject(replay_id, replay_id, compared=ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json"))
+    verdicts = {kind: row.verdict for kind, row in rows.items()}
+    return Subject(replay_id, replay_id, verdicts.get(GOLDEN) == MISMATCH and verdicts.get(TRUTH) in GOOD)
 
 
 def reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
@@ -55,7 +60,7 @@ def reduced(desk: Desk, name: str, trials: int, seconds: float) -> Reduction:
     spec = desk.replayed(subject.replay_id)
     with desk.client.progress("reducing", None) as advance:
         return reduce_replay(
-            store, spec, reduction_id=subject.reduction_id, recorded=subject.recorded, wrong=subject.wrong, most=trials,
+            store, spec, reduction_id=subject.reduction_id, recorded=subject.recorded, compared=subject.compared, most=trials,
             seconds=seconds, on_step=lambda words: advance(0, note=words),
         )  # fmt: skip
 
@@ -110,7 +115,7 @@ def _repro_answer(record: Reduction, script: Script, out: Path, issue: Path | No
     gone = "; exits with 0 in the fixed environment" if script.fixed == 0 else ""
     said = f"{out} shows it: exit code 1 in a fresh interpreter without actordbg{gone} ({plural(lines, 'line')})"
     left = [] if script.fixed == 0 else ["that it exits with 0 once this is fixed (--fixed PYTHON)"]
-    verdict = Verdict("", said, not_checked=left, next=f"python -I {out}")
+    verdict = Verdict("", said, not_checked=left, next=f"python -I {in_shell(str(out))}")
     data = {"good": True, "file": out, "issue": issue, "lines": lines, "title": title_of(record), "output": script.output}
     blocks: list[Block] = [Heading(title_of(record), 1), verdict, Code(script.output.strip())]
     return CommandResult(True, data, blocks)
@@ -123,7 +128,7 @@ def bundled(
     """Write a bundle of replays, comparisons and the dumps of a condition, and upload it if `to` says where."""
     subjects = [subject_of(store, name, good_too=True) for name in names]
     specs = [spec_and_owner(store, subject.replay_id)[0] for subject in subjects]
-    comparisons = {subject.reduction_id for subject in subjects if subject.reduction_id != subject.replay_id}
+    compared = {subject.reduction_id for subject in subjects if subject.reduction_id != subject.replay_id}
     replays, unread = {spec.replay_id for spec in specs}, []
     for path in sorted(store.comparisons.glob("*.json")) if not redact else ():
         try:
@@ -132,20 +137,19 @@ def bundled(
             unread.append(problem.message)
             continue
         if record.a.replay_id in replays:
-            comparisons.add(record.comparison_id)
-    for name in comparisons:
+            compared.add(record.comparison_id)
+    for name in compared:
         record = ComparisonRecord.from_file(store.comparisons / f"{name}.json")
         replays |= {side for side in (record.a.replay_id, record.b.replay_id, record.rounding_id) if side}
     rows = select_dumps(open_fresh(store, where), where) if where is not None else []
     paths = dict.fromkeys([*(row.path for row in rows), *(item.path for spec in specs for item in spec.inputs)])
     summary = pack_bundle(
         store, out, [store.root / path for path in paths], replays=() if redact else sorted(replays),
-        comparisons=() if redact else sorted(comparisons), redact=redact, keep=keep, model=model,
+        comparisons=() if redact else sorted(compared), redact=redact, keep=keep, model=model,
     )  # fmt: skip
     place = None if to is None else upload(out, to, public=public)
-    counts = (plural(summary.dumps, "dump"), plural(summary.replays, "replay"), plural(summary.comparisons, "comparison"))
     permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
     private = permuted if redact else "with the real token ids"
-    said = f"{place or out}: {', '.join(counts)}, {human_bytes(summary.size)}, {private}"
-    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {place or out}")
+    said = f"{place or out}: {summary.contents}, {human_bytes(summary.size)}, {private}"
+    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {in_shell(str(place or out))}")
     return CommandResult(True, {"good": True, **vars(summary), "uploaded": place}, [verdict])

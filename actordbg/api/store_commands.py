@@ -191,7 +191,10 @@ class StoreCommands:
         fixed: an interpreter in whose environment the fault is gone. Raises BadResult if the script does not show the fault.
         """
         from actordbg.api.reducing import known_or_reduced, write_repro
+        from actordbg.document.page import check_place
 
+        check_place(Path(out))
+        check_place(None if issue is None else Path(issue))
         with self._desk.client.consent(trust_remote_code):
             record = known_or_reduced(self._desk, name, trials, seconds)
             return write_repro(record, Path(out), issue=None if issue is None else Path(issue), fixed=fixed)
@@ -205,7 +208,9 @@ class StoreCommands:
         redact: permute token ids, except `keep_ids`, padding and the special tokens of `model`. to: upload it, `hf://datasets/...`.
         """
         from actordbg.api.reducing import bundled
+        from actordbg.document.page import check_place
 
+        check_place(Path(out))
         return bundled(self._store, names, where, Path(out), redact=redact, keep=keep_ids, model=model, to=to, public=public)
 
     def step(

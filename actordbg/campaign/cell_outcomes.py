@@ -17,7 +17,7 @@ from typing import Any
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, MachineFault, Refused, UsageError
-from actordbg.campaign.cells import with_way_out
+from actordbg.campaign.cells import unavailable
 from actordbg.campaign.matrix_document import MatrixContext
 from actordbg.judge.agreement import agreement_of, ranks_in_words, violation_in_words
 from actordbg.judge.comparison_document import flat_where_it_matters
@@ -91,7 +91,7 @@ def finished(
         line = next((line.strip() for line in error.splitlines() if line.strip()), "")[:300]
         cell = replace(cell, signature=signature, error=line, log=store.relative(log))
     if problem is not None and refused:
-        cell = replace(cell, status=UNAVAILABLE, reason=with_way_out(problem.message, (problem.hint,)))
+        cell = unavailable(cell, problem)
     return cell
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from actordbg.actor.rules import REFUSE, WARN, check_config, missing_trainer
 from actordbg.actor.sharing import host_key
 from actordbg.actor.signatures import explain
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.units import grouped
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import AXES, ReplayConfig, has
@@ -62,6 +62,11 @@ def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | No
     todo.sort(key=lambda cell: (cell[1].compiles, cell[0]))  # compiling cells last: little has to be undone
     by_key = grouped((host_key(config, choose(config, defaults, facts)), index) for index, config in todo)
     return dict(sorted(by_key.items(), key=lambda batch: min(batch[1])))
+
+
+def unavailable(cell: MatrixCell, error: ActordbgError) -> MatrixCell:
+    """Return the cell that this error keeps from running here."""
+    return replace(cell, status=UNAVAILABLE, reason=with_way_out(error.message, (error.hint,)))
 
 
 def with_way_out(message: str, ways: Sequence[str]) -> str:

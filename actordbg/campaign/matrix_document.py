@@ -136,10 +136,14 @@ def _counted(record: MatrixRecord) -> str:
     return "; ".join(parts)
 
 
+def _varied(record: MatrixRecord) -> list[str]:
+    return [name for name in AXES if len(record.axes.get(name, ())) > 1]
+
+
 def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
     """Build the table: a column for each heading that any cell has a value for; "#" and figures are right-aligned."""
     cells = record.cells
-    varied = [name for name in AXES if len(record.axes.get(name, ())) > 1]
+    varied = _varied(record)
     columns: dict[str, Callable[[MatrixCell], str]] = {"combination": lambda cell: cell.name or "all as given"}
     if 0 < len(varied) <= AXES_AS_COLUMNS:
         columns = {name.replace("_", " "): partial(_setting, name) for name in varied}
@@ -286,7 +290,7 @@ def _next(record: MatrixRecord, bad: Sequence[MatrixCell], fastest: MatrixCell |
 
 def _heat_map(record: MatrixRecord) -> list[Block]:
     """Lay out the cells by their settings; [] if no setting varies."""
-    down = [name for name in AXES if len(record.axes.get(name, ())) > 1]
+    down = _varied(record)
     if not down:
         return []
     across: list[str] = []

@@ -27,14 +27,14 @@ from actordbg.base.errors import ActordbgError, CorruptDump, MachineFault, Store
 from actordbg.base.owners import Owner
 from actordbg.base.units import new_replay_id, resolve
 from actordbg.campaign.cell_outcomes import finished, judged, regressions
-from actordbg.campaign.cells import batches, with_way_out
+from actordbg.campaign.cells import batches, unavailable
 from actordbg.campaign.runner import Campaign, CellRunners, Trial, run_trials
 from actordbg.catalog.query import get_dump, open_fresh
 from actordbg.config.choices import Facts, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, now_timestamp
 from actordbg.records.journal import SPEC
-from actordbg.records.matrix_record import PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
+from actordbg.records.matrix_record import PASSED, MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.group_engine import WarmGroups, engine_in_use
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, make_plan
@@ -216,9 +216,7 @@ class MatrixRun(Campaign[MatrixRecord]):
         try:
             spec = self._spec(cell)
         except UsageError as error:  # --align rank, and no call has a dump of each of this many ranks
-            cell = replace(cell, status=UNAVAILABLE, reason=with_way_out(error.message, (error.hint,)))
-            self._close_cell(cell, env, dumps)
-            return
+            return self._close_cell(unavailable(cell, error), env, dumps)
         cell = replace(cell, replay_id=spec.replay_id)
         self.put(cell)
         _tell(env, cell, "")

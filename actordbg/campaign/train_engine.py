@@ -11,19 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
-import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.base.errors import StoreProblem
 from actordbg.formats.store_files import read_regular
-from actordbg.records.journal import read_results
-from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
-from actordbg.replay.actor_engine import ActorEngine
+from actordbg.records.replay_record import FAILED, PASSED, ReplayInput
+from actordbg.replay.actor_engine import OnceEngine
 from actordbg.replay.selection import defaults_of
 
 if TYPE_CHECKING:
@@ -49,9 +43,10 @@ def step_of(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-class TrainEngine(ActorEngine):
+class TrainEngine(OnceEngine):
     """Runs micro-batches through a `TrainingSession`. `actordbg.replay.worker.Engine` documents each method."""
 
+    depth = 3
     tainted = False
     """After a failure in the middle of a step, the weights cannot be trusted."""
 
@@ -59,16 +54,11 @@ class TrainEngine(ActorEngine):
     _training: Training
     _done = 0
 
-    def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
-        super().__init__(folder, spec, rank)
-        self.root = folder.parents[2]  # of store/trainchecks/<id>/<cell>
-
     def open(self) -> dict[str, Any]:
         from actordbg.actor.backends.training import Training
         from actordbg.actor.training_session import TrainingSession
 
-        if read_results(self.folder):
-            raise StoreProblem("cannot resume mid-training: the weights are lost", hint="start a new check")
+        self.refuse_resumption("training")
         settings = json.loads(read_regular(self.folder / TRAINING))
         self._training = Training(**{**settings, "betas": (settings["betas"][0], settings["betas"][1])})
         self._done, self.tainted = 0, False
@@ -77,21 +67,7 @@ class TrainEngine(ActorEngine):
         self._session = self._resources.enter_context(contextlib.closing(session))
         return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by}
 
-    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Switch to another configuration and its initial weights in this process, which saves the imports."""
-        self._resources.close()
-        self.folder, self.spec = folder, spec
-        return self.open()
-
-    def run(
-        self,
-        item: ReplayInput,
-        loaded: Dump,
-        *,
-        recorded: bool,
-        on_law: Callable[[str], None] | None = None,
-        on_place: Callable[[str], None] | None = None,
-    ) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Dump, *, recorded: bool, **asked: Any) -> dict[str, Any]:
         self.tainted = True
         loss, seconds = self._session.micro_batch(loaded)
         self._done += 1
@@ -111,9 +87,6 @@ class TrainEngine(ActorEngine):
 
 
 if __name__ == "__main__":
-    from actordbg.replay.worker import main
+    from actordbg.replay.worker import run_worker
 
-    code = main(TrainEngine)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # like a replay worker
+    run_worker(TrainEngine)

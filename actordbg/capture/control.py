@@ -10,8 +10,7 @@ or that a newer actordbg wrote, also means off, with one warning, until a later 
 Limits are per recording process and actor instance (one model in one process), since ranks do not talk to each other,
 and count from the last `dump enable` (its `generation`).
 
-*Triggers* make a call worth keeping after it ran: `dump enable --on nan,exception,slow:3x`. `recorded_call` judges, and
-`docs/how-to/catch-a-failure.md` says what each one means.
+*Triggers* make a call worth keeping after it ran: `dump enable --on nan,exception,slow:3x`. `recorded_call` judges.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ step, temperature: every time, and cheap). Rank alone is not an identity: under 
 are two processes that both have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role.
 
 No environment variable is ever stored except three numbers (RANK, WORLD_SIZE, LOCAL_RANK), where torch.distributed does not
-know them. Nothing is imported for a fact. Reading the RNG state changes nothing and waits for nothing: 5,056 bytes of host
-memory for the CPU, and seed and offset (also host memory) for a CUDA device.
+know them. Nothing is imported for a fact. Reading the RNG state changes nothing, and waits for no device.
 """
 
 from __future__ import annotations
@@ -296,7 +295,7 @@ def _unstorable_tensor(tensor: torch.Tensor) -> str:
     """Return why this tensor cannot be stored; "" if it can."""
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         return f"a tensor subclass {type(tensor).__module__}.{type(tensor).__qualname__}"
-    if tensor.is_meta or not storable(tensor) or tensor.is_complex():
+    if tensor.is_meta or not storable(tensor.layout, tensor.dtype) or tensor.is_complex():
         return f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device.type}"
     return ""
 

@@ -219,9 +219,14 @@ class LossSlot:
         recorded: ids of the arguments, so that nothing is recorded twice.
         """
         engine, item = of.engine, of.item
-        shared = {f"loss.{name}": value for name, value in vars(loss).items() if name[0] != "_" and name != "training"}
-        shared = {name: value for name, value in shared.items() if not isinstance(value, torch.Tensor)}
-        own: dict[str, Any] = {"micro_steps": getattr(engine, "micro_steps", None)}
+        shared = {
+            "loss." + name: value
+            for name, value in vars(loss).items()
+            if name[0] != "_" and name != "training" and not isinstance(value, torch.Tensor)
+        }
+        tensors: dict[str, torch.Tensor] = {}
+        shared["settings"] = vars(loss).get("_settings", {})
+        own: dict[str, Any] = {"micro_steps": vars(engine).get("micro_steps"), **vars(loss).get("_own", {})}
         if item is not None and item.whole:  # the parts of its dump id
             own["forward"] = (item.own[1], item.number, item.pid, item.own[4])
         for holder, name, method in (
@@ -230,19 +235,21 @@ class LossSlot:
             (own, "boundary", "is_gradient_accumulation_boundary"),
             (own, "lr", "get_lr"),
         ):
-            if callable(read := getattr(engine, method, None)):
-                holder[name] = read()
+            if (read := getattr(type(engine), method, None)) is not None:  # a module's own attributes are looked up slowly
+                holder[name] = read(engine)
         if here.step is not None:
             trainer, experience, own["kl_ctl"], own["micro_batch"] = here.step
             widest = 1 if self._point.model else 2
             for name, value in vars(experience).items():
                 if isinstance(value, torch.Tensor) and value.dim() <= widest and id(value) not in recorded:
-                    own[name] = value
+                    tensors[CONTEXT + name] = value
             strategy = getattr(trainer, "strategy", None)
             shared["accumulation"] = getattr(strategy, "accumulated_gradient", None)
             shared["settings"] = self._points.settings_in(trainer, getattr(strategy, "args", None))
-        numbers = {CONTEXT + name: number(value, name) for name, value in own.items()}
-        return self._binder(shared), {name: tensor for name, tensor in numbers.items() if tensor is not None}
+        for name, value in own.items():
+            if value is not None and (tensor := number(value, name)) is not None:
+                tensors[CONTEXT + name] = tensor
+        return self._binder(shared), tensors
 
     def _binder(self, shared: dict[str, Any]) -> Binder:
         """Return the binder of calls with these constants: similar calls then share their kind, although constants are texts."""
@@ -280,9 +287,10 @@ def number(value: Any, name: str = "") -> torch.Tensor | None:
             held = here.numbers[name, kind] = array, torch.from_numpy(array)
         held[0][()] = value
         return held[1]
-    if not isinstance(value, (list, tuple)) or not all(isinstance(each, (int, float)) for each in value):
+    array = np.array(value)
+    if array.dtype.kind not in "bif":
         return None
-    return torch.tensor(value, dtype=torch.int64 if all(isinstance(each, int) for each in value) else torch.float64)
+    return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
 
 
 @dataclass(slots=True)
@@ -298,6 +306,13 @@ class Waiting:
 
 def _step_of(engine: Callable[[], Any]) -> Any:
     return getattr(engine(), "global_steps", None)
+
+
+def end_step(norm: Any) -> None:
+    """Hand over the loss that waits for the end of its step. norm: of the step's gradient, if it is a number or a tensor."""
+    if here.waiting is not None:
+        here.waiting.results["grad_norm"] = number(norm)
+    finish(here.waiting)
 
 
 def finish(waiting: Waiting | None, *, stepped: bool = False) -> None:

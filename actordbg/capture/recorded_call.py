@@ -127,6 +127,7 @@ class Layout:
     """Layout of tensors of these shapes and strides in an extent: `offsets` and `sizes` in bytes, from 0; `end`: total bytes.
 
     `described`: dimensions, shape, strides, offset, bytes of each. `pack_into` writes a call's `count` numbers. `shape`: (B, S).
+    `apart`: indices of tensors that are not contiguous, and of `sizes` 0.
     """
 
     described: tuple[int, ...]
@@ -134,7 +135,7 @@ class Layout:
     sizes: tuple[int, ...]
     end: int
     shape: tuple[int, int]
-    contiguous: bool
+    apart: tuple[int, ...]
     count: int
     pack_into: Callable[..., None]
 
@@ -149,9 +150,10 @@ class Layout:
             end += aligned(tensor.nbytes)
         shape = tensors[leading].shape if leading >= 0 else ()
         pair = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0]) if shape else (0, 0)
-        whole = all(tensor.is_contiguous() for tensor in tensors)
-        sizes, count = tuple(tensor.nbytes for tensor in tensors), OWN_NUMBERS + len(described)
-        return cls(tuple(described), tuple(offsets), sizes, end, pair, whole, count, struct.Struct(f"<{count}q").pack_into)
+        apart = tuple(at for at, tensor in enumerate(tensors) if not tensor.is_contiguous())
+        sizes = tuple(0 if at in apart else tensor.nbytes for at, tensor in enumerate(tensors))
+        count = OWN_NUMBERS + len(described)
+        return cls(tuple(described), tuple(offsets), sizes, end, pair, apart, count, struct.Struct(f"<{count}q").pack_into)
 
 
 @dataclass(slots=True, eq=False)

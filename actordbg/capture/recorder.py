@@ -144,13 +144,12 @@ class Recorder:
             if instance is None or instance.control is not control or instance.actor() is not actor:
                 instance = self.meet(actor, control)
             ledger = instance.ledger
-            limited = control.min_seq_len is not None
-            number, reason = ledger.open(control, _peek_seq_len(binder, args, kwargs) if limited else None)
+            seq_len = None if control.min_seq_len is None else _peek_seq_len(binder, args, kwargs)
+            number, reason = ledger.open(control, seq_len)
             counted, open_ = True, ledger if reason is None else None
             if reason is not None and not ring.keep and not control.triggers:
                 return None
-            item = Item(self.pid, ledger, control, ring, number, reason, OPEN if reason is None else SAMPLED)
-            open_ = item
+            open_ = item = Item(self.pid, ledger, control, ring, number, reason, OPEN if reason is None else SAMPLED)
             if LOSS in control.calls:  # a call that is kept longer costs the next one its release
                 self.last = item
             return self._hand_over(item) if self._copy(item, instance, actor, binder, args, kwargs) else None
@@ -195,8 +194,7 @@ class Recorder:
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Stop recording and write the queue. Returns whether the writer ended in time; unwritten calls stay in the ring."""
         self.closed, self.control, self._timeout = True, None, timeout
-        ends = (self._count_strays, self._end_writer, self._end_ring, self.notices.tell)
-        steps = (self._on_change, self.watch.stop, *ends)
+        steps = (self._on_change, self.watch.stop, self._count_strays, self._end_writer, self._end_ring, self.notices.tell)
         for step in steps:
             for _ in ("now", "once more"):  # the last chance to retry
                 try:
@@ -249,7 +247,7 @@ class Recorder:
             kwargs = kwargs | {RNG_PREFIX + name: state for name, state in facts.states(next(places, None)).items()}
         kind, layout, tensors, addresses = kind_of(item.ledger, instance, call, binder, args, kwargs)
         item.kind = kind
-        simple = layout.contiguous and len(addresses) == len(tensors)
+        simple = len(addresses) == len(tensors)
         device = None if simple else next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         item.device = device
         if device is not None and not self._copier.may_copy(tensors):
@@ -269,6 +267,9 @@ class Recorder:
             base = ring.arena.address + entry.data
             for address, offset, size in zip(addresses, layout.offsets, layout.sizes, strict=True):
                 memmove(base + offset, address, size)
+            for index in layout.apart:
+                tensor = tensors[index].detach().contiguous()
+                memmove(base + layout.offsets[index], tensor.data_ptr(), tensor.nbytes)
         elif device is None or item.nbytes:
             snapshot = self._copier.place(tensors, ring.arena, entry.data, layout.offsets)
             item.snapshot = snapshot if device is not None else None

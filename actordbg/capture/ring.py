@@ -6,11 +6,6 @@ unless the call is one of the last `keep`. So queued calls survive a kill withou
 The ring lies in shared memory (tmpfs) by default: storing into it never waits for a disk or a server, and it survives everything
 but the machine (or the container). `--recorder-dir store` uses `store/rings` instead.
 
-    Ring.create(...)           a file that others can read (`actordbg.formats.ringfile`), held by this process
-    Ring.private(...)          a ring without a file: for `--recorder-calls 0`, and where no file can be made
-    open, commit, leave        one call: allocate it; its copies are complete; it returned or raised
-    hold, release              the writer needs it; the writer is done with it
-
 All methods are thread-safe, and never wait for more than a few instructions of another thread.
 """
 
@@ -21,7 +16,6 @@ import mmap
 import os
 import struct
 import threading
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -38,6 +32,11 @@ CHUNK = 2**20
 """Memory is backed in multiples of this many bytes."""
 KEEP = 32 * 2**20
 """Backed bytes that are kept even if they are not needed."""
+
+
+def _chunks(nbytes: int) -> int:
+    """Return `nbytes`, rounded up to a multiple of CHUNK."""
+    return -(-nbytes // CHUNK) * CHUNK
 
 
 class Arena:
@@ -79,8 +78,7 @@ class Arena:
 
     def trim(self) -> None:
         """Release backed memory behind the last extent, beyond KEEP and the initially backed bytes."""
-        limit = max(self._last, self.first + self._keep)
-        limit = -(-limit // CHUNK) * CHUNK
+        limit = _chunks(max(self._last, self.first + self._keep))
         if limit < self.limit:
             old, self.limit = self.limit, limit
             self.memory.madvise(mmap.MADV_DONTNEED if self._grow is None else mmap.MADV_REMOVE, limit, old - limit)
@@ -91,17 +89,17 @@ class Arena:
 
     def _gap(self, nbytes: int) -> tuple[int, int] | None:
         """Return (index, offset) of the first gap of `nbytes`."""
-        place, offset = 0, self.first
-        for begin, end in (*self._extents, (self.limit, 0)):
+        offset = self.first
+        for place, (begin, end) in enumerate((*self._extents, (self.limit, 0))):
             if begin - offset >= nbytes:
                 return place, offset
-            place, offset = place + 1, end
+            offset = end
         return None
 
     def _back(self, nbytes: int) -> bool:
         """Back enough memory behind the last extent. Returns False if there is none."""
         last = self._last
-        limit = min(self.end, -(-(last + nbytes) // CHUNK) * CHUNK)
+        limit = min(self.end, _chunks(last + nbytes))
         if limit < last + nbytes or limit <= self.limit:
             return False
         if self._grow is not None:
@@ -168,11 +166,11 @@ class Ring:
         descriptor = ringfile.new_file(unfinished)
         try:
             ringfile.hold(descriptor)
-            size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
+            size = ringfile.DATA + _chunks(kept + queued)
             os.ftruncate(descriptor, size)
             shared = ringfile.in_shared_memory(folder)
             backed = ringfile.DATA + (CHUNK if shared else min(kept, size - ringfile.DATA))
-            backed = min(size, -(-backed // CHUNK) * CHUNK)
+            backed = min(size, _chunks(backed))
             ringfile.back(descriptor, shared, 0, backed)
             memory = ringfile.mapped(unfinished, size)
             ringfile.touch(memory, 0, backed)
@@ -202,7 +200,7 @@ class Ring:
     @classmethod
     def private(cls, kept: int, queued: int) -> Ring:
         """Create a ring without a file: it dies with the process."""
-        size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
+        size = ringfile.DATA + _chunks(kept + queued)
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         return cls(memory, Arena(memory, ringfile.DATA, ringfile.DATA + CHUNK, None), None, None, kept)
 
@@ -212,11 +210,6 @@ class Ring:
         with self._lock:
             self._settle()
             return sorted(self._running.values(), key=lambda entry: entry.sequence)
-
-    def seconds_in_oldest(self) -> float | None:
-        """Return how many seconds the oldest running call has taken; None if none runs. Its third number is its start, in ns."""
-        began = [struct.unpack_from("<q", self._memory, entry.offset + 16)[0] for entry in self.running[:1]]
-        return round((time.monotonic_ns() - began[0]) / 1e9, 3) if began else None
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Replace the header."""

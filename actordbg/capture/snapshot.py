@@ -224,8 +224,8 @@ def named_outputs(output: Any, returns: str | tuple[str, ...], logits: bool = Fa
         if type(values) is torch.Tensor and values.is_floating_point():
             with torch.no_grad():
                 outputs[LOGITS_SUM] = values.detach().sum(dtype=torch.float32)
-    tensors = {name: value for name, value in outputs.items() if type(value) is torch.Tensor}
-    return {OUTPUT_PREFIX + name: value for name, value in tensors.items() if storable(value) and not value.is_meta}
+    tensors = {OUTPUT_PREFIX + name: value for name, value in outputs.items() if type(value) is torch.Tensor}
+    return {name: value for name, value in tensors.items() if storable(value.layout, value.dtype) and not value.is_meta}
 
 
 def cost(tensors: Iterable[torch.Tensor]) -> int:
@@ -235,8 +235,8 @@ def cost(tensors: Iterable[torch.Tensor]) -> int:
 
 def span_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes from a tensor's first to its last element in storage."""
-    if tensor.numel() == 0:
-        return 0
+    if tensor.is_contiguous():
+        return tensor.nbytes
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return extent * tensor.element_size()
 

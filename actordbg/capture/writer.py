@@ -275,8 +275,9 @@ class Writer:
             error.__traceback__ = None
             failed = error
         if failed is not None:
-            self.kind = "thread: " + describe(failed)
+            self.kind = "thread"  # first: a process that was not understood is never asked again, whatever fails here
             self._end_scribe()
+            self.kind += ": " + describe(failed)
             for item in batch:  # the lost answer was for all of them: some may be published
                 path = self._store.dump_folder(item.ledger.identity.run, item.ledger.identity.rank) / f"{item.dump_id}{SUFFIX}"
                 if path.exists():

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from actordbg.base.errors import CatalogProblem, UnwritableCatalog
-from actordbg.formats.store_files import open_regular
+from actordbg.formats.store_files import file_system, open_regular
 
 if TYPE_CHECKING:
     from actordbg.catalog.statements import CatalogWriter
@@ -54,7 +54,7 @@ _CANNOT_WRITE = re.compile(r"attempt to write a readonly|unable to open|database
 _LOCKED = re.compile(r"database (table |schema )?is locked\Z")
 REBUILD = "run `actordbg index --rebuild` to rebuild the catalog from the store's files"
 """The hint for every unusable catalog."""
-_FOLDER = "move the folder away, or run `actordbg fsck --repair` to move it into quarantine/ and rebuild the catalog"
+_FOLDER = "move the folder away, or run `actordbg store fsck --repair` to move it into quarantine/ and rebuild the catalog"
 _WRITABLE = "make the catalog's folder writable, or copy the store and name the copy with --store DIR"
 _PARTS = ("-wal", "-shm", "-journal", "")
 """Suffixes of a catalog's files, the catalog itself last."""
@@ -280,19 +280,3 @@ def is_locked(message: str) -> bool:
 def journal_mode(path: Path) -> str:
     """Return the journal mode for the file system of `path`: "wal" on a local disk, "delete" on a network file system."""
     return "delete" if _NETWORK.match(file_system(path.parent)) else "wal"
-
-
-def file_system(folder: Path, mounts: str = "/proc/self/mounts") -> str:
-    """Return the type of the file system of `folder` ("ext4", "nfs4", "fuse.sshfs"); "" if unknown."""
-    try:
-        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    target, best, kind = os.path.realpath(folder), "", ""
-    for parts in (line.split(" ") for line in lines):
-        if len(parts) < 3:
-            continue
-        point = parts[1].replace("\\040", " ")
-        if len(point) >= len(best) and (target == point or target.startswith(point.rstrip("/") + "/")):
-            best, kind = point, parts[2]
-    return kind

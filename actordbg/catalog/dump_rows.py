@@ -5,8 +5,7 @@ into the columns and checks their types and ranges on the way, in C; every other
 Python's overhead per file exceeds the cost of the checks. If any record is irregular, the whole batch is rejected, and each
 record goes through the full check (`row_of`), which accepts it or says what is wrong. So the same rules apply to every row.
 
-All files are opened before the first is read. If the first ones come slowly, the kernel is told to prefetch the others in
-parallel.
+All files are opened before the first is read, and the kernel is told to read them in parallel.
 
 Example::
 
@@ -23,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from itertools import chain
-from time import perf_counter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -83,8 +81,6 @@ FIRST_READ = 2048
 """Bytes of the first read: most records are shorter, and the payload behind them is not needed."""
 _LONGEST = 16_384
 """Bytes of the longest record on the fast path, which caches the objects of records."""
-_TRIED, _COLD_S = 8, 30e-6
-"""Files that are read first, and the seconds per file that mean a cold disk: a file in memory takes 2 us."""
 _HEAD = struct.Struct("<4sI").unpack_from
 _CHECK = 9
 """Bytes after a record's line: a newline and the checksum."""
@@ -214,7 +210,9 @@ def _lines(prefix: str, names: Sequence[str]) -> tuple[list[bytes], list[int]]:
     try:
         for name in names:
             descriptors.append(open_regular(f"{prefix}{name}{SUFFIX}"))
-        heads = _heads(descriptors)
+        for descriptor in descriptors if hasattr(os, "posix_fadvise") else ():
+            os.posix_fadvise(descriptor, 0, FIRST_READ, os.POSIX_FADV_WILLNEED)
+        heads = [os.read(descriptor, FIRST_READ) for descriptor in descriptors]
         lines, checks = zip(*map(_parts, descriptors, heads), strict=True)
         sizes = [os.lseek(descriptor, 0, os.SEEK_END) for descriptor in descriptors]
     finally:
@@ -225,16 +223,6 @@ def _lines(prefix: str, names: Sequence[str]) -> tuple[list[bytes], list[int]]:
     if not whole or b"".join(checks) != b"\n" + sums.encode():
         raise ValueError(prefix)
     return list(lines), sizes
-
-
-def _heads(descriptors: Sequence[int]) -> list[bytes]:
-    """Read the first bytes of each of these files."""
-    start = perf_counter()
-    heads = [os.read(descriptor, FIRST_READ) for descriptor in descriptors[:_TRIED]]
-    if perf_counter() - start > _TRIED * _COLD_S and hasattr(os, "posix_fadvise"):
-        for descriptor in descriptors[_TRIED:]:
-            os.posix_fadvise(descriptor, 0, FIRST_READ, os.POSIX_FADV_WILLNEED)
-    return heads + [os.read(descriptor, FIRST_READ) for descriptor in descriptors[_TRIED:]]
 
 
 def _parts(descriptor: int, head: bytes) -> tuple[bytes, bytes]:

@@ -7,16 +7,14 @@ case: newer versions express it by an argument `negate` that a writer could over
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from actordbg.base.errors import UsageError, WhereError
-from actordbg.base.units import parse_size
+from actordbg.base.errors import WhereError
 from actordbg.catalog.tables import (
     BOOL,
     FUNCTIONS,
@@ -196,9 +194,9 @@ class ExpressionWriter:
         """Convert both sides of a comparison to one kind; WhereError if that is not possible."""
         if "null" in (left.kind, right.kind):
             raise refusal(f"{_sql(node)!r} is never true", "use `is null` or `is not null`")
-        for kind, brought in ((TIME, self._as_time), (BOOL, _as_flag), (NUMBER, _as_number)):
+        for kind, converted in ((TIME, self._as_time), (BOOL, _as_flag)):
             if kind in (left.kind, right.kind):
-                left, right = brought(left), brought(right)
+                left, right = converted(left), converted(right)
         if left.kind != right.kind:
             raise refusal(
                 f"{_sql(node)!r} compares a {left.kind} with a {right.kind}", "text goes in 'single quotes', numbers do not"
@@ -216,9 +214,6 @@ class ExpressionWriter:
         if part.kind != TEXT or not isinstance(part.literal, str):
             return part
         moment = parse_moment(part.literal)
-        if moment is None and (days := {"today": 0, "yesterday": 1}.get(part.literal.lower())) is not None:
-            midnight = self._now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
-            moment = midnight - timedelta(days=days)
         if moment is None:
             raise refusal(f"{shortened(part.literal)!r} is not a time", "write '2025-06-19', '2025-06-19 05:26' or now() - '2h'")
         return self._moment(moment)
@@ -298,15 +293,6 @@ def _as_flag(part: Part) -> Part:
     """Accept 0 and 1 for false and true."""
     if part.kind == NUMBER and part.literal in (0, 1):
         return Part(str(int(part.literal)), BOOL, [], literal=bool(part.literal))
-    return part
-
-
-def _as_number(part: Part) -> Part:
-    """Accept a text that is a number or a size ('0', '10MB') for that number."""
-    if part.kind == TEXT and isinstance(part.literal, str):
-        with contextlib.suppress(UsageError):
-            value = parse_size("--where", part.literal)
-            return Part("?", NUMBER, [value], literal=value)
     return part
 
 

@@ -137,8 +137,7 @@ def each_dump(
         source_sql, params = _source(box, condition, order)
         sql = f"SELECT d.dump_id FROM {source_sql} ORDER BY {ORDERS[order][1]} LIMIT ? OFFSET ?"
         ids = [dump_id for (dump_id,) in box.rows(sql, (*params, -1 if limit is None else limit, offset))]
-    for first in range(0, len(ids), _AT_ONCE):
-        some = ids[first : first + _AT_ONCE]
+    for some in _in_queries(ids):
         sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id IN ({','.join('?' * len(some))})"
         rows = {row.dump_id: row for row in _dump_rows(answers(catalog, sql, some))}
         yield from (rows[dump_id] for dump_id in some if dump_id in rows)
@@ -263,13 +262,15 @@ def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[Re
     Other commands start those, so users do not know them; and other users replay in a shared store. If this user has no replays,
     returns anybody's. With `typed`, a truth that was requested through `actordbg replay` counts too.
     """
-    catalog, rows = _catalog(source), []
-    for row in list_replays(catalog):
-        was_typed = typed and {"actordbg", "replay"} <= {*(row.command or "").split()}
-        if was_typed or not (row.config.get("oracle") or row.config.get("vary")):
-            rows.append(row)
-    typed_rows = (row for row in rows if not (row.command or "").startswith(_BY_OTHERS))
-    return [row for row in typed_rows if is_mine(catalog.store.replays / row.replay_id)] or rows
+    catalog = _catalog(source)
+    rows = [
+        row
+        for row in list_replays(catalog)
+        if not (row.config.get("oracle") or row.config.get("vary"))
+        or (typed and {"actordbg", "replay"} <= {*(row.command or "").split()})
+    ]
+    direct = (row for row in rows if not (row.command or "").startswith(_BY_OTHERS))
+    return [row for row in direct if is_mine(catalog.store.replays / row.replay_id)] or rows
 
 
 def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> ReplayRow | None:
@@ -298,7 +299,7 @@ def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
 def replay_named(source: Store | Catalog, name: str) -> str:
     """Return the id of the replay that a handle or a name means; any other text unchanged.
 
-    "last" and `@last` are the `newest_configuration`, `@1` is the newest that `actordbg replays` lists, `@2` the second newest.
+    "last" and `@last` are the `newest_configuration`, `@1` is the newest that `actordbg replay ls` lists, `@2` the second newest.
     A name (`--name`) means its newest replay. UsageError for a number beyond the list.
     """
     if name in (LAST, f"@{LAST}") and (newest := newest_configuration(source)):
@@ -309,7 +310,7 @@ def replay_named(source: Store | Catalog, name: str) -> str:
     if name[0] == "@":
         listed, number = list_own_replays(catalog), name[1:]
         if not (number.isdecimal() and number.isascii() and 1 <= int(number[:9]) <= len(listed)):
-            raise UsageError(f"no replay {name:.40}", hint=f"use @1 to @{len(listed)}; `actordbg replays` lists them")
+            raise UsageError(f"no replay {name:.40}", hint=f"use @1 to @{len(listed)}; `actordbg replay ls` lists them")
         return listed[int(number) - 1].replay_id
     rows = list_replays(catalog)
     if NAME.match(name) is None or any(row.replay_id.startswith(name) for row in rows):
@@ -358,8 +359,7 @@ def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[st
     """Return the autocast dtype ("torch.bfloat16") by dump id, for dumps that were recorded under autocast."""
     dtypes: dict[str, str] = {}
     catalog = _catalog(source)
-    for first in range(0, len(dump_ids), _AT_ONCE):
-        some = dump_ids[first : first + _AT_ONCE]
+    for some in _in_queries(dump_ids):
         named = f"d.dump_id IN ({','.join('?' * len(some))}) AND k.autocast_dtype IS NOT NULL"
         dtypes |= dict(answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
     return dtypes
@@ -368,13 +368,12 @@ def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[st
 def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:
     """Return a dump's path below the store: "dumps/ppo-1/rank0000/<dump_id>.safetensors.zst", or its place in its pack."""
     if not isinstance(rank, int) or "/" in dump_id or "/" in run or (pack and ("/.." in pack or pack[:6] != "packs/")):
-        raise CatalogProblem(
-            f"the catalog has a row of a dump outside the store: {dump_id!r:.80}",
-            hint=engine.REBUILD,
-        )
-    if pack is not None:
-        return packed_place(pack, dump_id)
-    return f"dumps/{run}/rank{rank:04d}/{dump_id}{SUFFIX}"
+        raise CatalogProblem(f"the catalog has a row of a dump outside the store: {dump_id!r:.80}", hint=engine.REBUILD)
+    return packed_place(pack, dump_id) if pack is not None else f"dumps/{run}/rank{rank:04d}/{dump_id}{SUFFIX}"
+
+
+def _in_queries(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[first : first + _AT_ONCE] for first in range(0, len(ids), _AT_ONCE))
 
 
 def _catalog(source: Store | Catalog) -> Catalog:

@@ -1,4 +1,4 @@
-"""Named selections as `--where` expressions: failed in the last replay, the slowest, the longest, a diverse sample.
+"""Named selections as `--where` expressions: failed in the last replay, the longest, a diverse sample.
 Also explains why a condition selects no dump: which of its parts selects nothing alone, and which values exist instead. And
 summarizes a store for `actordbg status`: its dumps, its replays, and how many failed last.
 
@@ -12,9 +12,8 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from actordbg.catalog.query import (
     Catalog,
@@ -29,9 +28,8 @@ from actordbg.catalog.query import (
     select_dumps,
     shown,
 )
-from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, from_micros, joins, shortened
+from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, joins, shortened
 from actordbg.catalog.where import all_of, compile_where, guarded, parts_of
-from actordbg.formats.record_reading import parse_timestamp
 
 FAILED = "status in ('failed', 'crashed', 'hung')"
 """Dumps that did not pass in their last replay."""
@@ -46,13 +44,6 @@ def longest(catalog: Catalog, where: str | None, count: int) -> str | None:
     """Select the `count` dumps with the largest seq_len; returns `where` if it selects none, for the message that says so."""
     rows = select_dumps(catalog, where, order="longest", limit=count)
     return named(rows) if rows else where
-
-
-def slowest(catalog: Catalog, where: str | None, count: int) -> str:
-    """Select the `count` dumps whose last forward took longest, without dumps that were never replayed."""
-    timed = joined(where, "forward_s is not null")
-    rows = sorted(select_dumps(catalog, timed), key=lambda row: (-(row.forward_s or 0.0), row.dump_id))[:count]
-    return named(rows) if rows else timed
 
 
 def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
@@ -141,37 +132,12 @@ def _held(catalog: Catalog, name: str) -> str:
     return f"{name} is {', '.join(values)}{', ...' if len(rows) > _SHOWN else ''}"
 
 
-QUIET_SECONDS = 10.0
-"""The newest step of a run is judged only after this many seconds without a call: before that, ranks may be in it."""
-
-
-@dataclass(frozen=True)
-class UnequalStep:
-    """A step of a run in which ranks made unequal numbers of calls: `calls` by rank. open: no rank has reached a later step."""
-
-    run: str
-    role: str | None
-    step: int
-    calls: dict[int, int]
-    open: bool
-    newest: str
-
-    @property
-    def in_words(self) -> str:
-        """The step in words: "run r, policy, step 7: rank 1 made 3; ranks 0, 2 made 4 calls"."""
-        ranks: dict[int, list[str]] = {}
-        for rank, count in self.calls.items():
-            ranks.setdefault(count, []).append(str(rank))
-        phrases = [f"rank{'s' * (len(who) > 1)} {', '.join(who)} made {count}" for count, who in sorted(ranks.items())]
-        return f"run {self.run}{f', {self.role}' if self.role else ''}, step {self.step}: {'; '.join(phrases)} calls"
-
-
 @dataclass(frozen=True)
 class Holdings:
     """Contents of a store. dumps: their number; in_packs: those that lie in packs. newest: UTC time of the newest dump.
     never_replayed, failed: dumps by their last result. damaged: unreadable files. replays: those of this user; other_replays:
     those that other commands started. last: id of the newest replay, with its status, inputs and passed inputs. trainers: dumps
-    of each trainer. unequal: the newest step of the newest run in which ranks made unequal numbers of calls.
+    of each trainer.
     """
 
     store: str
@@ -185,7 +151,6 @@ class Holdings:
     replays: int
     other_replays: int
     trainers: dict[str, int]
-    unequal: UnequalStep | None
     last: str | None
     last_status: str
     last_at: str | None
@@ -215,39 +180,9 @@ def holdings(catalog: Catalog) -> Holdings:
         replays=len(own),
         other_replays=len(list_replays(catalog)) - len(own),
         trainers=dict(answers(catalog, trainers)),
-        unequal=next(unequal_steps(catalog, newest[0].run), None) if newest else None,
         last=last.replay_id if last else None,
         last_status=last.status if last else "",
         last_at=last.created_at if last else None,
         last_inputs=last.inputs if last else 0,
         last_passed=last.passed if last else 0,
     )
-
-
-def unequal_steps(catalog: Catalog, run: str, now: datetime | None = None) -> Iterator[UnequalStep]:
-    """Yield steps of a run in which ranks made unequal numbers of recorded calls, the newest first.
-
-    The step in which recording began is left out, unless it is the first: ranks see the switch at different moments.
-    """
-    by_role: dict[str | None, dict[int, dict[int, int]]] = {}
-    newest: dict[tuple[str | None, int], str] = {}
-    sql = (
-        f"SELECT k.role, d.step, k.rank, count(*), max(d.timestamp) FROM dump AS d {CALLER}"
-        " WHERE k.run = ? AND d.step IS NOT NULL AND k.source = 'capture' GROUP BY k.role, d.step, k.rank"
-    )
-    for role, step, rank, count, latest in answers(catalog, sql, (run,)):
-        by_role.setdefault(role, {}).setdefault(step, {})[rank] = count
-        newest[role, step] = max(from_micros(latest), newest.get((role, step), ""))
-    for role, steps in by_role.items():
-        ranks = sorted({rank for counts in steps.values() for rank in counts})
-        first, last = min(steps), max(steps)
-        for step in sorted(steps, reverse=True):
-            calls = {rank: steps[step].get(rank, 0) for rank in ranks}
-            is_open, when = step == last, newest[role, step]
-            if len({*calls.values()}) == 1 or (step == first > 0) or (is_open and _age(when, now) < QUIET_SECONDS):
-                continue
-            yield UnequalStep(run, role, step, calls, is_open, when)
-
-
-def _age(when: str, now: datetime | None) -> float:
-    return ((now or datetime.now(timezone.utc)) - parse_timestamp(when)).total_seconds()

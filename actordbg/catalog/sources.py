@@ -97,10 +97,10 @@ class Source:
             known = self.known(reader)
             damaged = reader.execute("SELECT path FROM damaged_file WHERE folder = ?", (self.folder,)).fetchall()
         self._odd: dict[str, str] = {}
-        self._found = self.listed(self._odd)
-        self._gone = sorted({*known, *(self._file_of(path) for (path,) in damaged)} - self._found.keys())
+        self._there = self.listed(self._odd)
+        self._gone = sorted({*known, *(self._file_of(path) for (path,) in damaged)} - self._there.keys())
         self.changed = sorted(
-            path for path, stamp in self._found.items() if path not in known or known[path] != stamp or (stamp and stamp[1] < 0)
+            path for path, stamp in self._there.items() if path not in known or known[path] != stamp or (stamp and stamp[1] < 0)
         )
         return self
 
@@ -116,7 +116,7 @@ class Source:
             final = self.take_in(self.changed[first : first + self.at_once], on_read) and final
         with self._writing() as writer:
             known = self.known(writer.connection)  # including rows that another refresh wrote since `look`
-            gone = sorted({*self._gone, *known.keys() - self._found.keys()})
+            gone = sorted({*self._gone, *known.keys() - self._there.keys()})
             gone = [path for path in gone if path in self._odd or not os.path.lexists(self.store.root / path)]
             self.removed += self.remove(writer, gone)
             for path in gone:
@@ -151,7 +151,7 @@ class Source:
             added = 0 if rows is None else self.put(writer, path, rows)
             writer.put_damaged(self.folder, damaged)
             if final:
-                size, mtime_ns = self._found[path]
+                size, mtime_ns = self._there[path]
                 writer.put("read_file", [{"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns, "offset": 0}])
         self.added += added
         on_read(added)
@@ -160,7 +160,7 @@ class Source:
     def _file_of(self, path: str) -> str:
         """Return the file of a damaged path: `x.pack` for `x.pack#dump`. A file's own name may contain a #."""
         file, mark, _ = path.partition(f"{self.suffix}#")
-        return file + self.suffix if mark and path not in self._found else path
+        return file + self.suffix if mark and path not in self._there else path
 
     def _writing(self) -> Any:
         return engine.writing(self.store.catalog_path)
@@ -234,7 +234,7 @@ class Packs(Source):
     def begin(self, writer: CatalogWriter) -> None:
         """If a pack is gone, read all: another may hold its dumps. Forget the notes about the packs to read."""
         if self._gone:
-            self.changed = sorted(self._found)
+            self.changed = sorted(self._there)
         for path in (*self._gone, *self.changed):
             writer.forget_file(path)
 

@@ -12,11 +12,7 @@ every number, selects *every* row; here it is an error that suggests the likely 
 number of operators are limited before any recursive code reads the text. `Sandbox` runs the result.
 
 Times: `timestamp` compares with ISO texts ('2025-06-19', '2025-06-19 05:26', '2025-06-19T05:26:08Z', UTC unless they say
-otherwise), with 'today' and 'yesterday', and with `now()`, plus or minus a duration ('30m', '2h30m', '1d'). Unambiguous
-shorthands that are not SQL (`4k`, `10MB`, `last 2h`, `&&`) are expanded first::
-
-    seq_len > 4k && bytes > 10MB        seq_len > 4000 and bytes > 10000000
-    last 2h, last day                   timestamp > now() - '2h', timestamp > now() - '1d'
+otherwise), and with `now()`, plus or minus a duration ('30m', '2h30m', '1d').
 
 A missing value is unequal to everything: `status != 'passed'` and `status not in ('passed')` also select dumps that were never
 replayed.
@@ -50,7 +46,6 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import WhereError
-from actordbg.base.units import parse_size
 from actordbg.catalog import connections as engine
 from actordbg.catalog import tables
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter, check_nodes
@@ -77,15 +72,6 @@ MAX_SIMPLE = 20
 _AND = re.compile(r"\sand\s", re.IGNORECASE | re.ASCII)
 _COMPARED = re.compile(r"\s*([a-z]\w*)\s*([<>]=?|<>|!=|==?)\s*(?:(\d{1,15}(?:\.\d{1,9})?)|'([\w .:/+-]*)')\s*\Z", re.ASCII)
 _CLAUSE = re.compile(r"\b(order\s+by|limit)\b", re.IGNORECASE)
-_QUOTED = re.compile(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")")
-_DURATION = r"(?:\d{1,9}(?:\.\d{1,9})?[wdhms])+"
-_SHIFTED = re.compile(rf"(\bnow\s*\(\s*\)\s*[-+]\s*)({_DURATION})\b", re.IGNORECASE)
-_WORDS = {"week": "w", "day": "d", "hour": "h", "minute": "m", "min": "m", "second": "s"}
-_LAST = re.compile(
-    rf"\blast\s+(?:({_DURATION})\b|(?:(\d{{1,9}}(?:\.\d{{1,9}})?)\s*)?({'|'.join(_WORDS)})s?\b)(?!\s*[(=<>!])", re.IGNORECASE
-)
-_SIZE = re.compile(r"(?<![\w.'])(\d{1,19}(?:\.\d{1,9})?(?:k|[kmgt]i?b))\b", re.IGNORECASE)
-_ILIKE = re.compile(r"\bilike\b", re.IGNORECASE)
 _SIGNS = {"==": "=", "<>": "IS NOT", "!=": "IS NOT"}
 
 
@@ -110,7 +96,6 @@ class Condition:
 def compile_where(text: str, *, now: datetime | None = None) -> Condition:
     """Check and rewrite one expression. Raises WhereError, whose message names what is wrong. `now` is for tests."""
     _bound(text)
-    text = as_sql(text)
     return _simple(text) or _parsed(text, now)
 
 
@@ -195,7 +180,7 @@ def parts_of(text: str) -> list[str]:
 
     compile_where(text)
     with _silent_parser():
-        tree = _parse(as_sql(text))
+        tree = _parse(text)
         parts = tree.flatten() if isinstance(tree, exp.And) else [tree]
         return [part.sql(dialect="sqlite") for part in parts]
 
@@ -295,24 +280,6 @@ def _reason(error: Exception, text: str) -> str:
     if detail.get("highlight"):
         return f"at {shortened(str(detail['highlight']))!r}"
     return f"{shortened(text)!r} is not one SQL expression"
-
-
-def as_sql(text: str) -> str:
-    """Expand the shorthands of an expression. One pass over the text for each, no recursion."""
-    pieces = _QUOTED.split(text)
-    return "".join(piece if index % 2 else _written_out(piece) for index, piece in enumerate(pieces))
-
-
-def _written_out(piece: str) -> str:
-    piece = _ILIKE.sub("like", piece.replace("&&", " and "))  # which means the same in SQLite
-    piece = _SHIFTED.sub(r"\1'\2'", piece)
-    piece = _LAST.sub(_since, piece)
-    return _SIZE.sub(lambda match: str(parse_size("--where", match[1])), piece)
-
-
-def _since(match: re.Match[str]) -> str:
-    duration = match[1] or f"{match[2] or 1}{_WORDS[match[3].lower()]}"
-    return f"timestamp > now() - '{duration}'"
 
 
 TIME_LIMIT_S = 1.0

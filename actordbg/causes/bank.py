@@ -44,7 +44,7 @@ class Cause:
     own: from the model, the size at which nothing is wrong; None if this model cannot have this cause. sizes: to try, absolute;
     near: to try, times `own`. along: the scale, log or linear, in which a continuous size is fitted between these; "": the cause
     is there or not. laid: gets the attended tokens and the sampled ones, bool [B, S]. expected: healthy in rollouts. spreads:
-    log-probs' noise grows by own / size.
+    log-probs' noise grows by own / size. rounds: a run in bf16 does it, and is right.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Cause:
     along: str = ""
     expected: bool = False
     spreads: bool = False
+    rounds: bool = False
 
     def tried(self, own: float) -> list[float]:
         """Return the sizes to try beside a model's own, in order."""
@@ -222,13 +223,6 @@ def _narrow_head(model: Any, _size: float) -> Iterator[None]:
     hook = model.get_output_embeddings().register_forward_hook(narrow)
     yield
     hook.remove()
-
-
-def _wide_model(model: Any) -> float | None:
-    """Return 0 for a model whose weights are not bf16: in bf16 a bf16 head is right."""
-    head = model.get_output_embeddings()
-    narrow = head is None or bool((head.weight.bfloat16() == head.weight).all())
-    return None if narrow else 0.0
 
 
 def _window_of(model: Any) -> float | None:
@@ -442,21 +436,21 @@ BANK: tuple[Cause, ...] = (
         "the output head was computed in bf16",
         "compute lm_head in fp32 on both sides (vLLM: hf_overrides head_dtype)",
         "vLLM PR#48390",
-        _wide_model, planted=_narrow_head, sizes=(1,),
+        lambda model: None if model.get_output_embeddings() is None else 0.0, planted=_narrow_head, sizes=(1,), rounds=True,
     ),
     Cause(
         "logits in bf16", "precision",
         "the log-softmax was taken of logits in bf16",
         "convert the logits to fp32 before the log-softmax, and keep autocast off there",
         "",
-        _wide_model, closed=_rounded_logits, sizes=(1,),
+        _nothing, closed=_rounded_logits, sizes=(1,), rounds=True,
     ),
     Cause(
         "log-probs in bf16", "precision",
         "log-probs were rounded to bf16",
         "keep log-probs in fp32: a difference of two of them is the ratio's logarithm",
         "",
-        _wide_model, closed=_rounded_scores, sizes=(1,),
+        _nothing, closed=_rounded_scores, sizes=(1,), rounds=True,
     ),
     Cause(
         "sliding window", "attention",

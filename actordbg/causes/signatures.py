@@ -27,9 +27,9 @@ Rows = Callable[[Mapping[str, Closed]], Mapping[str, Tensor]]
 """Runs the truth's rows: given closed causes by name, returns log-probs [B, A] or [B, S-1] of each, and of the forward ("")."""
 
 
-def owns(model: Any) -> dict[str, float]:
-    """Return, by name, the size at which nothing is wrong, of every cause that this model can have."""
-    signatures = {cause.name: cause.own(model) for cause in BANK}
+def owns(model: Any, dtype: torch.dtype) -> dict[str, float]:
+    """Return, by name, the size at which nothing is wrong, of every cause that this model can have in a run in `dtype`."""
+    signatures = {cause.name: cause.own(model) for cause in BANK if not (cause.rounds and dtype is torch.bfloat16)}
     return {name: own for name, own in signatures.items() if own is not None}
 
 
@@ -42,7 +42,7 @@ def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows, arranged: A
 
     dtype: the run's, in which draws round. ALL includes the draws.
     """
-    own = owns(model)
+    own = owns(model, dtype)
     if wanted == ALL:
         asked = [(name, size) for name in own for size in BY_NAME[name].tried(own[name])]
     else:

@@ -93,8 +93,8 @@ def _import_bundle(store: Store, paths: Sequence[str]) -> None:
         path = download(paths[0], Path(folder)) if paths[0].startswith(HUB) else Path(paths[0])
         summary = open_bundle(store, path)
     if not as_json(vars(summary) | {"store": store.root, "path": paths[0]}):
-        counts = (plural(summary.dumps, "dump"), plural(summary.replays, "replay"), plural(summary.comparisons, "comparison"))
-        say(f"imported {', '.join(counts)}; {plural(summary.present, 'file')} already there")
+        there = f"; {plural(summary.present, 'file')} already there" * bool(summary.present)
+        say(f"imported {summary.contents}{there}")
         say_next("actordbg check")
 
 

@@ -81,7 +81,7 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
 def columns() -> None:
     """List the columns, functions and operators of --where.
 
-    Compares only values of the same kind. Also accepts shorthands that are not SQL (4k, 10MB, last 2h, 'yesterday', &&).
+    Compares only values of the same kind.
 
     Example: actordbg dump columns
     """

@@ -17,8 +17,9 @@ from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.output import human_bytes, note, plural, say, say_next, say_wrapped, table
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.record_reading import parse_timestamp
-from actordbg.formats.recording_reading import Books, RingFile, read_counters, read_ring
+from actordbg.formats.recording_reading import Books, RingFile, read_ring
 from actordbg.formats.ringfile import IN_FLIGHT
+from actordbg.records.run_files import read_counters
 from actordbg.store.layout import Store
 
 LONG_CALL_SECONDS = 60.0

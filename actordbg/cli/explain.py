@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from typing import Literal
 
 import typer
 
 from actordbg.cli.options import ConfirmOption, TrustRemoteCode, option, stored, take_consent
-
-
-class OtherSide(str, Enum):
-    """Sides that a run can be explained against."""
-
-    ROLLOUT = "rollout"
 
 
 def explain(
@@ -23,8 +17,8 @@ def explain(
         help="The replay to explain: an id, a name, `@1` or `last`.",
         autocompletion=stored("replay"),
     ),
-    against: OtherSide | None = option(
-        None, "Say which side is wrong: rollout, the engine's recorded log-probs (needs `dump enable --calls forward,loss`)."
+    against: Literal["rollout"] | None = option(
+        None, "Say which side is wrong, the run or the engine's recorded log-probs (needs `dump enable --calls forward,loss`)."
     ),
     other_model: list[str] = option(
         [],
@@ -49,5 +43,4 @@ def explain(
 
     take_consent(trust_remote_code)
     store = opened(ctx, yes=yes)
-    side = None if against is None else against.value
-    conclude(store, store.explain(replay, against=side, other_models=other_model))
+    conclude(store, store.explain(replay, against=against, other_models=other_model))

@@ -111,7 +111,7 @@ def fsck(
 
     Exit code: 1 if damage or leftovers remain; notes do not count.
 
-    Example: actordbg fsck --repair
+    Example: actordbg store fsck --repair
     """
     from actordbg.dumps.finding import NOTE
     from actordbg.dumps.repairing import repair as repair_store
@@ -166,5 +166,5 @@ def _say_found(answer: dict[str, Any]) -> None:
     how = "every byte" if answer["deep"] else "headers and records"
     say(f"{answer['store']}: {how} checked: {', '.join(totals) if findings else 'no problems'}", sums_up=True)
     if not answer["repaired"] and any(row["repair"] for row in findings):
-        say_next("actordbg fsck --repair")
+        say_next("actordbg store fsck --repair")
         note("nothing was changed; pass --repair to repair what can be repaired, without losing data")

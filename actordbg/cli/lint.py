@@ -23,7 +23,7 @@ def lint(
 
     Exit code: 1 if a law fails or nothing could be checked; 5 if no dump was selected.
 
-    Example: actordbg lint --where "last 2h"
+    Example: actordbg lint --where "timestamp > now() - '2h'"
     """
     from actordbg.cli.terminal import conclude, opened
 

@@ -275,7 +275,7 @@ def say_error(error: ActordbgError) -> None:
 def say_usage(error: Any) -> None:
     """Print click's error about a command line, with the quoted words cleaned."""
     if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
-        error.message = in_line(error.message)
+        error.message = in_line(error.message).replace("Value error, ", "")  # pydantic's words
     if near := getattr(error, "possibilities", None):
         error.message, error.possibilities = f"{error.message}. Did you mean {near[0]!r}?", None
     error.show()
@@ -371,13 +371,14 @@ def say_answer(answer: CommandResult, written: Path | None = None) -> None:
 
     written: the page, if it has been written already; text names it.
     """
-    write_files(answer.record, answer.page or answer.blocks)
+    write_files(answer.record, answer.on_page)
     if wanted.json:
         emit_json(answer.record)
     elif wanted.format == "md":
         say_lines(answer.to_markdown())
     else:
-        say_lines(str(answer))
+        first, line_break, rest = str(answer).partition("\n")
+        say_lines(_wrapped(first, sys.stdout, "") + line_break + rest)
         if written is not None:
             say(f"page: {written}")
     if wanted.opened:

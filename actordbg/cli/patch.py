@@ -105,8 +105,7 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None)
     """Show patch, recording, dump and replay status.
 
     Prints the interpreter, the OpenRLHF version and the store that the hook writes to; then what this store holds, the last
-    replay, failures, and what to do about them. Also prints the step of the newest run, even a running one, in which ranks made
-    unequal numbers of calls.
+    replay, failures, and what to do about them.
 
     Example: actordbg status --json
     """
@@ -167,19 +166,13 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
     )
     if len(held.trainers) > 1:
         yield "trainers", ", ".join(f"{name} {count:,}" for name, count in held.trainers.items())
-    if held.unequal:
-        since = f", no call for {ago(held.unequal.newest).removesuffix(' ago')}" if held.unequal.open else ""
-        yield (
-            "ranks",
-            f"{held.unequal.in_words}{since}: ranks that compute together hang if a rank skips a call",
-        )
     loose = held.dumps - held.in_packs
     if loose >= 100:
         yield "unpacked", f"{plural(loose, 'dump')}: `actordbg dump pack` makes them much smaller"
     if held.damaged:
-        yield "damaged", f"{plural(held.damaged, 'file')}: `actordbg fsck` lists each"
+        yield "damaged", f"{plural(held.damaged, 'file')}: `actordbg store fsck` lists each"
     others = f", and {held.other_replays:,} that other commands ran" if held.other_replays else ""
-    yield "replays", f"{held.replays:,}{others}" + (": `actordbg replays`" if held.replays else "")
+    yield "replays", f"{held.replays:,}{others}" + (": `actordbg replay ls`" if held.replays else "")
     if held.last:
         ended = "" if held.last_status == "complete" else f", {held.last_status}: `actordbg replay --resume {held.last}`"
         yield "last", f"{held.last}, {ago(held.last_at or '')}, {held.last_passed} of {held.last_inputs} passed{ended}"

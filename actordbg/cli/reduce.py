@@ -88,8 +88,8 @@ def bundle(
     where: Where = None,
     out: Path = option(Path("bundle.tar.zst"), "The archive to write.", "--out", "-o", metavar="FILE", rank=1),
     redact: bool = option(False, "Permute token ids; keep padding and special tokens. Dumps only.", "--redact", rank=2),
-    keep_ids: str = option("", "With --redact, also keep these ids.", metavar="ID,...", rank=3),
-    model: str = option("", "With --redact, the model whose special tokens are kept.", metavar="NAME|PATH", rank=4),
+    keep_ids: str | None = option(None, "With --redact, also keep these ids.", metavar="ID,...", rank=3),
+    model: str | None = option(None, "With --redact, the model whose special tokens are kept.", metavar="NAME|PATH", rank=4),
     to: str | None = option(None, "Upload it: hf://datasets/OWNER/NAME, private.", metavar="URL", rank=5),
     public: bool = option(False, "With --to, allow a repository that is public already.", "--public", rank=6),
 ) -> None:
@@ -108,11 +108,11 @@ def bundle(
     if (keep_ids or model) and not redact:
         raise UsageError("--keep-ids and --model are for --redact", hint="add --redact")
     try:
-        keep = {int(word) for word in keep_ids.split(",") if word}
+        keep = {int(word) for word in (keep_ids or "").split(",") if word}
     except ValueError:
         raise UsageError(f"--keep-ids {keep_ids!r:.80} are not numbers", hint="use ids, such as 0,1,2") from None
     store = opened(ctx)
     conclude(
         store,
-        store.bundle(*(names or []), where=where, out=out, redact=redact, keep_ids=keep, model=model, to=to, public=public),
+        store.bundle(*(names or []), where=where, out=out, redact=redact, keep_ids=keep, model=model or "", to=to, public=public),
     )

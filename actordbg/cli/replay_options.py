@@ -44,7 +44,6 @@ class ChosenInputs:
     shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", hidden=True)
     failed: bool = option_field(False, "Only dumps that did not pass last time.", "--failed", "--lf", rank=2)
     longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, rank=30)
-    slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, rank=30)
     diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, rank=18)
     random_seed: int = option_field(42, "Seed of the shuffle.", rank=30)
 
@@ -60,7 +59,7 @@ class ChosenInputs:
         """The selection."""
         from actordbg.api.planning import DumpSelection
 
-        presets = {name: getattr(self, name) for name in ("failed", "longest", "slowest", "diverse")}
+        presets = {name: getattr(self, name) for name in ("failed", "longest", "diverse")}
         return DumpSelection(self.where, tuple(self.input_file or ()), self.ordered, self.max_inputs, self.random_seed, **presets)
 
 

@@ -88,7 +88,7 @@ def replays(
 
     Exit code: 5 if there are no replays.
 
-    Example: actordbg replays --limit 5
+    Example: actordbg replay ls --limit 5
     """
     from actordbg.cli.terminal import opened
 

@@ -18,18 +18,17 @@ import contextlib
 import fcntl
 import importlib.util
 import os
-import platform
 import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem
 from actordbg.base.processes import GONE, ZOMBIE, state_of, wait_for_any, wait_status_of
 from actordbg.cluster.node_store import NodeStore, Parcel, disk_problems
+from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.debug import editor
 from actordbg.formats.store_files import read_regular
@@ -50,13 +49,7 @@ _SIOCGIFADDR = 0x8915
 
 def versions_here() -> dict[str, str]:
     """Return the versions of this machine's packages, "none" for a missing package. Imports none of them."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "none"
-    return versions
+    return dict.fromkeys(PACKAGES, "none") | installed_versions(PACKAGES)
 
 
 def interface_of(address: str) -> str | None:

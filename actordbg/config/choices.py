@@ -32,7 +32,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,16 +101,14 @@ def are_elsewhere() -> bool:
     return _elsewhere.get() is not None
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the versions of python and of the installed packages that a replay's result depends on."""
+def installed_versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
+    """Return the versions of python and of those of these packages that are installed, usually those that decide a result."""
     import importlib.metadata  # it imports the parsers of e-mail
 
     versions = {"python": ".".join(str(part) for part in sys.version_info[:3])}
-    for name in _PACKAGES:
-        try:
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 

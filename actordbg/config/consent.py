@@ -20,6 +20,7 @@ import shlex
 from importlib import import_module
 
 from actordbg.base.errors import UsageError
+from actordbg.base.foreign_text import in_shell
 
 FLAG = "--trust-remote-code"
 NEEDED = f"needs {FLAG}: the model brings code of its own"
@@ -41,6 +42,12 @@ def words_of(command: str) -> tuple[list[str], str]:
     except ValueError:  # a quotation that does not end
         return [], ""
     return (words, mark) if words[:1] == ["actordbg"] else ([], "")
+
+
+def typed_again(command: str | None) -> str:
+    """Quote a stored command line, to be read and pasted; "" if it has none of actordbg."""
+    words, mark = words_of(command or "")
+    return " ".join(map(in_shell, words)) + mark
 
 
 def give(model: str = _ANY) -> None:

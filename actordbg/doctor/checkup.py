@@ -39,6 +39,7 @@ from actordbg.config.sources import find_file, from_environment
 from actordbg.doctor import import_probe as probe
 from actordbg.doctor import python_environment as environment
 from actordbg.doctor.python_environment import PIP, Check, Ended, Versions, bad, ok, run, warn
+from actordbg.formats.store_files import file_system
 from actordbg.install.patch_target import find_target
 from actordbg.install.patching import inspect_target
 from actordbg.install.trailer import State
@@ -277,7 +278,7 @@ def _store(store: Store) -> Check:
     if mode & PRIVATE:
         detail = f"{store.root} has mode {mode & 0o777:o}: other users can read the dumps"
         return warn("store", detail, f"chmod 700 {in_shell(str(store.root))}")
-    kind = engine.file_system(store.root)
+    kind = file_system(store.root)
     return ok("store", f"{store.root}, format 1" + (f", on {kind}" if kind else ""))
 
 

@@ -16,14 +16,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
 from typing import Literal, TypeAlias
 
 import actordbg
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.base.units import release
+from actordbg.config.choices import installed_versions
 from actordbg.trainers.fitting import Fit, fits
 from actordbg.trainers.trainer import TRAINER
 
@@ -148,11 +147,8 @@ def requirement(module: str) -> str:
 
 def installed() -> dict[str, str | None]:
     """Return the versions of all distributions that checks are about; None for what is not installed."""
-    versions: dict[str, str | None] = dict.fromkeys((*KNOWN_GOOD, *OTHERS))
-    for name in versions:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version_of(name)
-    return versions
+    names = (*KNOWN_GOOD, *OTHERS)
+    return dict.fromkeys(names) | installed_versions(names)
 
 
 def check(versions: Versions) -> Iterator[Check]:

@@ -32,13 +32,19 @@ from actordbg.document.blocks import Block, Heading, as_data
 @dataclass(frozen=True, eq=False, repr=False)
 class CommandResult(Mapping[str, Any]):
     """The result of a command. ok: its exit code would be 0. data: what its JSON has beside the verdict. page: all blocks of its
-    page, if that has more than the text; `blocks` are those of the text.
+    page, if that has more than the text; `blocks` are those of the text. title: heading of the page, if its blocks have none.
     """
 
     ok: bool
     data: Mapping[str, Any]
     blocks: Sequence[Block]
     page: Sequence[Block] = ()
+    title: str = ""
+
+    @property
+    def on_page(self) -> list[Block]:
+        """The blocks of its page."""
+        return [*([Heading(self.title, 1)] if self.title else []), *(self.page or self.blocks)]
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -58,7 +64,7 @@ class CommandResult(Mapping[str, Any]):
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, with what was not checked. Options are named as Python arguments."""
-        return _in_python(str(self.get("sentence", "")))
+        return in_python(str(self.get("sentence", "")))
 
     @property
     def figures(self) -> dict[str, str]:
@@ -68,7 +74,7 @@ class CommandResult(Mapping[str, Any]):
     @property
     def not_checked(self) -> tuple[str, ...]:
         """Everything that the verdict does not cover."""
-        return tuple(map(_in_python, self.get("not_checked", ())))
+        return tuple(map(in_python, self.get("not_checked", ())))
 
     @property
     def next(self) -> str:
@@ -84,7 +90,7 @@ class CommandResult(Mapping[str, Any]):
         """Return the self-contained HTML page."""
         from actordbg.document.page import as_html
 
-        return as_html(self.page or self.blocks)
+        return as_html(self.on_page)
 
     def to_markdown(self) -> str:
         """Return the text as Markdown."""
@@ -96,7 +102,7 @@ class CommandResult(Mapping[str, Any]):
         """Return the page's first screen, which a notebook shows: everything before the second section."""
         from actordbg.document.page import as_fragment
 
-        blocks = list(self.page or self.blocks)
+        blocks = self.on_page
         return as_fragment([*blocks[:1], *takewhile(lambda block: not isinstance(block, Heading), blocks[1:])])
 
     def __str__(self) -> str:
@@ -139,7 +145,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _in_python(text: str) -> str:
+def in_python(text: str) -> str:
     """Replace options in parentheses by the arguments that the Python functions have: (--backward) by (backward=True)."""
 
     def argument(found: re.Match[str]) -> str:

@@ -58,7 +58,7 @@ _ICONS = {"good": "2a9d6f", "bad": "d1495b", "part": "d99a1c", "none": "8d99a6"}
 def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms: bool = False) -> str:
     """Render a page. above, below: trusted HTML around the document (`actordbg ui`). forms: allow forms sent to its server."""
     document = list(blocks)
-    heading = next((block for block in document if isinstance(block, Heading)), Heading("actordbg", 1))
+    heading = next((block for block in document if isinstance(block, Heading) and block.level == 1), Heading("actordbg", 1))
     verdict = verdict_in(document)
     style = asset("page.css")
     scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in document)), asset("page.js")]
@@ -113,7 +113,6 @@ def _icon(tone: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
 
 
-SUFFIXES = (".svg", ".png", ".pdf")
 WIDTH = 760
 """Width of a saved chart, in pixels."""
 
@@ -160,7 +159,9 @@ def save(charts: Sequence[Chart], path: Path) -> bool:
 
 
 _CODE = re.compile("`([^`\n]+)`")
-_FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
+_LABEL = r"[A-Za-z][A-Za-z'|`()-]*(?: [A-Za-z'|`()-]+){0,2}"
+_FACT = re.compile(rf"^({_LABEL}(?:, {_LABEL})*): +(?=\S)")
+"""A label of at most three words, or several of them: what a sentence has before its colon is longer."""
 _COMMANDS = ("command", "repeat")
 """Facts and columns whose text is a command."""
 Folded = frozenset({"Logs", "Legend", "Loaded"})

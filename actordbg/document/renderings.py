@@ -44,7 +44,7 @@ def as_text(blocks: Sequence[Block]) -> str:
 def _text_block(block: Block) -> str:
     match block:
         case Heading(title, level):
-            text = _running(title)
+            text = wrap(_running(title))
             rule = f"{('=' if level == 1 else '-') * min(len(text), WIDTH)}\n" if level < 3 else ""
             return f"{text}\n{rule}"
         case Paragraph(text):
@@ -78,21 +78,26 @@ def wrap(text: str, first: str = "", rest: str = "") -> str:
 def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = False, indent: str = "  ") -> str:
     """Render a table of at most `width` columns, with its heading underlined.
 
-    To fit, gaps narrow to one space, then text columns are cut in the middle, or with `fold` wrapped. `tight`: narrow gaps, no
-    underline.
+    To fit, headings take several lines, then gaps narrow to one space, then text columns are cut in the middle, or with `fold`
+    wrapped. `tight`: narrow gaps, no underline.
     """
     lines = [tuple(in_line(with_handles(text)) for text in line) for line in (table.columns, *table.rows)]
-    widths = [max(len(line[i].strip()) for line in lines) for i in range(len(table.columns))]
-    room = width - len(indent)
-    gap = 1 if tight or sum(widths) + 2 * (len(widths) - 1) > room else 2
-    excess = sum(widths) + gap * (len(widths) - 1) - room
+    sizes = [[len(text.strip()) for text in line] for line in lines]
+    widths, room, gaps = [*map(max, zip(*sizes, strict=True))], width - len(indent), len(table.columns) - 1
+    sizes[0] = [max(map(len, text.split()), default=0) for text in lines[0]]
+    folded = [*map(max, zip(*sizes, strict=True))]
+    while sum(widths) + 2 * gaps > room and widths != folded:
+        first = max(range(len(widths)), key=lambda i: widths[i] - folded[i])
+        widths[first] = folded[first]
+    gap = 1 if tight or sum(widths) + 2 * gaps > room else 2
+    excess = sum(widths) + gap * gaps - room
     while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > _LEAST]):
         first = max(wide, key=lambda i: widths[i]) if fold else wide[0]
         cut = 1 if fold else min(excess, widths[first] - _LEAST)
         widths[first] -= cut
         excess -= cut
-    rule = [] if tight else ["-" * (sum(widths) + gap * (len(widths) - 1))]
-    head, *rows = (_line(line, table, widths, gap, fold) for line in lines)
+    rule = [] if tight else ["-" * (sum(widths) + gap * gaps)]
+    head, *rows = (_line(line, table, widths, gap, fold or line is lines[0]) for line in lines)
     return "\n".join(f"{indent}{text}".rstrip() for text in (*head, *rule, *(text for row in rows for text in row)))
 
 

@@ -42,7 +42,7 @@ def quantity(name: str, title: str, *, zero: bool = True, **more: Any) -> Spec:
 
 def small(most: float) -> Spec:
     """Return the format of an axis or a legend whose figures are at most `most`: with an exponent for small figures."""
-    return {"format": "~e"} if 0 < most < 1e-3 else {"format": "~g"}
+    return {"format": "~e"} if 0 < most < 1e-3 else {"format": "~r"}
 
 
 def names(name: str, title: str | None, **more: Any) -> Spec:

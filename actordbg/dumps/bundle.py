@@ -39,6 +39,7 @@ from actordbg.base.errors import (
     require_package,
 )  # fmt: skip
 from actordbg.base.owners import origin_file
+from actordbg.base.units import plural
 from actordbg.dumps.redaction import Redaction
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX
@@ -69,7 +70,9 @@ _MEMBER = re.compile(
 
 @dataclass(frozen=True)
 class BundleSummary:
-    """What was packed or imported. present: files that the store had already. size: of the archive, bytes."""
+    """What was packed or imported. present: files that the store had, which no other
+    figure counts. size: of the archive, bytes.
+    """
 
     path: Path
     dumps: int
@@ -78,6 +81,12 @@ class BundleSummary:
     present: int = 0
     size: int = 0
     redacted: bool = False
+
+    @property
+    def contents(self) -> str:
+        """Return the numbers of what it has, in words."""
+        named = ((self.dumps, "dump"), (self.replays, "replay"), (self.comparisons, "comparison"))
+        return ", ".join(plural(count, word) for count, word in named if count) or "nothing"
 
 
 def pack_bundle(
@@ -204,7 +213,7 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
         for target in written:
             target.unlink(missing_ok=True)
         raise StoreProblem(f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store") from None
-    return replace(_counted(path, files), present=len(files) - len(new), size=path.stat().st_size)
+    return replace(_counted(path, new), present=len(files) - len(new), size=path.stat().st_size)
 
 
 def _check_replays(files: Collection[str], new: Collection[str]) -> None:

@@ -31,17 +31,18 @@ from actordbg.dumps import verify
 from actordbg.dumps.finding import Finding, unusable
 from actordbg.dumps.recover import is_forsaken
 from actordbg.formats.dumpfile import DEFAULT_CAP, payload_entries
-from actordbg.formats.recording_reading import read_counters, read_ring
+from actordbg.formats.recording_reading import read_ring
 from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
-from actordbg.formats.turn_record import TURNS, read_trajectory
-from actordbg.formats.weight_hashes import WEIGHTS, read_weights
-from actordbg.formats.weight_syncs import SYNCS, read_sync
+from actordbg.formats.turn_record import TURNS
+from actordbg.formats.weight_hashes import WEIGHTS
+from actordbg.formats.weight_syncs import SYNCS
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixRecord
 from actordbg.records.memory_record import MemoryRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec
+from actordbg.records.run_files import read_counters, read_sync, read_trajectory, read_weights
 from actordbg.store.layout import UNPRINTABLE, Store, known_regular
 
 _FILES = re.compile(

@@ -13,6 +13,7 @@ Example::
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -22,10 +23,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from actordbg.base.errors import EnvironmentProblem, LaunchProblem
-from actordbg.dumps.decode import LegacyDump
-from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY, MAX_ANSWER, answer_to_dump
-from actordbg.dumps.pickle_machine import unsafe
+import msgspec
+
+from actordbg.base.errors import CorruptDump, EnvironmentProblem, LaunchProblem, UnsafeInput
+from actordbg.dumps.decode import (
+    DTYPES,
+    KEYS,
+    MAX_RANK,
+    TENSORS,
+    LegacyDump,
+    check_shapes,
+    check_tensor,
+    checked_argument,
+    parse_stamp,
+)
+from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY, MAX_ANSWER
+from actordbg.dumps.pickle_machine import corrupt, unsafe
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -114,6 +127,34 @@ class LegacyReader:
             self._child = None
             raise LaunchProblem(f"the decoding process did not start (status {_end(child)})", hint=hint)
         return child
+
+
+_ERRORS = {UnsafeInput.code: unsafe, CorruptDump.code: corrupt}
+
+
+def answer_to_dump(answer: bytes, size: int) -> LegacyDump:
+    """Return the dump that an answer about a file of `size` bytes describes, with everything checked again.
+
+    Raises the error that the child reported, or UnsafeInput if no sound child gives such an answer.
+    """
+    try:
+        data = json.loads(answer)
+        if "error" in data:
+            raise _ERRORS[data["error"]](str(data["message"]))
+        dump = msgspec.convert(data["ok"], LegacyDump)
+        known = dump.tensors.keys() <= {*TENSORS} and dump.arguments.keys() <= KEYS
+        if not known or not 0 <= dump.rank < MAX_RANK or parse_stamp(dump.stamp) != dump.timestamp:
+            raise ValueError(dump.stamp)
+        for key, tensor in dump.tensors.items():
+            if (tensor.dtype, tensor.itemsize) not in DTYPES.values():
+                raise ValueError(key)
+            check_tensor(key, tensor, size)
+        for key, value in dump.arguments.items():
+            checked_argument(key, value)
+        check_shapes(dump)
+        return dump
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise unsafe("the decoding process sent an invalid answer") from None
 
 
 def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float) -> bytes:

@@ -33,7 +33,7 @@ from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.decode import LegacyDump, parse_stamp
 from actordbg.dumps.pickle_machine import corrupt
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id
-from actordbg.store.layout import Store
+from actordbg.store.layout import Store, require_run_name
 from actordbg.store.places import dump_id_of, places_of
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def import_paths(
     store cannot be written, LaunchProblem when no decoding process starts. Bad pickles raise nothing: they are in the
     summary's `refused`.
     """
-    if run is not None and not is_plain_name(run):
-        raise UsageError(f"{run!r:.80} cannot name a run", hint="use letters, digits and ._+- only")
+    require_run_name(run)
     files = find_pickles(paths)
     if store.exists():
         store.require()

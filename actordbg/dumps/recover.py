@@ -32,7 +32,7 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.encoding import record_of, serialize, tensors_in
 from actordbg.formats.record_reading import parse_record
-from actordbg.formats.recording_reading import RingFile, RingSlot, read_counters, read_ring
+from actordbg.formats.recording_reading import RingFile, RingSlot, read_ring
 from actordbg.formats.ringfile import (
     COUNTERS_FORMAT,
     DONE,
@@ -46,6 +46,7 @@ from actordbg.formats.ringfile import (
     ring_paths,
 )
 from actordbg.formats.store_files import TEMPORARY, atomic_write, processes
+from actordbg.records.run_files import read_counters
 from actordbg.store import places
 from actordbg.store.layout import Store
 from actordbg.store.payload import widen_plain

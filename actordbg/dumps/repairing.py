@@ -26,7 +26,7 @@ from actordbg.dumps.finding import Finding, Repair
 from actordbg.dumps.packing import write_out
 from actordbg.formats import dumpfile
 from actordbg.formats.store_files import FORMAT, atomic_write, make_folder, sync_folder
-from actordbg.records.journal import SUPERVISOR, read_events
+from actordbg.records.journal import last_supervisor
 from actordbg.store.layout import Store, printable
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import Pack, packed_place, split_place
@@ -161,8 +161,7 @@ def _is_run(store: Store, path: Path) -> bool:
         return False
     folder = store.replays / path.relative_to(store.replays).parts[0]
     try:
-        events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
-        last = events[-1]
-        return last["event"] == "supervisor" and state_of(int(last["pid"]), int(last["ticks"]))[0] in (ALIVE, STOPPED)
-    except (OSError, KeyError, TypeError, ValueError, IndexError):
+        last = last_supervisor(folder)
+        return last is not None and state_of(int(last["pid"]), int(last["ticks"]))[0] in (ALIVE, STOPPED)
+    except (OSError, KeyError, TypeError, ValueError):
         return False

@@ -18,6 +18,7 @@ This module is imported in the training process: standard library only. Example:
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -181,9 +182,10 @@ def kinds_of(record: type) -> dict[str, frozenset[type]]:
     return {name: frozenset(kind for word in words for kind in known.get(word, ())) for name, words in names.items()}
 
 
-def storable(tensor: Any) -> bool:
-    """Check whether a tensor can be stored: dense, and of a dtype that safetensors knows."""
-    return str(tensor.layout) == "torch.strided" and dtype_name(tensor.dtype) in SIZES
+@functools.cache
+def storable(layout: Any, dtype: Any) -> bool:
+    """Check whether tensors like this can be stored: dense, and of a dtype that safetensors knows."""
+    return str(layout) == "torch.strided" and dtype_name(dtype) in SIZES
 
 
 def dtype_name(dtype: Any) -> str:

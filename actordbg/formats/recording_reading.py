@@ -1,4 +1,4 @@
-"""Read the files of a recording process: its flight recorder's ring, and its counters.
+"""Read the ring of a recording process, its flight recorder.
 
 The process may be alive, or have died in any way. So every offset, length and name is checked before it is used, damaged or
 half-written slots are left out, and nothing here waits for the process.
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
-from actordbg.formats.dump_record import is_plain_name, kinds_of
-from actordbg.formats.record_reading import parse_timestamp, strict_json
+from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.record_reading import strict_json
 from actordbg.formats.ringfile import (
     BOOK,
     BOOKS,
@@ -29,7 +29,6 @@ from actordbg.formats.ringfile import (
     CAPTURE_AT,
     CAPTURED,
     CLOSED,
-    COUNTERS_FORMAT,
     COUNTS,
     DATA,
     DONE,
@@ -163,60 +162,6 @@ def read_ring(path: Path) -> RingFile:
     finally:
         os.close(descriptor)
     return ring
-
-
-@dataclass(frozen=True)
-class _Counters:
-    """The fields of a counters file that are shown or summed, with their types."""
-
-    run: str
-    rank: int
-    host: str
-    pid: int
-    instance: str
-    since: str
-    calls: int
-    captured: int
-    bytes: int
-    pending: int
-    queue_bytes: int
-    generation: int
-    rotated: int
-    rotated_bytes: int
-    outputs_dropped: int
-    dropped: dict[str, int]
-    sampled_out: dict[str, int]
-    triggered: dict[str, int]
-    state: str
-    heartbeat: str
-    role: str | None
-    last_error: str | None
-    ring: dict[str, Any] | None
-
-
-_KINDS = kinds_of(_Counters)
-
-
-def read_counters(path: Path) -> dict[str, Any]:
-    """Read and check a published counters file. Raises CorruptDump if it is invalid; callers then skip and count it."""
-    try:
-        data: dict[str, Any] = strict_json(read_regular(path))
-    except (OSError, ValueError) as error:
-        raise CorruptDump(f"{path}: unreadable counters: {error}", hint="the next update replaces it") from None
-    known = isinstance(data, dict) and data.get("format") == COUNTERS_FORMAT
-    typed = known and all(type(data.get(name)) in kinds for name, kinds in _KINDS.items())
-    ring = (typed and data.get("ring")) or {}
-    counts = [count for name in ("dropped", "sampled_out", "triggered") for count in data[name].values()] if typed else []
-    if not (
-        typed
-        and {type(count) for count in counts} <= {int}
-        and min(count for count in (*counts, *data.values()) if type(count) is int) >= 0
-        and isinstance(ring.get("path"), str | None)
-        and isinstance(ring.get("in_flight_s"), int | float | None)
-    ):
-        raise CorruptDump(f"{path}: not a counters file of this version", hint="upgrade actordbg, or delete the file")
-    parse_timestamp(data["heartbeat"])
-    return data
 
 
 def _header(descriptor: int, path: Path) -> dict[str, Any]:

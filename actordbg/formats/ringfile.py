@@ -39,7 +39,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actordbg.formats.store_files import StoreFiles, atomic_write, make_folder, open_regular
+from actordbg.formats.store_files import StoreFiles, atomic_write, file_system, make_folder, open_regular
 
 MAGIC, VERSION, SUFFIX = b"ADBGRING", 2, ".ring"
 UNFINISHED = ".making"
@@ -181,16 +181,7 @@ def wanted_place(store: StoreFiles, ring_dir: str | None = None) -> Path:
 
 def in_shared_memory(folder: Path) -> bool:
     """Check whether storing there never waits for a disk: by the mount table, it (or its nearest existing parent) is a tmpfs."""
-    real = os.path.realpath(folder)
-    best, kind = "", ""
-    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            _, point, file_system, *_ = line.split(" ", 3)
-            point = point.replace("\\040", " ")
-            inside = real == point or real.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best):
-                best, kind = point, file_system
-    return kind in ("tmpfs", "ramfs")
+    return file_system(folder) in ("tmpfs", "ramfs")
 
 
 def _folder_name(store: StoreFiles) -> str:

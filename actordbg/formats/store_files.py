@@ -141,8 +141,8 @@ def processes() -> str:
     return os.urandom(4).hex()
 
 
-def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to `path` atomically: temporary name, fsync, rename, fsync of the folder."""
+def atomic_write(path: Path, data: bytes, mode: int = 0o600, *, flush: bool = True) -> None:
+    """Write `data` to `path` atomically: temporary name, fsync, rename, fsync of the folder. flush: with the fsyncs."""
     temporary = path.with_name(temporary_name(path.name[:80]))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
@@ -159,14 +159,16 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
         with file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    try:  # noqa: SIM105  # making a contextlib.suppress is a call, and may fail
-        sync_folder(path.parent)
+    try:  # making a contextlib.suppress is a call, and may fail
+        if flush:
+            sync_folder(path.parent)
     except Exception:  # noqa: BLE001  # the file is there: the caller must not take it for lost
         pass
 
@@ -202,3 +204,14 @@ def sync_folder(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def file_system(folder: AnyPath, mounts: str = "/proc/self/mounts") -> str:
+    """Return the type of the file system of `folder` ("ext4", "nfs4", "fuse.sshfs"), by the mount table; "" if unknown."""
+    target, best, kind = os.path.realpath(folder), "", ""
+    with contextlib.suppress(OSError), open(mounts, encoding="utf-8", errors="replace") as lines:
+        for _, point, kind_there, *_ in (line.split(" ") for line in lines if line.count(" ") > 2):
+            point = point.replace("\\040", " ")
+            if len(point) >= len(best) and (target == point or target.startswith(point.rstrip("/") + "/")):
+                best, kind = point, kind_there
+    return kind

@@ -3,21 +3,16 @@
     store/turns/<run>/<host>-<pid>-<number>.json
 
 `trained` has the ids that the rollout handed to the trainer for all turns together, and the ranges in them that count as actions.
-Reading imports no torch.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from actordbg.base.errors import CorruptDump, NewerFormat
-from actordbg.formats.store_files import read_regular
-from actordbg.formats.weight_hashes import typed_record
+from actordbg.formats.weight_hashes import RunFile, check_sizes
 
-TURNS_FORMAT = 1
+_MOST_IDS = 2**31
+"""More than a tokenizer has."""
 TURNS = "turns"
 """The folder in a store."""
 
@@ -30,11 +25,15 @@ class SampledTurn:
     sampled: tuple[int, ...]
     text: str = ""
 
+    def __post_init__(self) -> None:
+        check_sizes((*self.given, *self.sampled), _MOST_IDS)
+
 
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(RunFile):
     """The turns of a conversation, and what the trainer got of it. bos, eos: ids of the tokenizer; None if it has none."""
 
+    what = "a rollout's turns"
     run: str
     host: str
     pid: int
@@ -51,33 +50,6 @@ class Trajectory:
         """Return the file's name."""
         return f"{self.host}-{self.pid}-{self.number:06d}.json"
 
-    def to_json(self) -> str:
-        """Return the file's text."""
-        return json.dumps({"format": TURNS_FORMAT, **asdict(self)}, separators=(",", ":"))
-
-
-def read_trajectory(path: Path) -> Trajectory:
-    """Read and check a published file. Raises OSError if unreadable, CorruptDump if invalid, NewerFormat for a later version."""
-    try:
-        data = json.loads(read_regular(path))
-        if type(version := data.pop("format")) is not int:
-            raise ValueError("its format is not a number")
-        if version > TURNS_FORMAT:
-            hint = "upgrade actordbg"
-            raise NewerFormat(f"recorded turns have format {version}, this actordbg reads {TURNS_FORMAT}", hint=hint)
-        turns = [
-            typed_record(SampledTurn, {**each, **{k: _ids(each[k]) for k in ("given", "sampled")}}) for each in data["turns"]
-        ]
-        ranges = tuple(_ids(each) for each in data["ranges"])
-        if any(len(each) != 2 for each in ranges):
-            raise ValueError("a range is invalid")
-        return typed_record(Trajectory, {**data, "turns": tuple(turns), "trained": _ids(data["trained"]), "ranges": ranges})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = "run `actordbg fsck --repair` to move it away"
-        raise CorruptDump(f"{path} has no recorded turns: {error}", hint=hint) from None
-
-
-def _ids(values: Any) -> tuple[int, ...]:
-    if not all(type(value) is int and 0 <= value < 2**31 for value in values):
-        raise ValueError("a token id is invalid")
-    return tuple(values)
+    def __post_init__(self) -> None:
+        check_sizes(self.trained, _MOST_IDS)
+        check_sizes((end for part in self.ranges for end in part), _MOST_IDS)

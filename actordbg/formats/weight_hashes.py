@@ -16,19 +16,18 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from actordbg.base.errors import CorruptDump, NewerFormat
-from actordbg.formats.dump_record import DumpRecord, kinds_of
-from actordbg.formats.store_files import read_regular
+from actordbg.formats.dump_record import DumpRecord
 
 if TYPE_CHECKING:
     import torch
 
-T = TypeVar("T")
-WEIGHTS_FORMAT = 1
+RUN_FILE_FORMAT = 1
+"""Format of a `RunFile`."""
 WEIGHTS = "weights"
 """The folder in a store."""
 RECORDED_WEIGHTS = "recorded_weights"
@@ -39,6 +38,23 @@ by file, of weights that it does not have. unknown: number of inputs for which n
 _PIECE = 2**24
 """Elements that are copied to the host at a time."""
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+
+
+def check_sizes(sizes: Iterable[int], most: int = 2**62) -> None:
+    """Raise ValueError for sizes or token ids that cannot be."""
+    if not all(0 <= size < most for size in sizes):
+        raise ValueError("a number is out of range")
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A JSON file that a recorded process leaves in a run's folder; `records.run_files` reads it. what: the file, in words."""
+
+    what: ClassVar[str]
+
+    def to_json(self) -> str:
+        """Return the file's text."""
+        return json.dumps({"format": RUN_FILE_FORMAT, **asdict(self)}, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -54,11 +70,17 @@ class ParameterHash:
     sha256: str | None = None
     why_not: str = ""
 
+    def __post_init__(self) -> None:
+        check_sizes((*self.shape, *(self.part or ())))
+        if self.sha256 is not None and not _HEX.match(self.sha256):
+            raise ValueError("a hash is invalid")
+
 
 @dataclass(frozen=True)
-class WeightRecord:
+class WeightRecord(RunFile):
     """The parameters of a model at a step, as one rank held them. call_index: the first recorded call with these weights."""
 
+    what = "a file of weight hashes"
     run: str
     rank: int
     host: str
@@ -75,42 +97,6 @@ class WeightRecord:
     def name(self) -> str:
         """Return the file's name."""
         return f"{self.rank:04d}-{self.host}-{self.pid}-{self.instance}-{self.call_index:06d}.json"
-
-    def to_json(self) -> str:
-        """Return the file's text."""
-        return json.dumps({"format": WEIGHTS_FORMAT, **asdict(self)}, separators=(",", ":"))
-
-
-def read_weights(path: Path) -> WeightRecord:
-    """Read and check a published file. Raises OSError if unreadable, CorruptDump if invalid, NewerFormat for a later version."""
-    try:
-        data = json.loads(read_regular(path))
-        if type(version := data.pop("format")) is not int:
-            raise ValueError("its format is not a number")
-        if version > WEIGHTS_FORMAT:
-            raise NewerFormat(
-                f"hashes of weights have format {version}, this actordbg reads {WEIGHTS_FORMAT}", hint="upgrade actordbg"
-            )
-        for name, parameter in data["parameters"].items():
-            part = parameter["part"] or [0, 0]
-            if not all(type(size) is int and 0 <= size < 2**62 for size in (*parameter["shape"], *part)) or len(part) != 2:
-                raise ValueError("a shape is invalid")
-            parameter |= {"shape": tuple(parameter["shape"]), "part": parameter["part"] and tuple(parameter["part"])}
-            if parameter["sha256"] is not None and not _HEX.match(parameter["sha256"]):
-                raise ValueError("a hash is invalid")
-            data["parameters"][name] = typed_record(ParameterHash, parameter)
-        return typed_record(WeightRecord, data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptDump(
-            f"{path} is not a file of weight hashes: {error}", hint="run `actordbg fsck --repair` to move it away"
-        ) from None
-
-
-def typed_record(record: type[T], data: dict[str, Any]) -> T:
-    """Build a dataclass from a file's values. Raises ValueError for a value of another type than its annotation."""
-    if wrong := [name for name, kinds in kinds_of(record).items() if name in data and type(data[name]) not in kinds]:
-        raise ValueError(f"{wrong[0]} has the wrong type")
-    return record(**data)
 
 
 def weights_of(root: Path, record: DumpRecord) -> Path | None:

@@ -3,21 +3,15 @@
     store/syncs/<run>/<rank>-<host>-<pid>-<number>.json
 
 For each parameter it has the SHA-256 of the bytes that the trainer had and sent, and of those that each engine was given to load,
-as they arrived: engines fuse parameters (q, k and v) only then. Reading imports no torch.
+as they arrived: engines fuse parameters (q, k and v) only then.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
-from actordbg.base.errors import CorruptDump, NewerFormat
-from actordbg.formats.store_files import read_regular
-from actordbg.formats.weight_hashes import typed_record
+from actordbg.formats.weight_hashes import RunFile, check_sizes
 
-SYNCS_FORMAT = 1
 SYNCS = "syncs"
 """The folder in a store."""
 
@@ -48,11 +42,15 @@ class SentParameter:
     sent: str | None = None
     answers: tuple[EngineAnswer, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_sizes(self.shape)
+
 
 @dataclass(frozen=True)
-class WeightSync:
+class WeightSync(RunFile):
     """A transfer. number: of this process, from 0. step: the optimizer steps before it, if known. engines: their number."""
 
+    what = "a transfer of weights"
     run: str
     rank: int
     host: str
@@ -68,30 +66,3 @@ class WeightSync:
     def name(self) -> str:
         """Return the file's name."""
         return f"{self.rank:04d}-{self.host}-{self.pid}-{self.number:06d}.json"
-
-    def to_json(self) -> str:
-        """Return the file's text."""
-        return json.dumps({"format": SYNCS_FORMAT, **asdict(self)}, separators=(",", ":"))
-
-
-def read_sync(path: Path) -> WeightSync:
-    """Read and check a published file. Raises OSError if unreadable, CorruptDump if invalid, NewerFormat for a later version."""
-    try:
-        data = json.loads(read_regular(path))
-        if type(version := data.pop("format")) is not int:
-            raise ValueError("its format is not a number")
-        if version > SYNCS_FORMAT:
-            hint = "upgrade actordbg"
-            raise NewerFormat(f"transfers of weights have format {version}, this actordbg reads {SYNCS_FORMAT}", hint=hint)
-        data["parameters"] = {name: _parameter(each) for name, each in data["parameters"].items()}
-        return typed_record(WeightSync, data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = "run `actordbg fsck --repair` to move it away"
-        raise CorruptDump(f"{path} is not a transfer of weights: {error}", hint=hint) from None
-
-
-def _parameter(data: dict[str, Any]) -> SentParameter:
-    data = {**data, "shape": tuple(data["shape"]), "answers": tuple(typed_record(EngineAnswer, each) for each in data["answers"])}
-    if not all(type(size) is int and 0 <= size < 2**62 for size in data["shape"]):
-        raise ValueError("a shape is invalid")
-    return typed_record(SentParameter, data)

@@ -75,7 +75,7 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
             skipped[name] = str(error)[:120]
     rendered = len(made_up.keys() - skipped.keys())
     count = f"{plural(rendered, 'made-up conversation')} and {len(recorded.keys() - skipped.keys())} recorded"
-    said = f"{model}: in {count} each prefix stays a prefix as turns are added"
+    said = f"{model}: every prefix of {count} stays a prefix as turns are added"
     if not rendered:
         said = f"{model}: the template refused every made-up conversation"
     if broken:
@@ -87,8 +87,14 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
     verdict = Verdict(WRONG if broken else RIGHT if rendered else UNCHECKED, said, not_checked=missing)
     rows = tuple((each.conversation, str(each.turn), each.kind, each.words) for each in broken[:20])
     grid = Grid(("conversation", "turn", "kind", "what"), rows, {"conversation", "kind", "what"})
-    data = {"model": model, "faults": [vars(each) for each in broken], "skipped": skipped, "recorded": len(trajectories)}
-    return CommandResult(verdict.good, data | {"good": verdict.good}, [verdict, *([grid] if broken else [])])
+    data = {
+        "good": verdict.good,
+        "model": model,
+        "faults": [vars(each) for each in broken],
+        "skipped": skipped,
+        "recorded": len(trajectories),
+    }
+    return CommandResult(verdict.good, data, [verdict, *([grid] if broken else [])], title="chat template")
 
 
 def load_tokenizer(model: str) -> Any:

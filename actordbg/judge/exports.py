@@ -1,4 +1,4 @@
-"""Export results for other programs: a report as JSON and CSV; a check as JUnit XML and as GitHub workflow commands.
+"""Export results for other programs: a report as CSV; a check as JUnit XML and as GitHub workflow commands.
 
 In the CSV, an input that was not run has no row. Times are in seconds, memory in bytes, log-probs in nats; a figure that was not
 measured is an empty cell. `warm_up` says why a row is not part of steady timing: "first", "compiled", or empty.
@@ -10,19 +10,16 @@ cases are skipped, with the reason. Each format does its own quoting; invisible 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
-from types import SimpleNamespace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
-from actordbg.base.foreign_text import in_json, in_line, in_lines
+from actordbg.base.foreign_text import in_line, in_lines
 from actordbg.config.as_ran import as_ran, label
 from actordbg.config.replay_config import SETTINGS
-from actordbg.document.blocks import Block, Verdict, as_data
+from actordbg.document.blocks import Verdict
 from actordbg.document.renderings import as_csv
-from actordbg.judge.report_model import Summary
 from actordbg.locate.verdict import NOT_CHECKED as UNJUDGED
 from actordbg.locate.verdict import WRONG
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
@@ -41,17 +38,6 @@ COLUMNS = (
 )  # fmt: skip
 """Every column of the CSV, in order. The last two list the laws that forbid a green verdict, and those that could not be checked;
 both are empty if no law was requested."""
-
-
-def render_json(summary: Summary, blocks: Sequence[Block] = ()) -> str:
-    """Render the Summary field by field, with the verdict and charts of its document, as indented JSON with a final newline."""
-
-    def plain(value: Any) -> Any:
-        """Convert a catalog row to a dict, anything else to text."""
-        return vars(value) if isinstance(value, SimpleNamespace) else str(value)
-
-    data = asdict(summary) | as_data(blocks)
-    return in_json(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False, default=plain)) + "\n"
 
 
 def render_csv(replays: Sequence[ReplayData]) -> str:

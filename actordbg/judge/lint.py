@@ -71,7 +71,7 @@ class Findings:
         """Return the verdict: WRONG if a law fails, RIGHT if some hold, else NOT CHECKED."""
         left = [f"{plural(len(self.unchecked), 'law')}, for lack of recorded data (listed below)"] if self.unchecked else []
         left += [f"{plural(len(self.unreadable), 'dump')} that cannot be read"] if self.unreadable else []
-        figures = [(name, answer.figure) for name, answer in self.answers.items() if answer.figure]
+        figures = [pair for answer in self.answers.values() for pair in answer.figures]
         if self.broken:
             violation = self.answers[self.broken[0].name].violations[0]
             following = f"actordbg dump show {violation.dump_id}"
@@ -120,7 +120,7 @@ def lint_blocks(findings: Findings) -> list[Block]:
         rows = [row for law in findings.broken for row in _rows(law, findings.answers[law.name].violations)]
         blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what")))
         blocks.append(Items([f"{law.name}: {law.holds}. {law.thread}. Try: {law.remedy}" for law in findings.broken]))
-    held = [f"{law.name}: {law.holds} ({findings.answers[law.name].looked_at:,} looked at)" for law in findings.held]
+    held = [f"{law.name}: {law.holds} ({plural(findings.answers[law.name].looked_at, 'check')})" for law in findings.held]
     needs = grouped((law.needs, law.name) for law in findings.unchecked).items()
     lacking = [f"{', '.join(names)}: {'needs' if len(names) == 1 else 'need'} {need}" for need, names in needs]
     for title, items in (("Laws that hold", held), ("Not checked", lacking)):
@@ -152,7 +152,7 @@ def lint_data(findings: Findings) -> dict[str, Any]:
             "remedy": law.remedy,
             "needs": law.needs,
             "looked_at": (answer := findings.answers[law.name]).looked_at,
-            "figure": answer.figure,
+            "figure": "; ".join(map(": ".join, answer.figures)),
             "violations": [asdict(violation) | {"side": violation.side or law.side} for violation in answer.violations],
         }
         for law in LAWS

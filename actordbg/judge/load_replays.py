@@ -21,12 +21,12 @@ from actordbg.catalog.selections import no_match
 from actordbg.catalog.where import quoted
 from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.recording_reading import read_counters
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import restrict, summarise
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
+from actordbg.records.run_files import read_counters
 from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
 

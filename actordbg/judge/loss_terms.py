@@ -30,7 +30,8 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
     """Return the terms of a recorded loss, [B, A], not yet masked; None for a loss that is not known, or lacks its log-probs.
 
     loss: its recorded attributes, without those that it does not have. named: log_probs, old_log_probs, advantages,
-    rollout_log_probs, or values, old_values, returns, each [B, A]. mask: bool [B, A].
+    rollout_log_probs, or values, old_values, returns, each [B, A]; `term_weights`, factors of a policy's terms, [B, A] or [B, 1].
+    mask: bool [B, A].
     """
     new, old, advantages = (named.get(name) for name in ("log_probs", "old_log_probs", "advantages"))
     if new is None and {"values", "old_values", "returns"} <= named.keys():
@@ -54,7 +55,8 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
     terms = xp.minimum(ratio * advantages, xp.clip(ratio, 1 - loss["clip_eps_low"], 1 + loss["clip_eps_high"]) * advantages)
     if loss.get("dual_clip") is not None:
         terms = xp.where(advantages < 0, xp.maximum(terms, loss["dual_clip"] * advantages), terms)
-    return -(terms * _weights(xp, loss, old, rollout, mask) if corrected and kind == "ppo" else terms)
+    terms = -(terms * _weights(xp, loss, old, rollout, mask) if corrected and kind == "ppo" else terms)
+    return terms * named["term_weights"] if "term_weights" in named else terms
 
 
 def _weights(xp: Any, loss: Mapping[str, Any], old: Values, rollout: Values, mask: Values) -> Values:

@@ -46,6 +46,30 @@ class Terms:
     tokens: int
     rows: int
 
+    def divisor(self, loss: Mapping[str, Any]) -> tuple[float, str] | None:
+        """Return what the sum of a whole step's terms is divided by, and the result in words; None if it is not known.
+
+        That is the sum over tokens, but over rows' means for a mean of those. loss: a loss's recorded attributes, with verl's
+        `loss_agg_mode`, or OpenRLHF's `token_level_loss`.
+        """
+        tokens, rows = plural(self.tokens, "token"), plural(self.rows, "row")
+        scale = loss.get("loss_scale_factor")
+        known: dict[str, tuple[float | None, str]] = {
+            "token-mean": (self.tokens, f"mean over {tokens}"), "token-sum": (1.0, f"sum over {tokens}"),
+            BY_ROW: (self.rows, f"mean over {rows}"), "seq-mean-token-sum": (self.rows, f"sum over tokens by {rows}"),
+            "seq-mean-token-sum-norm": (scale and scale * self.rows, f"sum over tokens by {scale} times {rows}"),
+        }  # fmt: skip
+        by, words = known.get(aggregation(loss), (None, ""))
+        return (by, words) if by else None
+
+
+BY_ROW = "seq-mean-token-mean"
+
+
+def aggregation(loss: Mapping[str, Any]) -> str:
+    """Return what the losses of a step add up to, by verl's names."""
+    return str(loss.get("loss_agg_mode", "token-mean" if loss.get("token_level_loss") is not False else BY_ROW))
+
 
 class RecordedCall:
     """A recorded call. `rows`: B. Arrays that the call does not have are None."""
@@ -233,7 +257,7 @@ class RecordedCall:
         if not self.is_loss or mask is None:
             return None
         named = {name: values.astype("f8") for name, values in self.log_probs().items()}
-        others = {name: self.array(name) for name in ("advantages", *VALUES)}
+        others = {name: self.array(name) for name in ("advantages", "term_weights", *VALUES)}
         named |= {name: values.astype("f8") for name, values in others.items() if values is not None}
         with np.errstate(all="ignore"):
             each = loss_terms(np, self.loss_attributes | changed, named, mask)
@@ -266,11 +290,11 @@ class Violation:
 
 @dataclass
 class Answer:
-    """What a law found. looked_at: rows, calls or steps that it could judge. figure: a measure of healthy data, in words."""
+    """What a law found. looked_at: rows, calls or steps that it could judge. figures: measures of healthy data, by name."""
 
     looked_at: int = 0
     violations: list[Violation] = field(default_factory=list)
-    figure: str = ""
+    figures: list[tuple[str, str]] = field(default_factory=list)
 
     def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None, side: str = "") -> None:
         """Look at all rows of a call, and add a violation for the first of those that are `bad`, bool [B]."""

@@ -7,19 +7,31 @@ law that looked at nothing was not checked. Tokens outside of the action mask ar
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import astuple
 
 import numpy as np
 
 from actordbg.base.units import plural, release
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
-from actordbg.judge.recorded_calls import VALUES, Answer, Numbers, RecordedCall, RecordedLaw, Violation
+from actordbg.judge.recorded_calls import (
+    BY_ROW,
+    VALUES,
+    Answer,
+    Numbers,
+    RecordedCall,
+    RecordedLaw,
+    Terms,
+    Violation,
+    aggregation,
+)  # fmt: skip
 
 POSITIVE = {True: 1e-3, False: 0.05}
 """Nats above 0 that rounding may lift a log-prob, by whether the model computes in fp32."""
-UNLIKELY = -1e-3
-"""Below this log-prob, in nats, another side cannot have computed exactly 0."""
+UNLIKELY, ALONE = -1e-3, 0.05
+"""Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm."""
 MOVED = {True: 1e-4, False: 0.02}
 """Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
 LOSS_OFF = {True: 1e-4, False: 0.01}
@@ -88,7 +100,9 @@ def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for name, other in (("rollout_log_probs", "old_log_probs"), ("old_log_probs", "log_probs")):
             if name not in known or other not in known:
                 continue
-            bad = (known[name] == 0) & (known[other] < UNLIKELY) & call.active
+            top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
+            least = math.log(top_p) - ALONE if top_p and top_p < 1 else UNLIKELY
+            bad = (known[name] == 0) & (known[other] < least) & call.active
             worst = -np.where(bad, known[other], 0.0).min(1, initial=0.0)
             words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
             answer.rows(call, bad.any(1), words, worst, _side_of(name))
@@ -198,9 +212,9 @@ def _advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violations.append(Violation(losses[0].record.dump_id, said, side=TRAINER * differ))
     if weightless:
         share = float(np.concatenate(weightless).mean())
-        answer.figure = f"{share:.1%} of the rows have no advantage"
+        answer.figures.append(("rows without advantage", f"{share:.1%}"))
         if groups:
-            answer.figure += f"; {flat_groups:,} of {plural(groups, 'group')} of a prompt have equal rewards"
+            answer.figures.append(("groups of a prompt with equal rewards", f"{flat_groups:,} of {groups:,}"))
 
 
 def _of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -229,19 +243,21 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
     return np.where(known, apart, 0.0).sum(1) / np.maximum(known.sum(1), 1)
 
 
+def _scored(calls: Iterable[RecordedCall]) -> Counter[Hashable]:
+    """Count how often the policy scored each row before the update, by run, step and key of the row."""
+    before = (call for call in calls if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy")
+    return Counter((call.record.run, call.record.step, key) for call in before for key in call.row_keys)
+
+
 def _ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    first: dict[tuple[str, int | None], set[bytes]] = defaultdict(set)
-    for call in calls:
-        if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy":
-            first[call.record.run, call.record.step] |= set(call.row_keys)
+    scored = _scored(calls)
     for words, losses in _steps(calls):
         moved, tokens = 0.0, 0
         for call in losses:
-            fresh = first[call.record.run, call.record.step]
             if call.moved is None or call.counts is None:
                 continue
             for key, distance, count in zip(call.row_keys, call.moved, call.counts, strict=False):
-                if key in fresh:
+                if scored[call.record.run, call.record.step, key]:
                     moved, tokens = moved + float(distance), tokens + int(count)
         if tokens:
             answer.looked_at += 1
@@ -251,26 +267,45 @@ def _ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 answer.violations.append(Violation(losses[0].record.dump_id, said, size=mean))
 
 
+def _is_whole(losses: Sequence[RecordedCall]) -> bool:
+    """Check whether a step has the losses of all ranks and micro-batches."""
+    by_rank: dict[int | None, list[RecordedCall]] = defaultdict(list)
+    for call in losses:
+        by_rank[call.record.rank].append(call)
+    if len(by_rank) != (losses[0].record.world_size or 1):
+        return False
+    if (accumulation := losses[0].fact("engine_accumulation")) is not None:
+        return len(losses) == len(by_rank) * int(accumulation)
+    for own in by_rank.values():  # of an adapter: the last has the norm of the step's gradient
+        places = {call.fact("micro_batch"): call.fact("grad_norm") for call in own}
+        if {*places} != {*range(len(own))} or places[len(own) - 1] is None:
+            return False
+    return True
+
+
 def _normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for words, losses in _steps(calls):
-        record, accumulation = losses[0].record, losses[0].fact("engine_accumulation")
-        ranks = {call.record.rank for call in losses}
-        terms = [call.terms for call in losses]
-        known = [(each, call.fact("loss")) for each, call in zip(terms, losses, strict=True) if each is not None]
-        whole = len(ranks) == (record.world_size or 1) and len(losses) == len(ranks) * (accumulation or 0)
-        if not whole or len(known) < len(losses) or any(loss is None for _, loss in known) or losses[0].fact("dynamic_batch"):
+        first = losses[0]
+        parts = [(call.terms, float(loss)) for call in losses if call.terms and (loss := call.fact("loss")) is not None]
+        if len(parts) < len(losses) or not _is_whole(losses) or first.fact("dynamic_batch"):
             continue
-        tokens, rows = sum(each.tokens for each, _ in known), sum(each.rows for each, _ in known)
-        by_token = losses[0].fact("loss.token_level_loss") is not False
-        expected = sum(each.by_token for each, _ in known) / tokens if by_token else sum(e.by_row for e, _ in known) / rows
-        actual = sum(float(loss) for _, loss in known) / (len(ranks) * accumulation)
-        size = sum(each.size for each, _ in known) / tokens
+        total = Terms(*map(sum, zip(*(astuple(terms) for terms, _ in parts), strict=True)))
+        mode, known = aggregation(first.loss_attributes), total.divisor(first.loss_attributes)
+        of_rows = "loss_agg_mode" in first.loss_attributes and mode.startswith("seq")
+        if known is None or (of_rows and total.rows < sum(call.rows for call in losses)):
+            continue  # trainers differ on rows without actions
+        ranks = len({call.record.rank for call in losses})
+        shares = ranks * (first.fact("engine_accumulation") or 1)
+        wanted = np.array([(terms.by_row if mode == BY_ROW else terms.by_token) / known[0] for terms, _ in parts])
+        given = np.array([loss / shares for _, loss in parts])
+        size = total.size / (total.tokens if mode == BY_ROW else known[0])
+        off = float(np.abs(given - wanted).sum())  # of each micro-batch: whole steps may cancel
         answer.looked_at += 1
-        if size and not abs(actual - expected) <= LOSS_OFF[losses[0].fp32] * size:
-            factor = f", {number(actual / expected, 4)} times it" if abs(expected) > 0.01 * size else ""
-            over = f"{plural(tokens, 'token')}" if by_token else plural(rows, "row")
-            said = f"{words}: its losses add up to {number(actual)}, their mean over {over} is {number(expected)}{factor}"
-            answer.violations.append(Violation(record.dump_id, said, size=abs(actual - expected) / size))
+        if size and not off <= LOSS_OFF[first.fp32] * size:
+            factor = float(given @ wanted / (wanted @ wanted)) if wanted.any() else 0.0
+            times = f", {number(factor, 4)} times it" if np.abs(given - factor * wanted).sum() < off / 10 else ""
+            said = f"{words}: its losses add up to {number(given.sum())}, their {known[1]} is {number(wanted.sum())}{times}"
+            answer.violations.append(Violation(first.record.dump_id, said, size=off / size))
 
 
 def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -288,10 +323,7 @@ def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
     seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
-    scored: Counter[Hashable] = Counter()
-    for call in calls:
-        if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy":
-            scored.update((call.record.run, call.record.step, key) for key in call.row_keys)
+    scored = _scored(calls)
     for call in calls:
         record, apart = call.record, call.fact("dp_size") == call.record.world_size
         together: Hashable = record.dump_id
@@ -346,7 +378,8 @@ def _sampling(calls: Sequence[RecordedCall], answer: Answer) -> None:
             continue
         cut = [f"top_p {top_p:g}"] * (top_p is not None and top_p < 1) + [f"top_k {top_k}"] * (top_k is not None and top_k > 0)
         words = f"importance correction is on, and sampling was cut to {' and '.join(cut)}"
-        answer.rows(call, np.full(1, bool(cut) and level != "off"), words)
+        corrected = level != "off" or call.fact("loss.is_corrected") is True
+        answer.rows(call, np.full(1, bool(cut) and corrected), words)
 
 
 _LOSSES = "policy losses (dump enable --calls forward,loss)"

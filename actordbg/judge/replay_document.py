@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
-from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
+from actordbg.config.consent import typed_again
 from actordbg.config.replay_config import SETTINGS
 from actordbg.document.blocks import (
     UNCHECKED,
@@ -132,8 +131,7 @@ def _facts(replay: ReplaySummary) -> Iterable[str]:
         yield f"no worker became ready; requested: {label(as_ran(replay.asked))}"
         yield f"logs: the store's replays/{replay.replay_id}/"
     if replay.command:
-        words, mark = consent.words_of(replay.command)
-        yield f"command: {' '.join(map(in_shell, words)) or 'its record has no actordbg command'}{mark}"
+        yield f"command: {typed_again(replay.command) or 'its record has no actordbg command'}"
     if replay.versions:
         yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(replay.versions.items()))
 
@@ -151,7 +149,7 @@ def _selected(replay: ReplaySummary) -> str:
 
 
 _LISTED_IDS = re.compile(r"dump_id in \((?P<ids>'[^()]{160,})\)")
-"""A list of ids too long to show, as `--diverse`, `--longest` and `--slowest` make it."""
+"""A list of ids too long to show, as `--diverse` and `--longest` make it."""
 
 
 def counted(counts: Counts) -> str:

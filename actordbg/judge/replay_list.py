@@ -1,4 +1,4 @@
-"""List replays with their verdicts: for `actordbg replays`, `report --all` and `actordbg ui`.
+"""List replays with their verdicts: for `actordbg replay ls`, `report --all` and `actordbg ui`.
 
 The verdicts come from the catalog alone, so a thousand replays take no longer than ten.
 """
@@ -55,7 +55,8 @@ def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:
     replays, total = listed(catalog), len(query.list_replays(catalog))
     counts = ", ".join(f"{count} {word}" for word, count in Counter(replay["verdict"] for replay in replays).items())
     command = f"actordbg report {replays[0]['replay_id']}" if replays else "actordbg replay --max-inputs 3"
-    others = f"{plural(total - len(replays), 'other')} (truths, variations, matrix cells, other users'): `actordbg replays --all`"
+    others = f"{plural(total - len(replays), 'other')} (truths, variations, matrix cells, other users'):"
+    others += " `actordbg replay ls --all`"
     rows = [
         (replay["handle"] or "", replay["verdict"], number(replay["max_abs"], 2), passed_of(replay),
          replay["created_at"][:16].replace("T", " "), replay["configuration"],

@@ -120,7 +120,9 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
                 first = fields.pop()["a"]
                 field |= {"a": first, "t": _where(at, first, end - first)}
             fields.append(field | ({"w": text_of(at, start, end)[:90]} if texts else {}))
-    spec = _drawn(fields, (float(far[row][position]), row, position), max(70, min(520, 26 * len(order))), pair.names)
+    spec = _drawn(
+        fields, (float(far[row][position]), row, position), pair.limit or 0.0, max(70, min(520, 26 * len(order))), pair.names
+    )
     lines = []
     for r, c in ranked[:_WORST].tolist():
         action = c - length + actions
@@ -142,15 +144,21 @@ def _figures(pair: TokenPair, row: int, action: int) -> str:
     return ", ".join(f"{name} {number(float(values[row][action]), 5)}" for name, values in named.items())
 
 
-def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], height: int, sides: tuple[str, str]) -> Spec:
+def _drawn(
+    fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], limit: float, height: int, sides: tuple[str, str]
+) -> Spec:
+    """limit: what the darkest color stands for at least, so that rounding stays pale."""
     (apart, row, position), title = worst, f"|{' - '.join(sides)}|, nats"
+    darkest = max(apart, limit)
+    colors = quantity("v", title, legend=small(darkest), scale={"domainMax": darkest})
     end, where = {"field": "z"}, ("t", "where")
     still = [field for field in fields if field["k"] != RESPONSE]
-    kinds = coloured("k", _KINDS)
-    ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), ("w", "text")))
+    kinds = coloured("k", {kind: color for kind, color in _KINDS.items() if any(field["k"] == kind for field in still)})
+    text = [("w", "text")] * any("w" in field for field in fields)
+    ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), *text))
     compared = [field for field in fields if field["k"] == RESPONSE]
-    shown = hints(where, ("s", title), *[("m", "at the worst")] * any("m" in field for field in compared), ("w", "text"))
-    heat = layer("rect", compared, x2=end, color=quantity("v", title, legend=small(apart)), tooltip=shown)
+    shown = hints(where, ("s", title), *[("m", "at the worst")] * any("m" in field for field in compared), *text)
+    heat = layer("rect", compared, x2=end, color=colors, tooltip=shown)
     mark = {"a": position + 0.5, "r": f"row {row}", "t": _where(row, position, 1), "s": number(apart, 3)}
     look = {"size": 150, "filled": False, "strokeWidth": 2.5, "color": "#1e90ff"}
     ring = layer("point", [mark], look, tooltip=hints(("t", "the worst"), ("s", title)))

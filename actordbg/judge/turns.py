@@ -28,8 +28,9 @@ from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Grid, Verdict
 from actordbg.document.command_result import CommandResult
-from actordbg.formats.turn_record import TURNS, Trajectory, read_trajectory
+from actordbg.formats.turn_record import TURNS, Trajectory
 from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.records.run_files import read_trajectory
 from actordbg.store.layout import Store, require_run_name
 
 Decode = Callable[[Sequence[int]], str]
@@ -118,17 +119,17 @@ def fault_of(trajectory: Trajectory, row: Sequence[int] | None, decode: Decode |
     borders: list[int] = []
 
     def fault(ids: Sequence[int], turn: int | None, where: str) -> TurnFault | None:
-        found = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)
-        return None if found is None else TurnFault(trajectory.name, found[0], turn, found[1], found[2], where)
+        first = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)
+        return None if first is None else TurnFault(trajectory.name, first[0], turn, *first[1:], where)
 
     for number, turn in enumerate(trajectory.turns):
-        if number and (found := fault(turn.given[: len(known)], number - 1, f"as turn {number} was given")) is not None:
-            return found
+        if number and (changed := fault(turn.given[: len(known)], number - 1, f"as turn {number} was given")) is not None:
+            return changed
         known = [*(turn.given if len(turn.given) >= len(known) else known), *turn.sampled]
         borders += [len(turn.given), len(known)]
     end = max([len(known), *(stop for _, stop in trajectory.ranges[-1:])])
-    if (found := fault(trajectory.trained[:end], None, "as handed to the trainer")) is not None:
-        return found
+    if (changed := fault(trajectory.trained[:end], None, "as handed to the trainer")) is not None:
+        return changed
     spans = zip(trajectory.turns, trajectory.ranges, strict=False)
     for number, (turn, (start, stop)) in enumerate(spans):
         if (start, stop) != (len(turn.given), len(turn.given) + len(turn.sampled)):
@@ -150,7 +151,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     record = None if dump is None else query.get_dump(store, dump)
     require_run_name(run)
     if record is not None and run not in (None, record.run):
-        raise UsageError(f"{record.dump_id} is a dump of run {record.run}, not of {run}", hint="leave --run out")
+        raise UsageError(f"{record.dump_id} is a dump of run {record.run}, not of {run}", hint="drop --run")
     trajectories, unread = trajectories_of(store, record.run if record else run)
     if not trajectories:
         raise NothingToDo("no turns were recorded", hint="record them: actordbg run --turns -- COMMAND (OpenRLHF's agents)")
@@ -166,10 +167,19 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
             "good": verdict.good}  # fmt: skip
     table = Grid(
         ("trajectory", "kind", "turn", "token", "what"),
-        tuple((each.trajectory, each.kind, str(each.turn), str(each.position), each.words) for each in faults[:20]),
+        tuple(
+            (
+                each.trajectory.removesuffix(".json"),
+                each.kind,
+                "-" if each.turn is None else str(each.turn),
+                str(each.position),
+                each.words,
+            )
+            for each in faults[:20]
+        ),
         {"trajectory", "kind", "what"},
     )
-    return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])])
+    return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])], title=f"turns of run {name}")
 
 
 def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence[TurnFault], unread: int) -> Verdict:
@@ -185,7 +195,7 @@ def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence
     if not faults:
         some = f"{len(pairs) - alone} of " * bool(alone)
         said = f"run {run}: {some}{count}: the ids that were sampled are those that were trained on"
-        return Verdict(RIGHT, said, not_checked=missing)
+        return Verdict(RIGHT, said, not_checked=missing, next=f"actordbg lint --where \"run='{run}'\"")
     kinds = {each.kind: sum(other.kind == each.kind for other in faults) for each in faults}
     told = ", ".join(f"{kind} in {many}" for kind, many in kinds.items())
     return Verdict(WRONG, f"run {run}: {count}: {told}; {faults[0].sentence}", not_checked=missing, wrong=(faults[0].side,))

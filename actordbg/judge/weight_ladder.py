@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Items, Verdict
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Items, Verdict, number
 from actordbg.document.command_result import CommandResult
-from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, read_weights
-from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync, read_sync
+from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord
+from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
+from actordbg.records.run_files import read_sync, read_weights
 from actordbg.store.layout import Store, require_run_name
 
 _SHOWN = 3
@@ -86,18 +87,20 @@ class WeightLadder:
             return Verdict(UNCHECKED, said, not_checked=missing)
         sides = [self.stale_side] * bool(self.stale) + [fault.side for fault in self.faults]
         said = f"run {self.run}: {self.sentence}"
-        return Verdict(WRONG if faulty else RIGHT, said, not_checked=missing, wrong=sides[:1])
+        following = "" if faulty else f"actordbg lint --where \"run='{self.run}'\""
+        return Verdict(WRONG if faulty else RIGHT, said, not_checked=missing, next=following, wrong=sides[:1])
 
     @property
     def blocks(self) -> list[Block]:
         """Return what `actordbg weights` shows."""
         rows = []
-        for sync, moved in zip(self.syncs, self.moved, strict=True):
+        for sync, moved in zip(self.syncs, [None, *self.moved[1:]], strict=True):  # the first has none before it
             each = sync.parameters.values()
             sent, arrived = sum(bool(p.had or p.answers) for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
-            rows.append((_step(sync), *map(str, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f} s"))
-        named = [f"{fault.words}: {', '.join(fault.parameters[:20])}" for fault in self.faults if len(fault.parameters) > _SHOWN]
-        table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took"), tuple(rows), {"transfer", "took"})
+            rows.append((_step(sync), *map(number, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f}"))
+        many = [fault for fault in self.faults if len(fault.parameters) > _SHOWN]
+        named = [fault.words.replace(_names(fault.parameters), ", ".join(fault.parameters[:20])) for fault in many]
+        table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took, s"), tuple(rows), {"transfer"})
         return [self.verdict, table, *([Items(tuple(named))] if named else [])]
 
 
@@ -106,7 +109,8 @@ def weights_answer(store: Store, run: str | None = None) -> CommandResult:
     ladder = climb(store, run)
     faults = [vars(fault) | {"sentence": fault.sentence} for fault in ladder.faults]
     data = {"run": ladder.run, "transfers": len(ladder.syncs), "stale": ladder.stale, "faults": faults, "moved": [*ladder.moved]}
-    return CommandResult(ladder.verdict.good, data | {"good": ladder.verdict.good}, ladder.blocks)
+    good = ladder.verdict.good
+    return CommandResult(good, data | {"good": good}, ladder.blocks, title=f"weights of run {ladder.run}")
 
 
 def climb(store: Store, run: str | None = None) -> WeightLadder:
@@ -124,7 +128,7 @@ def climb(store: Store, run: str | None = None) -> WeightLadder:
         except (StoreProblem, OSError):
             left.append(path)
     if not syncs:
-        raise NothingToDo(f"every transfer of run {folder.name} is damaged", hint="run `actordbg fsck`")
+        raise NothingToDo(f"every transfer of run {folder.name} is damaged", hint="run `actordbg store fsck`")
     syncs.sort(key=lambda sync: (sync.timestamp, sync.number))
     before: Mapping[str, SentParameter] = {}
     moved = []

@@ -21,11 +21,11 @@ from typing import Any
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
 from actordbg.base.processes import GONE, ZOMBIE, state_of
 from actordbg.base.units import grouped
-from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import host_name
 from actordbg.measure import process_memory
 from actordbg.measure.process_memory import Reading, read_memory, started
 from actordbg.records.journal import SUPERVISOR, Event, Tail
+from actordbg.records.run_files import read_counters
 from actordbg.store.layout import Store
 
 Readings = list[tuple["WatchedProcess", Reading]]

@@ -118,14 +118,9 @@ def read_samples(path: Path) -> list[Sample]:
     try:
         text = read_regular(path).decode(errors="replace")
         rows = list(csv.reader(io.StringIO(text.replace("\0", ""))))
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}", hint="run `actordbg memory watch --out FILE` to write samples"
-        ) from None
-    except csv.Error as error:
-        raise UsageError(
-            f"{path} is not a sample table: {error}", hint="run `actordbg memory watch --out FILE` to write samples"
-        ) from None
+    except (OSError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {path}: {why}", hint="run `actordbg memory watch --out FILE` to write samples") from None
     if not rows or tuple(rows[0]) != COLUMNS:
         raise UsageError(f"{path} has no memory samples", hint="name a file whose first line is " + ",".join(COLUMNS))
     samples = []

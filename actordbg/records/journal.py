@@ -163,6 +163,12 @@ def read_standing(folder: Path) -> tuple[dict[str, Any], str]:
     return news.get("resolved", {}).get("resolved", {}), news.get("finished", {}).get("status", "unfinished")
 
 
+def last_supervisor(folder: Path) -> Event | None:
+    """Return the event with the process that ran a replay last and has not finished it; None if all have."""
+    events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
+    return events[-1] if events and events[-1]["event"] == "supervisor" else None
+
+
 def read_why(folder: Path) -> str:
     """Return why a replay ended before every input had its result, with the end of its log; "" if nothing stopped it."""
     ended = [event for event in read_events(folder / SUPERVISOR) if event["event"] == "finished"]

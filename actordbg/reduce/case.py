@@ -49,8 +49,8 @@ _UNUSED = ("architectures", "torch_dtype", "dtype", "transformers_version", "use
 class FaultCase(StoredRecord):
     """A case. rows: token ids of each row. left: padding in front of each row, for the layout "padded".
 
-    config: of a model with seeded random weights; or checkpoint: a name on the hub or a folder, with `revision`, of which the
-    first `layers` are loaded. cache: the model is called without `use_cache=False`. borders: packed rows
+    config: of a model with seeded random weights; or checkpoint: a name on the hub or a folder, of which the first `layers`
+    are loaded. cache: the model is called without `use_cache=False`. borders: packed rows
     come with `cu_seq_lens_q` and `seq_idx`. synthetic: `rows` are `drawn`. limit: what
     rounding may cause, nats. memory: the most bytes of address space (RLIMIT_AS). timeout_s: when `hang` counts as shown.
     """
@@ -62,7 +62,6 @@ class FaultCase(StoredRecord):
     left: tuple[int, ...] = ()
     config: dict[str, Any] | None = None
     checkpoint: str = ""
-    revision: str = ""
     layers: int | None = None
     layout: str = ALONE
     dtype: str = "fp32"

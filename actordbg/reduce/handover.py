@@ -15,15 +15,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from actordbg.base.errors import BadResult, UsageError
 from actordbg.base.foreign_text import fenced, in_line, in_markdown
-from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, HANG, PACKED, TRAINER, FaultCase
+from actordbg.reduce.case import DIFFERENCE, MODEL, PACKED, RERUN, TRAINER, FaultCase
 from actordbg.reduce.reduction import Reduction
-from actordbg.reduce.script import in_a_folder, render
+from actordbg.reduce.script import expectation, in_a_folder, render
 
 PACKAGES = ("torch", "transformers", "deepspeed", "openrlhf")
 PATIENCE_S = 600.0
@@ -95,17 +94,12 @@ def run_fresh(text: str, case: FaultCase, python: str = sys.executable) -> tuple
 
 
 def _sum_of_weights(case: FaultCase) -> float:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from actordbg.actor.model_code import guard
-    from actordbg.config.replay_config import DTYPES
-
-    guard(case.checkpoint)
-    more: dict[str, Any] = {} if case.layers is None else {"num_hidden_layers": case.layers}
-    more |= {"revision": case.revision} if case.revision else {}
-    model = AutoModelForCausalLM.from_pretrained(case.checkpoint, dtype=getattr(torch, DTYPES[case.dtype]), **more)
-    return float(sum(weight.double().sum().item() for weight in model.parameters()))
+    """Return the sum of a checkpoint's weights, as the script says it when it finds another."""
+    asked = replace(case, kind=RERUN, through=MODEL, engine="", processes=1, memory=None)
+    output = run_fresh(render(asked, "", weights=-1e300, private=True), case)[1]
+    if (total := re.search(r"their sum is (\S+),", output)) is None:
+        raise BadResult(f"the script cannot load the checkpoint\n{output[-2000:]}", hint="it needs transformers and the weights")
+    return float(total[1])
 
 
 def _versions(record: Reduction) -> list[tuple[str, str]]:
@@ -122,34 +116,26 @@ def _packages(case: FaultCase) -> Iterator[str]:
 def issue_text(record: Reduction, script: Script) -> str:
     """Return the issue as Markdown: environment, what happens, what is expected, the script, what was tried, whose it is."""
     case = record.case
-    needs = "" if case.through != TRAINER and not case.engine else " It needs " + " and ".join(list(_packages(case))[2:]) + "."
+    needs = f" It needs {' and '.join(more)}." if (more := list(_packages(case))[2:]) else ""
     what = "\n".join(script.output.strip().splitlines()[-12:])
+    aside = list((record.aside or {}).items())
     tried = [f"- {in_markdown(f'{words}: {result}')}" for words, result in (record.tried or {}).items()]
     lines = [
         f"# {in_markdown(title_of(record))}",
         "## Environment",
-        "\n".join(
-            [
-                *(f"- {in_markdown(f'{name} {version}')}" for name, version in _versions(record)),
-                f"- Python {platform.python_version()}, {platform.system()} {platform.machine()}",
-            ]
-        ),
+        "\n".join(f"- {in_markdown(f'{name} {version}')}" for name, version in _versions(record)),
+        f"- Python {platform.python_version()}, {platform.system()} {platform.machine()}",
         "## What happens",
         _happens(record),
         fenced(what),
         "## What is expected",
-        _expected(record),
+        f"Expected: {expectation(case)}.",
         "## Script",
         f"It exits with 1 while this happens, and with 0 when it is gone.{needs}",
         fenced(script.text.rstrip(), "python"),
         "## What was tried",
         "\n".join(tried or ["- nothing beside it"]),
-        *(
-            [
-                f"A smaller case shows something else: {in_markdown(f'{found} ({size})')}."
-                for found, size in (record.aside or {}).items()
-            ][:3]
-        ),
+        *[f"A smaller case shows something else: {in_markdown(f'{fault} ({size})')}." for fault, size in aside[:3]],
         "## Where this may belong",
         "\n\n".join(_guess(record)),
     ]
@@ -161,15 +147,6 @@ def _happens(record: Reduction) -> str:
     laws = f" Broken invariances: {in_markdown(', '.join(record.fingerprint.laws))}." if record.fingerprint.laws else ""
     weights = "random weights from a seed" if case.config else "the checkpoint's weights"
     return f"{in_markdown(record.fingerprint.said, leading=True)}.{laws} Seen with {case.words}, {weights}, {case.dtype}."
-
-
-def _expected(record: Reduction) -> str:
-    kind = record.fingerprint.kind
-    if kind in (ERROR, CRASH):
-        return "It runs."
-    if kind == HANG:
-        return "All processes end."
-    return "Each row has the log-probs that it has alone, in fp32 with eager attention, up to rounding."
 
 
 def _guess(record: Reduction) -> Iterator[str]:

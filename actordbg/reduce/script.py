@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -34,9 +35,21 @@ from actordbg.reduce.case import (
     SEVERAL,
     TRAINER,
     FaultCase,
-)
+)  # fmt: skip
 
 _WIDTH = 88
+_MODULES = ("importlib.util", "os", "random", "re", "resource", "signal", "socket", "subprocess", "sys", "traceback", "types")
+_PACKAGES = {
+    "deepspeed.": "import deepspeed",
+    "torch.": "import torch",
+    "dist.": "import torch.distributed as dist",
+    "rearrange": "from einops import rearrange",
+    "init_device_mesh": "from torch.distributed.device_mesh import init_device_mesh",
+    "fully_shard": "from torch.distributed.fsdp import fully_shard",
+    "AutoConfig.": "from transformers import AutoConfig, AutoModelForCausalLM",
+    "from_pretrained(": "from transformers import AutoModelForCausalLM",
+}
+"""What of a script's text needs which import."""
 
 
 def render(case: FaultCase, title: str, *, versions: str = "", weights: float | None = None, private: bool = False) -> str:
@@ -44,8 +57,7 @@ def render(case: FaultCase, title: str, *, versions: str = "", weights: float | 
 
     private: a checkpoint in a folder is read from the environment variable MODEL, so that no path is in the script.
     """
-    top = "\n".join([*_head(case, title, versions, private), *_constants(case, weights, private)])
-    parts = [top, _build(case, weights)]
+    parts = [_build(case, weights)]
     if case.through == TRAINER:
         parts.append(templates.STAND_IN)
     if case.kind in (DIFFERENCE, GRADIENT):
@@ -53,8 +65,11 @@ def render(case: FaultCase, title: str, *, versions: str = "", weights: float | 
     elif case.kind == RERUN or case.backward:
         parts.append(templates.LOG_PROBS)
     parts += [] if _twice(case) else [_actual(case)]
-    parts += [_attempt(case), _main(case)]
-    return "\n\n\n".join(part.strip("\n") for part in [*parts, templates.END]) + "\n"
+    parts += [_attempt(case), _main(case), templates.END]
+    body = "\n\n\n".join(part.strip("\n") for part in parts)
+    constants = "\n".join(_constants(case, weights, private, body))
+    imports = "\n".join(_imports(f"{constants}\n{body}"))
+    return f"{_head(case, title, versions)}\n\n{imports}\n\n{constants}\n\n\n{body}\n"
 
 
 def in_a_folder(case: FaultCase) -> bool:
@@ -73,41 +88,21 @@ def launched(case: FaultCase) -> bool:
     return case.kind in SEVERAL
 
 
-def _head(case: FaultCase, title: str, versions: str, private: bool) -> Iterator[str]:
-    yield f'"""{_wrapped(_in_docstring(title))}'
-    yield ""
-    yield f"Expected: {_wrapped(_expectation(case), 10)}."
-    yield "Exits with 1 while the fault is there, and with 0 when it is gone."
-    if versions:
-        yield f"Seen with {_wrapped(_in_docstring(versions), 10)}."
-    yield '"""'
-    yield ""
-    modules = {"sys", "traceback"}
-    modules |= {"os", "socket", "subprocess"} if launched(case) else set()
-    modules |= {"os"} if private and in_a_folder(case) else set()
-    modules |= {"random"} if _seeded(case) else set()
-    modules |= {"resource"} if case.memory else set()
-    modules |= {"re"} if case.kind == ERROR else set()
-    modules |= {"signal"} if case.kind == CRASH else set()
-    modules |= {"importlib.util", "types"} if case.through == TRAINER else set()
-    yield from (f"import {name}" for name in sorted(modules))
-    if case.through == TRAINER:
+def _head(case: FaultCase, title: str, versions: str) -> str:
+    seen = f"Seen with {_wrapped(_in_docstring(versions), 10)}.\n" if versions else ""
+    expected = _wrapped(expectation(case), 10)
+    exits = "Exits with 1 while the fault is there, and with 0 when it is gone."
+    return f'"""{_wrapped(_in_docstring(title))}\n\nExpected: {expected}.\n{exits}\n{seen}"""'
+
+
+def _imports(text: str) -> Iterator[str]:
+    """Yield the imports that the text of a script needs."""
+    yield from (f"import {name}" for name in _MODULES if re.search(rf"\b{re.escape(name)}\.", text))
+    if "ModuleSpec(" in text:
         yield "from importlib.machinery import ModuleSpec"
-    yield ""
-    yield "try:"
-    if case.engine == "deepspeed":
-        yield "    import deepspeed"
-    yield "    import torch"
-    if case.processes > 1:
-        yield "    import torch.distributed as dist"
-    if case.through == TRAINER:
-        yield "    from einops import rearrange"
-    if case.engine == "fsdp2":
-        yield "    from torch.distributed.device_mesh import init_device_mesh"
-        yield "    from torch.distributed.fsdp import fully_shard"
-    yield f"    from transformers import {'AutoConfig, ' * bool(case.config)}AutoModelForCausalLM"
-    yield from templates.MISSING.splitlines()
-    yield ""
+    yield "\ntry:"
+    yield from (f"    {line}" for needs, line in _PACKAGES.items() if re.search(rf"\b{re.escape(needs)}", text))
+    yield templates.MISSING.rstrip()
 
 
 def _in_docstring(text: str) -> str:
@@ -115,7 +110,8 @@ def _in_docstring(text: str) -> str:
     return text.replace("\\", "/").replace('"""', "'''").removesuffix('"')
 
 
-def _expectation(case: FaultCase) -> str:
+def expectation(case: FaultCase) -> str:
+    """Say what comes when the fault is gone."""
     alone = "those of the row alone in fp32 with eager attention"
     return {
         DIFFERENCE: f"the log-probs of each row are {alone}, to {case.limit:g} nats",
@@ -127,49 +123,35 @@ def _expectation(case: FaultCase) -> str:
     }[case.kind]
 
 
-def _constants(case: FaultCase, weights: float | None, private: bool) -> Iterator[str]:
+def _constants(case: FaultCase, weights: float | None, private: bool, body: str) -> Iterator[str]:
     if case.config:
         yield f"CONFIG = {_literal(case.config, 9)}"
+    elif private and in_a_folder(case):
+        yield 'MODEL = os.environ.get("MODEL", "")  # the folder of the checkpoint'
     else:
-        if private and in_a_folder(case):
-            yield 'MODEL = os.environ.get("MODEL", "")  # the folder of the checkpoint'
-        else:
-            yield f"MODEL = {json.dumps(case.checkpoint)}"
-        if weights is not None:
-            yield f"WEIGHTS = {weights!r}  # the sum of all weights"
-    if _seeded(case):
-        lengths = _literal([len(row) for row in case.rows], 10)
-        yield f"LENGTHS = {lengths}"
-        yield "ROWS = ["
-        yield f"    random.Random(row).choices(range({case.vocabulary}), k=length)"
-        yield "    for row, length in enumerate(LENGTHS)"
-        yield "]"
+        yield f"MODEL = {json.dumps(case.checkpoint)}"
+    if case.synthetic and case.tokens > MOST_INLINE:
+        yield f"LENGTHS = {_literal([len(row) for row in case.rows], 10)}"
+        yield templates.DRAWN.replace("VOCABULARY", str(case.vocabulary)).strip("\n")
     elif case.tokens > MOST_INLINE:
-        yield 'IDS = """'
-        yield from (" ".join(map(str, row)) for row in case.rows)
-        yield '"""'
+        ids = "\n".join(" ".join(map(str, row)) for row in case.rows)
+        yield f'IDS = """\n{ids}\n"""'
         yield "ROWS = [[int(token) for token in line.split()] for line in IDS.strip().splitlines()]"
     else:
         yield f"ROWS = {_literal([list(row) for row in case.rows], 7)}"
-    if case.layout == PADDED:
-        yield f"LEFT = {_literal(list(case.left), 7)}  # padding in front of each row"
-    if case.kind in (DIFFERENCE, GRADIENT):
-        yield f"LIMIT = {case.limit!r}  # {'nats' if case.kind == DIFFERENCE else 'of the norm'}"
-    if case.through == TRAINER:
-        yield f"PACKED = {case.layout == PACKED}"
-        yield f"TEMPERATURE = {case.temperature!r}"
-    if case.kind == ERROR:
-        yield f"PATHS = {_flat(PATHS)}"
-        yield f"ERROR = {_flat(f'{case.error_class}: {case.error}')}"
-    if case.kind == CRASH:
-        yield f"SIGNAL = {_flat(case.error)}"
-    if launched(case):
-        yield f"PROCESSES = {case.processes}"
-        yield f"SECONDS = {max(60.0, case.timeout_s)!r}"
-
-
-def _seeded(case: FaultCase) -> bool:
-    return case.synthetic and case.tokens > MOST_INLINE
+    values = {
+        "WEIGHTS": f"{weights!r}  # the sum of all weights",
+        "LEFT": f"{_literal(list(case.left), 7)}  # padding in front of each row",
+        "LIMIT": f"{case.limit!r}  # {'nats' if case.kind == DIFFERENCE else 'of the norm'}",
+        "PACKED": case.layout == PACKED,
+        "TEMPERATURE": case.temperature,
+        "PATHS": _flat(PATHS),
+        "ERROR": _flat(f"{case.error_class}: {case.error}"),
+        "SIGNAL": _flat(case.error),
+        "PROCESSES": case.processes,
+        "SECONDS": max(60.0, case.timeout_s),
+    }
+    yield from (f"{name} = {value}" for name, value in values.items() if re.search(rf"\b{name}\b", body))
 
 
 def _dtype(case: FaultCase) -> str:
@@ -186,9 +168,7 @@ def _build(case: FaultCase, weights: float | None) -> str:
 """
         after = f"    return model.float(){rounded}.to(dtype).eval()"
     else:
-        more = [f"revision={json.dumps(case.revision)}"] * bool(case.revision)
-        more += [f"num_hidden_layers={case.layers}"] * (case.layers is not None)
-        extra = "".join(f"        {each},\n" for each in more)
+        extra = "" if case.layers is None else f"        num_hidden_layers={case.layers},\n"
         body = f"""
     model = AutoModelForCausalLM.from_pretrained(
         MODEL,
@@ -263,32 +243,11 @@ def _attempt(case: FaultCase) -> str:
         lines.append("    mine = ROWS[dist.get_rank() :: PROCESSES] or ROWS[:1]")
         given = "model, mine"
     lines.append(_model_line(case))
-    if case.kind == DIFFERENCE:
-        lines += [
-            '    right = expected(build("eager", torch.float32))',
-            f"    pairs = zip({actual}({given}), right)",
-            "    return [float((a - b).abs().max()) if len(b) else 0.0 for a, b in pairs]",
-        ]
-    elif case.kind == GRADIENT:
-        lines += [
-            '    right = build("eager", torch.float32)',
-            f"    for outputs in ({actual}({given}), expected(right)):",
-            "        (-torch.cat(outputs).mean()).backward()",
-            "    pairs = zip(model.parameters(), right.parameters())",
-            "    pairs = [(a.grad, b.grad) for a, b in pairs if b.grad is not None]",
-            "    zero = [torch.zeros_like(b) if a is None else a.float() for a, b in pairs]",
-            "    norms = [float(b.norm()) for _, b in pairs]",
-            "    apart = [float((a - b).norm()) for a, (_, b) in zip(zero, pairs)]",
-            "    return [a / b for a, b in zip(apart, norms) if b > 1e-6]",
-        ]
-    elif case.kind == RERUN:
-        lines += [
-            f"    once, again = actual({given}), actual({given})",
-            "    pairs = zip(once, again)",
-            "    return [float((a - b).abs().max()) if len(b) else 0.0 for a, b in pairs]",
-        ]
+    run = f"{actual}({given})"
+    if case.kind in templates.ATTEMPTS:
+        lines.append(templates.ATTEMPTS[case.kind].strip("\n").replace("RUN", run))
     else:
-        lines.append(f"    (-torch.cat(actual({given})).mean()).backward()" if case.backward else f"    actual({given})")
+        lines.append(f"    (-torch.cat({run}).mean()).backward()" if case.backward else f"    {run}")
         if case.processes > 1:
             lines += ["    dist.barrier()", "    dist.destroy_process_group()"]
         lines.append("    return []")
@@ -307,21 +266,14 @@ _RETURNS = {
 
 def _main(case: FaultCase) -> str:
     if launched(case):
-        return templates.LAUNCH.rstrip() + "\n\n" + (templates.MAIN_HANG if case.kind == HANG else templates.MAIN_CRASH)
+        shown = "-signal.Signals[SIGNAL] in codes" if case.kind == CRASH else "None in codes and set(codes) <= {None, 0}"
+        return templates.LAUNCH.rstrip() + "\n\n" + templates.MAIN_LAUNCHED.replace("SHOWN", shown)
     if case.kind == ERROR:
         return templates.MAIN_ERROR
-    unit = "nats" if case.kind != GRADIENT else "of its norm"
-    limit = "0" if case.kind == RERUN else "LIMIT"
+    unit = "of its norm" if case.kind == GRADIENT else "nats"
     what = "parameter" if case.kind == GRADIENT else "row"
-    return f'''
-def main():
-    differences = attempt()
-    for number, difference in enumerate(differences):
-        verdict = "right" if difference <= {limit} else "WRONG"
-        print(f"{what} {{number}}: off by {{difference:.3g}} {unit}: {{verdict}}")
-    print("expected: at most", {limit})
-    return int(not all(difference <= {limit} for difference in differences))
-'''
+    text = templates.MAIN_DIFFERENCES.replace("WHAT", what).replace("UNIT", unit)
+    return text.replace("LIMIT", "0") if case.kind == RERUN else text
 
 
 def _literal(value: Any, before: int, indent: int = 0) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -85,6 +85,10 @@ class Shrinker:
             case = replace(self.best, **changes)
         except (CorruptDump, ValueError):
             return False
+        if case.config and case.vocabulary != self.best.vocabulary:
+            case = replace(case, rows=tuple(tuple(token % case.vocabulary for token in row) for row in case.rows))
+        if case.synthetic:
+            case = replace(case, rows=drawn([len(row) for row in case.rows], case.vocabulary))
         ending = self.trials.ending(case)
         if self.fingerprint.shown_by(case, ending) and (
             notable or _size(ending) >= min(_size(self.trials.ending(self.best)), _CLEAR) / 2
@@ -97,20 +101,13 @@ class Shrinker:
         return False
 
     def _settings(self) -> None:
-        engine = {"processes": 1, "engine": "", "zero": 0}
-        fp32 = {"dtype": "fp32", "limit": LIMITS["fp32"]}
-        alone = {"layout": ALONE, "left": (), "cache": False}
-        packed = {"layout": PACKED, "left": ()}
-        others = ({"attn": "sdpa"}, {"temperature": 1.0}, {"backward": False}, {"memory": None})
-        for changes in (engine, {"through": MODEL}, {"compile": ""}, alone, packed, {"cache": False}, fp32, *others):
-            differs = any(getattr(self.best, name) != value for name, value in changes.items())
-            if differs and (changes is not packed or self.best.layout == PADDED):
+        for words, changes in _DEFAULTS.items():
+            if _differs(self.best, changes) and (words != "rows packed" or self.best.layout == PADDED):
                 self._take(**changes)
 
     def _drawn(self) -> None:
         if not self.best.synthetic:
-            lengths = [len(row) for row in self.best.rows]
-            self._take(synthetic=True, rows=drawn(lengths, self.best.vocabulary), left=self.best.left)
+            self._take(synthetic=True)
 
     def _rows(self) -> None:
         rows, left = self.best.rows, self.best.left
@@ -119,11 +116,7 @@ class Shrinker:
             self._take(layout=ALONE, left=())
 
     def _with_rows(self, rows: Sequence[Sequence[int]], left: tuple[int, ...]) -> bool:
-        if len(rows) < self.best.processes:
-            return False
-        if self.best.synthetic:
-            rows = drawn([len(row) for row in rows], self.best.vocabulary)
-        return self._take(rows=tuple(map(tuple, rows)), left=left)
+        return len(rows) >= self.best.processes and self._take(rows=tuple(map(tuple, rows)), left=left)
 
     def _tokens(self) -> None:
         for number in range(len(self.best.rows)):
@@ -171,20 +164,25 @@ class Shrinker:
         self._take(notable=False, config=self.best.config | heads)
         names = [name for name, value in self.best.config.items() if isinstance(value, int) and _SIZE.fullmatch(name)]
         for name in sorted(names, key=lambda name: name == "vocab_size"):
-            while (value := (self.best.config or {})[name] // 2) >= _LEAST_SIZE.get(name, 1):
-                smaller: dict[str, Any] = {"config": (self.best.config or {}) | {name: value}}
-                if name == "vocab_size":
-                    lengths = [len(row) for row in self.best.rows]
-                    folded = tuple(tuple(token % value for token in row) for row in self.best.rows)
-                    smaller["rows"] = drawn(lengths, value) if self.best.synthetic else folded
-                if not self._take(notable=False, **smaller):
-                    break
+            value, lowest = self.best.config[name], _LEAST_SIZE.get(name, 1)
+            halves = [value >> times for times in range(value.bit_length() - 1, 0, -1) if value >> times >= lowest]
+            any(self._take(notable=False, config=self.best.config | {name: half}) for half in halves)  # the smallest first
 
     def _keys(self) -> None:
-        for name, value in list((self.best.config or {}).items()):
-            if name != "model_type" and not (isinstance(value, int) and _SIZE.fullmatch(name)) and "layer" not in name:
-                kept = {key: held for key, held in (self.best.config or {}).items() if key != name}
-                self._take(notable=False, config=kept)
+        self._without(
+            [
+                name
+                for name, value in (self.best.config or {}).items()
+                if name != "model_type" and not (isinstance(value, int) and _SIZE.fullmatch(name)) and "layer" not in name
+            ]
+        )
+
+    def _without(self, names: Sequence[str]) -> None:
+        """Drop keys of the configuration: all at once, else those of each half."""
+        kept = {key: value for key, value in (self.best.config or {}).items() if key not in names}
+        if names and not self._take(notable=False, config=kept) and (half := len(names) // 2):
+            self._without(names[:half])
+            self._without(names[half:])
 
 
 def _size(ending: Ending) -> float:
@@ -199,21 +197,35 @@ def _other(case: FaultCase, ending: Ending) -> str:
     return ""
 
 
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "one process": {"processes": 1, "engine": "", "zero": 0},
+    "without the trainer": {"through": MODEL},
+    "without torch.compile": {"compile": ""},
+    "each row alone": {"layout": ALONE, "left": (), "cache": False},
+    "rows packed": {"layout": PACKED, "left": ()},
+    "use_cache=False": {"cache": False},
+    "in fp32": {"dtype": "fp32", "limit": LIMITS["fp32"]},
+    "attention sdpa": {"attn": "sdpa"},
+    "temperature 1": {"temperature": 1.0},
+    "without a backward": {"backward": False},
+    "without a limit of memory": {"memory": None},
+}
+"""Settings that a case is better without, in the order in which they are tried."""
+_BESIDE: dict[str, dict[str, Any]] = {
+    "attention eager": {"attn": "eager"},
+    "with cu_seq_lens_q and seq_idx passed": {"borders": True},
+    "torch.compile with backend eager": {"compile": "eager"},
+    "in bf16": {"dtype": "bf16", "limit": LIMITS["bf16"]},
+}
+
+
+def _differs(case: FaultCase, changes: Mapping[str, Any]) -> bool:
+    return any(getattr(case, name) != value for name, value in changes.items())
+
+
 def neighbours(case: FaultCase) -> Iterator[tuple[str, FaultCase]]:
     """Yield cases that differ from this case in a single setting, and the setting in words, for what was tried beside it."""
-    changes: list[tuple[str, dict[str, Any]]] = [
-        ("attention eager", {"attn": "eager"}),
-        ("attention sdpa", {"attn": "sdpa"}),
-        ("each row alone", {"layout": ALONE, "left": ()}),
-        ("rows packed", {"layout": PACKED, "left": ()}),
-        ("use_cache=False", {"cache": False}),
-        ("with cu_seq_lens_q and seq_idx passed", {"borders": True} if case.layout == PACKED else {}),
-        ("without torch.compile", {"compile": ""}),
-        ("torch.compile with backend eager", {"compile": "eager"} if case.compile else {}),
-        ("in fp32", {"dtype": "fp32", "limit": LIMITS["fp32"]}),
-        ("in bf16", {"dtype": "bf16", "limit": LIMITS["bf16"]}),
-        ("one process", {"processes": 1, "engine": "", "zero": 0}),
-    ]
-    for words, change in changes:
-        if any(getattr(case, name) != value for name, value in change.items()):
-            yield words, replace(case, **change)
+    for words, changes in (_DEFAULTS | _BESIDE).items():
+        pointless = ("borders" in changes and case.layout != PACKED) or ("compile" in changes and not case.compile)
+        if _differs(case, changes) and not pointless:
+            yield words, replace(case, **changes)

@@ -12,18 +12,21 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import multiprocessing
 import os
-import select
 import signal
 import socket
 import sys
 import tempfile
 import time
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 RETURNED, RAISED, DIED, HUNG = "returned", "raised", "died", "hung"
 _PR_SET_PDEATHSIG = 1
+_FORK = multiprocessing.get_context("fork")
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -33,69 +36,48 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             importlib.import_module(module)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    deadline, answers = time.monotonic() + request["timeout_s"], dict[int, dict[str, Any]]()
-    children: list[tuple[int, int]] = []
-    try:
-        for rank in range(request["ranks"]):
-            children.append(_forked(request, rank, port))
-        for rank, (_, pipe) in enumerate(children):
-            if answer := _read(pipe, deadline):
-                answers[rank] = answer
-    finally:
-        statuses = [_end(*child) for child in children]
-    for rank, status in enumerate(statuses):
-        if rank not in answers:
-            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            name = signal.Signals(number).name if number else f"exit code {os.waitstatus_to_exitcode(status)}"
-            answers[rank] = {"status": DIED, "error": name}
-    order = (DIED, RAISED, HUNG, RETURNED)
-    return min(answers.values(), key=lambda answer: order.index(answer["status"]))
+        where = {"WORLD_SIZE": str(request["ranks"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    deadline, answers = time.monotonic() + request["timeout_s"], list[dict[str, Any]]()
+    ranks = [_forked(request["source"], where | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(request["ranks"])]
+    for process, pipe in ranks:
+        try:
+            answers.append(pipe.recv() if pipe.poll(max(0.0, deadline - time.monotonic())) else {"status": HUNG})
+        except EOFError:
+            process.join()
+            number = process.exitcode or 0
+            answers.append({"status": DIED, "error": signal.Signals(-number).name if number < 0 else f"exit code {number}"})
+    for process, pipe in ranks:
+        with suppress(ProcessLookupError):  # and what it started
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        pipe.close()
+    return min(answers, key=lambda answer: (DIED, RAISED, HUNG, RETURNED).index(answer["status"]))
 
 
-def _read(pipe: int, deadline: float) -> dict[str, Any] | None:
-    """Return a rank's answer; None if it ended without one. After the deadline, a rank that has ended is still read."""
-    data = b""
-    while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        if not (more := os.read(pipe, 2**16)):
-            return dict(json.loads(data)) if data else None
-        data += more
-    return {"status": HUNG}
+def _forked(source: str, where: dict[str, str]) -> tuple[BaseProcess, Connection]:
+    """Fork a rank; return its process and the pipe on which it answers."""
+    reading, writing = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(target=_in_child, args=(os.getpid(), source, where, writing))
+    process.start()
+    writing.close()
+    with suppress(OSError):  # the child does it as well: whoever is first
+        os.setpgid(process.pid or 0, process.pid or 0)
+    return process, reading
 
 
-def _end(pid: int, pipe: int) -> int:
-    """Kill a rank and what it started; return its wait status."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    os.close(pipe)
-    return os.waitpid(pid, 0)[1]
-
-
-def _forked(request: dict[str, Any], rank: int, port: int) -> tuple[int, int]:
-    """Fork a rank; return its pid and the pipe on which it answers."""
-    reading, writing = os.pipe()
-    host, pid = os.getpid(), os.fork()
-    if pid:
-        os.close(writing)
-        with suppress(OSError):  # the child does it as well: whoever is first
-            os.setpgid(pid, pid)
-        return pid, reading
-    try:
-        with suppress(OSError):
-            os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != host:  # it died before prctl
-            os._exit(1)
-        os.close(reading)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(nothing, descriptor)
-        os.chdir(tempfile.gettempdir())
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(request["ranks"])}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.write(writing, json.dumps(_attempt(request["source"])).encode())
-    finally:
-        os._exit(0)
+def _in_child(host: int, source: str, where: dict[str, str], answers: Connection) -> None:
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != host:  # it died before prctl
+        os._exit(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.chdir(tempfile.gettempdir())
+    os.environ |= where
+    answers.send(_attempt(source))
+    os._exit(0)
 
 
 def _attempt(source: str) -> dict[str, Any]:
@@ -130,8 +112,6 @@ def main() -> None:
     import transformers  # noqa: F401 - loaded for the trials
 
     torch.set_num_threads(1)
-    answers.write("{}\n")
-    answers.flush()
     for line in sys.stdin:
         answers.write(json.dumps(run(json.loads(line))) + "\n")
         answers.flush()

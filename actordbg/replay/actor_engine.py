@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from actordbg.actor.sharing import reopens
 from actordbg.actor.signatures import signature_of
-from actordbg.base.errors import ActordbgError
+from actordbg.base.errors import ActordbgError, StoreProblem
 from actordbg.base.fault import scrub
 from actordbg.base.imports import without_collecting
 from actordbg.config.replay_config import TINY
 from actordbg.debug import stops
 from actordbg.debug.prompt import StoppedByUser
 from actordbg.debug.replay_stops import ReplayStops
+from actordbg.formats.store_files import atomic_write
 from actordbg.formats.weight_hashes import WEIGHTS
-from actordbg.records.journal import TENSORS
+from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.locate_record import FORMULAS, IDENTITY, LOCATED
 from actordbg.records.replay_record import FAILED, KEPT_BYTES, LAWS, STOPPED, ReplayInput, ReplaySpec
-from actordbg.replay.flushing import UNFLUSHED, Unflushed
+from actordbg.replay.flushing import UNFLUSHED
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.worker_logs import EXCERPT
 
@@ -120,9 +121,12 @@ class Failure:
 class ActorEngine:
     """Runs dumps through an `ActorSession`. See `Engine` for what each method promises."""
 
+    depth = 2
+    """Folders from the store to a replay's."""
+
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
         self.folder, self.spec, self.rank = folder, spec, rank
-        self.root = folder.parent.parent
+        self.root = folder.parents[self.depth - 1]
         self._loaded_for = spec.replay_id
         self.out_of_step = ""
         self._resources = contextlib.ExitStack()
@@ -222,7 +226,7 @@ class ActorEngine:
                 fields["extra"][IDENTITY], self._identities = self._identities, []
             if outcome.tensors and recorded:
                 kept = fields[UNFLUSHED] = self._keep(item, outcome)
-                fields["extra"][KEPT_BYTES] = kept.size
+                fields["extra"][KEPT_BYTES] = kept.stat().st_size
             failed = ""
         finally:
             if self._history is not None:
@@ -243,16 +247,16 @@ class ActorEngine:
 
         session = self._session
         assert isinstance(session, ActorSession)  # a truth is not checked
-        backward, found = session.backward_for(dump.record), dict[str, Any]()
+        backward, answers = session.backward_for(dump.record), dict[str, Any]()
         if on_law is not None:
             asking = LawRun(session, dump, outcome, backward, self.collective, on_law)
-            found[LAWS] = [answer.to_dict() for answer in asking.run()]
+            answers[LAWS] = [answer.to_dict() for answer in asking.run()]
             self.out_of_step = asking.out_of_step
         if on_place is not None and not self.out_of_step:
             locating = LocateRun(session, dump, outcome, backward, self.collective, on_place)
-            found[LOCATED] = asdict(locating.run())
+            answers[LOCATED] = asdict(locating.run())
             self.out_of_step = locating.out_of_step
-        return found
+        return answers
 
     def close(self) -> None:
         self._resources.close()
@@ -284,7 +288,7 @@ class ActorEngine:
             "extra": extra | {name: value for name, value in where_any.items() if value},
         }
 
-    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> Unflushed:
+    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> Path:
         """Write the tensors that a comparison needs (`--keep-tensors`) to a safetensors file named after the dump."""
         import safetensors.numpy
 
@@ -293,7 +297,13 @@ class ActorEngine:
         if outcome.gradients:
             about["gradients"] = json.dumps(outcome.gradients)
         blob = safetensors.numpy.save(plain, metadata=about)
-        return Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
+        return self.written(item, blob)
+
+    def written(self, item: ReplayInput, blob: bytes) -> Path:
+        """Write the kept tensors of an input; a thread of the worker flushes the file."""
+        path = self.folder / TENSORS / f"{item.dump_id}.safetensors"
+        atomic_write(path, blob, flush=False)
+        return path
 
     def _device_is_lost(self) -> bool:
         """Try a CUDA call: after some errors (an illegal memory access) every later call in this process fails."""
@@ -309,3 +319,18 @@ class ActorEngine:
         except RuntimeError:
             return True
         return False
+
+
+class OnceEngine(ActorEngine):
+    """An engine whose inputs build on each other: the folder's work runs once, in one process."""
+
+    def refuse_resumption(self, what: str) -> None:
+        """Raise StoreProblem if inputs ran before: what they left in the process is lost."""
+        if read_results(self.folder):
+            raise StoreProblem(f"{what} cannot be resumed: its weights and gradients are lost", hint="run the command again")
+
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        """Begin with another folder's work in this process, which saves the imports."""
+        self._resources.close()
+        self.folder, self.spec = folder, spec
+        return self.open()

@@ -5,10 +5,10 @@ however it dies. They have to be on the disk only if the machine loses power, an
 continues, and this thread flushes: the tensors first, then the journal, so a result never reaches the disk before its files.
 At most one result waits: `settle` comes before the next one is written.
 
-    tensors = Unflushed.write(path, blob)
+    atomic_write(path, blob, flush=False)
     flusher.settle()                        # everything noted is on disk
     journal.write("end", ...)
-    flusher.note(tensors)                   # returns at once
+    flusher.note(path)                      # returns at once
 
 Standard library only.
 """
@@ -18,54 +18,25 @@ from __future__ import annotations
 import contextlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
-from actordbg.formats.store_files import make_folder, open_regular, sync_folder, temporary_name
+from actordbg.formats.store_files import open_regular, sync_folder
 from actordbg.records.journal import Journal
 
 UNFLUSHED = "unflushed"
-"""The key of an `Unflushed` among the fields that an engine returns for an input."""
+"""The key of a complete file that is not on the disk yet, among the fields that an engine returns for an input."""
 
 
-@dataclass
-class Unflushed:
-    """A complete file that may not be on the disk yet. Call `flush` once: it closes the file. `size`: in bytes."""
-
-    path: Path
-    size: int
-    descriptor: int
-
-    @classmethod
-    def write(cls, path: Path, data: bytes) -> Unflushed:
-        """Write `data` to `path` completely, or raise OSError (such as a full disk) and leave nothing behind."""
-        make_folder(path.parent)
-        temporary = path.with_name(temporary_name(path.name[:80]))
-        descriptor = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(descriptor, left) :]
-            os.replace(temporary, path)
-        except BaseException:
-            os.close(descriptor)
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        return cls(path, len(data), descriptor)
-
-    def flush(self) -> None:
-        """Flush the file and its name to the disk. If that fails, remove the file (its content is unknown); OSError."""
-        try:
-            try:
-                os.fsync(self.descriptor)
-            finally:
-                os.close(self.descriptor)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
-            raise
-        sync_folder(self.path.parent)
+def flush(path: Path) -> None:
+    """Flush a complete file and its name to the disk. If that fails, remove the file (its content is unknown); OSError."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    sync_folder(path.parent)
 
 
 class Flusher:
@@ -77,7 +48,7 @@ class Flusher:
         self._pending: list[Future[None]] = []
         self._dirty = False
 
-    def note(self, *files: Unflushed) -> None:
+    def note(self, *files: Path) -> None:
         """Flush these files, then the journal, which has a new line. Returns at once."""
         self._dirty = True
         self._pending.append(self._pool.submit(self._flush, files))
@@ -93,9 +64,9 @@ class Flusher:
         """Flush what is left and end the thread, without raising: `settle` reports errors."""
         self._pool.shutdown()
 
-    def _flush(self, files: tuple[Unflushed, ...]) -> None:
+    def _flush(self, files: tuple[Path, ...]) -> None:
         for file in files:
-            file.flush()
+            flush(file)
         if self._dirty:  # lines that came meanwhile are flushed with these
             self._dirty = False
             self._journal.sync()

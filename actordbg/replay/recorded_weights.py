@@ -24,11 +24,11 @@ from actordbg.formats.weight_hashes import (
     RECORDED_WEIGHTS,
     ParameterHash,
     WeightRecord,
-    read_weights,
     sha256_of,
     weights_of,
 )
 from actordbg.records.replay_record import ReplayInput
+from actordbg.records.run_files import read_weights
 from actordbg.store.places import read_record
 
 _NAMED = 4

@@ -39,6 +39,7 @@ from actordbg.records.journal import (
     TENSORS,
     Event,
     Journal,
+    last_supervisor,
     read_events,
     read_results,
     read_standing,
@@ -338,12 +339,9 @@ def is_whole(folder: Path, record: ResultRecord) -> bool:
 
 def _was_cut_off(folder: Path, replay_id: str) -> bool:
     """Check whether another process died while it ran this replay. Conflict if it is alive: two would run every input twice."""
-    events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
-    if not events or events[-1]["event"] == "finished":
+    if (last := last_supervisor(folder)) is None or (last["pid"], last["ticks"]) == _me():
         return False
-    pid, ticks = events[-1]["pid"], events[-1]["ticks"]
-    if (pid, ticks) == _me():
-        return False
+    pid, ticks = last["pid"], last["ticks"]
     if state_of(pid, ticks)[0] in (ALIVE, STOPPED):
         raise Conflict(f"replay {replay_id} is being run by process {pid}", hint="wait for it, or end it with Ctrl-C")
     return True

@@ -367,9 +367,13 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
         work, previous = following, worker
 
 
-if __name__ == "__main__":
-    exit_code = main(ActorEngine)
+def run_worker(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> None:
+    """Run `main`, and leave without exit handlers: torch's and gloo's can hang or crash, and there is nothing left to save."""
+    exit_code = main(make_engine)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: torch's and gloo's exit handlers can hang or crash, and there is nothing left to save.
     os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    run_worker(ActorEngine)

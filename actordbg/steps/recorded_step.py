@@ -17,6 +17,7 @@ from typing import Any
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog import query
+from actordbg.catalog.selections import reasons
 from actordbg.judge.recorded_calls import RecordedCall, Terms
 from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store, require_run_name
@@ -141,13 +142,14 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     recorded again, such as after a restart from a checkpoint, is the one of the newest processes.
     """
     catalog = query.open_fresh(store.require())
-    where = f"point = 'loss' and step = {number}"
     require_run_name(run)
-    if run is not None:
-        where += f" and run = '{run}'"
-    rows = query.select_dumps(catalog, where, losses=True)
+    of_run = "point = 'loss'" + (f" and run = '{run}'" if run is not None else "")
+    rows = query.select_dumps(catalog, f"{of_run} and step = {number}", losses=True)
     if not rows:
-        raise NothingToDo(f"no loss of step {number} was recorded{f' in run {run}' if run else ''}", hint=_RECORD)
+        others = query.select_dumps(catalog, of_run, losses=True, limit=1)
+        why = f": {'; '.join(reasons(catalog, f'step = {number}'))}" * bool(others)
+        hint = "choose a recorded step" if others else _RECORD
+        raise NothingToDo(f"no loss of step {number} was recorded{f' in run {run}' if run else ''}{why}", hint=hint)
     runs = sorted({row.run for row in rows})
     if len(runs) > 1:
         raise UsageError(f"{plural(len(runs), 'run')} have losses of step {number}: {', '.join(runs)}", hint="pass --run NAME")

@@ -17,71 +17,46 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.base.errors import StoreProblem
 from actordbg.formats.store_files import read_regular
-from actordbg.records.journal import TENSORS, read_results
-from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec
-from actordbg.replay.actor_engine import ActorEngine
-from actordbg.replay.flushing import UNFLUSHED, Unflushed
+from actordbg.records.replay_record import PASSED, ReplayInput
+from actordbg.replay.actor_engine import OnceEngine
+from actordbg.replay.flushing import UNFLUSHED
 from actordbg.replay.selection import defaults_of
 from actordbg.steps.step_plan import PLAN, STEP, StepPlan
 
 if TYPE_CHECKING:
     from actordbg.steps.step_sessions import ReferenceSession, StepSession
-    from actordbg.store.payload import Dump
 
 MODULE = "actordbg.steps.step_engine"
 
 
-class StepEngine(ActorEngine):
+class StepEngine(OnceEngine):
     """Runs the micro-batches of one side. `actordbg.replay.worker.Engine` documents each method."""
 
+    depth = 4
     tainted = False
     """After a failure in the middle of a step, its gradient is unknown: the command says so, and nothing is run again."""
 
     _session: StepSession | ReferenceSession  # type: ignore[assignment]
 
-    def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
-        super().__init__(folder, spec, rank)
-        self.root = folder.parents[3]  # of store/cache/steps/<id>/<side>
-
     def open(self) -> dict[str, Any]:
         from actordbg.steps.step_sessions import ReferenceSession, StepSession
 
-        if read_results(self.folder):
-            raise StoreProblem("a step cannot be resumed: its gradient is lost", hint="run the command again")
+        self.refuse_resumption("a step")
         self._plan, self._done = StepPlan(**json.loads(read_regular(self.folder / PLAN))), 0
         kind: Any = StepSession if self.spec.config.truth is None else ReferenceSession
         session = kind(self.spec.config, defaults_of(self.root, self.spec.inputs), self.root / "models", self._plan)
         self._session = self._resources.enter_context(contextlib.closing(session))
         return self._begun()
 
-    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Continue with the other side in this process, which saves the imports."""
-        self._resources.close()
-        self.folder, self.spec = folder, spec
-        return self.open()
-
     def load(self, item: ReplayInput) -> Any:
         from actordbg.store import payload
 
         return payload.load(self.root / item.path), payload.load(self.root / self._plan.losses[item.dump_id])
 
-    def run(
-        self,
-        item: ReplayInput,
-        loaded: tuple[Dump, Dump],  # type: ignore[override]
-        *,
-        recorded: bool,
-        on_law: Callable[[str], None] | None = None,
-        on_place: Callable[[str], None] | None = None,
-    ) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, **asked: Any) -> dict[str, Any]:
         import safetensors.numpy
 
         log_probs, figures, seconds = self._session.one_of_step(*loaded)
@@ -98,14 +73,11 @@ class StepEngine(ActorEngine):
             fields["grad_norm"] = figures.get("grad_norm")
         if recorded:
             blob = safetensors.numpy.save({"log_probs": log_probs.contiguous().numpy()})
-            fields[UNFLUSHED] = Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
+            fields[UNFLUSHED] = self.written(item, blob)
         return fields
 
 
 if __name__ == "__main__":
-    from actordbg.replay.worker import main
+    from actordbg.replay.worker import run_worker
 
-    code = main(StepEngine)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # like a replay worker
+    run_worker(StepEngine)

@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
+from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, TRAINER, UNCHECKED, WRONG, Verdict, number
 from actordbg.formats.weight_hashes import MET_WEIGHTS
 from actordbg.judge.loss_terms import kl_terms
@@ -248,7 +250,7 @@ def why_no_norm(figures: StepFigures) -> str:
     if distance <= limit:
         return ""
     words = f"the model's log-probs are {number(distance, 3)} nats from the recorded ones (limit {limit:g})"
-    return f"{words}: its weights are another step's"
+    return f"{words}: " + ("it is the toy model (--model)" if figures.config.model == TINY else "its weights are another step's")
 
 
 def verdict_of(figures: StepFigures) -> Verdict:
@@ -256,7 +258,10 @@ def verdict_of(figures: StepFigures) -> Verdict:
     step, replayed, reference = figures.step, figures.replayed, figures.reference
     title = f"step {step.number} of run {step.run}"
     if failed := replayed.failed or reference.failed:
-        return Verdict(FAILED, f"{title} did not run: {failed}", next="actordbg step --backend plain")
+        following = (
+            f"actordbg step --run {step.run} --step {step.number} --model {in_shell(figures.config.model)} --backend plain"
+        )
+        return Verdict(FAILED, f"{title} did not run: {failed}", next=following)
     left = [step.missing] if step.missing else []
     if other := why_no_norm(figures):
         left.append(f"the gradient's norm, since {other}")
@@ -296,16 +301,9 @@ def applied_by(step: RecordedStep, side: Side) -> float:
 
 
 def figures_of(figures: StepFigures) -> list[tuple[str, str]]:
-    """Return the figures of a step by name: loss, norm and distance of each side."""
-    step, replayed, reference = figures.step, figures.replayed, figures.reference
-    return [
-        ("loss, recorded", number(step.applied)),
-        ("loss, replayed", number(applied_by(step, replayed))),
-        ("loss, one batch in fp32", number(reference.total())),
-        ("sum of absolute terms", number(step.size)),
-        ("gradient norm, recorded", number(step.grad_norm, 6)),
-        ("gradient norm, replayed", number(replayed.grad_norm, 6)),
-        ("gradient norm, one batch in fp32", number(reference.grad_norm, 6)),
-        ("replayed - recorded log-probs, nats", number(figures.moved(replayed), 3)),
-        ("fp32 - recorded log-probs, nats", number(figures.moved(reference), 3)),
-    ]
+    """Return loss and norm of a step, recorded and as one batch; the table has the replay's too."""
+    step, reference = figures.step, figures.reference
+    losses = [("loss, recorded", number(step.applied)), ("loss, one batch in fp32", number(reference.total()))]
+    norms = [("gradient norm, recorded", number(step.grad_norm, 6))]
+    norms += [("gradient norm, one batch in fp32", number(reference.grad_norm, 6))]
+    return norms + losses if _as_one(step) and step.grad_norm is not None else losses + norms

@@ -263,4 +263,6 @@ def _folders(path: Path) -> list[Path]:
 def require_run_name(run: str | None) -> None:
     """Raise UsageError if the name of a run is not a plain one."""
     if run is not None and not is_plain_name(run):
-        raise UsageError(f"{run!r:.60} is not the name of a run", hint="`actordbg dump ls` shows the runs")
+        raise UsageError(
+            f"{run!r:.60} is not the name of a run", hint="use letters, digits and ._+- only; `actordbg dump ls` shows the runs"
+        )

@@ -10,15 +10,17 @@ reported once.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.compiler import is_compiling
 
 from actordbg.base.fault import describe
 from actordbg.capture import hook
 from actordbg.formats.dump_record import LOSS
-from actordbg.trainers.seam import LossCall, Seam
+from actordbg.trainers.seam import LossCall, Seam, note_update
 
 if TYPE_CHECKING:
     from actordbg.capture.loss_record import LossSlot
@@ -28,6 +30,8 @@ class AdapterLoss:
     """A loss as the recorder sees it: its attributes are the facts of the trainer's, and `forward` returns its value."""
 
     _value: Any = None
+    _settings: Mapping[str, Any] = {}
+    _own: Mapping[str, Any] = {}
 
     def forward(
         self,
@@ -47,24 +51,28 @@ class AdapterLoss:
 def with_loss(
     original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """Return `original`, a function that computes a loss, with its calls recorded.
+    """Return `original`, a function that computes a loss, with its calls recorded, but for those of an evaluation.
 
-    inside: what a thread is in, with the forward that was recorded last. arguments: binds a call. tell: reports a failure.
+    inside: what a thread is in, with the forward that was recorded last, and how many losses it has computed since the optimizer
+    step. arguments: binds a call. tell: reports a failure.
     """
     recorders = dict[Any, _Recorder]()
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_compiling() or not torch.is_grad_enabled():
             return original(*args, **kwargs)
         around, inside.in_loss = inside.in_loss, True
         try:
             output = original(*args, **kwargs)
+            inside.micro_batch += 1
             current = inside.current
             if current is not None and _is_wanted(current.slot.recorder):
                 try:
-                    recorder = recorders.get(current.slot) or recorders.setdefault(current.slot, _Recorder(seam, current.slot))
-                    recorder.record(current, arguments(args, kwargs), output)
+                    if current.slot not in recorders:
+                        recorders[current.slot] = _Recorder(seam, current.slot, ends=inside.has_steps)
+                    recorder = recorders[current.slot]
+                    recorder.record(current, arguments(args, kwargs), output, inside)
                 except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
                     tell(f"{seam.where}: a loss was not recorded: {describe(error)}")
             return output
@@ -72,6 +80,28 @@ def with_loss(
             inside.in_loss = around
             if not around and not inside.busy:
                 inside.current = None
+
+    return function
+
+
+def with_step(
+    original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
+) -> Callable[..., Any]:
+    """Return `original`, an optimizer step, which also ends the step of recorded losses. Arguments as those of `with_loss`."""
+    stepping = seam.steps
+    assert stepping is not None
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        try:
+            inside.micro_batch = 0
+            note_update(stepping(arguments(args, kwargs)))
+            if losses := sys.modules.get("actordbg.capture.loss_record"):
+                losses.end_step(output)
+        except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
+            tell(f"{seam.where}: an optimizer step was not noted: {describe(error)}")
+        return output
 
     return function
 
@@ -87,7 +117,7 @@ def _is_wanted(recorder: Any) -> bool:
 class _Recorder:
     """Hands losses of a seam to the recorder of a slot."""
 
-    def __init__(self, seam: Seam, slot: Any) -> None:
+    def __init__(self, seam: Seam, slot: Any, *, ends: bool) -> None:
         from actordbg.capture import loss_record as losses
         from actordbg.capture.loss_points import CapturePoint, CapturePoints
 
@@ -95,25 +125,26 @@ class _Recorder:
         point = CapturePoint(where, ("loss",), {}, method)
         points = CapturePoints((point,))
         self._seam, self._loss, self._here = seam, AdapterLoss(), losses.here
-        self._slot: LossSlot = losses.LossSlot(slot, points, point, AdapterLoss.forward)
+        self._slot: LossSlot = losses.LossSlot(slot, points, point, AdapterLoss.forward, ends=ends)
         self._forward = hook.wrap(AdapterLoss.forward, self._slot)  # type: ignore[arg-type]
         self._last = losses.LastForward
 
-    def record(self, current: Any, call: Mapping[str, Any], output: Any) -> None:
+    def record(self, current: Any, call: Mapping[str, Any], output: Any, inside: Any) -> None:
         """Record a loss beside the forward whose log-probs it got."""
         assert self._seam.loss is not None
         scores = None if current.output is None else current.seam.result(current.output).log_probs
-        found: LossCall | None = self._seam.loss({**call, "rows": current.named}, scores, output)
-        if found is None:
+        read: LossCall | None = self._seam.loss({**call, "rows": current.named}, scores, output)
+        if read is None:
             return
         tensors = {name: current.named.get(name) for name in ("sequences", "attention_mask")}
         inputs = {name: (lambda tensor=tensor: tensor) for name, tensor in tensors.items() if tensor is not None}
         vars(self._loss).clear()
-        vars(self._loss).update(found.facts, _value=found.loss)
-        given = {name: value for name, value in found.arguments().items() if value is not None}
-        self._here.forward = self._last(lambda: found.log_probs, lambda: current.actor, inputs, current.slot.recorder.last)
+        own = {"micro_batch": inside.micro_batch - 1, "term_weights": read.weights}
+        vars(self._loss).update(read.facts, _value=read.loss, _settings=read.settings, _own=own)
+        given = {name: value for name, value in read.arguments().items() if value is not None}
+        self._here.forward = self._last(lambda: read.log_probs, lambda: current.actor, inputs, current.slot.recorder.last)
         try:
-            self._forward(self._loss, found.log_probs, **given)
+            self._forward(self._loss, read.log_probs, **given)
         finally:
             self._here.forward = None
             self._loss._value = None

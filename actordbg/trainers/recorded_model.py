@@ -53,9 +53,13 @@ class CurrentForward:
 
 
 class _Inside(threading.local):
-    """What a thread is in: a recorded function, whose call waits; a loss; the last forward, kept while its loss runs."""
+    """What a thread is in: a recorded function, whose call waits; a loss; the last forward, kept while its loss runs.
 
-    busy = in_loss = False
+    micro_batch: how many losses were computed since the last optimizer step. has_steps: an adapter says where those end.
+    """
+
+    busy = in_loss = has_steps = False
+    micro_batch = 0
     call: Callable[[], Any] | None = None
     current: CurrentForward | None = None
 
@@ -341,11 +345,12 @@ def attach(module: ModuleType, named: str, store: str) -> list[str]:
             if why := seam.differs(inspect.signature(original).parameters):
                 tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
                 continue
-            if seam.loss is not None:
-                from actordbg.trainers.recorded_losses import with_loss
+            if seam.loss or seam.steps:
+                from actordbg.trainers.recorded_losses import with_loss, with_step
 
+                _Inside.has_steps |= seam.steps is not None
                 arguments = functools.partial(arguments_of, inspect.signature(original))
-                function = with_loss(original, seam, inside, arguments, tell)
+                function = (with_loss if seam.loss else with_step)(original, seam, inside, arguments, tell)
                 setattr(function, MARK, original)
                 setattr(holder, name, function)
             else:

@@ -95,9 +95,11 @@ class Scores:
 
 @dataclass(frozen=True)
 class LossCall:
-    """A loss, by the names of PolicyLoss. log_probs and other tensors: [B, A] like `action_mask`. loss: its value.
+    """A loss, by the names of PolicyLoss. log_probs and other tensors: [B, A] like `action_mask`. loss: what backward gets.
 
     facts: its plain attributes, where they mean what those of PolicyLoss mean; another `policy_loss_type` is not recomputed.
+    `loss_agg_mode`, by verl's names, says what the losses of a step add up to. weights: factors of the terms, [B, A] or [B, 1].
+    settings: of the run, by the names that records of OpenRLHF have (`rollout.temperature`, `multi_turn`, `eos_token_id`).
     """
 
     log_probs: torch.Tensor
@@ -110,10 +112,13 @@ class LossCall:
     batch_num_tokens: Any = None
     global_batch_size: Any = None
     facts: dict[str, Any] = field(default_factory=dict)
+    weights: torch.Tensor | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments behind `log_probs`, by name."""
-        return {name: value for name, value in vars(self).items() if name not in ("log_probs", "loss", "facts")}
+        others = ("log_probs", "loss", "facts", "weights", "settings")
+        return {name: value for name, value in vars(self).items() if name not in others}
 
 
 def padded(jagged: torch.Tensor, size: tuple[int, ...] | None = None) -> torch.Tensor:
@@ -150,6 +155,9 @@ class Seam:
     arguments and, as `rows`, those of the recorded forward by an Actor's names; that forward's log-probs (None if the function is
     inside it); and the result. The seam's own `rows` is unused.
 
+    steps: the function is the optimizer step; gets the arguments, and returns what steps, for `updates_of`. The function's result
+    is the norm of the gradient, if it is a number.
+
     again: repeats the function in a replay, with a model and recorded rows, and returns its result
     (`actordbg.trainers.captured_call` helps). None: not supported, and calls are replayed through rows.
     """
@@ -163,6 +171,7 @@ class Seam:
     silent: bool = False
     again: Callable[[Any, Rows], Any] | None = None
     loss: Callable[[Mapping[str, Any], torch.Tensor | None, Any], LossCall | None] | None = None
+    steps: Callable[[Mapping[str, Any]], Any] | None = None
 
     def differs(self, takes: Iterable[str]) -> str:
         """Return which arguments the adapter needs that a function with these parameters lacks, in words; "" if none."""
@@ -204,6 +213,19 @@ def _note_trainer(call: Mapping[str, Any]) -> None:
     for model in map(unwrap, (call["model"], getattr(trainer, "ref_model", None) or call["model"])):
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft's model
         _trainers[model] = _trainers[inner] = weakref.ref(trainer)
+
+
+_updates: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def updates_of(holder: Any) -> int:
+    """Return how many optimizer steps this process has run of an object that a seam's `steps` returned."""
+    return _updates.get(holder, 0)
+
+
+def note_update(holder: Any) -> None:
+    """Count an optimizer step."""
+    _updates[holder] = updates_of(holder) + 1
 
 
 TRAINER_STEP = Seam(where="transformers.trainer:Trainer.training_step", needs=("model",), rows=_note_trainer)

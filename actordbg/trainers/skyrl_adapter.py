@@ -1,11 +1,11 @@
-"""SkyRL: its model wrapper's forward, whose arguments are nearly those of an Actor. The step is unknown there."""
+"""SkyRL: its model wrapper's forward, whose arguments are nearly those of an Actor. Steps count from the start of the process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows
+from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows, updates_of
 
 
 def _rows(call: Mapping[str, Any]) -> Rows:
@@ -21,6 +21,7 @@ def _rows(call: Mapping[str, Any]) -> Rows:
         action_mask=mask[:, -actions:],
         temperature=call["temperature"],
         entropy=bool(call["compute_entropy"]),
+        step=updates_of(call["self"]),
     )
 
 
@@ -33,24 +34,36 @@ def _scores(output: Any) -> Scores:
     return Scores(log_probs, None if entropy is None else entropy[:, -log_probs.shape[1] - 1 : -1])
 
 
+_CORRECTIONS = (
+    "tis_ratio_type", "sequence_mask_metric", "outlier_token_is_threshold_low", "outlier_token_is_threshold_high",
+    "token_mask_is_threshold_low",
+)  # fmt: skip
+"""Settings that, if any has a value, change terms or mask of a loss."""
+
+
 def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
-    """Read the loss of a micro-batch, after its backward: metrics have its value."""
+    """Read the loss of a micro-batch, after its backward: metrics have its value, without the KL and entropy terms. Advantages
+    are divided by the step's tokens or rows before, so the losses of a step add up.
+    """
     worker, experience = call["self"], call["experience"]
     if log_probs is None:
         return None
     algorithm = worker.cfg.algorithm
-    kind = call.get("loss_fn") or algorithm.policy_loss_type
-    kl = bool(getattr(algorithm, "use_kl_loss", False) or getattr(algorithm, "use_entropy_loss", False))
+    kind, own = call.get("loss_fn") or algorithm.policy_loss_type, call.get("loss_fn_config")
+    correction = algorithm.off_policy_correction
+    corrected = any(getattr(correction, name, None) is not None for name in _CORRECTIONS)
     facts = {
-        "policy_loss_type": "ppo" if kind == "regular" and not kl else kind, "loss_type": kind, "dual_clip": None,
-        "clip_eps_low": algorithm.eps_clip_low, "clip_eps_high": algorithm.eps_clip_high, "is_correction_level": "off",
-        "loss_reduction": getattr(algorithm, "loss_reduction", None),
+        "policy_loss_type": "ppo" if kind in ("regular", "dual_clip") and not corrected and not own else kind, "loss_type": kind,
+        "dual_clip": algorithm.clip_ratio_c if kind == "dual_clip" else None, "is_correction_level": "off",
+        "clip_eps_low": algorithm.eps_clip_low, "clip_eps_high": algorithm.eps_clip_high, "is_corrected": corrected,
+        "loss_reduction": getattr(algorithm, "loss_reduction", None), "loss_agg_mode": "token-sum",
     }  # fmt: skip
     value = output.get("policy_loss") if isinstance(output, Mapping) else None
-    loss = None if value is None else log_probs.new_tensor(value)
+    ranks = worker.mesh_rank.dp_size
+    loss = None if value is None else log_probs.new_tensor(value) * ranks
     return LossCall(
         log_probs, experience.loss_mask, experience.advantages, experience.action_log_probs, experience.rollout_logprobs,
-        loss, facts=facts,
+        loss, ranks, facts=facts,
     )  # fmt: skip
 
 
@@ -72,5 +85,10 @@ class SkyRl:
             rows=no_rows,
             needs=("experience", "loss_fn"),
             loss=_policy_loss,
+        ),
+        Seam(
+            where="skyrl.backends.skyrl_train.workers.worker:PolicyWorkerBase.optim_step",
+            rows=no_rows,
+            steps=lambda call: call["self"].model,
         ),
     )

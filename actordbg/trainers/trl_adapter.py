@@ -38,32 +38,41 @@ def _labelled(call: Mapping[str, Any]) -> Rows | None:
     return Rows(call["self"], call["input_ids"], mask, labels[:, 1:] != -100, call["temperature"], **given)
 
 
+_AGGREGATED = {
+    "dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm", "luspo": "seq-mean-token-sum",
+}  # fmt: skip
+"""What the losses of a step add up to. bnpo's depends on the micro-batches."""
+
+
 def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
     """Read GRPO's loss. Without old log-probs TRL takes the policy's own."""
     trainer, inputs = call["self"], call["inputs"]
     if log_probs is None:
         return None
-    mask, wide = inputs["completion_mask"], inputs["advantages"]
-    mask = mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]
-    old = inputs.get("old_per_token_logps")
-    corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
-    clipped = trainer.loss_type in ("grpo", "bnpo", "dr_grpo", "dapo") and trainer.importance_sampling_level == "token"
-    plain = (
-        clipped
-        and not corrected
-        and trainer.args.delta is None
-        and not trainer.beta
-        and trainer.off_policy_mask_threshold is None
-    )
-    facts = {
-        "policy_loss_type": "ppo" if plain else trainer.loss_type, "loss_type": trainer.loss_type, "dual_clip": None,
-        "clip_eps_low": trainer.epsilon_low, "clip_eps_high": trainer.epsilon_high, "is_correction_level": "off",
-        "vllm_importance_sampling_correction": corrected, "beta": trainer.beta,
-    }  # fmt: skip
+    mask, wide, kind = inputs["completion_mask"], inputs["advantages"], trainer.loss_type
+    tools = inputs.get("tool_mask")
+    mask = mask if tools is None else mask * tools
+    old, weights = inputs.get("old_per_token_logps"), inputs.get("importance_sampling_ratio")
+    more = trainer.beta or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled or trainer.top_entropy_quantile < 1
+    more = more or trainer.args.delta is not None or trainer.off_policy_mask_threshold is not None
+    plain = kind in (*_AGGREGATED, "bnpo") and not more
+    formula = "ppo" if trainer.importance_sampling_level == "token" else "gspo"
+    ends = trainer.eos_token_ids
     return LossCall(
         log_probs, mask, (wide.unsqueeze(1) if wide.dim() == 1 else wide).expand(mask.shape),
         log_probs.detach() if old is None else old, inputs.get("sampling_per_token_logps"), output,
-        batch_num_tokens=inputs.get("num_items_in_batch"), facts=facts,
+        batch_num_tokens=inputs.get("num_items_in_batch"), weights=weights,
+        facts={
+            "policy_loss_type": formula if plain else kind, "loss_type": kind, "dual_clip": None, "beta": trainer.beta,
+            "clip_eps_low": trainer.epsilon_low, "clip_eps_high": trainer.epsilon_high, "is_correction_level": "off",
+            "is_corrected": weights is not None, "loss_agg_mode": _AGGREGATED.get(kind),
+            "loss_scale_factor": trainer.max_completion_length,
+        },
+        settings={
+            "rollout.temperature": trainer.temperature, "rollout.top_p": trainer.top_p, "rollout.top_k": trainer.top_k,
+            "n_samples_per_prompt": trainer.num_generations, "multi_turn": tools is not None,
+            "eos_token_id": ends[0] if len(ends) == 1 else None,
+        },
     )  # fmt: skip
 
 
@@ -95,4 +104,5 @@ class Trl:
              ("model", "temperature", "outputs"), makes_model="model", again=partial(_again, _HEAD)),
         TRAINER_STEP,
         Seam("trl.trainer.grpo_trainer:GRPOTrainer._compute_loss", no_rows, needs=("model", "inputs"), loss=_grpo_loss),
+        Seam("transformers.trainer:Trainer._get_grad_norm", no_rows, steps=lambda call: call["self"]),
     )  # fmt: skip

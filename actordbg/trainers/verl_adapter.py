@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows, padded
+from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows, padded, updates_of
 
 
 def _rows(call: Mapping[str, Any]) -> Rows | None:
@@ -31,7 +31,7 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
         action_mask=_counted(batch, places, lengths)[:, 1:],
         temperature=float(temperature[0]),
         entropy="calculate_entropy" in batch and bool(batch["calculate_entropy"]),
-        step=getattr(getattr(engine, "lr_scheduler", None), "last_epoch", None),
+        step=None if getattr(engine, "lr_scheduler", None) is None else updates_of(engine),
     )
 
 
@@ -60,19 +60,22 @@ def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
             wide[row, total - count - 1 : total - 1] = of_row[:count]
         return wide
 
-    known = {name: behind(data[name]) for name in ("advantages", "old_log_probs", "rollout_log_probs") if name in data}
+    names = ("advantages", "old_log_probs", "rollout_log_probs", "rollout_is_weights")
+    known: dict[str, Any] = {name: behind(data[name]) for name in names if name in data}
+    weights = known.pop("rollout_is_weights", None)
     mask = behind(data["response_mask"])
     mode = config.policy_loss.get("loss_mode", "vanilla")
-    plain = mode == "vanilla" and not config.use_kl_loss and not config.entropy_coeff and "rollout_is_weights" not in data
+    plain = mode == "vanilla" and not config.use_kl_loss and not config.entropy_coeff
     clip = config.clip_ratio
     low, high = (getattr(config, name, None) for name in ("clip_ratio_low", "clip_ratio_high"))
     facts = {
         "policy_loss_type": "ppo" if plain else mode, "loss_mode": mode, "loss_agg_mode": config.loss_agg_mode,
         "clip_eps_low": clip if low is None else low, "clip_eps_high": clip if high is None else high,
-        "dual_clip": getattr(config, "clip_ratio_c", None), "is_correction_level": "off",
+        "dual_clip": getattr(config, "clip_ratio_c", None), "is_correction_level": "off", "is_corrected": weights is not None,
+        "loss_scale_factor": getattr(config, "loss_scale_factor", None),
     }  # fmt: skip
     normalizers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size") if name in data}
-    return LossCall(new, mask, **known, loss=output[0], **normalizers, facts=facts)
+    return LossCall(new, mask, **known, loss=output[0], **normalizers, facts=facts, weights=weights)
 
 
 class Verl:
@@ -88,4 +91,5 @@ class Verl:
             result=lambda output: Scores(*map(output[1]["model_output"].get, ("log_probs", "entropy"))),
         ),
         Seam("verl.workers.utils.losses:ppo_loss", no_rows, needs=("config", "model_output", "data"), loss=_ppo_loss),
+        Seam("verl.workers.engine.fsdp.transformer_impl:FSDPEngine.optimizer_step", no_rows, steps=lambda call: call["self"]),
     )

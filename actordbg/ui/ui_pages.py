@@ -148,7 +148,7 @@ def matrices_page(store: Store) -> str:
     """Render all matrices, newest first."""
     cells: list[list[str | Link]] = []
     for name in reversed(matrix_names(store)[-SHOWN:]):
-        with contextlib.suppress(ActordbgError):  # a damaged file: `actordbg fsck` names it
+        with contextlib.suppress(ActordbgError):  # a damaged file: `actordbg store fsck` names it
             record = load_matrix(store, name)
             about = (record.status, str(len(record.dump_ids)), record.command or "-")
             cells.append([matrix_verdict(record).word, _to("matrices", name), *about])

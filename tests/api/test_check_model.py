@@ -48,6 +48,7 @@ def test_an_attention_without_the_soft_cap_of_gemma2_is_named(tmp_path: Path):
     model = model_of(tmp_path, "gemma2", attn_implementation="sdpa")  # which has no soft cap
     without = actordbg.check_model(model, BATCH, packing=False, backward=False)
     assert without.verdict == "WRONG" and "sdpa attention is" in without.sentence and "attn_logit_softcapping" in without.sentence
+    assert "(backward=True)" in str(without)  # no option of the command line
 
 
 @pytest.mark.slow

@@ -7,19 +7,31 @@ import os
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import docpages
 import msgspec
 import pytest
+from comparecases import write_replay
 from replaycases import old_pickle, publish
 from roots import ROOT, script
+from stepcases import RecordedRun
 from typer.testing import CliRunner
 
 import actordbg
+from actordbg.api import reducing
+from actordbg.api import steps as steps_api
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command
 from actordbg.document.blocks import VerdictData
+from actordbg.formats.turn_record import SampledTurn, Trajectory
+from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync
+from actordbg.reduce.case import DIFFERENCE, FaultCase, drawn
+from actordbg.reduce.fingerprint import Fingerprint
+from actordbg.reduce.handover import Script
+from actordbg.reduce.reduction import Reduction
+from actordbg.steps import run_step
 from actordbg.store.layout import Store
 
 SKILL, SCHEMAS = ROOT / "docs" / "skill" / "SKILL.md", ROOT / "docs" / "reference" / "json"
@@ -182,7 +194,39 @@ measure memory show last
 measure memory compare last last
 measure memory ls
 """
-"""Every command with --json, but `run`, whose output is its job's, and those that need a remote store, an engine or a fault."""
+"""Every command with --json, but those of `RECORDED`."""
+RECORDED = """
+weights
+turns
+step --step 4 --model MODEL
+reduce last
+repro last --out OUT/repro.py
+store push OUT/store memory://walk
+store pull memory://walk OUT/pulled
+run --run walk -- true
+"""
+"""Commands that need a recorded run, a wrong replay or a remote store."""
+TAKING = {name: entry for name, entry in every_command(CONTENTS) if "json" in entry.outputs.split()}
+
+
+def walk(store: Path, lines: str, names: dict[str, Any]) -> set[str]:
+    """Run each line with --json, and check its answer. names: what stands for words of the lines. Returns the commands."""
+    walked: set[str] = set()
+    for line in lines.strip().splitlines():
+        words = shlex.split(re.sub("|".join(names), lambda match: str(names[match[0]]), line))
+        own = words.index("--") if "--" in words else len(words)
+        done = CliRunner().invoke(app, ["--store", str(store), *words[:own], "--json", *words[own:]])
+        printed = done.stdout or done.stderr[done.stderr.find("{") :]  # `run` leaves standard output to its job
+        assert done.exit_code in (0, 1, 4) and printed, (line, done.output, done.exception)
+        answer = json.loads(printed)
+        walked.add(name := next(name for end in (3, 2, 1) if (name := " ".join(words[:end])) in TAKING or name == "run"))
+        if name in TAKING and "csv" in TAKING[name].outputs.split() and not isinstance(answer, dict):
+            continue
+        assert {"verdict", "sentence", "next"} <= answer.keys() and answer["sentence"], (line, answer)
+        as_schema_says("answer", answer)
+        for arguments in docpages.invocations(answer["next"]):
+            docpages.parse(arguments)
+    return walked
 
 
 @pytest.mark.slow
@@ -194,19 +238,30 @@ def test_every_answer_has_a_verdict_a_sentence_and_the_next_command(tmp_path: Pa
     )
     (tmp_path / "loss.log").write_text("".join(f"{{'loss': {1 / step}, 'step': {step}}}\n" for step in range(1, 6)))
     names = {"PICKLES": tmp_path / "pickles", "OUT": tmp_path, "ACTOR": actor, "LOG": tmp_path / "loss.log", "PID": os.getpid()}
-    taking = {name: entry for name, entry in every_command(CONTENTS) if "json" in entry.outputs.split()}
-    walked: set[str] = set()
-    for line in WALK.strip().splitlines():
-        words = shlex.split(re.sub("|".join(names), lambda match: str(names[match[0]]), line))
-        done = CliRunner().invoke(app, ["--store", str(tmp_path / "store"), *words, "--json"])
-        assert done.exit_code in (0, 1, 4) and done.stdout, (line, done.output, done.exception)
-        answer = json.loads(done.stdout)
-        walked.add(name := next(name for end in (3, 2, 1) if (name := " ".join(words[:end])) in taking))
-        if "csv" in taking[name].outputs.split() and not isinstance(answer, dict):
-            continue
-        assert {"verdict", "sentence", "next"} <= answer.keys() and answer["sentence"], (line, answer)
-        as_schema_says("answer", answer)
-        for arguments in docpages.invocations(answer["next"]):
-            docpages.parse(arguments)
-    elsewhere = {"run", "store pull", "store push", "weights", "step", "turns", "reduce", "repro"}
-    assert taking.keys() - walked == elsewhere & taking.keys()
+    walked = walk(tmp_path / "store", WALK, names)
+    assert (
+        TAKING.keys() - walked
+        == {" ".join(line.split()[: 1 + line.startswith("store")]) for line in RECORDED.strip().splitlines()} & TAKING.keys()
+    )
+
+
+def test_so_have_the_answers_about_recorded_runs_and_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is replayed or reduced: the workers of `step` give nothing, and the reduction is made up."""
+    run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model")
+    run.write()
+    when = "2026-01-01T00:00:00.000000Z"
+    sent = SentParameter("bfloat16", (2, 3), "a" * 64, "a" * 64, (EngineAnswer(True, "b" * 64, 1),))
+    turn = Trajectory("ppo", "h", 1, 0, when, 1, 2, (SampledTurn((1, 5), (6, 2), "x"),), (1, 5, 7, 2), ((2, 4),))
+    for folder, record in (("syncs", WeightSync("ppo", 0, "h", 1, 0, 4, when, 0.1, 1, {"lm_head": sent})), ("turns", turn)):
+        path = run.store.root / folder / "ppo" / record.name
+        path.parent.mkdir(parents=True)
+        path.write_text(record.to_json())
+    write_replay(run.store, "20260101T000000-aaaaaa", publish(run.store, 1))
+    case = FaultCase(DIFFERENCE, rows=drawn((3, 4), 9), config={"model_type": "llama"})
+    reduction = Reduction("20260101T000000-aaaaaa", when, Fingerprint(DIFFERENCE, "x"), case, "", 1, 1.0, True, True, True)
+    monkeypatch.setattr(reducing, "reduced", lambda *what: reduction)
+    monkeypatch.setattr(reducing, "script_of", lambda *what: Script("print()", "row 1: WRONG"))
+    nothing = lambda *what, folder, **more: SimpleNamespace(results={}, resolved=None, folder=folder)  # noqa: E731
+    monkeypatch.setattr(run_step, "run_replay", nothing)
+    monkeypatch.setattr(steps_api, "find_model", str)
+    assert "step" in walk(run.store.root, RECORDED, {"MODEL": run.model, "OUT": tmp_path})

@@ -28,7 +28,7 @@ from actordbg.cli.app import app
 from actordbg.dumps import recover
 from actordbg.formats import ringfile
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.recording_reading import read_counters
+from actordbg.records.run_files import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

@@ -20,7 +20,7 @@ from roots import SUPPORT
 
 from actordbg.capture.control import WRITERS
 from actordbg.dumps import recover
-from actordbg.formats.recording_reading import read_counters
+from actordbg.records.run_files import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

@@ -17,8 +17,8 @@ from actordbg.capture.ledger import Identity, Ledger, Rotation
 from actordbg.capture.ring import Ring
 from actordbg.capture.switch_file import write_control
 from actordbg.dumps.recover import find_rings
-from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import MAX_LEDGERS
+from actordbg.records.run_files import read_counters
 
 
 def ledger(rank: int = 0) -> Ledger:

@@ -20,8 +20,8 @@ from actordbg.cli.app import app
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import ringfile
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.store_files import TEMPORARY, processes, temporary_name
+from actordbg.records.run_files import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

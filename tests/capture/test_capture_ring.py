@@ -19,8 +19,9 @@ from actordbg.capture.hook import wrap
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.ring import CHUNK, Arena, Ring
 from actordbg.dumps.recover import find_rings, recover
-from actordbg.formats.recording_reading import read_counters, read_ring
+from actordbg.formats.recording_reading import read_ring
 from actordbg.formats.ringfile import DATA, MAX_LEDGERS, slot_check
+from actordbg.records.run_files import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

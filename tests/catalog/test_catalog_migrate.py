@@ -22,6 +22,7 @@ from actordbg.catalog import lab_models, migrate, query
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
 from actordbg.dumps import checking
+from actordbg.formats.store_files import file_system
 from actordbg.store.layout import Store
 
 
@@ -138,7 +139,7 @@ def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store: St
 def test_the_journal_suits_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"root / ext4 rw 0 0\ndisk {tmp_path} {kind} rw 0 0\nother {tmp_path}x nfs rw 0 0\n")
-    assert engine.file_system(tmp_path, str(mounts)) == kind
+    assert file_system(tmp_path, str(mounts)) == kind
     monkeypatch.setattr(engine, "file_system", lambda folder: kind)
     assert engine.journal_mode(tmp_path / "catalog.db") == mode
 

@@ -135,7 +135,7 @@ def test_of_several_conditions_each_counts_and_the_wrong_one_is_named(store: Sto
     for wrong in ("rank=0) or (rank=1", "seq_lne>1"):
         with pytest.raises(WhereError, match=f"--where '{re.escape(wrong)}': "):
             run(store, "prune", *both, "--where", wrong, "--yes")
-        for preset in (("replay", "--failed"), ("check", "--failed"), ("replay", "--slowest", "1")):
+        for preset in (("replay", "--failed"), ("check", "--failed"), ("replay", "--longest", "1")):
             with pytest.raises(WhereError):
                 run(store, *preset, "--where", wrong)
     run(store, "prune", *both, "--yes")

@@ -46,8 +46,6 @@ NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
         ("length(timestamp) = 27 and replayed_at < now()", "((length(moment(d.timestamp)) = ?) AND (micros(r.finished_at) < ?))",
          (27, to_micros("2025-06-20T12:00:00.000000Z"))),
         ("1 in (rank=0)", "(1 IN ((k.rank = ?)))", (0,)),
-        ("'2' in ('1', rank)", "(? IN (?, k.rank))", (2, 1)),
-        ("coalesce('2', rank) = 2", "(coalesce(?, k.rank) = ?)", (2, 2)),
         ("'2025-06-20' between '2025-06-19' and timestamp", "(? BETWEEN ? AND d.timestamp)",
          (to_micros("2025-06-20T00:00:00.000000Z"), to_micros("2025-06-19T00:00:00.000000Z"))),
         ("1 - 2 + 3 - (4 - 5) > 2 * 3 / 4", "((((? - ?) + ?) - (? - ?)) > (CAST((? * ?) AS REAL) / ?))", (1, 2, 3, 4, 5, 2, 3, 4)),
@@ -210,26 +208,8 @@ def test_the_parsers_own_log_never_reaches_the_terminal(text: str, capfd: pytest
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "sql"),
-    [
-        ("seq_len>4k && rank=0", "seq_len > 4000 and rank = 0"),
-        ("bytes > 10MB or bytes < 1.5KiB", "bytes > 10000000 or bytes < 1536"),
-        ("bytes > '10MB' and rank = '0'", "bytes > 10000000 and rank = 0"),
-        ("timestamp > now()-1h", "timestamp > now() - '1h'"),
-        ("timestamp > now() - 2h30m and rank=0", "timestamp > now() - '2h30m' and rank = 0"),
-        ("last 2h", "timestamp > now() - '2h'"),
-        ("last hour and S > 8", "timestamp > now() - '1h' and seq_len > 8"),
-        ("last 3 days", "timestamp > now() - '3d'"),
-        ("last = 'passed' and B = 2", "status = 'passed' and batch_size = 2"),
-        ("timestamp > 'yesterday'", "timestamp > '2025-06-19'"),
-        ("timestamp < 'Today'", "timestamp < '2025-06-20'"),
-        ("host ilike 'Node-%'", "host like 'Node-%'"),
-        ("model_name = '4k && last 1h'", "model_name = '4k && last 1h'"),
-    ],
-)
-def test_what_is_no_sql_and_plain_is_understood(text: str, sql: str) -> None:
-    assert compile_where(text, now=NOW) == compile_where(sql, now=NOW)
+def test_the_headings_of_the_table_are_columns() -> None:
+    assert compile_where("last = 'passed' and B = 2") == compile_where("status = 'passed' and batch_size = 2")
 
 
 def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +221,6 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
         "'x'",
         "'a:b/c+d-e .1'",
         "'2025-06-19'",
-        "'today'",
         "null",
         "-1",
         "1e3",
@@ -262,7 +241,7 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
         found = where._simple(text)
         assert found is None or found == where._parsed(text, None), text
     monkeypatch.setattr(where, "_parse", lambda text: pytest.fail("the parser was asked"))
-    assert compile_where("seq_len>4k and status!='passed'").params == (4000, "passed")
+    assert compile_where("seq_len>4000 and status!='passed'").params == (4000, "passed")
     assert compile_where("timestamp>'2025-06-19 05:26'").params == (to_micros("2025-06-19T05:26:00.000000Z"),)
 
 

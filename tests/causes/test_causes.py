@@ -39,6 +39,10 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path: Path) -> N
             asked = ["--store", folders[name], "explain", "last", "--against", "rollout", "--json"]
             answer = json.loads(CliRunner().invoke(app, asked).stdout)
             assert answer["wrong"] == ["rollout"] and answer["rollout"]["causes"][0]["name"] == "temperature", answer
-            assert not answer["run"]["causes"] and not answer["run"]["unknown"] and answer["dashboards"]["mismatch_kl"] > 0.01
+            assert (
+                not answer["trainer"]["causes"]
+                and not answer["trainer"]["unknown"]
+                and answer["dashboards"]["mismatch_kl"] > 0.01
+            )
         else:
             assert explained is None, "nothing is searched for where nothing differs"

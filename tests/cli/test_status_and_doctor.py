@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import Any
 
-import catalogcases
 import pytest
 from commandline import invoke
 from comparecases import write_replay
 from replaycases import publish
 
 from actordbg.base.errors import EnvironmentProblem
-from actordbg.catalog.query import open_fresh
-from actordbg.catalog.selections import unequal_steps
 from actordbg.cli.dump_status_work import ProcessRow, ranks_apart
 from actordbg.doctor import checkup
 from actordbg.doctor.python_environment import bad, ok, warn
@@ -42,19 +38,6 @@ def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkey
     assert (held["state"], held["holds"]["dumps"], held["holds"]["failed"], held["holds"]["last"]) == (None, 3, 1, "r-01")
     with pytest.raises(EnvironmentProblem):
         invoke(store, "status", "--python", "/nope")
-
-
-def test_status_names_the_step_in_which_ranks_made_unequal_numbers_of_calls(store: Store) -> None:
-    """Four ranks; in step 2 rank 1 lacks a call; in step 4, the newest, rank 3 does, and nobody has made a call for long."""
-    for index in range(40):
-        if (index // 8, index % 8) not in ((2, 5), (4, 3)):
-            catalogcases.publish(store, catalogcases.record(index, role="policy"))
-    row = next(line for line in invoke(store, "status").stdout.splitlines() if line.startswith("  ranks"))
-    assert "run ppo-1, policy, step 4: rank 3 made 1; ranks 0, 1, 2 made 2 calls, no call for " in row
-    catalog = open_fresh(store)
-    just_now = catalogcases.START + timedelta(seconds=2)
-    (closed,) = unequal_steps(catalog, "ppo-1", just_now)
-    assert (closed.step, closed.open, closed.calls) == (2, False, {0: 2, 1: 1, 2: 2, 3: 2})
 
 
 @pytest.mark.parametrize(

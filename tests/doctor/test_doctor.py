@@ -68,7 +68,7 @@ def here(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Here:
     monkeypatch.setenv("PATH", f"{made.programs}:/usr/bin:/bin")
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("sys.executable", str(made.python.executable))
-    monkeypatch.setattr(environment, "version_of", made.python.version)
+    monkeypatch.setattr("importlib.metadata.version", made.python.version)
     return made
 
 

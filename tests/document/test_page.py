@@ -10,6 +10,7 @@ from pagecases import Read, hashed, page_of, tokens_page
 
 from actordbg.base.foreign_text import in_line
 from actordbg.document.blocks import Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph, Verdict
+from actordbg.document.command_result import CommandResult
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_text
 from actordbg.document.specifications import MOST_MARKS, layer, layered, names, quantity
@@ -80,6 +81,13 @@ def test_a_dump_id_is_shown_as_a_handle_except_where_it_must_stay_usable():
     assert f'worst: <span title="{dump_id}">9f3a2c1b</span>. In dumps/r/{dump_id}.safetensors' in page
     assert f"dump_id = &#x27;{dump_id}&#x27;" in page
     assert as_text(blocks).startswith("worst: 9f3a2c1b. In")
+
+
+def test_the_title_is_the_page_s_own_and_a_sentence_with_a_colon_is_no_label():
+    items = Items(("response length: counts the actions", "align log-probs with tokens: the log-prob at t is of the id at t + 1"))
+    page = CommandResult(True, {}, [Verdict("RIGHT", "all"), Heading("Laws", 3), items], title="laws of recorded data").to_html()
+    assert "<title>RIGHT: laws of recorded data</title>" in page and page.count("<h1") == 1
+    assert page.count('class="fact"') == 1 and "<b>response length</b>" in page
 
 
 def test_a_dump_is_drawn_with_its_prompt_padding_response_and_worst_token():

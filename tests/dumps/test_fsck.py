@@ -1,4 +1,4 @@
-"""`actordbg fsck` names every damage, by path and kind, writes nothing unless asked, and repairs without losing what is good."""
+"""`actordbg store fsck` names every damage, by path and kind, writes nothing unless asked, and repairs without losing what is good."""
 
 from __future__ import annotations
 

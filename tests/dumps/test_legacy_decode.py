@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
-from actordbg.dumps import decode_child as wire
+from actordbg.dumps.child_pool import answer_to_dump
 from actordbg.dumps.decode import decode, parse_stamp
+from actordbg.dumps.decode_child import dump_to_answer
 from actordbg.dumps.importer import to_tensors
 from actordbg.store.payload import as_torch
 
@@ -149,7 +150,7 @@ def test_timestamps_are_taken_as_utc():
 
 def test_an_answer_of_the_child_survives_the_wire():
     data = pickled(packed_seq_lens=[7, 3], action_mask=None)
-    assert wire.answer_to_dump(wire.dump_to_answer(decode(data)), len(data)) == decode(data)
+    assert answer_to_dump(dump_to_answer(decode(data)), len(data)) == decode(data)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +162,13 @@ def test_an_answer_of_the_child_survives_the_wire():
 )  # fmt: skip
 def test_an_answer_that_makes_no_sense_is_refused(answer: bytes):
     with pytest.raises((UnsafeInput, CorruptDump)):
-        wire.answer_to_dump(answer, 1000)
+        answer_to_dump(answer, 1000)
 
 
 def test_an_answer_that_points_outside_the_file_is_refused():
     data = pickled()
     with pytest.raises(UnsafeInput, match="more elements"):
-        wire.answer_to_dump(wire.dump_to_answer(decode(data)), len(data) // 2)
+        answer_to_dump(dump_to_answer(decode(data)), len(data) // 2)
 
 
 SMALL = pickled(4)

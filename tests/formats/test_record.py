@@ -10,7 +10,8 @@ import pytest
 from actordbg.base.errors import CorruptDump, NewerFormat
 from actordbg.formats.dump_record import DumpRecord, TensorSpec, format_timestamp, is_plain_name, make_dump_id
 from actordbg.formats.record_reading import parse_record, parse_timestamp
-from actordbg.formats.weight_hashes import ParameterHash, WeightRecord, read_weights
+from actordbg.formats.weight_hashes import ParameterHash, WeightRecord
+from actordbg.records.run_files import read_weights
 
 
 def record(**changes: object) -> DumpRecord:

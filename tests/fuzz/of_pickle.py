@@ -14,8 +14,9 @@ import torch
 from fuzzing import Chance, Havoc, refused
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
+from actordbg.dumps.child_pool import answer_to_dump
 from actordbg.dumps.decode import LegacyDump, decode, parse_stamp
-from actordbg.dumps.decode_child import answer_to_dump, dump_to_answer
+from actordbg.dumps.decode_child import dump_to_answer
 from actordbg.dumps.importer import to_tensors
 from actordbg.dumps.pickle_machine import MAX_OPCODES, Machine
 

@@ -9,14 +9,14 @@ from actordbg.capture.control import Control, parse
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.switch_file import control_text
 from actordbg.formats.record_reading import parse_timestamp
-from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import StoreFiles
-from actordbg.formats.turn_record import SampledTurn, Trajectory, read_trajectory
-from actordbg.formats.weight_hashes import ParameterHash, WeightRecord, read_weights
-from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync, read_sync
+from actordbg.formats.turn_record import SampledTurn, Trajectory
+from actordbg.formats.weight_hashes import ParameterHash, WeightRecord
+from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync
+from actordbg.records.run_files import read_counters, read_run_file, read_sync, read_trajectory, read_weights
 
-PARSERS = (Control.from_json, parse, read_counters, read_weights, read_sync, read_trajectory)
+PARSERS = (Control.from_json, parse, read_counters, read_run_file)
 WORDS = (b'"nan"', b'"slow:3x"', b'"logprobs:-40:0"', b"-inf", b'"triggers":[', b'"ring_dir":"', b'"ranks":[')
 mutate = mutate_json
 _FOLDER = work_folder()

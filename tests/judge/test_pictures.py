@@ -56,9 +56,11 @@ def test_a_dumps_tokens_are_those_that_torch_reads(store: Store):
 def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(ids: Any, real: Any):
     given = [None if values is None else np.array(values) for values in (ids, real)]
     chart = tokens_chart(
-        TokenPair("d", np.array([[-1.0, -2.0, -3.0]]), np.array([[-1.0, -2.0, -3.5]]), np.ones((1, 3), bool), *given)
+        TokenPair("d", np.array([[-1.0, -2.0, -3.0]]), np.array([[-1.0, -2.0, -3.5]]), np.ones((1, 3), bool), *given, limit=9.0)
     )
     assert chart is not None and "3.5" in str(chart.table)
+    assert "'w'" not in str(chart.specification) and "between turns" not in str(chart.specification)  # neither text nor turns
+    assert "'domainMax': 9.0" in str(chart.specification), "what is allowed stays pale"
 
 
 def test_dropped_calls_stand_at_their_rank_and_those_of_other_runs_do_not(store: Store):

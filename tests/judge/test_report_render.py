@@ -14,6 +14,7 @@ from reportcases import NOW, given, replay, result
 from actordbg.base.foreign_text import in_markdown
 from actordbg.base.units import human_bytes
 from actordbg.document.blocks import Block, Grid, number, rate, seconds
+from actordbg.document.command_result import as_json_text
 from actordbg.document.renderings import as_markdown, as_text, grid
 from actordbg.judge import exports
 from actordbg.judge.replay_document import document
@@ -63,6 +64,9 @@ def test_a_text_fits_80_columns_and_a_table_that_is_too_wide_loses_text_never_fi
     text = as_text(document(summarise([data], selection="one", now=NOW)))
     assert max(map(len, text.splitlines()[1:-1])) <= 80
     assert "1234567" in text and "12345678" in text
+    heads = ("rank", "micro-batch", "actions", "loss", "replayed", "clip ratio", "replayed clip ratio", "KL to old, nats")
+    lines = grid(Grid(heads, [("0", "1", "64", *["-0.2351"] * 5)])).splitlines()
+    assert max(map(len, lines)) <= 80 and all(word in "\n".join(lines) for head in heads for word in head.split())
 
 
 def test_what_a_narrow_table_leaves_of_a_parameter_names_its_layer():
@@ -109,7 +113,7 @@ def test_markdown_shows_what_came_from_outside_as_text_and_each_row_of_a_table_h
 
 
 def test_json_is_the_whole_summary_and_csv_has_one_row_for_each_result():
-    data = json.loads(exports.render_json(summary()))
+    data = json.loads(as_json_text(dataclasses.asdict(summary())))
     counts = {"inputs": 5, "passed": 3, "failed": 1, "crashed": 0, "hung": 0, "not_run": 1, "stopped": 0}
     assert data["replays"][0]["counts"] == counts and data["replays"][0]["resolved"]["attn"] == "sdpa"
     assert data["comparison"]["rows"][1]["differs"] == {"attn": "eager"}

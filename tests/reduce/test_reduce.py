@@ -6,7 +6,9 @@ import ast
 import contextlib
 import json
 import math
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from comparecases import write_replay
@@ -31,8 +34,9 @@ from actordbg.base.processes import read_stat
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings
+from actordbg.judge.comparing import compare, save
 from actordbg.records.replay_record import ResultRecord
-from actordbg.reduce import handover, reduction, templates
+from actordbg.reduce import handover, reduction, suspects, templates
 from actordbg.reduce import trials as running
 from actordbg.reduce.case import (
     ALONE,
@@ -53,8 +57,9 @@ from actordbg.reduce.case import (
 from actordbg.reduce.fingerprint import Fingerprint, _of_failure
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction
-from actordbg.reduce.script import _flat, in_a_folder, launched, render
+from actordbg.reduce.script import _flat, _main, in_a_folder, launched, render
 from actordbg.reduce.shrink import Shrinker, _other, ddmin, least
+from actordbg.reduce.suspects import Checks
 from actordbg.reduce.trial_host import _attempt, _without_folder
 from actordbg.reduce.trials import Ending, OutOfBudget, Trials
 from actordbg.replay.supervise import spec_and_owner
@@ -79,18 +84,15 @@ class Simulated(Trials):
 
     def __init__(self, folder: Path, ends: Callable[[FaultCase], Ending], most: int = 500) -> None:
         super().__init__(folder, most=most)
-        self._ends, self.run, self.hosts = ends, 0, 1
+        self._ends, self.run = ends, 0
 
     def _answer(self, request: Any) -> dict[str, Any]:
         self.run += 1
         return vars(self._ends(self.case))
 
-    def _stop(self) -> None:
-        self.hosts += 1
-
-    def ending(self, case: FaultCase, *, afresh: bool = False) -> Ending:
+    def ending(self, case: FaultCase, *, again: bool = False) -> Ending:
         self.case = case
-        return super().ending(case, afresh=afresh)
+        return super().ending(case, again=again)
 
 
 def leaking(case: FaultCase) -> Ending:
@@ -129,11 +131,23 @@ def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path, monk
     with Simulated(tmp_path, leaking) as trials:
         trials.ending(again.best)
         assert trials.run == 0 and not trials.ran(again.best), "a confirmation is two more"
-    monkeypatch.setattr(running, "installed_versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(running, "versions_of", lambda model: {"torch": "another"})
     with Simulated(tmp_path, leaking) as trials:
         trials.ending(again.best)
         assert trials.run == 1 and trials.ran(again.best)
-        assert trials.ending(again.best, afresh=True) == leaking(again.best) and (trials.run, trials.hosts) == (2, 2)
+        assert trials.ending(again.best, again=True) == leaking(again.best) and trials.run == 2
+
+
+def test_a_trial_of_a_checkpoint_runs_again_once_its_files_changed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (journal := tmp_path / "journal").mkdir()
+    case = replace(CASE, config=None, checkpoint=str(tmp_path))
+    for content, ran in (("a", 1), ("a", 0), ("b", 1)):
+        (tmp_path / "model.safetensors").write_text(content)
+        os.utime(tmp_path / "model.safetensors", (7, 7))
+        with Simulated(journal, leaking) as trials:
+            trials.ending(case)
+            assert trials.run == ran
 
 
 def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path: Path) -> None:
@@ -219,11 +233,12 @@ def test_a_case_from_a_file_cannot_bring_code(bad: dict[str, Any]) -> None:
     ("same", "answer"),
     [("0001", (3, True)), ("1110", (2, True)), ("1000", (0, True)), ("0000", (0, False)), ("0", (0, False)), ("1", (0, True))],
 )
-def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int, bool]) -> None:
     cases = [replace(CASE, timeout_s=float(number)) for number in range(len(same))]
     matching = [FINGERPRINT if sign == "1" else None for sign in same]
-    monkeypatch.setattr(reduction, "_check_case", lambda own, config, case: matching[int(case.timeout_s)])
-    index, unchecked = reduction._checked(Store(Path()), ReplayConfig(), FINGERPRINT, cases)
+    index, unchecked = reduction._checked(
+        mock.Mock(of_case=lambda case, wanted: matching[int(case.timeout_s)]), FINGERPRINT, cases
+    )
     assert (index, not unchecked) == answer
 
 
@@ -235,8 +250,9 @@ def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int
     ],
 )  # fmt: skip
 def test_a_script_exits_with_1_for_its_own_fault_only(kind: str, codes: list[int | None], exit_code: int) -> None:
-    names: dict[str, Any] = {"sys": sys, "signal": signal, "SIGNAL": "SIGSEGV", "endings": lambda: codes}
-    exec(templates.MAIN_CRASH if kind == CRASH else templates.MAIN_HANG, names)
+    names: dict[str, Any] = {"sys": sys, "signal": signal, "SIGNAL": "SIGSEGV"}
+    exec(_main(replace(CASE, kind=kind, error="SIGSEGV")), names)
+    names["endings"] = lambda: codes
     assert names["main"]() == exit_code
 
 
@@ -283,9 +299,9 @@ def test_a_script_is_handed_over_only_if_it_shows_the_fault(
 def test_what_a_script_cannot_show_is_not_its_start(store: Store) -> None:
     """Several processes are for crashes and hangs; a name on the hub is no folder; an infinite number is one."""
     config = ReplayConfig(model="org/model", nproc=2, backend="deepspeed", zero_stage=3)
-    tensors, ran = reduction.dump_of(CASE)[1], {"vocab_size": 256}
+    tensors, ran = suspects.dump_of(CASE)[1], {"vocab_size": 256}
     for kind, stack in {DIFFERENCE: (1, ""), ERROR: (1, ""), HANG: (2, "deepspeed")}.items():
-        case = reduction._case(store, config, Fingerprint(kind, ""), tensors, ran)
+        case = suspects._case(mock.Mock(store=store, config=config), Fingerprint(kind, ""), tensors, ran)
         assert (case.processes, case.engine) == stack
     names = {"gpt2": False, "org/model": False, "/a/b": True, "a/b/c": True, str(store.root): True}
     assert {name: in_a_folder(replace(CASE, config=None, checkpoint=name)) for name in names} == names
@@ -297,14 +313,37 @@ def test_the_dump_that_a_comparison_names_is_checked_first(store: Store) -> None
     write_replay(store, replay, publish(store, 5))
     spec = spec_and_owner(store, replay)[0]
     for item in spec.inputs:
-        assert reduction._candidates(store, spec, {item.dump_id})[0] == item
+        assert suspects._candidates(store, spec, {item.dump_id})[0] == item
+
+
+def test_what_a_replay_and_its_comparison_say_needs_no_check(store: Store) -> None:
+    """The input that was judged module by module; else the one that is not the truth's is checked again, first of all."""
+    items, replay = publish(store, 3), "20260101T000000-aaaaaa"
+    place = {"module": "lm_head", "kind": "out", "what": "lm_head", "ratio": 4.0, "limit": 1.1, "rows": [0], "of_rows": 2}
+    located = {"located": {"places": 49, "wrong": [place], "count": 1, "unchecked": [], "dtype": "bfloat16"}}
+    checks = mock.Mock(store=store, config=ReplayConfig())
+    checks.of.return_value = (FINGERPRINT, {})
+    for judged in ({}, located):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(store.replays / replay)
+        write_replay(
+            store, replay, items, change=lambda index, made: made | {"log_probs": made["log_probs"] + (index == 1)},
+            result=lambda index, judged=judged: {"extra": {"temperature": 1.0} | (judged if index == 2 else {})},
+        )  # fmt: skip
+        if not judged:
+            write_replay(store, "20260101T000000-bbbbbb", items, truth="fp32")
+            save(store, compare(store, replay, "20260101T000000-bbbbbb"))
+        subject = reducing.subject_of(store, replay)
+        suspect = next(suspects.suspects_of(store, checks, spec_and_owner(store, replay)[0], subject.compared, print))
+        assert suspect[0].module == ("lm_head" if judged else "")
+    assert [call.args[0].dump_id for call in checks.of.call_args_list] == [items[1].dump_id]
 
 
 HOSTILE = ('x"""\nimport pwned\n"""', "x'\nimport pwned\n'", 'x"\nimport pwned\n#', "\\", '"')
 FIELDS: dict[str, Callable[[str], FaultCase]] = {
     "versions": lambda text: CASE,
     "title": lambda text: CASE,
-    "checkpoint": lambda text: replace(SCRIPTS["checkpoint"], checkpoint=text, revision=text),
+    "checkpoint": lambda text: replace(SCRIPTS["checkpoint"], checkpoint=text),
     "config": lambda text: replace(CASE, config={text: [text], "model_type": text, "inner": {text: text}}),
     "error": lambda text: replace(SCRIPTS["error"], error_class=text, error=text),
     "signal": lambda text: replace(SCRIPTS["crash"], error=text),
@@ -407,10 +446,10 @@ def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path: Path, store: St
     (model / "config.json").write_text(json.dumps(FAMILIES["gemma2"].config))
     settings = {"model": str(model), "attn": "sdpa", "dtype": "fp32", "through": "rows", "backward": False}
     write_replay(store, "20260101T000000-aaaaaa", publish(store, 1, length=16), **settings)
-    check, given = reduction._check, Fingerprint(DIFFERENCE, "sdpa ignores the soft cap", module="attention", cause="kernel")
+    check, given = Checks.of, Fingerprint(DIFFERENCE, "sdpa ignores the soft cap", module="attention", cause="kernel")
     ran = {"attn": "sdpa", "dtype": "fp32", "through": "rows", "packing": False, "vocab_size": 256}
     answers = iter([(given, ran)])
-    monkeypatch.setattr(reduction, "_check", lambda *what: next(answers, None) or check(*what))
+    monkeypatch.setattr(Checks, "of", lambda *what, **more: next(answers, None) or check(*what, **more))
     script, issue = tmp_path / "repro.py", tmp_path / "issue.md"
     words = ["repro", "last", "-o", str(script), "--issue", str(issue), "--trials", "12", "--json"]
     done = CliRunner().invoke(app, ["--store", str(store.root), *words])

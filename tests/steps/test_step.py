@@ -19,12 +19,13 @@ from actordbg.api import steps as steps_api
 from actordbg.base.errors import CorruptDump, NothingToDo, Unsupported, UsageError
 from actordbg.base.imports import is_there
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.document.blocks import Items
 from actordbg.document.page import as_html
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.steps import run_step
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
-from actordbg.steps.step_document import step_data, step_page
+from actordbg.steps.step_document import step_blocks, step_data, step_page
 from actordbg.steps.step_verdict import causes_of, verdict_of
 from actordbg.store.layout import Store
 
@@ -132,6 +133,9 @@ def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an
             figures.reference, figures=(*figures.reference.figures[:-1], figures.reference.figures[-1] | {"grad_norm": whole})
         )
         assert [cause.name for cause in causes_of(replace(figures, reference=side))] == ["unknown"]
+        assert not any(isinstance(block, Items) for block in step_blocks(replace(figures, reference=side))), (
+            "nothing to do is known"
+        )
 
 
 def test_the_loss_of_another_trainer_is_refused_before_anything_runs(tmp_path: Path):
@@ -168,6 +172,11 @@ def test_the_norm_is_not_checked_with_other_weights_or_without_a_recorded_one(tm
         assert verdict.word == "NOT CHECKED" and any("norm" in left or "optimizer step" in left for left in verdict.not_checked)
 
 
+def test_the_toy_model_is_named_where_its_weights_are_not_the_step_s(tmp_path: Path):
+    figures = figures_of(tmp_path, moved=0.05)
+    assert "(--model)" in verdict_of(replace(figures, config=replace(figures.config, model="tiny"))).sentence
+
+
 def test_a_configuration_that_changes_the_norm_is_wrong(tmp_path: Path):
     figures = figures_of(tmp_path)
     last = figures.replayed.figures[-1] | {"grad_norm": 0.5 * figures.reference.grad_norm}
@@ -186,6 +195,10 @@ def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path: Pat
     store = Store(tmp_path).create()
     with pytest.raises(NothingToDo, match="no loss of step 9"):
         invoke(store, "step", "--step", "9")
+    RecordedRun(store, tmp_path / "model").write(step=5)
+    with pytest.raises(NothingToDo, match="step is 5 to 5") as refused:
+        invoke(store, "step", "--step", "9")
+    assert "--calls" not in str(refused.value.hint), "losses were recorded"
     with pytest.raises(UsageError, match="name of a run"):
         invoke(store, "step", "--step", "9", "--run", "a' or '1'='1")
 

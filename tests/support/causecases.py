@@ -213,11 +213,19 @@ def named(fitted: FitResult, name: str, amount: float | None, case: Any, beside:
         assert abs(best.amount - amount) <= 5 * (best.error or 0.0) + 2e-5 * abs(amount), (case, name, best.amount, best.error)
 
 
+def in_bf16_numbers(folder: Path) -> None:
+    """Round a checkpoint's weights to bf16, as most checkpoints are, even those trained in fp32."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float().save_pretrained(folder)
+
+
 def planted(cache: Path) -> None:
     """Every cause is named with its amount, in fp32 and bf16, and nothing is named that is hidden."""
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     for family, dtype in (("llama", "fp32"), ("qwen3", "bf16")):
+        in_bf16_numbers(model_of(cache, family))
         bench, case = Bench(str(model_of(cache, family)), dtype, cache), (family, dtype)
         for name, (plant, size) in PLANTED.items():
             found = bench.explain(bench.values(bench.ran(plant)))

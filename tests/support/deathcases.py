@@ -16,7 +16,7 @@ from victims import Job, is_of_seed
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
 from actordbg.dumps.recover import RingReport, find_rings, recover
-from actordbg.formats.recording_reading import read_counters
+from actordbg.records.run_files import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from actorcases import main, make_dump
+from planted_table import log_probs_that, patched
 
 from actordbg.actor import family_models
 from actordbg.actor.family_models import VOCABULARY as VOCAB
@@ -176,13 +177,6 @@ def together(cache: Path) -> None:
             assert not session.tainted
 
 
-def patched(name: str, make: Callable[[Any], Any]) -> Any:
-    """A function of the trainer's module of the Actor, replaced by what `make` makes of it."""
-    import openrlhf.models.actor as module
-
-    return patch.object(module, name, make(getattr(module, name)))
-
-
 def positions_run_on() -> Any:
     def make(original: Any) -> Any:
         def unpad(*args: Any) -> Any:
@@ -192,12 +186,6 @@ def positions_run_on() -> Any:
         return unpad
 
     return patched("unpad_and_slice_tensor", make)
-
-
-def log_probs_that(change: Callable[..., Any]) -> Any:
-    """OpenRLHF's log-probs of logits, changed."""
-    name = "log_probs_from_logits"
-    return patched(name, lambda original: lambda logits, labels, **named: change(original, logits, labels, **named))
 
 
 def noisy() -> Any:

@@ -92,7 +92,7 @@ def fault(values):
 
 
 def from_the_table(name: str) -> str:
-    """Return the fault of this name in `plantedfaults`: planted in each model that is built or loaded without eager attention."""
+    """Return the fault of this name in `planted_table`: planted in each model that is built or loaded without eager attention."""
     return f"""
 MODULE = "transformers.modeling_utils"
 
@@ -106,9 +106,9 @@ def planted(original):
         model = original(cls, *args, **named)
         if model.config._attn_implementation != "eager":
             sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "support")!r}]
-            import plantedfaults
+            import planted_table
             del sys.path[:2]
-            fault = next(each for each in plantedfaults.FAULTS if each.name == {name!r})
+            fault = next(each for each in planted_table.FAULTS if each.name == {name!r})
             held.append(fault.plant(model))
             held[-1].__enter__()
         return model

@@ -4,8 +4,8 @@ python plantedrepros.py FOLDER [COUNT] [SEED]
 
 A fault counts if its repro exits with 1 in a fresh interpreter that has the fault, and with 0 in one without the fault and without
 actordbg. What was done is in FOLDER/outcomes.jsonl, and the same command continues. Faults outside of the model (the trainer's
-log-probs) are not drawn: they are planted in a process, not in a package. Nor are those of Mixtral, whose experts have no sdpa of
-their own.
+log-probs) are not drawn: they are planted in a process, not in a package. Nor are those of Gemma 2: it is wrong under sdpa without
+a fault, and its eager attention is what the truth runs.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-import plantedfaults
 from lawcases import dump_of
+from planted_table import FAULTS, Planted
 from plantedenvs import actordbg, environment, from_the_table
+from plantedfaults import four_layers
 
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
 
-def drawn(count: int, seed: int) -> list[plantedfaults.Planted]:
-    inside = [each for each in plantedfaults.FAULTS if each.plant.__qualname__.split(".")[0] != "outside"]
-    return random.Random(seed).sample(inside, count)
+def drawn(count: int, seed: int) -> list[Planted]:
+    inside = [fault for fault in FAULTS if fault.plant.__qualname__.split(".")[0] != "outside"]
+    order = random.Random(seed).sample(inside, len(inside))
+    return [fault for fault in order if fault.family != "gemma2"][:count]
 
 
-def outcome(fault: plantedfaults.Planted, folder: Path) -> dict[str, Any]:
+def outcome(fault: Planted, folder: Path) -> dict[str, Any]:
     """Plant the fault, and say how far the way to its repro went."""
     faulty, clean = environment(folder / "faulty", from_the_table(fault.name)), environment(folder / "clean", "")
-    model = plantedfaults.four_layers(folder.parent, fault.family)
+    model = four_layers(folder.parent, fault.family)
     store, script = folder / "store", folder / "repro.py"
     words = ["--packing" if fault.packed else "--no-packing", "--backward" if fault.trains else "--no-backward"]
     dump = dump_of("both", rows=3, length=64, actions=40)

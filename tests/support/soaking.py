@@ -40,8 +40,8 @@ from actordbg.capture import writer as writing
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import encoding
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import is_held
+from actordbg.records.run_files import read_counters
 from actordbg.store.layout import Store
 
 LIFE = 500

@@ -48,6 +48,8 @@ def trl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
         temperature, use_vllm, vllm_importance_sampling_correction, loss_type = 1.0, True, False, "dapo"
         importance_sampling_level, beta, epsilon_low, epsilon_high = "token", 0.0, 0.2, 0.2
         args, off_policy_mask_threshold = SimpleNamespace(delta=None), None
+        aux_loss_enabled, _entropy_bonus_enabled, top_entropy_quantile, max_completion_length = False, False, 1.0, 4
+        top_p, top_k, num_generations, eos_token_ids = 1.0, 0, 2, [2]
         state = SimpleNamespace(global_step=4)
 
         def _get_per_token_logps_and_entropies(
@@ -79,7 +81,9 @@ def skyrl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
             return self.model.scores(sequences[:, -num_actions:]), {}
 
     class PolicyWorkerBase:
-        cfg = SimpleNamespace(algorithm=SimpleNamespace(policy_loss_type="regular", eps_clip_low=0.2, eps_clip_high=0.2))
+        algorithm = SimpleNamespace(policy_loss_type="regular", eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio_c=3.0)
+        algorithm.off_policy_correction = SimpleNamespace(tis_ratio_type=None, token_tis_ratio_clip_high=2.0)
+        cfg, mesh_rank = SimpleNamespace(algorithm=algorithm), SimpleNamespace(dp_size=1)
 
         def _forward_backward_micro(self, experience: Any, microbatch_weight: float, loss_fn: Any = None) -> Any:
             new, _ = self.model.forward(experience.sequences, ANSWER, attention_mask=experience.attention_mask)  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ from actordbg.trainers.find_adapter import BUILT_IN
 from actordbg.trainers.fitting import fit_of
 from actordbg.trainers.plain_adapter import Plain
 from actordbg.trainers.recorded_model import attach, scores_of
-from actordbg.trainers.seam import Rows, Seam, Unreadable
+from actordbg.trainers.seam import Rows, Seam, Unreadable, note_update
 from actordbg.trainers.skyrl_adapter import SkyRl
 from actordbg.trainers.trl_adapter import Trl
 from actordbg.trainers.verl_adapter import Verl
@@ -41,7 +41,9 @@ LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False)
 MODEL = torch.nn.Module()
 LABELS = torch.tensor([[-100, -100, -100, -100, 11, 2], [-100, -100, 8, 4, 1, -100]])
 FUSED = {"self": MODEL, "fused_lm_head": True, "input_ids": IDS, "attention_mask": MASK, "labels": LABELS, "temperature": 0.7}
-SKYRL = {"self": SimpleNamespace(model=MODEL), "sequences": IDS, "num_actions": 2, "attention_mask": MASK, "temperature": 0.7}
+WRAPPER = torch.nn.Module()
+WRAPPER.model = MODEL
+SKYRL = {"self": WRAPPER, "sequences": IDS, "num_actions": 2, "attention_mask": MASK, "temperature": 0.7}
 SKYRL |= {"compute_entropy": True, "pixel_values": None}
 
 
@@ -117,7 +119,7 @@ def test_packed_rows_that_transformers_does_not_keep_apart_are_recorded_as_such_
 
 
 def test_skyrl_entropies_are_those_of_the_actions():
-    seam, _ = SkyRl.seams
+    seam = SkyRl.seams[0]
     for actions in (2, [2]):
         rows = read(seam, SKYRL | {"num_actions": actions})
         assert rows.action_mask.tolist() == [[1, 1], [1, 0]]
@@ -275,13 +277,18 @@ def test_a_trainer_is_not_there_because_transformers_is():
 
 
 def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask():
-    seam, _ = Verl.seams
+    seam = Verl.seams[0]
     jagged, counted, values = (
         torch.nested.nested_tensor_from_jagged(torch.tensor(given), offsets=torch.tensor([0, 4, 7]))
         for given in ([5, 9, 11, 2, 7, 3, 8], [0, 0, 0, 1, 0, 1, 1], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     )
-    engine = SimpleNamespace(model_config=SimpleNamespace(model_type="language_model"), module=MODEL)
-    engine.lr_scheduler = SimpleNamespace(last_epoch=3)
+
+    class Engine:
+        model_config, module, lr_scheduler = SimpleNamespace(model_type="language_model"), MODEL, SimpleNamespace(last_epoch=1)
+
+    engine = Engine()
+    for _ in range(3):  # optimizer steps, of which several may be between two of the scheduler
+        note_update(engine)
     batch = {"input_ids": jagged, "temperature": 0.7, "calculate_entropy": True}
     asked = {"prompts": torch.zeros(2, 3), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 0], [1, 1, 0, 1, 0, 0]])}
     rows = seam.rows({"self": engine, "micro_batch": batch | asked})

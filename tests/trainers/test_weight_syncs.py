@@ -22,9 +22,10 @@ from actordbg.base.errors import CorruptDump, NothingToDo
 from actordbg.base.imports import is_there
 from actordbg.demo.demo_training import build_assets, start_job
 from actordbg.formats.weight_hashes import WeightRecord, sha256_of
-from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync, read_sync
+from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync
 from actordbg.judge.turns import turns_answer
 from actordbg.judge.weight_ladder import climb, weights_answer
+from actordbg.records.run_files import read_sync
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
 from actordbg.trainers.openrlhf import told, weight_syncs

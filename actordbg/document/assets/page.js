@@ -26,7 +26,8 @@
         labelFontSize: 11, titleFontSize: 11.5, titleFontWeight: 600, labelLimit: 150, titlePadding: 8 },
       axisX: { grid: false, labelAngle: 0 }, axisQuantitative: { tickCount: 6, labelOverlap: true, labelSeparation: 8 }, axisBand: { grid: false },
       legend: { labelColor: of("soft"), titleColor: of("soft"), orient: "top", titleFontSize: 11, labelFontSize: 11, labelLimit: 260, columns: inARow,
-        symbolType: "circle", gradientLength: window.innerWidth < 640 ? 64 : 140, offset: 6, titleOrient: "left" },
+        symbolType: "circle", gradientLength: window.innerWidth < 640 ? 64 : 140, offset: 6, titleOrient: "left",
+        layout: { top: { direction: window.innerWidth < 640 ? "vertical" : "horizontal", anchor: "start", offset: 6 } } },
       range: { category: all("c", 10), heatmap: all("h", 9), ramp: all("h", 9) },
       text: { color: of("soft"), fontSize: 11 }
     };

@@ -1,0 +1,557 @@
+"""Faults planted in small random models, as one table. It loads torch and nothing else: an interpreter with a fault imports it.
+
+    with FAULTS[0].plant(model):
+        ...                           # the model has the fault
+
+Each fault was written down, with the module and the cause that an engineer would want to read, before the judge saw it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+Plant = Callable[[Any], Any]
+"""A context manager over the suspect's model: inside the block it has the fault."""
+BOTH, FP32 = ("fp32", "bf16"), ("fp32",)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault. module: what the headline has to name, "" where no module is at fault. cause: a pattern of the right cause or its kin.
+
+    rows: the only rows that it touches, None for all. packed: how the model is called. trains: a fault of the backward.
+    """
+
+    name: str
+    plant: Plant
+    module: str
+    cause: str
+    family: str = "llama"
+    dtypes: tuple[str, ...] = BOTH
+    rows: tuple[int, ...] | None = None
+    packed: bool = True
+    trains: bool = False
+
+
+# ---- how faults are planted ----
+
+
+def weights(name: str, change: Callable[[torch.Tensor], Any]) -> Plant:
+    """A parameter or a buffer whose values `change` changed: in place, or by returning others."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        held = dict(model.named_parameters()) | dict(model.named_buffers())
+        tensor = held[name]
+        kept = tensor.data.clone()
+        other = change(tensor.data)
+        if isinstance(other, torch.Tensor):
+            tensor.data.copy_(other)
+        yield
+        tensor.data.copy_(kept)
+
+    return plant
+
+
+def all_of(*plants: Plant) -> Plant:
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for each in plants:
+                stack.enter_context(each(model))
+            yield
+
+    return plant
+
+
+def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Plant:
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        holder = model.config if module == "config" else model.get_submodule(module)
+        kept = getattr(holder, name)
+        setattr(holder, name, change(kept))
+        yield
+        setattr(holder, name, kept)
+
+    return plant
+
+
+def output(module: str, change: Callable[[Any], Any]) -> Plant:
+    """The code of a module gives something else: the first of its outputs is changed."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        def hook(_module: Any, _inputs: Any, out: Any) -> Any:
+            return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
+
+        handle = model.get_submodule(module).register_forward_hook(hook)
+        yield
+        handle.remove()
+
+    return plant
+
+
+def forward(module: str, make: Callable[[Any, Any], Callable[..., Any]]) -> Plant:
+    """The module's forward is what `make` makes of the module and its forward."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        holder = model.get_submodule(module)
+        holder.forward = make(holder, holder.forward)
+        yield
+        del holder.forward
+
+    return plant
+
+
+def attention(layer: int, change: Callable[..., Any]) -> Plant:
+    """Let one layer call another attention function: `change(original, module, query, key, value, mask, **more)`."""
+
+    def make(_module: Any, right: Any) -> Any:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+
+        def run(*args: Any, **more: Any) -> Any:
+            original = functions["sdpa"]
+            functions["sdpa"] = lambda *given, **named: change(original, *given, **named)
+            try:
+                return right(*args, **more)
+            finally:
+                functions["sdpa"] = original
+
+        return run
+
+    return forward(f"model.layers.{layer}.self_attn", make)
+
+
+def function_of(layer: int, name: str, change: Callable[..., Any]) -> Plant:
+    """Let the attention of one layer call another function in place of `name` of its module's file: `change(original, ...)`."""
+
+    def make(module: Any, right: Any) -> Any:
+        scope = sys.modules[type(module).__module__]
+
+        def run(*args: Any, **more: Any) -> Any:
+            original = getattr(scope, name)
+            setattr(scope, name, lambda *given, **named: change(original, *given, **named))
+            try:
+                return right(*args, **more)
+            finally:
+                setattr(scope, name, original)
+
+        return run
+
+    return forward(f"model.layers.{layer}.self_attn", make)
+
+
+def rotation(layer: int, change: Callable[..., Any]) -> Plant:
+    """Let one layer turn its queries and keys in another way: `change(original, query, key, cos, sin)`."""
+    return function_of(layer, "apply_rotary_pos_emb", lambda original, *given, **_: change(original, *given))
+
+
+def positions(change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+    def make(_module: Any, right: Any) -> Any:
+        return lambda values, position_ids, **more: right(values, change(position_ids), **more)
+
+    return forward("model.rotary_emb", make)
+
+
+def gradient(name: str, change: Callable[[Any], Any]) -> Plant:
+    @contextlib.contextmanager
+    def plant(model: Any) -> Iterator[None]:
+        handle = model.get_parameter(name).register_hook(change)
+        yield
+        handle.remove()
+
+    return plant
+
+
+def detached(module: str) -> Plant:
+    return output(module, lambda values: values.detach() + 0 * values)
+
+
+def outside(context: Callable[[], Any]) -> Plant:
+    return lambda _model: context()
+
+
+# ---- changes ----
+
+
+def doubled_row(values: torch.Tensor) -> None:
+    values[3] *= 2
+
+
+def rows_swapped(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda values: torch.cat((values[count : 2 * count], values[:count], values[2 * count :]))
+
+
+def noisy(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(values: torch.Tensor) -> torch.Tensor:
+        return values * (1 + share * torch.randn(values.shape, generator=torch.Generator().manual_seed(3)))
+
+    return change
+
+
+def in_8_bits(values: torch.Tensor) -> torch.Tensor:
+    scale = values.abs().amax(-1, keepdim=True) / 127
+    return (values / scale).round() * scale
+
+
+def rounded(values: Any) -> Any:
+    return values.bfloat16().to(values.dtype)
+
+
+def zeroed(values: torch.Tensor) -> None:
+    values[50:90] = 0
+
+
+def half_scaled(values: torch.Tensor) -> None:
+    values[::2] *= 1.02
+
+
+def no_first_key(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    key = key.clone()
+    key[:, :, 0] = 0
+    return original(module, query, key, value, mask, **more)
+
+
+def heads_permuted(original: Any, *given: Any, **more: Any) -> Any:
+    mixed, rest = original(*given, **more)
+    return mixed.roll(1, 2), rest
+
+
+def window_of_16(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    count = query.shape[2]
+    at = torch.arange(count)
+    near = (at[:, None] - at < 16)[None, None]
+    seen = (
+        near & (at[:, None] >= at)
+        if mask is None
+        else (mask & near if mask.dtype is torch.bool else mask.masked_fill(~near, -1e9))
+    )
+    return original(module, query, key, value, seen, **(more | {"is_causal": False}))
+
+
+def queries_are_keys(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    groups = query.shape[1] // key.shape[1]
+    return original(module, key.repeat_interleave(groups, 1), query[:, ::groups], value, mask, **more)
+
+
+def scores_in_bf16(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    mask = mask if mask is None or mask.dtype is torch.bool else mask.bfloat16()
+    mixed, rest = original(module, query.bfloat16(), key.bfloat16(), value.bfloat16(), mask, **more)
+    return mixed.to(query.dtype), rest
+
+
+def scaled_by(factor: float) -> Callable[..., Any]:
+    def change(original: Any, *given: Any, scaling: Any = None, **more: Any) -> Any:
+        return original(*given, scaling=factor * scaling, **more)
+
+    return change
+
+
+def values_late(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    return original(module, query, key, value.roll(1, 2), mask, **more)
+
+
+def interleaved(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    def turn(values: Any) -> Any:
+        even, odd = values[..., ::2], values[..., 1::2]
+        half = values.shape[-1] // 2
+        c, s = cos[:, None, :, :half], sin[:, None, :, :half]
+        return torch.stack((even * c - odd * s, odd * c + even * s), -1).flatten(-2)
+
+    return turn(query), turn(key)
+
+
+def turned_back(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    return original(query, key, cos, -sin)
+
+
+def only_queries(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    return original(query, key, cos, sin)[0], key
+
+
+def not_the_last_pair(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    cos, sin = cos.clone(), sin.clone()
+    for part in (cos.shape[-1] // 2 - 1, cos.shape[-1] - 1):
+        cos[..., part], sin[..., part] = 1, 0
+    return original(query, key, cos, sin)
+
+
+def only_half(original: Any, query: Any, key: Any, cos: Any, sin: Any) -> Any:
+    """Turn the first half of a head's dimensions, as models with partial rotary positions do."""
+    half = query.shape[-1] // 2
+    turned = original(query[..., :half], key[..., :half], cos[..., :half], sin[..., :half])
+    return tuple(torch.cat((own, other[..., half:]), -1) for own, other in zip(turned, (query, key), strict=True))
+
+
+def seen_by(rule: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """An attention whose mask is `rule(distance, seen)`: of queries from keys, and what the right mask allows."""
+
+    def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+        at = torch.arange(query.shape[2])
+        distance = (at[:, None] - at)[None, None]
+        seen = distance >= 0 if mask is None else mask if mask.dtype is torch.bool else mask > -1
+        return original(module, query, key, value, rule(distance, seen), **(more | {"is_causal": False}))
+
+    return change
+
+
+def no_soft_cap(original: Any, *given: Any, softcap: Any = None, **more: Any) -> Any:
+    return original(*given, softcap=None, **more)
+
+
+def without(name: str) -> Callable[[Any, Any], Any]:
+    """A forward that leaves out a child."""
+
+    def make(module: Any, right: Any) -> Any:
+        def run(*given: Any, **more: Any) -> Any:
+            kept = module._modules.pop(name)
+            object.__setattr__(module, name, lambda values: values)
+            try:
+                return right(*given, **more)
+            finally:
+                object.__delattr__(module, name)
+                module._modules[name] = kept
+
+        return run
+
+    return make
+
+
+@contextlib.contextmanager
+def gelu_module(model: Any) -> Iterator[None]:
+    """The activation of one layer is a module of another class."""
+    mlp = model.get_submodule(f"{L2}.mlp")
+    kept, mlp.act_fn = mlp.act_fn, torch.nn.GELU(approximate="tanh")
+    yield
+    mlp.act_fn = kept
+
+
+def residual_short(module: Any, _right: Any) -> Any:
+    def run(hidden: Any, **more: Any) -> Any:
+        mixed, _ = module.self_attn(hidden_states=module.input_layernorm(hidden), **more)
+        hidden = 0.97 * hidden + mixed
+        return hidden + module.mlp(module.post_attention_layernorm(hidden))
+
+    return run
+
+
+def never_the_last(module: Any, _right: Any) -> Any:
+    """A router that chooses among all experts but the last."""
+
+    def run(hidden: Any) -> Any:
+        logits = torch.nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
+        top, chosen = torch.topk(logits.float().softmax(-1)[:, :-1], module.top_k, dim=-1)
+        return logits, top / top.sum(-1, keepdim=True), chosen
+
+    return run
+
+
+def one_token_up(values: torch.Tensor) -> torch.Tensor:
+    values = values.clone()
+    values[..., 77] += 0.3
+    return values
+
+
+def of_row(row: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def run(values: torch.Tensor) -> torch.Tensor:
+        values = values.clone()
+        values[row : row + 1] = change(values[row : row + 1])
+        return values
+
+    return run
+
+
+def behind(position: int, factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def run(values: torch.Tensor) -> torch.Tensor:
+        values = values.clone()
+        values[:, position:] *= factor
+        return values
+
+    return run
+
+
+def with_gelu(module: Any, _right: Any) -> Any:
+    gelu = torch.nn.functional.gelu
+    return lambda values: module.down_proj(gelu(module.gate_proj(values)) * module.up_proj(values))
+
+
+def in_bf16(module: Any, _right: Any) -> Any:
+    return lambda values: torch.nn.functional.linear(values.bfloat16(), module.weight.bfloat16()).to(values.dtype)
+
+
+def norm_in_bf16(_module: Any, right: Any) -> Any:
+    return lambda values: right(values.bfloat16().to(values.dtype)).bfloat16().to(values.dtype)
+
+
+def mean_removed(module: Any, _right: Any) -> Any:
+    def run(values: Any) -> Any:
+        wide = values.float() - 0.1 * values.float().mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + module.variance_epsilon)
+        return module.weight * wide.to(values.dtype)
+
+    return run
+
+
+def residual_scaled(_module: Any, right: Any) -> Any:
+    return lambda hidden, *given, **more: right(hidden, *given, **more) - 0.02 * hidden
+
+
+def unnormalised(module: Any, _right: Any) -> Any:
+    def run(hidden: Any) -> Any:
+        logits = torch.nn.functional.linear(hidden.reshape(-1, module.hidden_dim), module.weight)
+        top, chosen = torch.topk(logits.float().softmax(-1), module.top_k, dim=-1)
+        return logits, top, chosen
+
+    return run
+
+
+def second_best(module: Any, right: Any) -> Any:
+    def run(hidden: Any) -> Any:
+        logits, weights_, _ = right(hidden)
+        others = logits.topk(3, -1).indices
+        return logits, weights_, torch.stack((others[:, 0], others[:, 2]), -1)
+
+    return run
+
+
+def over_capacity(_module: Any, right: Any) -> Any:
+    def run(*given: Any, **more: Any) -> Any:
+        mixed = right(*given, **more).clone()
+        mixed[40:60] = 0
+        return mixed
+
+    return run
+
+
+def patched(name: str, make: Callable[[Any], Any]) -> Any:
+    """A function of the trainer's module of the Actor, replaced by what `make` makes of it."""
+    import openrlhf.models.actor as module
+
+    return patch.object(module, name, make(getattr(module, name)))
+
+
+def log_probs_that(change: Callable[..., Any]) -> Any:
+    """OpenRLHF's log-probs of logits, changed."""
+    name = "log_probs_from_logits"
+    return patched(name, lambda original: lambda logits, labels, **named: change(original, logits, labels, **named))
+
+
+def temperature_off() -> Any:
+    return log_probs_that(lambda original, logits, labels, **named: original(logits / 1.02, labels, **named))
+
+
+def shifted_labels() -> Any:
+    return log_probs_that(lambda original, logits, labels, **named: original(logits, labels.roll(1, -1), **named))
+
+
+def capped_log_probs() -> Any:
+    return log_probs_that(lambda original, logits, labels, **named: original(logits, labels, **named).clamp(min=-6))
+
+
+def top_of_logits() -> Any:
+    def change(original: Any, logits: Any, labels: Any, **named: Any) -> Any:
+        least = logits.topk(128, -1).values[..., -1:]
+        low = logits.masked_fill(logits < least, -1e4)
+        return original(low.scatter(-1, labels[..., None], logits.gather(-1, labels[..., None])), labels, **named)
+
+    return log_probs_that(change)
+
+
+L0, L1, L2, L3 = (f"model.layers.{layer}" for layer in range(4))
+HELD = r"times the checkpoint's|differs from the checkpoint's|is 0 in"
+CODE = r"code or its kernel|between the modules|the code of"
+BETWEEN = r"a mask, a scale, an angle or a kernel|mask|scale|softmax|rotary|angle"
+FAULTS: tuple[Planted, ...] = (
+    # What the model holds.
+    Planted("gate_proj x0.99", weights(f"{L0}.mlp.gate_proj.weight", lambda v: v * 0.99), f"{L0}.mlp.gate_proj", HELD),
+    Planted("a channel of up_proj doubled", weights(f"{L3}.mlp.up_proj.weight", doubled_row), f"{L3}.mlp.up_proj", HELD),
+    Planted("key heads swapped", weights(f"{L2}.self_attn.k_proj.weight", rows_swapped(8)), f"{L2}.self_attn.k_proj", HELD),
+    Planted("two tokens of the head swapped", weights("lm_head.weight", rows_swapped(40)), "lm_head", HELD),
+    Planted("embeddings zeroed", weights("model.embed_tokens.weight", zeroed), "model.embed_tokens", HELD),
+    Planted("final norm x1.01", weights("model.norm.weight", lambda v: v * 1.01), "model.norm", HELD),
+    Planted("half of a norm x1.02", weights(f"{L1}.input_layernorm.weight", half_scaled), f"{L1}.input_layernorm", HELD),
+    Planted("o_proj transposed", weights(f"{L1}.self_attn.o_proj.weight", lambda v: v.T.clone()), f"{L1}.self_attn.o_proj", HELD),
+    Planted("q_proj in 8 bits", weights(f"{L0}.self_attn.q_proj.weight", in_8_bits), f"{L0}.self_attn.q_proj", HELD),
+    Planted("down_proj in bf16", weights(f"{L2}.mlp.down_proj.weight", rounded), f"{L2}.mlp.down_proj", "rounded to bf16", dtypes=FP32),
+    Planted("v_proj of another step", weights(f"{L3}.self_attn.v_proj.weight", noisy(1e-2)), f"{L3}.self_attn.v_proj", HELD),
+    Planted("lm_head x1.005", weights("lm_head.weight", lambda v: v * 1.005), "lm_head", HELD),
+    Planted(
+        "a layer of another step",
+        all_of(*(weights(f"{L2}.{name}.weight", noisy(1e-2)) for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj"))),
+        L2,
+        HELD,
+    ),
+    Planted("an expert x1.02", weights(f"{L1}.mlp.experts.down_proj", doubled_row), f"{L1}.mlp.experts", HELD, family="mixtral"),
+    # What the model is set to.
+    Planted("an angle x1.01", weights("model.rotary_emb.inv_freq", half_scaled), "model.rotary_emb", HELD),
+    Planted("cosines x1.01", attribute("model.rotary_emb", "attention_scaling", lambda v: v * 1.01), "model.rotary_emb", "attention_scaling"),
+    Planted("epsilon of the final norm", attribute("model.norm", "variance_epsilon", lambda _: 1e-4), "model.norm", "variance_epsilon"),
+    Planted("epsilon of the queries' norm", attribute(f"{L1}.self_attn.q_norm", "variance_epsilon", lambda _: 1e-3), f"{L1}.self_attn.q_norm", "variance_epsilon", family="qwen3"),
+    Planted("all scales x1.02", all_of(*(attribute(f"{at}.self_attn", "scaling", lambda v: v * 1.02) for at in (L0, L1, L2, L3))), "self_attn", "scaling"),
+    Planted("not causal", attribute(f"{L1}.self_attn", "is_causal", lambda _: False), f"{L1}.self_attn", "is_causal|future"),
+    Planted("a soft cap of 30", attribute(f"{L1}.self_attn", "attn_logit_softcapping", lambda _: 30.0), f"{L1}.self_attn", "softcapping", family="gemma2", packed=False),
+    Planted("no final soft cap", attribute("config", "final_logit_softcapping", lambda _: None), "config", "final_logit_softcapping", family="gemma2", packed=False),
+    Planted("a window of 4", attribute("config", "sliding_window", lambda _: 4), "config", "sliding_window", family="gemma2", packed=False),
+    Planted("embeddings' factor", weights("model.embed_tokens.embed_scale", lambda v: v * 1.01), "model.embed_tokens", HELD, family="gemma2", packed=False),
+    Planted("one expert instead of two", attribute(f"{L1}.mlp.gate", "top_k", lambda _: 1), f"{L1}.mlp", "top_k", family="mixtral"),
+    # What the model's code does.
+    Planted("gelu for silu", forward(f"{L1}.mlp", with_gelu), f"{L1}.mlp", "gelu.*silu"),
+    Planted("a norm in bf16", forward(f"{L2}.post_attention_layernorm", norm_in_bf16), f"{L2}.post_attention_layernorm", CODE, dtypes=FP32),
+    Planted("a norm that removes the mean", forward(f"{L0}.post_attention_layernorm", mean_removed), f"{L0}.post_attention_layernorm", CODE),
+    Planted("an MLP with a bias", output(f"{L1}.mlp", lambda v: v + 0.03), L1, f"residual|comes into|mlp: with add added|{CODE}"),
+    Planted("a residual x0.98", forward(L2, residual_scaled), L2, f"residual|comes into|{CODE}"),
+    Planted("the head in bf16", forward("lm_head", in_bf16), "lm_head", CODE, dtypes=FP32),
+    Planted("a token's logit +0.3", output("lm_head", one_token_up), "lm_head", CODE),
+    Planted("the last row x1.02", output(f"{L1}.mlp.down_proj", of_row(2, lambda v: v * 1.02)), f"{L1}.mlp.down_proj", CODE, packed=False, rows=(2,)),
+    Planted("from position 40 on", output(f"{L2}.self_attn.v_proj", behind(40, 1.03)), f"{L2}.self_attn.v_proj", CODE, packed=False),
+    # Attention and positions.
+    Planted("no first key", attention(0, no_first_key), f"{L0}.self_attn", f"attention of|{BETWEEN}", packed=False),
+    Planted("heads permuted", attention(2, heads_permuted), f"{L2}.self_attn", f"attention of|{BETWEEN}"),
+    Planted("a window of 16 tokens", attention(3, window_of_16), f"{L3}.self_attn", "attention mask|sliding window", packed=False),
+    Planted("queries for keys", attention(0, queries_are_keys), f"{L0}.self_attn", f"attention of|{BETWEEN}"),
+    Planted("attention in bf16", attention(1, scores_in_bf16), f"{L1}.self_attn", f"attention of|{BETWEEN}", dtypes=FP32),
+    Planted("a scale x1.02 in the kernel", attention(2, scaled_by(1.02)), f"{L2}.self_attn", r"softmax scale.*x1\.02"),
+    Planted("values a token late", attention(1, values_late), f"{L1}.self_attn", f"attention of|{BETWEEN}|depends on", packed=False),
+    Planted("interleaved pairs", rotation(1, interleaved), f"{L1}.self_attn", "rotary"),
+    Planted("turned backwards", rotation(3, turned_back), f"{L3}.self_attn", "rotary"),
+    Planted("keys not turned", rotation(0, only_queries), f"{L0}.self_attn", "rotary"),
+    Planted("a pair not turned", rotation(2, not_the_last_pair), f"{L2}.self_attn", "rotary"),
+    Planted("positions halved", positions(lambda at: at // 2), "model.rotary_emb", f"positions|{CODE}"),
+    Planted("positions jump at 20", positions(lambda at: at + (at >= 20)), "model.rotary_emb", f"positions|{CODE}"),
+    # Experts.
+    Planted("router weights not normalised", forward(f"{L2}.mlp.gate", unnormalised), f"{L2}.mlp", f"rout|gate|comes into|{CODE}", family="mixtral"),
+    Planted("the third expert for the second", forward(f"{L1}.mlp.gate", second_best), f"{L1}.mlp", f"rout|gate|expert|comes into|{CODE}", family="mixtral"),
+    Planted("tokens over capacity dropped", forward(f"{L3}.mlp.experts", over_capacity), f"{L3}.mlp.experts", f"expert|{CODE}", family="mixtral"),
+    # Operations between the modules of one layer.
+    Planted("half of the dimensions turned", rotation(1, only_half), f"{L1}.self_attn", "rotary"),
+    Planted("a mask off by one", attention(2, seen_by(lambda far, seen: seen | ((far == -1) & seen.any(-2, keepdim=True)))), f"{L2}.self_attn", "attention mask", packed=False),
+    Planted("a softmax scale x1.03", function_of(1, "eager_attention_forward", lambda original, *given, scaling, **more: original(*given, scaling=1.03 * scaling, **more)), f"{L1}.self_attn", r"softmax scale.*x1\.03", family="gemma2", packed=False),
+    Planted("gelu in one layer", gelu_module, f"{L2}.mlp", "gelu.*silu", family="qwen3"),
+    Planted("no soft cap in one layer", function_of(2, "eager_attention_forward", no_soft_cap), f"{L2}.self_attn", "soft cap", family="gemma2", packed=False),
+    Planted("a window of 7 for 6", attention(2, seen_by(lambda far, seen: seen | ((far == 6) & seen.any(-2, keepdim=True)))), f"{L2}.self_attn", "sliding window", family="mistral", packed=False),
+    Planted("never the last expert", forward(f"{L2}.mlp.gate", never_the_last), f"{L2}.mlp.gate", "rout", family="mixtral"),
+    Planted("the queries' norm left out", forward(f"{L1}.self_attn", without("q_norm")), f"{L1}.self_attn", "q_norm", family="qwen3"),
+    Planted("keys not turned in Qwen3", rotation(3, only_queries), f"{L3}.self_attn", "rotary.*key", family="qwen3"),
+    Planted("attention's residual x0.97", forward(L2, residual_short), L2, "residual", family="qwen3"),
+    # Beside the model.
+    Planted("temperature x1.02", outside(temperature_off), "", "temperature|normal|log-prob|differ"),
+    Planted("labels a token late", outside(shifted_labels), "", "shift|label|token|log-prob|normal|differ"),
+    Planted("log-probs above -6", outside(capped_log_probs), "", "normal|log-prob|differ"),
+    Planted("half of the vocabulary", outside(top_of_logits), "", "normal|log-prob|vocabulary|top|differ"),
+    # The backward.
+    Planted("o_proj's gradient x0.9", gradient(f"{L1}.self_attn.o_proj.weight", lambda g: 0.9 * g), f"{L1}.self_attn.o_proj", "gradient", trains=True),
+    Planted("a norm's gradient lost", gradient(f"{L2}.input_layernorm.weight", torch.zeros_like), f"{L2}.input_layernorm", "gradient", trains=True),
+    Planted("an MLP detached", detached(f"{L1}.mlp"), f"{L1}.mlp", "gradient", trains=True),
+    Planted("no gradient of the embeddings", gradient("model.embed_tokens.weight", torch.zeros_like), "model.embed_tokens", "gradient", trains=True),
+    Planted("q_proj's gradient flipped", gradient(f"{L3}.self_attn.q_proj.weight", torch.neg), f"{L3}.self_attn.q_proj", "gradient", trains=True),
+    Planted("the head's gradient x1.05", gradient("lm_head.weight", lambda g: 1.05 * g), "lm_head", "gradient", trains=True),
+    Planted("k_proj's gradient counted twice", gradient(f"{L0}.self_attn.k_proj.weight", lambda g: 2 * g), f"{L0}.self_attn.k_proj", "gradient", trains=True),
+)  # fmt: skip
