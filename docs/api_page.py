@@ -69,7 +69,7 @@ def _of(path: str, name: str) -> list[str]:
     lines = [f"## {title}", "", _text(node), ""]
     inherited = [_class(*BASES[name])] if name in BASES else []
     for member in itertools.chain.from_iterable(map(_members, (node, *inherited))):
-        if any(isinstance(mark, ast.Name) and "property" in mark.id for mark in member.decorator_list):
+        if _has(member, "property"):
             lines += [f"- `.{member.name}`: {' '.join(_text(member).split())}"]
         else:
             lines += ["", f"### {name}.{member.name}", "", *_signature(member)]
@@ -83,7 +83,11 @@ def _class(path: str, name: str) -> Any:
 
 def _members(node: Any) -> Iterator[ast.FunctionDef]:
     members = [member for member in node.body if isinstance(member, ast.FunctionDef) and member.name[0] != "_"]
-    yield from sorted(members, key=lambda member: not member.decorator_list)
+    yield from sorted((each for each in members if not _has(each, "classmethod")), key=lambda each: not _has(each, "property"))
+
+
+def _has(member: ast.FunctionDef, decorator: str) -> bool:
+    return any(isinstance(mark, ast.Name) and decorator in mark.id for mark in member.decorator_list)
 
 
 def _signature(node: ast.AST) -> list[str]:

@@ -45,7 +45,7 @@ from actordbg.actor.models import locate
 from actordbg.actor.truth_model import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
 from actordbg.causes import signatures
-from actordbg.causes.bank import Chosen, Closed, Laid
+from actordbg.causes.computations import Chosen, Closed, Laid
 from actordbg.config import consent
 from actordbg.config.choices import Choices, choose, first_of, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.api.client import Advance, Client
-from actordbg.api.desk import Desk
-from actordbg.api.planning import DumpSelection, counting
+from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
 from actordbg.catalog.selections import joined
-from actordbg.document.blocks import Items, verdict_in
+from actordbg.document.blocks import Items, Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
-from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, check_blocks, check_data, run_check
+from actordbg.judge.check import ROUNDING, TRUTH, CheckedReplay, check_blocks, check_data, run_check
 from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.lint import Findings, lint, lint_blocks, lint_data
@@ -38,19 +37,21 @@ LINTED = 256
 class CheckResult(CommandResult):
     """The answer of a check."""
 
-    found: CheckFound | None = None
+    checked: CheckedReplay | None = None
 
     def to_junit(self) -> str:
         """Return JUnit XML: a test case for each judgement of each dump."""
-        verdict = verdict_in(self.blocks)
-        assert self.found is not None and verdict is not None
-        return junit_xml(self.found, verdict).decode()
+        return junit_xml(*self._judged).decode()
 
     def to_annotations(self) -> list[str]:
         """Return GitHub's workflow commands, a line each."""
+        return list(workflow_commands(*self._judged))
+
+    @property
+    def _judged(self) -> tuple[CheckedReplay, Verdict]:
         verdict = verdict_in(self.blocks)
-        assert self.found is not None and verdict is not None
-        return list(workflow_commands(self.found, verdict))
+        assert self.checked is not None and verdict is not None
+        return self.checked, verdict
 
 
 def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: int, recorded: bool) -> CheckResult:
@@ -63,13 +64,13 @@ def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: i
     if not chosen.files:
         with desk.client.progress("reading", None) as advance:
             findings = lint_newest(desk.store, of_all, on_dump=advance)
-    found = replace(_run(desk, plan.spec, recorded), lint=findings)
-    return check_answer(desk.store, found, of=of, recorded=own)
+    checked = replace(_run(desk, plan.spec, recorded), lint=findings)
+    return check_answer(desk.store, checked, of=of, recorded=own)
 
 
-def _run(desk: Desk, spec: ReplaySpec, recorded: bool) -> CheckFound:
+def _run(desk: Desk, spec: ReplaySpec, recorded: bool) -> CheckedReplay:
     """Run the check with one progress over all its stages. On Ctrl-C, keep the results and say how to continue."""
-    desk.runnable(spec)
+    desk.runnable(spec.config, spec.inputs)
     count = len(spec.inputs)
     done: dict[str, int] = {}
     try:
@@ -111,17 +112,17 @@ def linted(desk: Desk, where: str | None, max_inputs: int | None) -> CommandResu
     if not findings.dumps and not findings.unreadable:
         raise desk.nothing("lint", where)
     desk.client.note_some(findings.unreadable)
-    return CommandResult(findings.good, lint_data(findings), lint_blocks(findings), title="laws of recorded data")
+    return CommandResult.of(findings.verdict(), lint_data(findings), *lint_blocks(findings), title="laws of recorded data")
 
 
-def check_answer(store: Store, checked: CheckFound, *, of: int, recorded: str | None = None) -> CheckResult:
+def check_answer(store: Store, checked: CheckedReplay, *, of: int, recorded: str | None = None) -> CheckResult:
     """Build the answer. of: the number of dumps that the sample was drawn from. recorded: the model that the dumps name."""
     verdict = checked.verdict(of=of, recorded=recorded)
     explained = explain(store, checked, verdict)
     data = check_data(checked, verdict, of=of) | {"explanation": explained.data}
     brief = (verdict, Items((f"configuration: {data['configuration']}",)))
     page = check_blocks(checked, verdict, explained.blocks, pictures(store, checked.data))
-    return CheckResult(verdict.good, data, brief, page, found=checked)
+    return CheckResult(verdict.good, data, brief, page, checked=checked)
 
 
 def store_of_paths(usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client) -> tuple[Store, DumpSelection]:

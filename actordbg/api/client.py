@@ -26,6 +26,8 @@ class Client:
     """What a record keeps as its command; None: the command line that does the same."""
     select = "select dumps with where=... or files=[...]"
     """What to do if nothing was selected."""
+    was_stopped = False
+    """Whether to answer with what there is after Ctrl-C."""
 
     def __init__(self, on_progress: Advance, accept_others: bool = False) -> None:
         self._advance, self.accept_others = on_progress, accept_others

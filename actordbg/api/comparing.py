@@ -1,4 +1,4 @@
-"""`compare`: resolve both sides, compute a missing truth, compare, and keep the comparison."""
+"""`compare`: how far a replay is from another, from the truth or from recorded outputs; a missing truth is computed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from actordbg.api.desk import Desk
-from actordbg.api.planning import counting
+from actordbg.api.desk import Desk, counting
 from actordbg.api.reports import texts_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
@@ -98,7 +97,7 @@ def kept(desk: Desk, record: ComparisonRecord) -> Path | None:
 def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
     """Return the named noise floor; for "last", the newest that was measured under the configuration of this replay."""
     if name != "last":
-        return noise_floor.load(store, name)
+        return NoiseRecord.named(store.noise, name, "noise")
     if (newest := noise_floor.newest_for(store, replay_id)) is not None:
         return newest
     words, mark = consent.words_of(load_spec(store, replay_id).command)

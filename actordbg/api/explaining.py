@@ -1,34 +1,84 @@
-"""`explain`: what the store knows of a replay, and what it lacks computed now."""
+"""`explain` and `locate`: why a replay is wrong, and in which module; what the store lacks for it is computed."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from actordbg.api.comparing import with_truth
-from actordbg.api.desk import Desk
-from actordbg.api.locating import of_one_input, run_located
-from actordbg.api.planning import counting
+from actordbg.api.desk import Desk, counting
 from actordbg.base.errors import ActordbgError
+from actordbg.base.foreign_text import in_shell
+from actordbg.base.units import new_replay_id
 from actordbg.catalog.lab_models import ComparisonRun
 from actordbg.catalog.query import LOCATED
-from actordbg.document.blocks import Heading
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
+from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge import explanation
-from actordbg.judge.check import CheckFound
-from actordbg.judge.engine_sides import ExplainedEngine, explain_engine
+from actordbg.judge.check import CheckedReplay
+from actordbg.judge.explained_sides import ExplainedEngine, ExplainedRollout, explain_engine, explain_rollout
 from actordbg.judge.lint import lint
 from actordbg.judge.load_replays import load
-from actordbg.judge.rollout_sides import ExplainedRollout, explain_rollout
 from actordbg.judge.sides import GOLDEN, TRUTH
-from actordbg.locate.verdict import verdict_of
+from actordbg.judge.token_charts import heat_chart
+from actordbg.locate.verdict import lines_of, verdict_of
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import WarmGroups
+from actordbg.replay.plan import law_order
 from actordbg.replay.replay_data import data_of
-from actordbg.replay.supervise import load_spec
+from actordbg.replay.supervise import load_spec, run_replay
+
+
+def of_one_input(spec: ReplaySpec, command: str = "") -> ReplaySpec:
+    """Make a new replay of the input that shows the most, in which every place is judged and nothing else is kept."""
+    config = replace(
+        spec.config, laws=0, vary=None, truth=None, align=None, keep_tensors=False, keep_gradients=False, memory_snapshot=False
+    )
+    return replace(
+        spec,
+        replay_id=new_replay_id(),
+        created_at=now_timestamp(),
+        config=config,
+        inputs=(spec.inputs[law_order(spec.inputs)[0]],),
+        command=command,
+        locate=1,
+    )
+
+
+def run_located(desk: Desk, spec: ReplaySpec, command: str) -> tuple[ReplaySpec, Sequence[ResultRecord]]:
+    """Judge the model of `spec` module by module on one of its inputs, in another replay; return that and its results.
+
+    command: what that replay records as its command.
+    """
+    spec = of_one_input(spec, command)
+    desk.runnable(spec.config, spec.inputs)
+    with desk.progress("locating", 1) as advance:
+        run_replay(desk.store, spec, on_event=counting(advance))
+    return spec, data_of(desk.store, spec).results
+
+
+def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandResult:
+    """Build the answer: what the model is, every wrong place, what was not checked."""
+    local = verdict_of(results)
+    failed = next((result for result in results if result.status != PASSED), None)
+    word, said = (local.word, local.said) if local else (UNCHECKED, "the input did not run")
+    if failed is not None:
+        word, said = FAILED, f"the input did not pass: {(failed.error or failed.status).strip().partition(chr(10))[0]}"
+    following = {
+        RIGHT: f"actordbg check --model {in_shell(spec.config.model)}",
+        WRONG: f"actordbg explain {spec.replay_id}",
+    }.get(word, f"actordbg report {spec.replay_id}")
+    unchecked = local.unchecked if local and word in (RIGHT, WRONG) else ()
+    chart = heat_chart(local.located) if local and local.located else None
+    about = {"looked_at": local.looked_at, "unchecked": local.unchecked, **asdict(local)} if local else {}
+    verdict = Verdict(word, said, not_checked=unchecked[:1], next=following)
+    blocks = [*section("", lines_of(local) if local else ()), *([chart] if chart else [])]
+    data = {"word": word, "good": verdict.good, "replay_id": spec.replay_id, **about}
+    return CommandResult(verdict.good, data, [Heading(f"locate {spec.replay_id}", 1), verdict, *blocks])
 
 
 def explained(desk: Desk, spec: ReplaySpec) -> CommandResult:
@@ -36,9 +86,9 @@ def explained(desk: Desk, spec: ReplaySpec) -> CommandResult:
     check = _known(desk, spec)
     verdict = check.verdict(of=len(spec.inputs), explained=True)
     why = explanation.explain(desk.store, check, verdict)
-    first = Heading(f"actordbg explain {spec.replay_id}", 1), explanation.headline(why)
-    data = {"replay_id": spec.replay_id, "good": verdict.good, "explanation": why.data}
-    return CommandResult(verdict.good, data, [*first, *why.blocks])
+    first = explanation.headline(why)
+    data = {"replay_id": spec.replay_id, "good": first.good, "explanation": why.data}
+    return CommandResult(first.good, data, [Heading(f"actordbg explain {spec.replay_id}", 1), first, *why.blocks])
 
 
 def sides_explained(desk: Desk, spec: ReplaySpec, models: Sequence[str], *, engine: bool) -> CommandResult:
@@ -47,12 +97,11 @@ def sides_explained(desk: Desk, spec: ReplaySpec, models: Sequence[str], *, engi
     explain_them: Callable[..., ExplainedEngine | ExplainedRollout] = explain_engine if engine else explain_rollout
     with desk.progress("naming the cause", len(spec.inputs)) as advance, WarmGroups() as warm:
         sides = explain_them(desk.store, spec.replay_id, models=models, on_event=counting(advance), warm=warm)
-    good = not sides.wrong
-    data = {"replay_id": spec.replay_id, "good": good, "wrong": sides.wrong} | asdict(sides)
-    return CommandResult(good, data, sides.blocks, title=f"sides of replay {spec.replay_id}")
+    data = {"replay_id": spec.replay_id, "wrong": sides.wrong} | asdict(sides)
+    return CommandResult.of(sides.verdict, data, *sides.blocks, title=f"sides of replay {spec.replay_id}")
 
 
-def _known(desk: Desk, spec: ReplaySpec) -> CheckFound:
+def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
     """Read what the store knows of a replay, and compute what it lacks: a comparison with the truth, the modules of one input."""
     store = desk.store
     (data,) = load(store, [spec.replay_id]).replays
@@ -72,7 +121,7 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckFound:
         except ActordbgError as problem:
             desk.client.note(f"not judged module by module: {problem.message}")
     why = why or ("" if passed else "no input passed")
-    return CheckFound(data, record, why, own, lint=lint(store.root, [given.path for given in spec.inputs]), located=located)
+    return CheckedReplay(data, record, why, own, lint=lint(store.root, [given.path for given in spec.inputs]), located=located)
 
 
 def _saved(desk: Desk, rows: Sequence[ComparisonRun], kind: str) -> ComparisonRecord | None:

@@ -12,7 +12,7 @@ from typing import Any
 from actordbg.actor.family_models import FAMILIES, build_families
 from actordbg.actor.rules import require_torch
 from actordbg.api.client import Client
-from actordbg.api.planning import to_judge
+from actordbg.api.desk import to_judge
 from actordbg.campaign.cells import combinations
 from actordbg.campaign.family_matrix import (
     SHAPES,
@@ -51,15 +51,14 @@ def families(
     axes = {name: values for name in AXES if (values := given.get(name) or USUAL_AXES.get(name))}
     base = to_judge(asked, {name: value for name, value in flags.items() if name not in AXES})
     base = replace(base, backward=base.backward is not False)
-    place = TemporaryDirectory(prefix="actordbg-families-") if keep is None else nullcontext(open_folder(keep))
-    with interruptible(), place as path, (folder := FamilyFolder(Path(path), base, axes)).locked():
+    workplace = TemporaryDirectory(prefix="actordbg-families-") if keep is None else nullcontext(open_folder(keep))
+    with interruptible(), workplace as path, (folder := FamilyFolder(Path(path), base, axes)).locked():
         results = _run(folder, list(subjects.values()), client, command)
     if keep is not None:
         client.note(f"kept: {keep}  (its store: {keep / 'store'})")
-    good = all(result.good for result in results)
-    said = f"{sum(result.good for result in results)} of {len(results)} model families are right"
-    blocks = [Verdict(RIGHT if good else WRONG, said), *families_document(results)]
-    return CommandResult(good, {"good": good, "families": results}, blocks)
+    right = sum(result.good for result in results)
+    verdict = Verdict(RIGHT if right == len(results) else WRONG, f"{right} of {len(results)} model families are right")
+    return CommandResult.of(verdict, {"families": results}, *families_document(results))
 
 
 def _run(folder: FamilyFolder, subjects: Sequence[FamilyResult], client: Client, command: str) -> list[FamilyResult]:

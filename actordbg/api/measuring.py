@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actordbg.api.desk import Desk
-from actordbg.api.planning import DumpSelection, counting
+from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.base.errors import UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.query import newest_configuration, open_fresh
@@ -33,7 +32,7 @@ def noise(desk: Desk, chosen: DumpSelection, flags: Mapping[str, Any]) -> Comman
     plan = desk.planned("noise", config, chosen, "measure noise on")
     spec = plan.spec
     desk.client.begins(f"noise of {spec.replay_id}")
-    desk.runnable(spec, announce=False)
+    desk.runnable(config, spec.inputs, announce=False)
     with desk.progress("measuring noise", len(spec.inputs) * runs_of(spec)) as advance:
         record = measure_noise(
             desk.store,

@@ -13,9 +13,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from actordbg.api.client import Advance, Client
-from actordbg.api.desk import Desk
+from actordbg.api.desk import Desk, DumpSelection
 from actordbg.api.dump_list import DumpList, StoredDump, typed
-from actordbg.api.planning import DumpSelection
 from actordbg.api.store_commands import SAMPLE, StoreCommands
 from actordbg.base.errors import Unsupported
 from actordbg.catalog.query import get_dump

@@ -26,8 +26,8 @@ from torch import Tensor
 from actordbg.actor.forward_outcome import GradientKeeper, plain_name
 from actordbg.actor.truth_session import TruthSession
 from actordbg.api.checks import check_answer
+from actordbg.api.desk import DumpSelection, planned
 from actordbg.api.in_process import run_here, undisturbed
-from actordbg.api.planning import DumpSelection, planned
 from actordbg.api.recording import Caller, batch_rows, encoded, in_memory, required
 from actordbg.base.errors import Unsupported
 from actordbg.capture.facts import unwrap

@@ -11,7 +11,7 @@ from actordbg.base.errors import NothingToDo, StoreProblem, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import comparisons, get_replay, open_fresh, select_dumps
-from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Items, Verdict
+from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.bundle import pack_bundle, upload
 from actordbg.judge.sides import GOLDEN, TRUTH
@@ -88,15 +88,20 @@ def reduction_answer(record: Reduction) -> CommandResult:
     verdict = Verdict(
         FAILED if failed else WRONG,
         said,
-        figures=[("trials", f"{record.trials}"), ("seconds", f"{record.seconds:g}")],
+        figures=[
+            ("tokens", f"{sum(map(len, record.case.rows)):,}"),
+            ("trials", f"{record.trials}"),
+            ("time", f"{record.seconds:g} s"),
+        ],
         not_checked=left,
         next=f"actordbg {following}",
     )
     blocks: list[Block] = [Heading(f"reduce {record.reduction_id}", 1), verdict]
     lines = [f"{words}: {result}" for words, result in (record.tried or {}).items()]
-    lines += [f"set aside, another fault: {found} ({size})" for found, size in (record.aside or {}).items()]
-    blocks += [Heading("Beside it", 3), Items(lines)] if lines else []
-    return CommandResult(record.confirmed, {"good": record.confirmed, "reduction": record}, blocks)
+    lines += [f"set aside, another fault: {fault} ({size})" for fault, size in (record.aside or {}).items()]
+    return CommandResult(
+        record.confirmed, {"good": record.confirmed, "reduction": record}, [*blocks, *section("Beside it", lines)]
+    )
 
 
 def write_repro(record: Reduction, out: Path, *, issue: Path | None = None, fixed: str | None = None) -> CommandResult:
@@ -147,9 +152,9 @@ def bundled(
         store, out, [store.root / path for path in paths], replays=() if redact else sorted(replays),
         comparisons=() if redact else sorted(compared), redact=redact, keep=keep, model=model,
     )  # fmt: skip
-    place = None if to is None else upload(out, to, public=public)
+    address = None if to is None else upload(out, to, public=public)
     permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
     private = permuted if redact else "with the real token ids"
-    said = f"{place or out}: {summary.contents}, {human_bytes(summary.size)}, {private}"
-    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {in_shell(str(place or out))}")
-    return CommandResult(True, {"good": True, **vars(summary), "uploaded": place}, [verdict])
+    said = f"{address or out}: {summary.contents}, {human_bytes(summary.size)}, {private}"
+    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {in_shell(str(address or out))}")
+    return CommandResult(True, {"good": True, **vars(summary), "uploaded": address}, [verdict])

@@ -13,9 +13,8 @@ from typing import Any
 
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.signatures import explain, signature_of
-from actordbg.api.desk import Desk
-from actordbg.api.planning import DumpSelection, counting
-from actordbg.api.replays import replay_answer
+from actordbg.api.desk import Desk, DumpSelection, counting
+from actordbg.api.reports import replay_answer
 from actordbg.base.errors import ActordbgError, LaunchProblem
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
@@ -82,14 +81,13 @@ def _run(desk: Desk, plan: Plan, *, dry_run: bool, **about: Any) -> CommandResul
     spec, store = plan.spec, desk.store
     if not dry_run:
         desk.client.begins(f"replay {spec.replay_id}", spec.config)
-    about |= {"selected": len(spec.inputs), "skipped": plan.skipped, "findings": desk.runnable(spec)}
+    about |= {"selected": len(spec.inputs), "skipped": plan.skipped, "findings": desk.runnable(spec.config, spec.inputs)}
     for text in plan.notes:
         desk.client.note(text)
     if dry_run:
         return _planned(store, spec, about)
     done = len(read_results(store.replays / spec.replay_id))
-    begun = interrupted = False
-    restarts = 0
+    begun, restarts = False, 0
 
     def on_event(event: Progress) -> None:
         nonlocal begun, restarts
@@ -99,18 +97,13 @@ def _run(desk: Desk, plan: Plan, *, dry_run: bool, **about: Any) -> CommandResul
 
     watched, options = desk.client.watching(spec, on_event)
     try:
-        with desk.progress("replaying", len(spec.inputs)) as advance:
+        with desk.progress("replaying", len(spec.inputs), f"actordbg replay --resume {spec.replay_id}") as advance:
             advance(done, note="starting the workers")
             supervise.run_replay(store, spec, watched, **options)
-    except KeyboardInterrupt:
-        resume = f"run `actordbg replay --resume {spec.replay_id}` to continue"
-        interrupted = desk.client.stopped(f"interrupted; results so far are kept, {resume}")
-        if not interrupted:
-            raise
     except (ActordbgError, OSError) as error:
         if not begun or not desk.client.ended(error):
             raise
-    return replay_answer(store, spec, restarts=restarts, interrupted=interrupted, **about)
+    return replay_answer(store, spec, restarts=restarts, interrupted=desk.client.was_stopped, **about)
 
 
 _ALIGNED = {
@@ -164,7 +157,7 @@ def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: 
         create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
         apart = replace(desk, store=store)
         spec = apart.planned("actor init", config, DumpSelection()).spec
-        findings = apart.runnable(spec, minor=False)
+        findings = apart.runnable(config, spec.inputs, minor=False)
         data = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "findings": findings}
     word, said = ("", "the actor was built and ran") if data["ok"] else (FAILED, "the actor did not run")
     following = "actordbg check" if data["ok"] else "actordbg doctor"

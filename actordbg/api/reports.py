@@ -10,17 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.hub_model import cached_file
 from actordbg.base.errors import UsageError
+from actordbg.base.foreign_text import in_shell
+from actordbg.base.units import human_bytes
 from actordbg.catalog.query import open_fresh
+from actordbg.config.as_ran import on_machine
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.document.blocks import Block, Heading, Items
 from actordbg.document.command_result import CommandResult
 from actordbg.judge.exports import render_csv
 from actordbg.judge.load_replays import ALL, load, report_blocks
-from actordbg.judge.replay_document import document
+from actordbg.judge.replay_document import document, replay_numbers, replay_results
 from actordbg.judge.replay_list import index_document, listed
-from actordbg.replay.replay_data import ReplayData
+from actordbg.judge.report_model import ReplaySummary
+from actordbg.judge.summary import summary_of
+from actordbg.judge.verdicts import replay_verdict
+from actordbg.records.journal import TENSORS
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.replay_data import ReplayData, data_of
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     from actordbg.judge.token_charts import Texts
+
 
 _TOKENIZER = "tokenizer.json"
 
@@ -77,3 +88,80 @@ def texts_of(path: str | Path | None) -> Texts | None:
         raise UsageError(f"--tokenizer {path}: {error}", hint="pass a tokenizer.json of the tokenizers library") from None
 
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+_COUNTS = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
+_RECORDED = ("golden", "golden_entropy", "generators", "not_compared")
+"""Distances from the run's own outputs, and what could not be compared with them."""
+
+
+def replay_answer(
+    store: Store, spec: ReplaySpec, *, restarts: int = 0, interrupted: bool = False, recorded_model: str | None = None,
+    **about: Any,
+) -> CommandResult:  # fmt: skip
+    """Read a replay's answer. recorded_model: the model that the dumps name, where another was replayed. about: more of its data.
+
+    Times in seconds over steady inputs. `folded_ids` counts inputs with token ids outside the model's vocabulary, which were
+    wrapped (modulo its size). `folder` has the journals and logs; `kept_bytes` is the size of log-probs, entropies and gradients.
+    """
+    folder, data = store.replays / spec.replay_id, data_of(store, spec)
+    summary = summary_of(data)
+    copied = ("replay_id", "peak_memory_bytes", *_RECORDED, "ranks", "laws", "resolved")
+    answer: dict[str, Any] = {
+        **about,
+        **{name: getattr(summary, name) for name in copied},
+        **{name: getattr(summary.counts, name) for name in _COUNTS},
+        "status": "interrupted" if interrupted and summary.status != "complete" else summary.status,
+        "recorded_model": recorded_model,
+        "good": is_good(summary, spec.config),
+        "note": "",
+        "shares": [],
+        "restarts": restarts,
+        "forward_median_s": summary.forward.median,
+        "forward_p95_s": summary.forward.p95,
+        "first_forward_s": summary.warm_up.first_forward.median,
+        "backward_median_s": summary.backward.median,
+        "tokens_per_s": summary.tokens_per_s.median,
+        "folded_ids": summary.logprobs.folded_ids if summary.logprobs else 0,
+        "asked_for_same": spec.config.align == "same",
+        "failures": [
+            {"signature": group.name, "error": group.cause}
+            | {name: getattr(group, name) for name in ("count", "statuses", "explanation", "ways_out", "examples")}
+            for group in summary.failures
+        ],
+        "configuration": on_machine(spec.config, data.resolved) if data.resolved else "",
+        "folder": str(folder),
+        "kept_bytes": _size_of(folder / TENSORS),
+    }
+    return CommandResult(answer["good"], answer, _blocks(summary, answer))
+
+
+def is_good(summary: ReplaySummary, config: ReplayConfig) -> bool:
+    """Check that every input passed, ranks agree under `--align same`, and no law failed."""
+    differ = config.align == "same" and summary.ranks is not None and bool(summary.ranks.differ)
+    return summary.counts.passed == summary.counts.inputs and not differ and (summary.laws is None or summary.laws.good)
+
+
+def _size_of(folder: Path) -> int:
+    """Return the total size of the files in a folder; 0 if it is missing or unreadable, which must not lose a replay's result."""
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir())
+    except OSError:
+        return 0
+
+
+def _blocks(summary: ReplaySummary, answer: dict[str, Any]) -> Sequence[Block]:
+    beside = {
+        "restarts": answer["restarts"],
+        "your model": answer["recorded_model"] and f"the dumps recorded it: --model {in_shell(answer['recorded_model'])}",
+        "saved": answer["kept_bytes"] and f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare`",
+        "journals, logs": answer["folder"],
+    }
+    facts = Items([f"{name}: {text}" for name, text in beside.items() if text])
+    return [
+        Heading(f"replay {summary.replay_id}", 1),
+        replay_verdict(summary),
+        *replay_results(summary),
+        *replay_numbers(summary),
+        facts,
+    ]

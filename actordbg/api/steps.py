@@ -8,10 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.hub_model import find_model
-from actordbg.actor.rules import check_config, find_trainer, refuse_hits
-from actordbg.api.desk import Desk
-from actordbg.api.planning import counting
+from actordbg.api.desk import Desk, counting
 from actordbg.api.reports import texts_of
 from actordbg.base.errors import StoreProblem
 from actordbg.catalog.query import open_fresh, select_dumps
@@ -19,7 +16,6 @@ from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.judge.recorded_calls import RecordedCall
-from actordbg.replay.selection import defaults_of
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import run_step
 from actordbg.steps.step_document import step_blocks, step_data, step_page
@@ -38,10 +34,7 @@ def replayed_step(
     store, texts, config = desk.store.require_writable(), texts_of(tokenizer), desk.asked(flags).config
     step = recorded_step(store, run, number)
     inputs = tuple(each.forward for each in step.micro_batches)
-    defaults = defaults_of(store.root, inputs)
-    refuse_hits(check_config(config, defaults=defaults))
-    find_trainer(config, defaults)
-    find_model(config.model)
+    desk.runnable(config, inputs, announce=False)
     with desk.progress("replaying the step", 2 * len(inputs)) as advance:
         figures = run_step(store, step, config, counting(advance))
     where = f"point = 'loss' and run = '{step.run}' and step != {number}"

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from actordbg.api.client import Client
-from actordbg.api.desk import Desk
-from actordbg.api.planning import DumpSelection
+from actordbg.api.desk import Desk, DumpSelection
 from actordbg.base.errors import UsageError
 from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, ENDPOINT, SETTINGS, TRAINING_AXES
 from actordbg.document.command_result import CommandResult
@@ -27,6 +27,20 @@ SAMPLE = 8
 TRIALS, SECONDS = 200, 300.0
 """The usual budget of a reduction."""
 Where = str | DumpSelection | None
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def consenting(method: Method) -> Method:
+    """Let models run their own code while a method runs, if its argument `trust_remote_code` says so."""
+
+    @functools.wraps(method)
+    def called(self: StoreCommands, *given: Any, **named: Any) -> Any:
+        with self.client.consent(named.get("trust_remote_code", False)):
+            return method(self, *given, **named)
+
+    return cast(Method, called)
 
 
 class StoreCommands:
@@ -45,6 +59,9 @@ class StoreCommands:
         """The program or terminal that is told of progress."""
         return self._desk.client
 
+    def _flags(self, settings: Mapping[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:
+        return self.client.settings(settings, lists)
+
     def keep_page(self, answer: CommandResult) -> Path:
         """Write an answer's page into the store's reports/, and return its path."""
         make_folder(self._store.reports)
@@ -52,6 +69,7 @@ class StoreCommands:
         atomic_write(path, answer.to_html().encode())
         return path
 
+    @consenting
     def replay(
         self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
         failed: bool = False, dry_run: bool = False, trust_remote_code: bool = False, **settings: Any,
@@ -62,36 +80,36 @@ class StoreCommands:
         """
         from actordbg.api.replaying import new
 
-        with self._desk.client.consent(trust_remote_code):
-            flags = self._desk.client.settings(settings)
-            return new(self._desk, _chosen(where, files, order, max_inputs, failed=failed), flags, dry_run=dry_run)
+        flags = self._flags(settings)
+        return new(self._desk, _chosen(where, files, order, max_inputs, failed=failed), flags, dry_run=dry_run)
 
+    @consenting
     def replay_again(self, replay: str = "last", *, dry_run: bool = False, trust_remote_code: bool = False) -> CommandResult:
         """Continue a stopped replay under its own configuration."""
         from actordbg.api.replaying import resumed
 
-        with self._desk.client.consent(trust_remote_code):
-            return resumed(self._desk, replay, dry_run=dry_run)
+        return resumed(self._desk, replay, dry_run=dry_run)
 
     def configuration(self, **settings: Any) -> dict[str, Any]:
         """Return the settings of a replay that are given here, by the environment or by a file, by the names of their options."""
-        flags = self._desk.client.settings(settings)
+        flags = self._flags(settings)
         asked = self._desk.asked(flags)
         return {SETTINGS[name].option: getattr(asked.config, name) for name in {**flags, **asked.sources}}
 
+    @consenting
     def build_actor(
         self, *, batch_size: int = 2, seq_len: int = 128, trust_remote_code: bool = False, **settings: Any
     ) -> CommandResult:
         """Build the actor alone, in another process, and run one forward of a synthetic input. Uses no dumps of the store."""
         from actordbg.api.replaying import built_alone
 
-        with self._desk.client.consent(trust_remote_code):
-            return built_alone(self._desk, self._desk.client.settings(settings), batch_size, seq_len)
+        return built_alone(self._desk, self._flags(settings), batch_size, seq_len)
 
     def laws(self, where: Where = None, *, sample: int = SAMPLE, **settings: Any) -> CommandResult:
         """Replay a diverse sample of dumps and check the laws (invariance checks) of each."""
         return self.replay(_chosen(where).sampled(sample), **{"laws": ALL_LAWS, **settings})
 
+    @consenting
     def check(
         self, where: Where = None, *, files: Sequence[str | Path] = (), sample: int = SAMPLE, recorded: bool = False,
         trust_remote_code: bool = False, **settings: Any,
@@ -102,9 +120,8 @@ class StoreCommands:
         """
         from actordbg.api.checks import check
 
-        with self._desk.client.consent(trust_remote_code):
-            flags = self._desk.client.settings(settings)
-            return check(self._desk, _chosen(where, files), flags, sample=sample, recorded=recorded)
+        flags = self._flags(settings)
+        return check(self._desk, _chosen(where, files), flags, sample=sample, recorded=recorded)
 
     def lint(self, where: str | None = None, *, max_inputs: int | None = None) -> CommandResult:
         """Check recorded data against its laws, without a model, as `actordbg lint` does. max_inputs: only the newest."""
@@ -112,6 +129,7 @@ class StoreCommands:
 
         return linted(self._desk, where, max_inputs)
 
+    @consenting
     def compare(
         self, a: str = "last", b: str = "truth", *, where: str | None = None, noise: str | None = None, truth: str = ANY_WIDER,
         flat: bool = False, power: bool = False, worst: int = 10, tokenizer: str | Path | None = None, charts: bool = True,
@@ -127,9 +145,9 @@ class StoreCommands:
         from actordbg.api.comparing import compared
 
         about: dict[str, Any] = {"noise": noise, "truth": truth, "flat": flat, "power": power, "worst": worst, "charts": charts}
-        with self._desk.client.consent(trust_remote_code):
-            return compared(self._desk, a, b, where, limits, tokenizer=tokenizer, **about)
+        return compared(self._desk, a, b, where, limits, tokenizer=tokenizer, **about)
 
+    @consenting
     def explain(
         self, replay: str = "last", *, against: str | None = None, other_models: Sequence[str] = (),
         trust_remote_code: bool = False,
@@ -141,35 +159,35 @@ class StoreCommands:
         """
         from actordbg.api.explaining import explained, sides_explained
 
-        with self._desk.client.consent(trust_remote_code):
-            self._store.require()
-            spec = self._desk.replayed(replay)
-            if against is not None or spec.config.backend == ENDPOINT:
-                return sides_explained(self._desk, spec, other_models, engine=against is None)
-            if other_models:
-                raise UsageError("--other-model needs --against", hint="add --against rollout")
-            return explained(self._desk, spec)
+        self._store.require()
+        spec = self._desk.replayed(replay)
+        if against is not None or spec.config.backend == ENDPOINT:
+            return sides_explained(self._desk, spec, other_models, engine=against is None)
+        if other_models:
+            raise UsageError("--other-model needs --against", hint="add --against rollout")
+        return explained(self._desk, spec)
 
+    @consenting
     def locate(
         self, replay: str | None = None, *, where: Where = None, trust_remote_code: bool = False, **settings: Any
     ) -> CommandResult:
         """Name the module in which a configuration goes wrong: that of a replay, or these settings on the dumps of `where`."""
-        from actordbg.api.locating import locate_answer, run_located
+        from actordbg.api.explaining import locate_answer, run_located
 
         desk = self._desk
-        with desk.client.consent(trust_remote_code):
-            if replay is not None and (where is not None or settings):
-                raise UsageError("a replay has its own configuration and inputs", hint="name a replay, or settings")
-            if replay is not None:
-                self._store.require_writable()
-                spec = desk.replayed(replay)
-                command = desk.client.command or f"actordbg locate {spec.replay_id}"
-            else:
-                chosen, config = desk.selected(_chosen(where)), desk.asked(desk.client.settings(settings)).config
-                spec = desk.planned("locate", config, chosen, "locate a fault with").spec
-                command = spec.command
-            return locate_answer(*run_located(desk, spec, command))
+        if replay is not None and (where is not None or settings):
+            raise UsageError("a replay has its own configuration and inputs", hint="name a replay, or settings")
+        if replay is not None:
+            self._store.require_writable()
+            spec = desk.replayed(replay)
+            command = desk.client.command or f"actordbg locate {spec.replay_id}"
+        else:
+            chosen, config = desk.selected(_chosen(where)), desk.asked(self._flags(settings)).config
+            spec = desk.planned("locate", config, chosen, "locate a fault with").spec
+            command = spec.command
+        return locate_answer(*run_located(desk, spec, command))
 
+    @consenting
     def reduce(
         self, name: str = "last", *, trials: int = TRIALS, seconds: float = SECONDS, trust_remote_code: bool = False
     ) -> CommandResult:
@@ -179,9 +197,9 @@ class StoreCommands:
         """
         from actordbg.api.reducing import reduced, reduction_answer
 
-        with self._desk.client.consent(trust_remote_code):
-            return reduction_answer(reduced(self._desk, name, trials, seconds))
+        return reduction_answer(reduced(self._desk, name, trials, seconds))
 
+    @consenting
     def repro(
         self, name: str = "last", out: str | Path = "repro.py", *, issue: str | Path | None = None, fixed: str | None = None,
         trials: int = TRIALS, seconds: float = SECONDS, trust_remote_code: bool = False,
@@ -195,9 +213,8 @@ class StoreCommands:
 
         check_place(Path(out))
         check_place(None if issue is None else Path(issue))
-        with self._desk.client.consent(trust_remote_code):
-            record = known_or_reduced(self._desk, name, trials, seconds)
-            return write_repro(record, Path(out), issue=None if issue is None else Path(issue), fixed=fixed)
+        record = known_or_reduced(self._desk, name, trials, seconds)
+        return write_repro(record, Path(out), issue=None if issue is None else Path(issue), fixed=fixed)
 
     def bundle(
         self, *names: str, where: str | None = None, out: str | Path = "bundle.tar.zst", redact: bool = False,
@@ -213,6 +230,7 @@ class StoreCommands:
         check_place(Path(out))
         return bundled(self._store, names, where, Path(out), redact=redact, keep=keep_ids, model=model, to=to, public=public)
 
+    @consenting
     def step(
         self, number: int, run: str | None = None, *, tokenizer: str | Path | None = None, trust_remote_code: bool = False,
         **settings: Any,
@@ -223,8 +241,7 @@ class StoreCommands:
         """
         from actordbg.api.steps import replayed_step
 
-        with self._desk.client.consent(trust_remote_code):
-            return replayed_step(self._desk, number, run, self._desk.client.settings(settings), tokenizer)
+        return replayed_step(self._desk, number, run, self._flags(settings), tokenizer)
 
     def turns(
         self, dump: str | None = None, *, run: str | None = None, tokenizer: str | Path | None = None, template: str | None = None
@@ -263,6 +280,7 @@ class StoreCommands:
 
         return listed(open_fresh(self._store.require()), everything=everything)
 
+    @consenting
     def noise(
         self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
         trust_remote_code: bool = False, **settings: Any,
@@ -270,9 +288,9 @@ class StoreCommands:
         """Measure a configuration's own numerical noise, as `actordbg noise` does; `compare(noise="last")` then ignores it."""
         from actordbg.api.measuring import noise
 
-        with self._desk.client.consent(trust_remote_code):
-            return noise(self._desk, _chosen(where, files, order, max_inputs), self._desk.client.settings(settings))
+        return noise(self._desk, _chosen(where, files, order, max_inputs), self._flags(settings))
 
+    @consenting
     def curve(
         self, quantity: str, *replays: str, where: str | None = None, by: str = "seq_len", of: str = "both",
         budget: float | None = None, at: Sequence[int] = (), measure: str | None = None, batch_size: int | None = None,
@@ -287,9 +305,9 @@ class StoreCommands:
         from actordbg.api.measuring import curve
 
         about: dict[str, Any] = {"by": by, "of": of, "budget": budget, "at": at, "measure": measure, "batch_size": batch_size}
-        with self._desk.client.consent(trust_remote_code):
-            return curve(self._desk, quantity, replays, where, self._desk.client.settings(settings), **about)
+        return curve(self._desk, quantity, replays, where, self._flags(settings), **about)
 
+    @consenting
     def matrix(
         self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
         truth: str | None = ANY_WIDER, power: bool = False, skip_known: bool = False, baseline: str | None = None,
@@ -301,22 +319,22 @@ class StoreCommands:
         skip cells that are known to fail. baseline: an earlier matrix, whose failures do not count again; slower: by what factor
         a cell may be slower than there. dry_run: only say what would run.
         """
-        from actordbg.api.matrices import new
+        from actordbg.api.campaigns import matrix
 
         about: dict[str, Any] = {"truth": truth, "power": power, "skip_known": skip_known, "baseline": baseline, "slower": slower}
-        with self._desk.client.consent(trust_remote_code):
-            flags = self._desk.client.settings(settings, tuple(AXES))
-            return new(self._desk, _chosen(where, files, order, max_inputs), flags, dry_run=dry_run, **about)
+        flags = self._flags(settings, tuple(AXES))
+        return matrix(self._desk, _chosen(where, files, order, max_inputs), flags, dry_run=dry_run, **about)
 
+    @consenting
     def matrix_again(
         self, matrix: str = "last", *, run: bool = True, dry_run: bool = False, trust_remote_code: bool = False
     ) -> CommandResult:
         """Continue a stopped matrix; with `run=False`, only return the answer of a matrix that ran."""
-        from actordbg.api.matrices import resumed, shown
+        from actordbg.api.campaigns import resumed_matrix, shown_matrix
 
-        with self._desk.client.consent(trust_remote_code):
-            return resumed(self._desk, matrix, dry_run=dry_run) if run else shown(self._store, matrix)
+        return resumed_matrix(self._desk, matrix, dry_run=dry_run) if run else shown_matrix(self._store, matrix)
 
+    @consenting
     def train_check(
         self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
         training: Mapping[str, Any] | None = None, dry_run: bool = False, trust_remote_code: bool = False, **settings: Any,
@@ -326,22 +344,22 @@ class StoreCommands:
         training: its hyperparameters by the names of the command's options: `{"steps": 20, "lr": 1e-6}`. dry_run: only say what
         would run. The environment variables of the trainer's test suite apply as there.
         """
-        from actordbg.api.training import TrainingOptions, new
+        from actordbg.api.campaigns import TrainingOptions, train_check
 
         how = TrainingOptions(**training or {})
-        with self._desk.client.consent(trust_remote_code):
-            flags = self._desk.client.settings(settings, TRAINING_AXES)
-            return new(self._desk, _chosen(where, files, order, max_inputs), flags, how, dry_run=dry_run)
+        flags = self._flags(settings, TRAINING_AXES)
+        return train_check(self._desk, _chosen(where, files, order, max_inputs), flags, how, dry_run=dry_run)
 
+    @consenting
     def train_check_again(
         self, check: str = "last", *, run: bool = True, dry_run: bool = False, trust_remote_code: bool = False
     ) -> CommandResult:
         """Continue a stopped training check; with `run=False`, only return the answer of a check that ran."""
-        from actordbg.api.training import resumed, shown
+        from actordbg.api.campaigns import resumed_check, shown_check
 
-        with self._desk.client.consent(trust_remote_code):
-            return resumed(self._desk, check, dry_run=dry_run) if run else shown(self._store, check)
+        return resumed_check(self._desk, check, dry_run=dry_run) if run else shown_check(self._store, check)
 
+    @consenting
     def families(self, *names: str, keep: Path | None = None, trust_remote_code: bool = False, **settings: Any) -> CommandResult:
         """Check small random models of these families, by default of all known ones, as `actordbg families` does.
 
@@ -350,11 +368,10 @@ class StoreCommands:
         from actordbg.api.family_checks import families
 
         desk = self._desk
-        with desk.client.consent(trust_remote_code):
-            flags = desk.client.settings(settings, tuple(AXES))
-            asked = desk.asked({name: value for name, value in flags.items() if name not in AXES})
-            command = desk.command("families", None, asked.config)
-            return families(asked, flags, names, desk.client, keep=keep, command=command)
+        flags = self._flags(settings, tuple(AXES))
+        asked = desk.asked({name: value for name, value in flags.items() if name not in AXES})
+        command = desk.command("families", None, asked.config)
+        return families(asked, flags, names, desk.client, keep=keep, command=command)
 
 
 def _chosen(

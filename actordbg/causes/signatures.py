@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.causes.bank import BANK, BY_NAME, Closed, Laid
+from actordbg.causes.bank import BANK, BY_NAME
+from actordbg.causes.computations import Closed, Laid
 from actordbg.causes.gather import NOISE, PREFIX
 
 DRAWS = 8

@@ -2,8 +2,8 @@
 
 Begin with `app`, the table of contents; then read any command (`replay`, `dump_ls`), whose module is imported when it is called.
 `options` declares shared options, `output` prints everything (the result on standard output, notes on standard error), and
-`terminal` opens the store as `actordbg.api` has it: a command that replays or judges parses options, calls a method, and prints
-its answer (`conclude`). A command's imports are inside its function, so that `--help` is quick.
+`terminal` opens the store as `actordbg.api` has it: a command that replays or judges parses options, calls a method, and returns
+its answer, which `options.takes_outputs` prints. A command's imports are inside its function, so that `--help` is quick.
 """
 
 from typing import NamedTuple

@@ -69,7 +69,7 @@ MEASURE = CommandGroup(
     (
         Command(
             "Measure a configuration's own numerical noise.",
-            "noise:noise",
+            "measure:noise",
             f"empty {DOCUMENT}",
             settings=OLD_TRUTH,
             old="noise",
@@ -78,12 +78,12 @@ MEASURE = CommandGroup(
         MEMORY,
         Command(
             "Train a few steps under each configuration and compare.",
-            "train_check:train_check",
+            "measure:train_check",
             f"empty {CHARTS}",
             old="train-check",
         ),
         Command("Compare training losses step by step.", "compare:compare_logs", CHARTS, old="compare-logs"),
-        Command("Test a small model of each family against laws and truth.", "families:families", DOCUMENT, old="families"),
+        Command("Test a small model of each family against laws and truth.", "measure:families", DOCUMENT, old="families"),
     ),
 )
 STORE = CommandGroup(
@@ -109,7 +109,7 @@ CONTENTS = (
                 also=(
                     Command("List trainer adapters and whether each one works here.", "patch:adapters", LIST, old="adapters"),
                     Command(
-                        "Build the actor alone and run one forward.", "actor_init:init", FACTS, called="actor", old="actor init"
+                        "Build the actor alone and run one forward.", "measure:init", FACTS, called="actor", old="actor init"
                     ),
                 ),
             ),
@@ -181,11 +181,11 @@ CONTENTS = (
         "",
         (
             Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
-            Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
+            Command("Name the module in which a configuration goes wrong.", "explain:locate", f"empty {DOCUMENT}"),
             Command("Write one script that shows the fault, without actordbg.", "reduce:repro"),
             Command("Pack dumps, replays and comparisons into one archive.", "reduce:bundle"),
-            Command("Check that the sampled ids are those that were trained on.", "turns:turns", DOCUMENT),
-            Command("Check that rollout engines got the weights that were sent.", "weights:weights", DOCUMENT),
+            Command("Check that the sampled ids are those that were trained on.", "step:turns", DOCUMENT),
+            Command("Check that rollout engines got the weights that were sent.", "step:weights", DOCUMENT),
         ),
     ),
 )
@@ -212,10 +212,10 @@ app = typer.Typer(
 )
 
 
-def _output() -> ModuleType:
-    from actordbg.cli import output  # not needed for --help
+def _errors() -> ModuleType:
+    from actordbg.cli import errors  # not needed for --help
 
-    return output
+    return errors
 
 
 def _version(requested: bool) -> None:
@@ -245,12 +245,12 @@ def root(
 def main() -> None:
     """Run the command line (entry point of `actordbg`); print an ActordbgError with its hint, and exit with its code."""
     gc.set_threshold(50_000, 20, 20)  # most objects that a command creates are modules, and modules stay
-    sys.excepthook = lambda *what: _output().say_traceback(*what)
+    sys.excepthook = lambda *what: _errors().say_traceback(*what)
     try:
         code = app(standalone_mode=False, prog_name=_COMPLETED if any("-completion" in word for word in sys.argv) else None)
         sys.exit(code if isinstance(code, int) else 0)
     except MISTYPED as error:
-        _output().say_usage(error)
+        _errors().say_usage(error)
         sys.exit(error.exit_code)
     except ActordbgError as error:
         _give_up(error)
@@ -273,5 +273,5 @@ def main() -> None:
 
 
 def _give_up(error: ActordbgError) -> NoReturn:
-    _output().say_error(error)
+    _errors().say_error(error)
     sys.exit(error.exit_code)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import option, require_good, store_of
+from actordbg.cli.options import argument, option, require_good, store_of
 from actordbg.cli.output import say, say_answer, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
@@ -24,8 +24,8 @@ _FOR = "CI output"
 @takes_settings("check")
 def check(
     ctx: typer.Context,
-    paths: list[Path] | None = typer.Argument(
-        None, metavar="PATH", help="A store, a folder of old pickles, dump files or packs (default: the store's dumps)."
+    paths: list[Path] | None = argument(
+        None, "PATH", "A store, a folder of old pickles, dump files or packs (default: the store's dumps)."
     ),
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -16,14 +16,14 @@ from actordbg.cli.options import (
     Power,
     TrustRemoteCode,
     Where,
+    argument,
     option,
     parameter,
-    require_good,
     stored,
     take_consent,
     takes_options,
 )
-from actordbg.cli.output import TokenizerFile, say_answer
+from actordbg.cli.output import TokenizerFile
 from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
 _PANEL = "Thresholds (inf: not checked)"
@@ -47,22 +47,10 @@ _LIMIT_OPTIONS = [
 @takes_options("limits", _LIMIT_OPTIONS, dict)
 def compare(
     ctx: typer.Context,
-    a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="Replay under test: an id, a name, `@1` or `last`.",
-            autocompletion=stored("replay"),
-        ),
-    ],
-    b: Annotated[
-        str,
-        typer.Argument(
-            metavar="B",
-            help="Another replay, `truth`, or `recorded`: the run's own outputs.",
-            autocompletion=stored("replay", "truth", "recorded"),
-        ),
-    ],
+    a: str = argument(..., "A", "Replay under test: an id, a name, `@1` or `last`.", stored("replay")),
+    b: str = argument(
+        ..., "B", "Another replay, `truth`, or `recorded`: the run's own outputs.", stored("replay", "truth", "recorded")
+    ),
     noise: str | None = option(
         None,
         "Ignore differences within a noise floor (`actordbg noise`); last: the newest for A's settings.",
@@ -83,7 +71,7 @@ def compare(
     where: Where = None,
     limit: int = option(10, "Show the N worst dumps; 0 for all.", min=0),
     tokenizer: TokenizerFile = None,
-) -> None:
+) -> object:
     """Compare a replay with another, or with the truth.
 
     B may also be `recorded`: the run's own recorded outputs. Compares each dump that both sides have: log-probs per token and per
@@ -95,7 +83,7 @@ def compare(
 
     Example: actordbg compare last truth --noise
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
     take_consent(trust_remote_code)
     store = opened(ctx, yes=yes)
@@ -108,18 +96,16 @@ def compare(
         "charts": charts,
         **limits,
     }
-    conclude(store, store.compare(a, b, where=where, noise=noise, tokenizer=tokenizer, **about))
+    return store.compare(a, b, where=where, noise=noise, tokenizer=tokenizer, **about)
 
 
 def compare_logs(
-    logs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="LOG",
-            help="Logs, plain or .gz; - for standard input; TensorBoard event files or their folder; W&B exports as .csv "
-            "(FILE#RUN selects a run) or .jsonl.",
-        ),
-    ],
+    logs: list[str] = argument(
+        ...,
+        "LOG",
+        "Logs, plain or .gz; - for standard input; TensorBoard event files or their folder; W&B exports as .csv "
+        "(FILE#RUN selects a run) or .jsonl.",
+    ),
     each: bool = option(False, "Compare every pair of logs (default: all with the first)."),
     metric: str | None = option(
         None,
@@ -136,7 +122,7 @@ def compare_logs(
         metavar="first-mean-last|every-step",
     ),
     limit: Limit = 10,
-) -> None:
+) -> object:
     """Compare training losses step by step.
 
     Reads the losses from training logs (progress bars included), TensorBoard files and W&B exports. Compares any number of logs
@@ -150,6 +136,4 @@ def compare_logs(
     from actordbg.api.measuring import compare_logs
 
     charts = bool(output.wanted.files) or output.wanted.opened
-    answer = compare_logs(logs, each=each, metric=metric, threshold=threshold, rule=rule, worst=limit, charts=charts)
-    say_answer(answer)
-    require_good(answer.ok)
+    return compare_logs(logs, each=each, metric=metric, threshold=threshold, rule=rule, worst=limit, charts=charts)

@@ -47,7 +47,7 @@ def memory(
     budget: str | None = option(None, "Find the longest length that fits this memory, e.g. 80GB, 75GiB.", metavar="SIZE", rank=1),
     question: Question = Question(),
     settings: Given = NONE,
-) -> None:
+) -> object:
     """Show peak memory by length, and the longest that fits.
 
     Prints one curve per replayed configuration; --budget finds the longest length that fits. Marks lengths as measured or
@@ -63,7 +63,7 @@ def memory(
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
         raise UsageError(f"--budget {budget} is zero", hint="for example 500MB, 10GB or 5GiB")
-    _answer(ctx, question, settings, "memory", most)
+    return _curves(ctx, question, settings, "memory", most)
 
 
 @takes_settings("curve")
@@ -73,7 +73,7 @@ def time(
     of: Literal["both", "forward", "backward"] = option("both", "Which time to model and to compare with --budget.", rank=2),
     question: Question = Question(),
     settings: Given = NONE,
-) -> None:
+) -> object:
     """Show time by length, and the longest that fits.
 
     Prints one curve of forward and backward per replayed configuration; --budget finds the longest length that fits. Leaves out
@@ -85,16 +85,16 @@ def time(
     Example: actordbg curve time last --budget 2s --by tokens
     """
     most = None if budget is None else parse_seconds("--budget", budget)
-    _answer(ctx, question, settings, "time", most, of)
+    return _curves(ctx, question, settings, "time", most, of)
 
 
-def _answer(
+def _curves(
     ctx: typer.Context, question: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
-) -> None:
-    """Print the curves of memory (`budget` in bytes) or of time (`budget` in seconds, over the `passes`)."""
-    from actordbg.cli.terminal import conclude, opened
+) -> object:
+    """Return the curves of memory (`budget` in bytes) or of time (`budget` in seconds, over the `passes`)."""
+    from actordbg.cli.terminal import opened
 
     store = opened(ctx, yes=question.yes)
     about: dict[str, Any] = {name: getattr(question, name) for name in ("where", "by", "measure", "batch_size")}
     names, lengths = question.replays or (), question.at or ()
-    conclude(store, store.curve(quantity, *names, budget=budget, of=passes, at=lengths, **about, **settings))
+    return store.curve(quantity, *names, budget=budget, of=passes, at=lengths, **about, **settings)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from actordbg.cli.options import (
     Limit,
     Where,
     Yes,
+    argument,
     option,
     require_good,
     require_selected,
@@ -29,7 +30,7 @@ from actordbg.cli.options import (
     store_of,
     stored,
 )
-from actordbg.cli.output import as_json, emit, human_bytes, note, note_some, plural, progress, say, say_next
+from actordbg.cli.output import emit, human_bytes, keep_answer, note, note_some, plural, progress, say, say_next
 
 if TYPE_CHECKING:
     from actordbg.dumps.packing import PackSummary
@@ -42,9 +43,7 @@ _SHOWN = 50
 
 def import_(
     ctx: typer.Context,
-    paths: Annotated[
-        list[str], typer.Argument(metavar="PATH", help="Pickles, folders to search for *.pkl, or a bundle (.tar.zst, hf://...).")
-    ],
+    paths: list[str] = argument(..., "PATH", "Pickles, folders to search for *.pkl, or a bundle (.tar.zst, hf://...)."),
     run: str | None = option(None, "Run name of the dumps (default: the folder's name)."),
 ) -> None:
     """Import a bundle or old pickles; execute nothing in them.
@@ -68,16 +67,16 @@ def import_(
         summary = import_paths(store, pickles, run=run, on_file=lambda dump_id: advance(1))
     seconds = round(time.perf_counter() - began, 3)
     answer = vars(summary) | {"store": str(store.root), "seconds": seconds}
-    if not as_json(answer):
-        note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused], _SHOWN)
-        say(
-            f"{plural(summary.added, 'dump')} added, {summary.present:,} already there, "
-            f"{len(summary.refused):,} refused, in {seconds:.1f} s"
-        )
-        if summary.added:
-            read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
-            ratio = summary.bytes_read / summary.bytes_stored
-            say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
+    keep_answer(answer)
+    note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused], _SHOWN)
+    say(
+        f"{plural(summary.added, 'dump')} added, {summary.present:,} already there, "
+        f"{len(summary.refused):,} refused, in {seconds:.1f} s"
+    )
+    if summary.added:
+        read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
+        ratio = summary.bytes_read / summary.bytes_stored
+        say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
     require_good(not summary.refused)
 
 
@@ -92,10 +91,10 @@ def _import_bundle(store: Store, paths: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
         path = download(paths[0], Path(folder)) if paths[0].startswith(HUB) else Path(paths[0])
         summary = open_bundle(store, path)
-    if not as_json(vars(summary) | {"store": store.root, "path": paths[0]}):
-        there = f"; {plural(summary.present, 'file')} already there" * bool(summary.present)
-        say(f"imported {summary.contents}{there}")
-        say_next("actordbg check")
+    keep_answer(vars(summary) | {"store": store.root, "path": paths[0]})
+    there = f"; {plural(summary.present, 'file')} already there" * bool(summary.present)
+    say(f"imported {summary.contents}{there}")
+    say_next("actordbg check")
 
 
 def _writable(ctx: typer.Context) -> Store:
@@ -130,19 +129,14 @@ def create(
     ids = [path.name.removesuffix(SUFFIX) for path in paths]
     size = sum(path.stat().st_size for path in paths)
     answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}
-    if not as_json(answer):
-        say(f"made {plural(len(ids), 'dump')} in run {run} ({human_bytes(size)})")
-        say_next(f"actordbg dump ls --where \"run='{run}'\"")
+    keep_answer(answer)
+    say(f"made {plural(len(ids), 'dump')} in run {run} ({human_bytes(size)})")
+    say_next(f"actordbg dump ls --where \"run='{run}'\"")
 
 
 def export(
     ctx: typer.Context,
-    dump_ids: list[str] | None = typer.Argument(
-        None,
-        metavar="ID",
-        help="Dump ids, or unique prefixes of ids.",
-        autocompletion=stored("dump"),
-    ),
+    dump_ids: list[str] | None = argument(None, "ID", "Dump ids, or unique prefixes of ids.", stored("dump")),
     where: Where = None,
     out: Path = option(Path(), "Output folder.", "--out", "-o", metavar="DIR"),
     limit: Limit = 0,
@@ -177,11 +171,11 @@ def export(
             except StoreProblem as error:
                 damaged.append(Damaged(str(path), error.code, error.message))
             advance(1)
-    if not as_json({"folder": str(out), "exported": exported, "damaged": damaged}):
-        for dump in damaged:
-            note(f"damaged[{dump.code}]: {dump.path}: {dump.reason}")
-        size = human_bytes(sum(dump["bytes"] for dump in exported))
-        say(f"{plural(len(exported), 'dump')} exported to {out} ({size})")
+    keep_answer({"folder": str(out), "exported": exported, "damaged": damaged})
+    for dump in damaged:
+        note(f"damaged[{dump.code}]: {dump.path}: {dump.reason}")
+    size = human_bytes(sum(dump["bytes"] for dump in exported))
+    say(f"{plural(len(exported), 'dump')} exported to {out} ({size})")
     require_good(not damaged)
     require_some(len(paths))
 
@@ -244,11 +238,11 @@ def unpack(
     store = store_of(ctx).require_writable()
     with progress("unpacking", None) as advance:
         summary = unpack_dumps(store, where, on_progress=lambda total: advance(1, total=total))
-    if not as_json(summary):
-        note_some([f"stays packed: {damage_line(damaged)}" for damaged in summary.kept], _SHOWN)
-        packs, size = plural(len(summary.packs), "pack"), human_bytes(summary.bytes)
-        text = f"{plural(summary.dumps, 'dump')} unpacked from {packs} ({size})"
-        say(text if summary.dumps else "nothing to unpack")
+    keep_answer(summary)
+    note_some([f"stays packed: {damage_line(damaged)}" for damaged in summary.kept], _SHOWN)
+    packs, size = plural(len(summary.packs), "pack"), human_bytes(summary.bytes)
+    text = f"{plural(summary.dumps, 'dump')} unpacked from {packs} ({size})"
+    say(text if summary.dumps else "nothing to unpack")
     require_good(not summary.kept)
     require_selected(store, where, summary.dumps)
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.units import ago, with_handles
 from actordbg.cli import output
-from actordbg.cli.options import Where, option, require_some, store_of, stored
-from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_next, say_wrapped, table
+from actordbg.cli.options import Where, argument, option, require_some, store_of, stored
+from actordbg.cli.output import (
+    cell,
+    emit,
+    emit_each,
+    human_bytes,
+    note,
+    rows_as_json,
+    say,
+    say_facts,
+    say_next,
+    say_wrapped,
+    table,
+)
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
@@ -92,7 +104,7 @@ def columns() -> None:
         {"name": column.name, "kind": column.kind, "heading": headings.get(column.name), "meaning": column.doc}
         for column in WHERE_COLUMNS.values()
     ]
-    if not as_json(answer):
+    if not rows_as_json(answer):
         table(("column", "kind", "meaning"), [(row["name"], row["kind"], row["meaning"]) for row in answer], tight=True)
         say()
         for line in (f"operators: {OPERATORS}", *FUNCTIONS.values()):
@@ -101,14 +113,7 @@ def columns() -> None:
 
 def show(
     ctx: typer.Context,
-    dump_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID",
-            help="Dump id, handle, or a unique prefix of the id.",
-            autocompletion=stored("dump"),
-        ),
-    ],
+    dump_id: str = argument(..., "ID", "Dump id, handle, or a unique prefix of the id.", stored("dump")),
     values: bool = option(False, "Also read the tensors: min, max, non-zero (needs torch)."),
 ) -> None:
     """Show one dump: its record, its tensors, its results.
@@ -164,9 +169,7 @@ def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:
 def _say_dump(answer: dict[str, Any]) -> None:
     record, tensors, results = answer["record"], answer["tensors"], answer["results"]
     say(f"dump `{record.dump_id}`")
-    for name, value in _facts(answer).items():
-        if value not in (None, ""):
-            say_fact(f"  {name}", str(value), 16)
+    say_facts(_facts(answer), 14)
     say()
     columns = {"tensor": "name", "dtype": "dtype", "shape": "shape", "stored as": "stored"}
     if any(tensor["nonzero"] is not None for tensor in tensors):

@@ -17,8 +17,8 @@ import typer
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.cli import capture_options as opt
 from actordbg.cli import output
-from actordbg.cli.options import option, require_good, store_of, takes_groups
-from actordbg.cli.output import as_json, clear_screen, emit, emit_json, note, plural, say, say_next, say_wrapped, table
+from actordbg.cli.options import argument, option, require_good, store_of, takes_groups
+from actordbg.cli.output import clear_screen, emit, emit_json, keep_answer, note, plural, say, say_next, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.capture.control import Control
@@ -63,10 +63,10 @@ def disable(
     own = name if name is not None and store.control_of(name).exists() else None
     jobs = [None, *store.job_names()] if name is None else [own]
     changed = [switch_off(store, job) for job in jobs]
-    if not as_json(_answer(store, control_before(store, jobs[0]), False, any(changed), own)):
-        say("Recording is off." if any(changed) else "Recording was already off.")
-        if any(changed):
-            say_next("actordbg dump ls")
+    keep_answer(_answer(store, control_before(store, jobs[0]), False, any(changed), own))
+    say("Recording is off." if any(changed) else "Recording was already off.")
+    if any(changed):
+        say_next("actordbg dump ls")
 
 
 def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def status(
 
 def recover(
     ctx: typer.Context,
-    rings: list[Path] | None = typer.Argument(None, metavar="RING", help="Flight recorder files; default: all here."),
+    rings: list[Path] | None = argument(None, "RING", "Flight recorder files; default: all here."),
     live: bool = option(False, "Also read files of live processes, e.g. after a hang; these files stay."),
     discard: bool = option(False, "Remove the files of dead processes without making dumps."),
 ) -> None:

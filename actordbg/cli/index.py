@@ -11,7 +11,7 @@ import typer
 
 from actordbg.base.errors import CorruptDump
 from actordbg.cli.options import Where, option, require_good, require_some, store_of
-from actordbg.cli.output import as_json, emit, human_bytes, note, plural, progress, say, say_next, say_wrapped
+from actordbg.cli.output import emit, human_bytes, keep_answer, note, plural, progress, say, say_next, say_wrapped
 
 if TYPE_CHECKING:
     from actordbg.catalog.indexer import IndexSummary
@@ -35,17 +35,17 @@ def index(
 
     with progress("reading headers", None) as advance:
         summary = refresh(store_of(ctx), rebuild=rebuild, on_progress=lambda done, total: advance(0, total=total, completed=done))
-    if not as_json(summary):
-        say_wrapped(
-            f"{plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
-            f"{plural(summary.results, 'new result')} of {plural(summary.replays, 'replay')} "
-            f"({summary.seconds:.2f} s)",
-            "  ",
-        )
-        if summary.skipped_lines:
-            say(f"skipped {plural(summary.skipped_lines, 'unreadable journal line')}")
-        for item in summary.damaged:
-            say(damage_line(item))
+    keep_answer(summary)
+    say_wrapped(
+        f"{plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
+        f"{plural(summary.results, 'new result')} of {plural(summary.replays, 'replay')} "
+        f"({summary.seconds:.2f} s)",
+        "  ",
+    )
+    if summary.skipped_lines:
+        say(f"skipped {plural(summary.skipped_lines, 'unreadable journal line')}")
+    for item in summary.damaged:
+        say(damage_line(item))
 
 
 def verify(ctx: typer.Context, where: Where = None) -> None:
@@ -72,13 +72,13 @@ def verify(ctx: typer.Context, where: Where = None) -> None:
             size += count
             damaged += [problem] if problem else []
     damaged.sort(key=lambda item: item.path)
-    if not as_json({"checked": len(paths), "bytes": size, "damaged": damaged}):
-        for item in damaged:
-            say(damage_line(item))
-        good, bad = len(paths) - len(damaged), len(damaged)
-        say(f"{plural(len(paths), 'dump')} checked ({human_bytes(size)}): {good:,} good, {bad:,} damaged", sums_up=True)
-        if any(item.code == CorruptDump.code for item in damaged):
-            note("run `actordbg dump prune --damaged` to remove files with a corrupt header")
+    keep_answer({"checked": len(paths), "bytes": size, "damaged": damaged})
+    for item in damaged:
+        say(damage_line(item))
+    good, bad = len(paths) - len(damaged), len(damaged)
+    say(f"{plural(len(paths), 'dump')} checked ({human_bytes(size)}): {good:,} good, {bad:,} damaged", sums_up=True)
+    if any(item.code == CorruptDump.code for item in damaged):
+        note("run `actordbg dump prune --damaged` to remove files with a corrupt header")
     require_good(not damaged)
     require_some(len(paths))
 

@@ -11,7 +11,7 @@ def lint(
     ctx: typer.Context,
     where: Where = None,
     max_inputs: int | None = option(None, "At most N dumps, the newest.", min=1),
-) -> None:
+) -> object:
     """Check recorded data against laws, without a model.
 
     Reads dumps, forwards and losses, and checks what must hold in every healthy run: no placeholder log-prob under the mask, no
@@ -25,7 +25,6 @@ def lint(
 
     Example: actordbg lint --where "timestamp > now() - '2h'"
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
-    store = opened(ctx)
-    conclude(store, store.lint(where, max_inputs=max_inputs))
+    return opened(ctx).lint(where, max_inputs=max_inputs)

@@ -38,7 +38,7 @@ def matrix(
     show: str | None = option(None, "Print an existing matrix; run nothing.", metavar="MATRIX|last"),
     yes: ConfirmOption = False,
     dry_run: bool = option(False, "Print the cells; run nothing.", rank=13),
-) -> None:
+) -> object:
     """Find which setting combinations run and are right.
 
     Replays the same inputs under every combination of the listed settings, checks the laws (invariance checks) on some inputs,
@@ -50,18 +50,19 @@ def matrix(
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
-    from actordbg.cli.terminal import conclude, flags_of, opened
+    from actordbg.cli.terminal import flags_of, opened
 
     flags = flags_of(settings)
     store = opened(ctx, yes=yes, machines=machines)
     if show is not None:
         refuse_beside(ctx, "--show keeps the matrix's settings", "show")
-        return say_answer(store.matrix_again(show, run=False))
+        say_answer(store.matrix_again(show, run=False))
+        return None
     if resume is not None:
         refuse_beside(ctx, "--resume keeps the matrix's settings", "resume", "yes", groups=[EngineOptions])
-        return conclude(store, store.matrix_again(resume))
+        return store.matrix_again(resume)
     if power and no_truth:
         raise UsageError("--power needs a truth comparison", hint="drop --no-truth")
     about: dict[str, Any] = {"baseline": baseline, "slower": slower, "skip_known": skip_known, "power": power, "dry_run": dry_run}
     about["truth"] = None if no_truth else truth_dtype(truth)
-    return conclude(store, store.matrix(inputs.selection, **about, **flags))
+    return store.matrix(inputs.selection, **about, **flags)

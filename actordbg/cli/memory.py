@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
-from actordbg.base.units import new_replay_id, parse_seconds, resolve
+from actordbg.base.units import new_replay_id, parse_seconds
 from actordbg.cli import output
 from actordbg.cli.options import (
     Limit,
+    argument,
     option,
     repeated,
-    require_good,
     require_some,
     store_of,
 )
-from actordbg.cli.output import as_json, human_bytes, note, say_document, table
+from actordbg.cli.output import human_bytes, note, rows_as_json, say_answer, table
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
@@ -115,13 +115,13 @@ def show(ctx: typer.Context, name: Name = "last") -> None:
 
 def compare(
     ctx: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A", help="Sample file, or an id from `memory ls`.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Sample file or id to compare with A.")],
+    a: str = argument(..., "A", "Sample file, or an id from `memory ls`."),
+    b: str = argument(..., "B", "Sample file or id to compare with A."),
     of: Literal["rss", "uss", "cuda_used", "cuda_reserved"] | None = option(
         None, "Compare only this quantity (default: all that both have)."
     ),
     threshold: float = option(0.05, "Relative difference of peaks above which they diverge.", min=0, max=1),
-) -> None:
+) -> object:
     """Find where two runs' memory diverges.
 
     Shows, per process and quantity: peaks, growth per step (per second if steps are unknown), and the step and dump where the
@@ -131,14 +131,14 @@ def compare(
 
     Example: actordbg memory compare before.csv after.csv --html memory.html
     """
+    from actordbg.document.command_result import CommandResult
     from actordbg.measure.memory_document import ALIKE, compare_page, compare_samples
     from actordbg.measure.watching import read_samples
 
     store = store_of(ctx)
     ours, theirs = (read_samples(_known(store, name)[1]) for name in (a, b))
     answer = compare_samples((a, b), ours, theirs, threshold, [of] if of else ())
-    say_document(compare_page(answer, ours, theirs), data=vars(answer))
-    require_good(answer.verdict == ALIKE)
+    return CommandResult(answer.verdict == ALIKE, vars(answer), compare_page(answer, ours, theirs))
 
 
 def ls(ctx: typer.Context, limit: Limit = 20) -> None:
@@ -156,7 +156,7 @@ def ls(ctx: typer.Context, limit: Limit = 20) -> None:
             note(f"skipped: {error.message}")
     columns = ("id", "what", "of", "processes", "samples", "steps", "peak RSS", "growth per step")
     names = ("memory_id", "kind", "watched", "processes", "samples", "steps")
-    if not as_json(rows):
+    if not rows_as_json(rows):
         sizes = [(human_bytes(row["peak_rss"]), human_bytes(row["growth_per_step"])) for row in rows]
         table(columns, [(*map(row.get, names), *size) for row, size in zip(rows, sizes, strict=True)])
     require_some(len(rows))
@@ -182,20 +182,19 @@ def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
 
     if "/" in name or name.endswith(".csv") or Path(name).is_file():
         return MemoryRecord("", "", None, "file", name, 0.0), Path(name)
-    ids = sorted(path.stem for path in store.require().memory.glob("[!.]*.json"))
-    memory_id = resolve(name, ids, "memory watch", made_by="memory watch")
-    record = MemoryRecord.from_file(store.memory / f"{memory_id}.json")
+    record = MemoryRecord.named(store.require().memory, name, "memory watch")
     path = samples_path(store, record)
     if not path.is_file():
         raise EnvironmentProblem(
-            f"the samples of {memory_id} are gone: no {path}", hint="run `actordbg memory watch` to record new ones"
+            f"the samples of {record.memory_id} are gone: no {path}", hint="run `actordbg memory watch` to record new ones"
         )
     return record, path
 
 
 def _say_watched(record: MemoryRecord, path: Path) -> None:
+    from actordbg.document.command_result import CommandResult
     from actordbg.measure.memory_document import watch_page
     from actordbg.measure.watching import read_samples
 
-    say_document(watch_page(record, read_samples(path)), data=vars(record))
+    say_answer(CommandResult(True, vars(record), watch_page(record, read_samples(path))))
     require_some(len(record.processes))

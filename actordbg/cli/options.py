@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
+TERMINAL = "actordbg.terminal"
+"""The key of a command's `Terminal` in click's context."""
 
 
 def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
@@ -81,6 +83,11 @@ def option(default: Any, help: str, *names: str, heading: str = "", rank: int = 
     return typer.Option(default, *names, help=help, rich_help_panel=HelpPlace(heading, rank), **facts)  # type: ignore[arg-type]
 
 
+def argument(default: Any, metavar: str, help: str, complete: Callable[..., list[str]] | None = None) -> Any:
+    """Declare an argument, as the default of a command's parameter; `...`: it is required. complete: a completion function."""
+    return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete)
+
+
 def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:
     """Declare an option, as a field of a dataclass that commands take. Its name is the field's unless `names` are given."""
     return dataclasses.field(default=default, metadata={"option": option(default, help, *names, **facts)})
@@ -93,7 +100,6 @@ Yes = Annotated[bool, option(..., "Do it (default: only print what would be done
 Power = Annotated[
     bool, option(..., "Plant faults of several sizes in the truth and report which would be detected.", "--power", rank=30)
 ]
-Explain = Annotated[bool, option(..., "Explain the columns and exit.", "--explain", rank=30)]
 TrustRemoteCode = Annotated[bool, option(..., "Run the model's own code. Command line only.", consent.FLAG, rank=30)]
 DistPlugin = Annotated[
     str | None,
@@ -191,7 +197,8 @@ _SAID = {mine.name for mine in _OUTPUTS.values()} - {"allow_empty"} | {"files"}
 def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any]:
     """Append the output options named in `words`, -o for their files, and --store, to a command's own options.
 
-    Their values go into `output.wanted`, which the printing functions read.
+    Their values go into `output.wanted`, which the printing functions read. A `CommandResult` that the command returns is
+    printed, and decides the exit code.
     """
     has_store, named = "ctx" in inspect.signature(function).parameters, words.split()
     forms = named + ["text"] * ("md" in named)
@@ -220,7 +227,11 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
             _require_writable(file, suffixes if explicit is None else ())
         output.wanted = output.OutputOptions(**mine)
         try:
-            return function(**given)
+            if (answer := function(**given)) is not None:
+                output.say_answer(answer)
+                if has_store and (terminal := given["ctx"].meta.get(TERMINAL)):
+                    terminal.conclude()
+                require_good(answer.ok)
         except NothingToDo as nothing:
             if not output.wanted.allow_empty:
                 raise

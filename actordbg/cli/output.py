@@ -11,23 +11,19 @@ the cursor nor start a new line in what `say` and `note` print. Colors are added
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import re
 import shutil
 import sys
 import textwrap
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
@@ -94,7 +90,7 @@ def form_of(path: Path) -> Any:
 
 
 wanted = OutputOptions()
-_answered = False
+answered_json = False
 """Whether standard output already has JSON; an error is then not printed as JSON, which would be a second document."""
 _facts: Any = None
 """The result that `finish` prints as JSON or writes to files, once the text has said its sentence and the next command."""
@@ -103,27 +99,29 @@ _said: dict[str, str] = {}
 
 
 def emit(answer: T, render: Callable[[T], object]) -> None:
-    """Print `answer` as JSON, or hand it to `render`."""
-    if not as_json(answer):
-        render(answer)
+    """Keep a result, and print it as text."""
+    keep_answer(answer)
+    render(answer)
 
 
-def as_json(answer: Any) -> bool:
-    """Take a result that is not a document, for --json and the files of -o; rows are printed at once. Returns whether the caller
-    is done; if not, it prints text, which --json hides but for its sentence and next command (`finish`).
+def keep_answer(answer: Any) -> None:
+    """Keep a result that is not a document, for --json and the files of -o (`finish`). Of the text that is printed from now on,
+    --json hides all but the sentence and the next command.
     """
     global _facts
-    if not isinstance(answer, list):
-        _facts = answer
-        return False
-    write_files(answer)
+    _facts = answer
+
+
+def rows_as_json(rows: list[Any]) -> bool:
+    """Write rows to the files of -o, and print them with --json. Returns whether that was all: else they are printed as text."""
+    write_files(rows)
     if wanted.json:
-        emit_json(answer)
+        emit_json(rows)
     return wanted.json
 
 
 def finish() -> None:
-    """Print or write the result that `as_json` took, with the sentence and the next command of its text."""
+    """Print or write the result that was kept, with the sentence and the next command of its text."""
     global _facts
     if _facts is not None:
         from actordbg.document.command_result import as_json_text
@@ -140,8 +138,8 @@ def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None
     """Print `answer` as JSON; with `indent` None, on a single line."""
     from actordbg.document.command_result import as_json_text
 
-    global _answered
-    _answered = not err
+    global answered_json
+    answered_json = not err
     typer.echo(as_json_text(answer, indent), err=err)
 
 
@@ -149,7 +147,7 @@ def emit_each(rows: Iterable[Any]) -> int:
     """Stream rows as a JSON list, as `emit` prints a list; write a list for `-o`. Returns the number of rows."""
     from actordbg.document.command_result import as_json_text
 
-    global _answered
+    global answered_json
     count = 0
     if wanted.files:
         rows = list(rows)
@@ -157,7 +155,7 @@ def emit_each(rows: Iterable[Any]) -> int:
         if not wanted.json:
             return len(rows)
     for count, row in enumerate(rows, 1):
-        _answered = True
+        answered_json = True
         typer.echo(("," if count > 1 else "[") + "\n  " + as_json_text(row, 2).replace("\n", "\n  "), nl=False)
     typer.echo("\n]" if count else "[]")
     return count
@@ -183,7 +181,7 @@ def _line(text: str) -> str:
 def say_wrapped(text: str, rest: str = "") -> None:
     """Print a paragraph of the result, wrapped in a terminal; `rest` indents the lines after the first."""
     _said.setdefault("sentence", text.strip())
-    _print(_wrapped(_line(text), sys.stdout, rest))
+    _print(wrapped(_line(text), sys.stdout, rest))
 
 
 _COLORS = {"good": "green", "part": "yellow", "bad": "red"}
@@ -198,20 +196,22 @@ def _print(text: str) -> None:
         from actordbg.document.blocks import TONES
 
         loud, quiet = ("|".join(word for word in TONES if word.isupper() is capitals) for capitals in (True, False))
-        found = re.compile(rf"\b({loud})\b|(?<=  )({quiet})(?=  |$)", re.MULTILINE)
-        text = found.sub(lambda match: typer.style(match[0], fg=_COLORS[TONES[match[0]]]), text)
+        pattern = re.compile(rf"\b({loud})\b|(?<=  )({quiet})(?=  |$)", re.MULTILINE)
+        text = pattern.sub(lambda match: typer.style(match[0], fg=_COLORS[TONES[match[0]]]), text)
     typer.echo(text, color=colored)
 
 
-def say_fact(name: str, text: str, room: int = 14) -> None:
-    """Print a name and its value, wrapped and aligned in a terminal."""
-    head = f"{in_line(name):<{room}} "
-    _print(head + _wrapped(_line(text), sys.stdout, " " * len(head), beside=len(head)))
+def say_facts(facts: Mapping[str, object], room: int) -> None:
+    """Print names and their values, wrapped and aligned in a terminal; None and "" are left out."""
+    for name, value in facts.items():
+        if value not in (None, ""):
+            head = f"  {in_line(name):<{room}} "
+            _print(head + wrapped(_line(str(value)), sys.stdout, " " * len(head), beside=len(head)))
 
 
 def note(text: str) -> None:
     """Print a note about the result on standard error, so that a pipe gets only the result."""
-    typer.echo(_wrapped(_line(text), sys.stderr), err=True)
+    typer.echo(wrapped(_line(text), sys.stderr), err=True)
 
 
 def say_next(command: str) -> None:
@@ -229,7 +229,7 @@ def note_some(lines: Sequence[str], most: int) -> None:
         note(f"... and {len(lines) - most:,} more; --json lists them all")
 
 
-def _wrapped(text: str, stream: Any, rest: str = "  ", beside: int = 0) -> str:
+def wrapped(text: str, stream: Any, rest: str = "  ", beside: int = 0) -> str:
     """Wrap `text` to a terminal's width; a command in backticks stays on one line, so that it can be pasted.
 
     beside: columns already used on the first line.
@@ -257,45 +257,6 @@ def answered(question: str, usual: str) -> str | None:
     if not can_ask():
         return None
     return str(typer.prompt(in_line(question), default=in_line(usual), err=True))
-
-
-def say_error(error: ActordbgError) -> None:
-    """Print an error and its hint. Lines after the first (the end of a log) are indented, so that none looks like our output.
-
-    If JSON was requested and nothing was printed yet, also prints the error as JSON on standard output.
-    """
-    first, *rest = in_lines(error.message).split("\n")
-    lines = [_wrapped(f"error[{error.code}]: {first}", sys.stderr), *(f"  | {line}" for line in rest)]
-    typer.echo("\n".join(lines), err=True)
-    if error.hint:
-        note(f"hint: {error.hint}")
-    _answer_error(error.code, error.message, error.hint)
-
-
-def say_usage(error: Any) -> None:
-    """Print click's error about a command line, with the quoted words cleaned."""
-    if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
-        error.message = in_line(error.message).replace("Value error, ", "")  # pydantic's words
-    if near := getattr(error, "possibilities", None):
-        error.message, error.possibilities = f"{error.message}. Did you mean {near[0]!r}?", None
-    error.show()
-    _answer_error("usage", error.format_message(), f"`{error.ctx.command_path} --help` explains it" if error.ctx else "")
-
-
-def _answer_error(code: str, message: str, hint: str | None) -> None:
-    if _wants_json(sys.argv[1:]) and not _answered:
-        emit_json({"error": {"code": code, "message": message, "hint": hint or None}})
-
-
-def _wants_json(words: Sequence[str]) -> bool:
-    """Check whether a command line requests JSON, ignoring the words of a job that `run` starts."""
-    mine = " ".join(itertools.takewhile(lambda word: word not in ("--", "run"), words))
-    return re.search(r"(?<!\S)(--json|(--format|-f)[ =]json)(?!\S)", mine) is not None
-
-
-def say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback of an unexpected error, cleaned (`sys.excepthook`)."""
-    typer.echo(in_lines("".join(traceback.format_exception(kind, error, trace))), err=True, nl=False)
 
 
 def clear_screen() -> None:
@@ -359,13 +320,6 @@ TokenizerFile = Annotated[
 ]
 
 
-def say_document(blocks: Sequence[Block], *, data: Mapping[str, Any]) -> None:
-    """Print a result in the requested format, and write the requested files. data: its JSON, beside that of the blocks."""
-    from actordbg.document.command_result import CommandResult
-
-    say_answer(CommandResult(True, data, blocks))
-
-
 def say_answer(answer: CommandResult, written: Path | None = None) -> None:
     """Print a result in the requested format, and write the requested files. Its page opens if --open is given.
 
@@ -378,7 +332,7 @@ def say_answer(answer: CommandResult, written: Path | None = None) -> None:
         say_lines(answer.to_markdown())
     else:
         first, line_break, rest = str(answer).partition("\n")
-        say_lines(_wrapped(first, sys.stdout, "") + line_break + rest)
+        say_lines(wrapped(first, sys.stdout, "") + line_break + rest)
         if written is not None:
             say(f"page: {written}")
     if wanted.opened:

@@ -18,17 +18,17 @@ import typer
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import option, require_good, store_of
+from actordbg.cli.options import argument, option, require_good, store_of
 from actordbg.cli.output import (
-    as_json,
     cell,
     emit,
     human_bytes,
     note,
     plural,
     progress,
+    rows_as_json,
     say,
-    say_fact,
+    say_facts,
     say_lines,
     say_next,
     say_wrapped,
@@ -94,9 +94,7 @@ def _say_outcome(outcome: Outcome) -> None:
         "sha256": f"{outcome.sha256_after} (unchanged)" if same else outcome.sha256_before,
         "     ->": "" if same else outcome.sha256_after,
     }
-    for name, value in facts.items():
-        if value:
-            say_fact(f"  {name}", str(value), 10)
+    say_facts(facts, 8)
     for line in outcome.notes:
         note(f"note: {line}")
 
@@ -144,14 +142,12 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
             "recording": "on" if patch.enabled else "off",
             "new jobs": "record" if patch.armed else "do not record",
         }
-        for name, value in facts.items():
-            say_fact(f"  {name}", cell(value), 13)
+        say_facts({name: cell(value) for name, value in facts.items()}, 11)
     if held is None:
         note("no store here yet: `actordbg dump enable`, `dump import` or `dump create` creates one")
     else:
         say()
-        for name, text in _held_in_words(held):
-            say_fact(f"  {name}", text, 13)
+        say_facts(dict(_held_in_words(held)), 11)
     for line in patch.notes if patch else ():
         note(f"note: {line}")
 
@@ -245,7 +241,7 @@ def _render_all(checks: list[Check]) -> None:
 
 def adapters(
     ctx: typer.Context,
-    named: list[str] | None = typer.Argument(None, metavar="ADAPTER", help="Only these adapters: names, or module:Class."),
+    named: list[str] | None = argument(None, "ADAPTER", "Only these adapters: names, or module:Class."),
     template: bool = option(False, "Print a template for your own adapter."),
 ) -> None:
     """List trainer adapters and whether each one works here.
@@ -265,7 +261,7 @@ def adapters(
             say(line)
         return
     known = [fit_of(name) for name in named] if named else fits()
-    if not as_json(known):
+    if not rows_as_json(known):
         columns = ("adapter", "package", "installed", "tried", "fits")
         table(columns, [(fit.name, fit.package, fit.version or "-", ", ".join(fit.tried) or "-", fit.answer) for fit in known])
         for fit in known:

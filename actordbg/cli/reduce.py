@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import ConfirmOption, TrustRemoteCode, Where, option, stored, take_consent
+from actordbg.cli.options import ConfirmOption, TrustRemoteCode, Where, argument, option, stored, take_consent
 
 Trials = Annotated[int, option(..., "Most trials of this call (default 200).", min=1, rank=5)]
 Seconds = Annotated[float, option(..., "Most seconds of trials of this call (default 300).", min=1, rank=6)]
@@ -16,14 +16,12 @@ Seconds = Annotated[float, option(..., "Most seconds of trials of this call (def
 
 def reduce(
     ctx: typer.Context,
-    name: str = typer.Argument(
-        "last", metavar="REPLAY|COMPARISON", help="What is wrong: an id, a name, `@1` or `last`.", autocompletion=stored("replay")
-    ),
+    name: str = argument("last", "REPLAY|COMPARISON", "What is wrong: an id, a name, `@1` or `last`.", stored("replay")),
     trials: Trials = 200,
     seconds: Seconds = 300.0,
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
-) -> None:
+) -> object:
     """Reduce a wrong replay to the smallest faulty case.
 
     Same fault: the same error, signal, hang, broken law, or module and cause. Fewer rows, tokens, layers and processes, a
@@ -35,20 +33,19 @@ def reduce(
 
     Example: actordbg reduce last --seconds 120
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
     take_consent(trust_remote_code)
-    store = opened(ctx, yes=yes)
-    conclude(store, store.reduce(name, trials=trials, seconds=seconds))
+    return opened(ctx, yes=yes).reduce(name, trials=trials, seconds=seconds)
 
 
 def repro(
     ctx: typer.Context,
-    name: str = typer.Argument(
+    name: str = argument(
         "last",
-        metavar="REDUCTION|REPLAY|COMPARISON",
-        help="What is wrong: an id, a name, `@1` or `last`. It is reduced first, unless it was.",
-        autocompletion=stored("replay"),
+        "REDUCTION|REPLAY|COMPARISON",
+        "What is wrong: an id, a name, `@1` or `last`. It is reduced first, unless it was.",
+        stored("replay"),
     ),
     out: Path = option(Path("repro.py"), "The script to write (default repro.py).", "--out", "-o", metavar="FILE", rank=1),
     issue: Path | None = option(None, "Also write the text of an issue.", metavar="FILE.md", rank=2),
@@ -59,7 +56,7 @@ def repro(
     seconds: Seconds = 300.0,
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
-) -> None:
+) -> object:
     """Write one script that shows the fault, without actordbg.
 
     The script needs torch and transformers (deepspeed or openrlhf only where the fault does). It says what is expected and
@@ -70,20 +67,16 @@ def repro(
 
     Example: actordbg repro last -o repro.py --issue issue.md
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
     take_consent(trust_remote_code)
-    store = opened(ctx, yes=yes)
-    conclude(store, store.repro(name, out, issue=issue, fixed=fixed, trials=trials, seconds=seconds))
+    return opened(ctx, yes=yes).repro(name, out, issue=issue, fixed=fixed, trials=trials, seconds=seconds)
 
 
 def bundle(
     ctx: typer.Context,
-    names: list[str] | None = typer.Argument(
-        None,
-        metavar="REPLAY|COMPARISON",
-        help="Also their results, and the dumps of each replay.",
-        autocompletion=stored("replay"),
+    names: list[str] | None = argument(
+        None, "REPLAY|COMPARISON", "Also their results, and the dumps of each replay.", stored("replay")
     ),
     where: Where = None,
     out: Path = option(Path("bundle.tar.zst"), "The archive to write.", "--out", "-o", metavar="FILE", rank=1),
@@ -92,7 +85,7 @@ def bundle(
     model: str | None = option(None, "With --redact, the model whose special tokens are kept.", metavar="NAME|PATH", rank=4),
     to: str | None = option(None, "Upload it: hf://datasets/OWNER/NAME, private.", metavar="URL", rank=5),
     public: bool = option(False, "With --to, allow a repository that is public already.", "--public", rank=6),
-) -> None:
+) -> object:
     """Pack dumps, replays and comparisons into one archive.
 
     `actordbg dump import FILE` opens it, then `check` works there. It has token ids, names of models and hosts, and commands;
@@ -103,7 +96,7 @@ def bundle(
 
     Example: actordbg bundle last -o case.tar.zst
     """
-    from actordbg.cli.terminal import conclude, opened
+    from actordbg.cli.terminal import opened
 
     if (keep_ids or model) and not redact:
         raise UsageError("--keep-ids and --model are for --redact", hint="add --redact")
@@ -111,8 +104,6 @@ def bundle(
         keep = {int(word) for word in (keep_ids or "").split(",") if word}
     except ValueError:
         raise UsageError(f"--keep-ids {keep_ids!r:.80} are not numbers", hint="use ids, such as 0,1,2") from None
-    store = opened(ctx)
-    conclude(
-        store,
-        store.bundle(*(names or []), where=where, out=out, redact=redact, keep_ids=keep, model=model or "", to=to, public=public),
+    return opened(ctx).bundle(
+        *(names or []), where=where, out=out, redact=redact, keep_ids=keep, model=model or "", to=to, public=public
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actordbg.base.errors import Refused, StoreProblem, UsageError
-from actordbg.cli.output import as_json, human_bytes, note, plural, say
+from actordbg.cli.output import human_bytes, keep_answer, note, plural, say
 
 if TYPE_CHECKING:
     from actordbg.store.layout import Store
@@ -72,8 +72,8 @@ def _move(url: str, folder: Path, what: str) -> None:
         raise StoreProblem(f"there is no store at {address}", hint="check the URL; `actordbg store push DIR URL` creates one")
     seconds = time.monotonic() - began
     answer = {"url": address, "folder": str(folder), "seconds": seconds} | vars(moved)
-    if not as_json(answer):
-        say(in_words(what, moved, address, seconds))
+    keep_answer(answer)
+    say(in_words(what, moved, address, seconds))
     if moved.skipped:
         raise typer.Exit(1)
 

@@ -37,7 +37,7 @@ def replay(
     ),
     dry_run: bool = option(False, "Print the plan; start nothing.", rank=12),
     print_config: bool = option(False, "Print settings and inputs as a file for --config; start nothing.", rank=30),
-) -> None:
+) -> object:
     """Replay recorded inputs outside the job.
 
     Runs the selected dumps through OpenRLHF's Actor under one configuration, and starts the workers itself. An input that crashes
@@ -49,8 +49,7 @@ def replay(
 
     Example: actordbg replay --where "seq_len>1800 and rank=0" --max-inputs 3 --backend deepspeed --zero-stage 3
     """
-    from actordbg.cli.replay_work import ReplayTerminal
-    from actordbg.cli.terminal import conclude, flags_of, opened
+    from actordbg.cli.terminal import ReplayTerminal, flags_of, opened
     from actordbg.config.sources import as_toml
 
     flags = flags_of(settings)
@@ -58,11 +57,12 @@ def replay(
     if resume is not None:
         why = "--resume keeps the replay's own configuration"  # settings implied by a surrounding launcher do not count as typed
         refuse_beside(ctx, why, "resume", "yes", "dry_run", groups=(StopOptions, EngineOptions))
-        return conclude(store, store.replay_again(resume, dry_run=dry_run))
+        return store.replay_again(resume, dry_run=dry_run)
     if print_config:
         tables = {"inputs": _selecting(ctx), "replay": store.configuration(**flags)}
-        return emit_json(tables) if output.wanted.json else say_lines(as_toml(tables))
-    return conclude(store, store.replay(inputs.selection, dry_run=dry_run, **flags))
+        emit_json(tables) if output.wanted.json else say_lines(as_toml(tables))
+        return None
+    return store.replay(inputs.selection, dry_run=dry_run, **flags)
 
 
 def _selecting(ctx: typer.Context) -> dict[str, Any]:

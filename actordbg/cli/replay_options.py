@@ -19,7 +19,7 @@ from actordbg.cli.options import WHERE, option_field, settings_of
 from actordbg.config.replay_config import TOGETHER, ReplayConfig
 
 if TYPE_CHECKING:
-    from actordbg.api.planning import DumpSelection
+    from actordbg.api.desk import DumpSelection
     from actordbg.debug.replay_stops import StopOrder
     from actordbg.records.replay_record import ReplaySpec
     from actordbg.replay.group_engine import GroupEngine
@@ -57,7 +57,7 @@ class ChosenInputs:
     @property
     def selection(self) -> DumpSelection:
         """The selection."""
-        from actordbg.api.planning import DumpSelection
+        from actordbg.api.desk import DumpSelection
 
         presets = {name: getattr(self, name) for name in ("failed", "longest", "diverse")}
         return DumpSelection(self.where, tuple(self.input_file or ()), self.ordered, self.max_inputs, self.random_seed, **presets)

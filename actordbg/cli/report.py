@@ -9,13 +9,13 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.base.units import ago, passed_of
 from actordbg.cli import output
-from actordbg.cli.options import Where, chosen_format, option, require_some, stored
+from actordbg.cli.options import Where, argument, chosen_format, option, require_some, stored
 from actordbg.cli.output import (
     Format,
     TokenizerFile,
-    as_json,
     note,
     open_page,
+    rows_as_json,
     say,
     say_lines,
     say_next,
@@ -27,11 +27,8 @@ from actordbg.cli.output import (
 
 def report(
     ctx: typer.Context,
-    replays: list[str] | None = typer.Argument(
-        None,
-        metavar="REPLAY",
-        help="Replays by id, name, @1, last or all (default: last).",
-        autocompletion=stored("replay"),
+    replays: list[str] | None = argument(
+        None, "REPLAY", "Replays by id, name, @1, last or all (default: last).", stored("replay")
     ),
     everything: bool = option(False, "List your replays with their verdicts, newest first (csv: every result).", "--all"),
     format: Format | None = option(
@@ -94,7 +91,7 @@ def replays(
 
     rows = opened(ctx).replays(everything=everything)
     shown = rows[: (0 if output.wanted.whole else _ROWS) if limit is None else limit] or rows
-    if not as_json(shown):
+    if not rows_as_json(shown):
         named = ["name"] if any(replay["name"] for replay in shown) else []
         cells = [
             (replay["handle"] or "", *[replay[name] or "" for name in ("replay_id", *named)], ago(replay["created_at"]),

@@ -15,14 +15,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.errors import LaunchProblem, StoreProblem
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recording import control_before, recovered_from, switch_off
-from actordbg.cli.options import option, store_of, takes_groups
+from actordbg.cli.options import argument, option, store_of, takes_groups
 from actordbg.cli.output import emit_json, human_bytes, note, plural
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ LAST_WORDS_SECONDS = 3.0
 @takes_groups
 def run(
     ctx: typer.Context,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job: a program and its arguments.")],
+    command: list[str] = argument(..., "COMMAND", "The job: a program and its arguments."),
     run: opt.Run = None,
     options: opt.CaptureOptions = opt.CaptureOptions(),
     adapter: list[str] | None = option(

@@ -136,12 +136,12 @@ def merged_settings(command: str, **options: Any) -> Given:
     known = {setting.option: setting for setting in _settings_of(command)}
     for words in options.get(_SET) or ():
         name, equals, text = words.partition("=")
-        if (found := known.get(name.strip().replace("_", "-"))) is None:
+        if (chosen := known.get(name.strip().replace("_", "-"))) is None:
             raise UsageError(f"--set {name:.60}: `{command}` has no such setting", hint=sources.near(name, known))
         if not equals:
-            raise UsageError(f"--set {words:.60} has no value", hint=f"--set {words:.60}=VALUE; {found.hint}")
-        value = text if _takes_list(found, command) else _parsed(found, text, f"--set {name}:")
-        _add(given, found, value, f"--set {words}")
+            raise UsageError(f"--set {words:.60} has no value", hint=f"--set {words:.60}=VALUE; {chosen.hint}")
+        value = text if _takes_list(chosen, command) else _parsed(chosen, text, f"--set {name}:")
+        _add(given, chosen, value, f"--set {words}")
     if (file := options.get(_CONFIG)) is not None:
         lists = [setting.name for setting in known.values() if _takes_list(setting, command)]
         added = sources.beneath(given, sources.settings_in(file.table, f"{file.name}: [replay]", known.values(), lists))
@@ -178,9 +178,9 @@ def _config_read(ctx: typer.Context, file: Path | None) -> ConfigFile | None:
     tables = sources.read_config(file)
     known = selecting(ctx)
     for key, value in tables.get("inputs", {}).items():
-        if (found := known.get(key.replace("_", "-"))) is None:
+        if (selected := known.get(key.replace("_", "-"))) is None:
             raise UsageError(f"{file.name}: [inputs] has an unknown key {key!r}", hint=sources.near(key, known))
-        ctx.default_map = {**(ctx.default_map or {}), found.name: value}
+        ctx.default_map = {**(ctx.default_map or {}), selected.name: value}
     return ConfigFile(file.name, tables.get("replay", {}))
 
 

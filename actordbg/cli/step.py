@@ -1,10 +1,10 @@
-"""`actordbg step`: replay a recorded optimizer step, and hold its loss and gradient norm against what was recorded."""
+"""`actordbg step`, `turns` and `weights`: recorded steps, token ids and weights, held against what was recorded elsewhere."""
 
 from __future__ import annotations
 
 import typer
 
-from actordbg.cli.options import option
+from actordbg.cli.options import argument, option, stored
 from actordbg.cli.output import TokenizerFile
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -16,7 +16,7 @@ def step(
     run: str | None = option(None, "The run (default: the only one with losses of that step).", metavar="NAME"),
     settings: Given = NONE,
     tokenizer: TokenizerFile = None,
-) -> None:
+) -> object:
     """Replay an optimizer step: loss, norm, known faults.
 
     Loss, gradient norm, clipping and KL are held against what was recorded.
@@ -33,7 +33,49 @@ def step(
 
     Example: actordbg step --run ppo-7b --step 12 --model ckpt/step12 --backend deepspeed --zero-stage 2 --nproc 2
     """
-    from actordbg.cli.terminal import conclude, flags_of, opened
+    from actordbg.cli.terminal import flags_of, opened
 
-    store = opened(ctx)
-    conclude(store, store.step(number, run, tokenizer=tokenizer, **flags_of(settings)))
+    return opened(ctx).step(number, run, tokenizer=tokenizer, **flags_of(settings))
+
+
+def turns(
+    ctx: typer.Context,
+    dump: str | None = argument(None, "ID", "Only conversations that became rows of this dump.", stored("dump")),
+    run: str | None = option(None, "The run (default: the newest with recorded turns).", metavar="NAME"),
+    tokenizer: TokenizerFile = None,
+    template: str | None = option(None, "Judge the chat template of this model instead.", metavar="MODEL"),
+) -> object:
+    """Check that the sampled ids are those that were trained on.
+
+    Needs a run recorded with `run --turns`. Compares what each turn was given with the turns before it, what the rollout handed
+    to the trainer with all turns, and recorded calls with that. Names the first id that differs and its kind: retokenized, border
+    lost, template drops text, extra BOS, EOS appended. --tokenizer adds the text, which some kinds are known by.
+
+    --template proves that a conversation's prefix stays a prefix as turns are added, on made-up and recorded conversations.
+
+    Exit code: 1 if ids differ or no recorded call of the training has them; 5 if no turns were recorded.
+
+    Example: actordbg turns --run agent --tokenizer /models/qwen3
+    """
+    from actordbg.cli.terminal import opened
+
+    return opened(ctx).turns(dump, run=run, tokenizer=tokenizer, template=template)
+
+
+def weights(
+    ctx: typer.Context,
+    run: str | None = option(None, "The run (default: the newest with recorded transfers).", metavar="NAME"),
+) -> object:
+    """Check that rollout engines got the weights that were sent.
+
+    Needs a run recorded with `run --hash-weights`: each transfer of weights is hashed where it is sent, and where the engine's
+    loader gets it. Names parameters that were never sent, never arrived, arrived as others, or were unknown to the engine, and
+    since which step an engine has not changed. A parameter that did not move counts as right.
+
+    Exit code: 1 if something is wrong or no engine was recorded; 5 if no transfer was recorded.
+
+    Example: actordbg weights --run ppo-7b
+    """
+    from actordbg.cli.terminal import opened
+
+    return opened(ctx).weights(run)

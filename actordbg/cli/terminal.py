@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from actordbg.api.client import Advance, Client
-from actordbg.api.desk import Desk
-from actordbg.api.planning import launched
+from actordbg.api.desk import Desk, launched
 from actordbg.api.store_commands import StoreCommands
+from actordbg.base.errors import UsageError
 from actordbg.base.owners import Owner
+from actordbg.base.units import in_time
 from actordbg.cli import options, output
-from actordbg.cli.replay_options import EngineOptions
+from actordbg.cli.output import note
+from actordbg.cli.replay_options import LONG_S, MOST_UNASKED, EngineOptions, StopOptions
 from actordbg.config.replay_config import TINY, ReplayConfig
-from actordbg.document.command_result import CommandResult
+from actordbg.debug.meeting import Relay
+from actordbg.debug.replay_stops import StopOrder
 
 
 class Terminal(Client):
@@ -28,7 +30,7 @@ class Terminal(Client):
 
     def __init__(self, ctx: typer.Context, *, yes: bool = False, machines: EngineOptions | None = None) -> None:
         super().__init__(lambda *_, **__: None, yes)
-        self.command, self.was_stopped = options.command_line(), False
+        self.command = options.command_line()
         self.problem: Exception | None = None
         self._ctx, self._machines = ctx, machines
 
@@ -71,6 +73,13 @@ class Terminal(Client):
         if self._machines is not None:
             self._machines.run(self._ctx, title)
 
+    def conclude(self) -> None:
+        """Exit as an early end demands, after the answer was printed."""
+        if self.problem is not None:
+            raise self.problem
+        if self.was_stopped:
+            raise typer.Exit(options.INTERRUPTED)
+
     def ended(self, error: Exception) -> bool:
         """Print what there is before the error."""
         self.problem = error
@@ -87,20 +96,8 @@ def opened(
     ctx: typer.Context, *, yes: bool = False, machines: EngineOptions | None = None, terminal: Terminal | None = None
 ) -> StoreCommands:
     """Open the store of this invocation. terminal: its client, unless that is the usual one."""
-    client = terminal or Terminal(ctx, yes=yes, machines=machines)
+    client = ctx.meta[options.TERMINAL] = terminal or Terminal(ctx, yes=yes, machines=machines)
     return StoreCommands(Desk(options.store_of(ctx), options.settings_of(ctx), client))
-
-
-def conclude(store: StoreCommands, answer: CommandResult, page: Path | None = None) -> None:
-    """Print the answer, and exit with its code. page: where it has been written already."""
-    output.say_answer(answer, page)
-    client = store.client
-    assert isinstance(client, Terminal)
-    if client.problem is not None:
-        raise client.problem
-    if client.was_stopped:
-        raise typer.Exit(options.INTERRUPTED)
-    options.require_good(answer.ok)
 
 
 def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,3 +106,70 @@ def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     if flags is None:
         raise typer.Exit
     return flags
+
+
+class ReplayTerminal(Terminal):
+    """everything: replay a whole store without asking. stopping: breakpoints, as typed."""
+
+    def __init__(
+        self, ctx: typer.Context, machines: EngineOptions, stopping: StopOptions, *, yes: bool, everything: bool
+    ) -> None:
+        super().__init__(ctx, yes=yes, machines=machines)
+        self._engine, self._stopping, self._everything, self._bare = machines, stopping, everything, False
+
+    def agrees_to_all(self, count: int, seconds: float | None, *, dry_run: bool) -> None:
+        """Ask before replaying a whole store if that takes over a minute by what replays took here, or, without such a replay, if
+        there are many dumps. Raises UsageError if the user declines, or there is no terminal.
+
+        At a terminal, a dry run only prints that the replay will ask; without one it is refused, as the replay would be.
+        """
+        if self._everything or (count <= MOST_UNASKED if seconds is None else seconds <= LONG_S):
+            return
+        if dry_run and output.can_ask():
+            return note(f"without --dry-run, this asks before it replays {count:,} dumps; --all skips the question")
+        lasting = "" if seconds is None else f", in about {in_time(seconds)} by an earlier replay"
+        if output.agreed(f"This replays all {count:,} dumps of the store{lasting}"):
+            return
+        raise UsageError(
+            f"refusing to replay {count:,} dumps{lasting}",
+            hint="narrow it with --diverse 8, --where or --max-inputs, or pass --all",
+        )
+
+    def begins(self, title: str, config: ReplayConfig | None = None) -> None:
+        """Adapt the breakpoints to the engine, and run worker groups there."""
+        apart, spans = options.settings_of(self._ctx).url is not None, config is not None and self._engine.spans_nodes(config)
+        yes = self.accept_others
+        self._stopping = self._stopping.on(self._engine.engine, several_nodes=spans, apart=apart, yes=yes)
+        super().begins(title, config)
+
+    @contextmanager
+    def progress(self, label: str, total: int | None) -> Iterator[Advance]:
+        """Show a progress bar, unless it would draw over prompts and lines."""
+        with output.progress(label, total, quiet=self._bare) as self._advance:
+            yield self._advance
+
+    def watching(self, spec: Any, on_event: Callable[[Any], None]) -> tuple[Callable[[Any], None], dict[str, Any]]:
+        """Print the ranks' lines, and give the terminal to a rank at a breakpoint."""
+        stops = self._stopping.order(spec)
+        lines: list[str] = []
+        prompts = Relay() if stops.terminal and stops.debugpy is None else None
+        self._bare = bool(stops.at) or stops.level != StopOrder().level
+
+        def watched(event: Any) -> None:
+            if event.kind == "line":
+                lines.append(event.text)
+            elif event.kind == "stop" and (prompts is None or event.at):
+                attach = f"`actordbg attach {spec.replay_id}`" + f" on the node {event.at}" * bool(event.at)
+                note(f"{event.text}; it waits for {attach if stops.debugpy is None else f'an editor, at {event.at}'}")
+            elif event.kind == "stop":
+                self._advance(0, drawn=False)  # the terminal is the prompt's
+            on_event(event)
+
+        def on_tick() -> None:
+            """Print the waiting lines and show the bar, unless a prompt is on the screen."""
+            if prompts is None or prompts.at is None:
+                while lines:
+                    note(lines.pop(0))
+                self._advance(0, drawn=True)
+
+        return watched, {"on_tick": on_tick, "stops": stops, "prompts": prompts}

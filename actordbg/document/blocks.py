@@ -49,13 +49,15 @@ class Code:
 class Grid:
     """A table; columns whose heading is in `left` are text, all others figures.
 
-    links: for each row the path of its log ("" for none), shown as a last column in Markdown and HTML.
+    links: for each row the path of its log ("" for none), shown as a last column in Markdown and HTML. wraps: in a narrow text,
+    text columns wrap instead of being cut.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Collection[str] = ()
     links: Sequence[str] = ()
+    wraps: bool = False
 
 
 GOOD_TONE, BAD_TONE, PART_TONE, NO_TONE = "good", "bad", "part", "none"
@@ -178,6 +180,12 @@ class Cells:
 
 Picture = Chart | Cells
 Block = Heading | Paragraph | Items | Code | Grid | Verdict | Picture
+
+
+def section(title: str, lines: Iterable[str]) -> list[Block]:
+    """Build a list under a heading, if there is a title; nothing without lines."""
+    items = tuple(lines)
+    return [*([Heading(title, 3)] if title else []), Items(items)] if items else []
 
 
 def verdict_in(blocks: Iterable[Block]) -> Verdict | None:

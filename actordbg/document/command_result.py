@@ -26,7 +26,7 @@ from typing import Any
 from actordbg.base.errors import BadResult
 from actordbg.base.foreign_text import in_json
 from actordbg.config.replay_config import SETTINGS
-from actordbg.document.blocks import Block, Heading, as_data
+from actordbg.document.blocks import Block, Heading, Verdict, as_data
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,6 +45,11 @@ class CommandResult(Mapping[str, Any]):
     def on_page(self) -> list[Block]:
         """The blocks of its page."""
         return [*([Heading(self.title, 1)] if self.title else []), *(self.page or self.blocks)]
+
+    @classmethod
+    def of(cls, verdict: Verdict, data: Mapping[str, Any], *blocks: Block, title: str = "") -> CommandResult:
+        """Build the result of a command whose verdict decides: it is ok if that is RIGHT. title: of its page."""
+        return cls(verdict.good, {**data, "good": verdict.good}, [verdict, *blocks], title=title)
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -148,8 +153,8 @@ def _plain(value: Any) -> Any:
 def in_python(text: str) -> str:
     """Replace options in parentheses by the arguments that the Python functions have: (--backward) by (backward=True)."""
 
-    def argument(found: re.Match[str]) -> str:
-        setting = next((each for each in SETTINGS.values() if each.option == found[1]), None)
-        return f"({setting.name}={True if setting.kind is bool else '...'})" if setting else found[0]
+    def argument(match: re.Match[str]) -> str:
+        setting = next((each for each in SETTINGS.values() if each.option == match[1]), None)
+        return f"({setting.name}={True if setting.kind is bool else '...'})" if setting else match[0]
 
     return re.sub(r"\(--([a-z-]+)\)", argument, text)

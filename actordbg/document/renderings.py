@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from actordbg.base.foreign_text import fenced, in_csv, in_line, in_lines, in_markdown
 from actordbg.base.units import with_handles
-from actordbg.document.blocks import Block, Code, Grid, Heading, Items, Paragraph, Picture, Verdict, verdict_in
+from actordbg.document.blocks import Block, Code, Grid, Heading, Items, Paragraph, Picture, Verdict, section, verdict_in
 
 WIDTH = 80
 
@@ -54,7 +54,7 @@ def _text_block(block: Block) -> str:
         case Items(items):
             return "\n".join(wrap(item, "  ", "      ") for item in items) + "\n"
         case Grid():
-            return grid(block) + "\n"
+            return grid(block, fold=block.wraps) + "\n"
     raise TypeError(f"{type(block).__name__} has no text")
 
 
@@ -153,7 +153,7 @@ def as_markdown(blocks: Sequence[Block]) -> str:
     texts = [_markdown_block(block) for block in blocks if not isinstance(block, Verdict | Picture)]
     if verdict is not None:
         word, _, rest = verdict.sentence.partition(": ") if verdict.word else ("", "", verdict.sentence)
-        figures = [Items(tuple(f"{name}: {value}" for name, value in verdict.figures))] if verdict.figures else []
+        figures = section("", (f"{name}: {value}" for name, value in verdict.figures))
         texts = [f"**{word}:** {_flowing(rest)}" if word else _flowing(rest), *map(_markdown_block, figures), *texts]
         texts += [_flowing(f"next: {verdict.next}")] if verdict.next else []
     return "\n\n".join(texts) + "\n"

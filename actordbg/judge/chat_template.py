@@ -86,15 +86,9 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
     missing = [f"{name}: it could not be rendered or encoded ({why})" for name, why in skipped.items()]
     verdict = Verdict(WRONG if broken else RIGHT if rendered else UNCHECKED, said, not_checked=missing)
     rows = tuple((each.conversation, str(each.turn), each.kind, each.words) for each in broken[:20])
-    grid = Grid(("conversation", "turn", "kind", "what"), rows, {"conversation", "kind", "what"})
-    data = {
-        "good": verdict.good,
-        "model": model,
-        "faults": [vars(each) for each in broken],
-        "skipped": skipped,
-        "recorded": len(trajectories),
-    }
-    return CommandResult(verdict.good, data, [verdict, *([grid] if broken else [])], title="chat template")
+    grid = Grid(("conversation", "turn", "kind", "what"), rows, {"conversation", "kind", "what"}, wraps=True)
+    data = {"model": model, "faults": [vars(each) for each in broken], "skipped": skipped, "recorded": len(trajectories)}
+    return CommandResult.of(verdict, data, *([grid] if broken else []), title="chat template")
 
 
 def load_tokenizer(model: str) -> Any:
@@ -137,13 +131,13 @@ def _not_a_prefix(tokenizer: Any, before: str, after: str, ids: Any) -> tuple[st
     """Return kind and words if the ids of one text are not a prefix of those of a longer one."""
     ours, theirs = ids(before), ids(after)
     decode: Decode = tokenizer.decode
-    found = difference(
+    differs = difference(
         ours, theirs[: len(ours)], decode, bos=tokenizer.bos_token_id, eos=tokenizer.eos_token_id, borders=[len(ours)]
     )
-    if found is None:
+    if differs is None:
         gone = ours[len(theirs) :]
         return ("template drops text", f"token {len(theirs)}: {decode(gone)!r} is gone") if gone else None
-    kind, at, words = found
+    kind, at, words = differs
     if not after.startswith(before) and kind not in ("extra BOS", "EOS appended", "border lost"):
         kind = "template drops text"
     return "retokenized" if after.startswith(before) else kind, f"token {at}: {words}"

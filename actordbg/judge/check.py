@@ -49,7 +49,7 @@ EXPLAINING, NAMING = "comparing with recorded outputs", "looking for a cause"
 
 
 @dataclass(frozen=True)
-class CheckFound:
+class CheckedReplay:
     """The result of a check. comparison: with the truth; None without a truth, and `no_truth` says why.
 
     own: the comparison with the run's recorded outputs, if requested. shared: packages whose code the truth runs too.
@@ -121,7 +121,7 @@ def run_check(
     on_stage: Callable[[str], None] = lambda stage: None,
     run: Runner = run_replay,
     **callbacks: Any,
-) -> CheckFound:
+) -> CheckedReplay:
     """Run the replay `spec` and compare it with the truth; with `recorded` also with the run's recorded outputs.
 
     If laws are checked, the model is also compared with transformers' own, and one input is judged module by module. Where that
@@ -138,7 +138,7 @@ def run_check(
         callbacks["run"] = run
         data = data_of(store, spec)
         if not any(result.status == PASSED for result in data.results):
-            return CheckFound(data, no_truth="no input passed")
+            return CheckedReplay(data, no_truth="no input passed")
         warm.share(None)
         own = None
         if recorded:
@@ -161,9 +161,9 @@ def run_check(
             fault.hint = f"fix that, then `actordbg compare {spec.replay_id} truth` continues"
             raise
         except ActordbgError as problem:
-            return CheckFound(data, no_truth=problem.message, own=own)
+            return CheckedReplay(data, no_truth=problem.message, own=own)
         (data,) = load(store, [spec.replay_id]).replays  # with its comparisons
-        return CheckFound(data, record, own=own, shared=_shared_code(store.replays / truth))
+        return CheckedReplay(data, record, own=own, shared=_shared_code(store.replays / truth))
 
 
 def _shared_code(truth: Path) -> list[str]:
@@ -176,7 +176,7 @@ _WORST = 10
 """How many of a comparison's dumps the page lists."""
 
 
-def check_blocks(check: CheckFound, verdict: Verdict, explained: Sequence[Block], charts: Sequence[Chart]) -> list[Block]:
+def check_blocks(check: CheckedReplay, verdict: Verdict, explained: Sequence[Block], charts: Sequence[Chart]) -> list[Block]:
     """Build the page: the verdict, its explanation, both comparisons, the replay's report with its charts."""
     spec = check.data.spec
     blocks: list[Block] = [Heading("actordbg check", 1), Paragraph(f"{spec.command}; {spec.created_at}"), verdict, *explained]
@@ -186,8 +186,8 @@ def check_blocks(check: CheckFound, verdict: Verdict, explained: Sequence[Block]
     return [*blocks, Heading("Replay", 2), *replay_details(check.summary, charts)]
 
 
-def check_data(check: CheckFound, verdict: Verdict, *, of: int) -> dict[str, Any]:
-    """Return the result as data: times in seconds, memory in bytes, max_abs in nats. of: see `CheckFound.verdict`."""
+def check_data(check: CheckedReplay, verdict: Verdict, *, of: int) -> dict[str, Any]:
+    """Return the result as data: times in seconds, memory in bytes, max_abs in nats. of: see `CheckedReplay.verdict`."""
     summary, record, spec = check.summary, check.comparison, check.data.spec
     timed = summary.forward if summary.forward.count else summary.warm_up.first_forward
     return {

@@ -24,13 +24,24 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.errors import UsageError
 from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.dump_figures import measure, scaled_gradients, unlike
 from actordbg.judge.measured_limits import MOST_Z, Rounding, excluded, noticed
-from actordbg.judge.sides import RECORDED_NAMES, TRUTH, GoldenSide, ReplaySide, Side, Values, averaged, open_replay, why_not
+from actordbg.judge.sides import (
+    RECORDED_NAMES,
+    TRUTH,
+    GoldenSide,
+    ReplaySide,
+    Side,
+    Values,
+    averaged,
+    open_replay,
+    recorded_arrays,
+    why_not,
+)
 from actordbg.judge.thresholds import Applied, Floors, applied_to, judge, measures, weaker
 from actordbg.records.comparison_record import (
     GOOD,
@@ -99,13 +110,13 @@ def compare(
         dump, severity = judge_by.compare(dump_id)
         rank = ORDER.index(dump.verdict), -severity, dump_id
         shown = {name: float(f"{distance:.4g}") for name, distance in islice(dump.distances.items(), MOST_DISTANCES)}
-        place = bisect(ranked, rank)
-        ranked.insert(place, (*rank, replace(dump, distances=shown)))
-        if (index := max(place, DETAILED)) < len(ranked):  # this dump, or the dump that it moved down, is not among the worst
+        position = bisect(ranked, rank)
+        ranked.insert(position, (*rank, replace(dump, distances=shown)))
+        if (index := max(position, DETAILED)) < len(ranked):  # this dump, or the dump that it moved down, is not among the worst
             ranked[index] = (*ranked[index][:3], replace(ranked[index][3], worst_tokens=(), parameters=(), distances={}))
         if on_progress:
             on_progress(done, len(dump_ids))
-    dumps = tuple(_with_token_ids(store, ours, dump) if place < NAMED else dump for place, (*_, dump) in enumerate(ranked))
+    dumps = tuple(_with_token_ids(store, ours, dump) if position < NAMED else dump for position, (*_, dump) in enumerate(ranked))
     applied = applied_to(weaker([ours.info.dtype, theirs.info.dtype]), user_thresholds)
     measured = rounded if rounded and applied.dtype == rounded.dtype else None
     bias = measured.bias(dumps) if measured else None
@@ -154,8 +165,8 @@ def of_one_rank(results: Iterable[ResultRecord], dumps: Sequence[DumpComparison]
         if dump.verdict != NOT_COMPARED and dump.dump_id in ranks:
             far = [name for name in OF_TOKENS if measures(dump).get(name, 0.0) > (dump.limits or limits).get(name, math.inf)]
             within[ranks[dump.dump_id]].add(not far)
-    bad = [rank for rank, found in within.items() if found == {False}]
-    if len(bad) == 1 and len(within) > 1 and all(found == {True} for rank, found in within.items() if rank not in bad):
+    bad = [rank for rank, states in within.items() if states == {False}]
+    if len(bad) == 1 and len(within) > 1 and all(states == {True} for rank, states in within.items() if rank not in bad):
         yield f"all dumps of rank {bad[0]} are outside, and none of another rank: its weights may differ"
 
 
@@ -195,7 +206,7 @@ class _Judge:
         theirs = averaged(b, theirs, ours.gradient_over)
         dump = measure(dump_id, length, averaged(a, ours, theirs.gradient_over), theirs)
         applied, why = applied_to(weaker([ours.dtype, theirs.dtype]), self.thresholds), ""
-        if self.rounded is not None and dump_id in self.rounded.found and applied.dtype == self.rounded.dtype:
+        if self.rounded is not None and dump_id in self.rounded.dumps and applied.dtype == self.rounded.dtype:
             dump = self.rounded.limited(applied, dump)
         elif dump.parameter_distance is not None and "parameter_distance" in applied.limits:
             dump = replace(dump, parameter_seen=applied.limits["parameter_distance"] + dump.parameter_distance)
@@ -249,7 +260,7 @@ def _source(applied: Applied, rounded: Rounding | None, dumps: Collection[DumpCo
     """Describe where the thresholds come from."""
     if rounded is None:
         return applied.source
-    flat = sum(dump.verdict != NOT_COMPARED and dump.dump_id not in rounded.found for dump in dumps)
+    flat = sum(dump.verdict != NOT_COMPARED and dump.dump_id not in rounded.dumps for dump in dumps)
     text = f"measured on each dump: what {applied.dtype} costs against {rounded.truth}, replay {rounded.replay_id}"
     text += f"; {flat} of {len(dumps)} dumps without it: flat" if flat else ""
     text += "; wider for experts: rounding may reroute tokens" if rounded.experts else ""
@@ -258,17 +269,10 @@ def _source(applied: Applied, rounded: Rounding | None, dumps: Collection[DumpCo
 
 def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> DumpComparison:
     """Add token ids to the worst tokens of a dump, if the dump still exists."""
-    from actordbg.store.payload import load_plain
-
     if not dump.worst_tokens or dump.dump_id not in side.inputs:
         return dump
-    try:
-        _, tensors = load_plain(store.root / side.inputs[dump.dump_id].path)
-    except StoreProblem:
+    if (ids := recorded_arrays(store, side.inputs[dump.dump_id].path).get("sequences")) is None:
         return dump
-    if "sequences" not in tensors:
-        return dump
-    ids = tensors["sequences"].values
     named = (
         replace(token, token_id=int(ids[token.row, token.position]))
         if token.row < ids.shape[0] and token.position < ids.shape[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError
@@ -31,6 +31,7 @@ from actordbg.document.blocks import (
     Paragraph,
     Verdict,
     number,
+    section,
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
 from actordbg.judge.verdicts import selecting
@@ -44,12 +45,9 @@ from actordbg.records.comparison_record import (
     DumpComparison,
     Figures,
 )
-from actordbg.records.journal import SPEC
-from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
-    from actordbg.formats.encoding import Array
     from actordbg.judge.token_charts import Texts, TokenPair
 
 _WORDS = {MATCH: RIGHT, WITHIN_NOISE: RIGHT, MISMATCH: WRONG, NOT_COMPARED: UNCHECKED}
@@ -66,7 +64,7 @@ def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) 
     """Build what follows the verdict: the sides, the charts and the tables."""
     shown, known = record.compared[: limit or None], excluded(record.excludes, record.a.dtype)
     return [
-        Items(tuple(_facts(record))),
+        Items(list(_facts(record))),
         *([Paragraph(known)] if known else []),
         *charts,
         *_dumps(record, shown),
@@ -208,7 +206,7 @@ def _limit(record: ComparisonRecord, name: str) -> str:
 
 def table(rows: Sequence[dict[str, str]], *text: str) -> Grid:
     """Build a table from rows by column. text: columns that are not figures."""
-    return Grid(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), set(text))
+    return Grid(list(rows[0]), [list(row.values()) for row in rows], text)
 
 
 def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Block]:
@@ -225,8 +223,8 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
     else:
         legend += "ulp: units of last place of the dtype that computed both."
     rows = table([_dump(dump, grads) for dump in shown], "dump", "verdict")
-    reasons = tuple(f"{dump.dump_id}: {'; '.join(dump.reasons)}" for dump in shown if dump.reasons)
-    return [Heading(title, 3), rows, Paragraph(legend), *([Items(reasons)] if reasons else [])]
+    reasons = [f"{dump.dump_id}: {'; '.join(dump.reasons)}" for dump in shown if dump.reasons]
+    return [Heading(title, 3), rows, Paragraph(legend), *section("", reasons)]
 
 
 def _dump(dump: DumpComparison, grads: bool) -> dict[str, str]:
@@ -279,11 +277,11 @@ def _not_compared(record: ComparisonRecord) -> list[Block]:
     for dump in record.dumps:
         for what, why in dump.not_compared.items():
             by_reason.setdefault(why if what == "dump" else f"{what}: {why}", []).append(dump.dump_id)
-    lines = tuple(
+    lines = (
         f"{plural(len(ids), 'dump')}: {why}; {', '.join([*ids[:_EXAMPLES], *['...'] * (len(ids) > _EXAMPLES)])}"
         for why, ids in by_reason.items()
     )
-    return [Heading("Not compared", 3), Items(lines)] if lines else []
+    return section("Not compared", lines)
 
 
 MOST_DUMPS = 24
@@ -305,50 +303,27 @@ def comparison_charts(
     return [chart for chart in (tokens, scatter, gradients_chart(record.dumps)) if chart is not None]
 
 
-def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
+def _pairs(store: Store, record: ComparisonRecord) -> Iterator[TokenPair]:
     """Yield the worst dumps whose tensors both sides kept."""
+    from actordbg.catalog.query import open_fresh
+    from actordbg.judge.sides import open_replay, recorded_arrays
     from actordbg.judge.token_charts import TokenPair
 
-    ours, theirs = record.a.replay_id, record.b.replay_id
-    if ours is None or theirs is None:
+    if record.a.replay_id is None or record.b.replay_id is None:
         return
     try:
-        paths = {given.dump_id: given.path for given in ReplaySpec.from_file(store.replays / ours / SPEC).inputs}
-    except Exception:  # noqa: BLE001  then the chart has no prompt and no text, but the report still renders
-        paths = {}
+        catalog = open_fresh(store)
+        ours, theirs = (open_replay(catalog, name) for name in (record.a.replay_id, record.b.replay_id))
+    except ActordbgError:  # a side is gone: its figures are not
+        return
     for dump in [dump for dump in record.compared if dump.log_probs][:MOST_DUMPS]:
-        a, b = kept_rows(store, ours, dump.dump_id), kept_rows(store, theirs, dump.dump_id)
-        if a is None or b is None or a[0].shape != b[0].shape:
+        a, b = ours.read(dump.dump_id), theirs.read(dump.dump_id)
+        if isinstance(a, str) or isinstance(b, str) or a.log_probs.shape != b.log_probs.shape:
             continue
         limit = dump.limits.get("max_abs", record.thresholds.get("max_abs"))
-        ids, real = token_rows(store, paths[dump.dump_id]) if dump.dump_id in paths else (None, None)
-        yield TokenPair(dump.dump_id, a[0], b[0], a[1], ids, real, limit)
-
-
-def kept_rows(store: Store, replay_id: str, dump_id: str) -> tuple[Array, Array] | None:
-    """Read the log-probs and mask that a replay kept for a dump; None if they are gone or malformed."""
-    from safetensors import SafetensorError
-
-    from actordbg.judge.sides import opened, tensors_path
-
-    try:
-        with opened(tensors_path(store, replay_id, dump_id)) as file:
-            log_probs, mask = file.get_tensor("log_probs"), file.get_tensor("mask")
-    except (SafetensorError, OSError):
-        return None
-    return (log_probs, mask.astype(bool)) if log_probs.ndim == 2 and log_probs.shape == mask.shape else None
-
-
-def token_rows(store: Store, path: str) -> tuple[Array | None, Array | None]:
-    """Read the token ids and attention mask of the dump at this path below the store; None for each that cannot be read."""
-    from actordbg.store.payload import load_plain
-
-    try:
-        tensors = load_plain(store.root / path)[1]
-    except (ActordbgError, OSError):
-        return None, None
-    ids, real = (tensors[name].values if name in tensors else None for name in ("sequences", "attention_mask"))
-    return ids, real
+        tokens = recorded_arrays(store, ours.inputs[dump.dump_id].path)
+        ids, real = tokens.get("sequences"), tokens.get("attention_mask")
+        yield TokenPair(dump.dump_id, a.log_probs, b.log_probs, a.mask, ids, real, limit)
 
 
 def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:

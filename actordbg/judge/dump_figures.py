@@ -157,7 +157,7 @@ def worst_tokens(a: Array, b: Array, mask: Array, count: int, seq_len: int | Non
     some = np.argsort(-distance, kind="stable")[:count]  # on a tie, the first
     return tuple(
         WorstToken(at[0], before + at[1], _finite(ours[at]), _finite(theirs[at]), _finite(difference[at]))
-        for at in (divmod(place, mask.shape[1]) for place in some[distance[some] > 0].tolist())
+        for at in (divmod(index, mask.shape[1]) for index in some[distance[some] > 0].tolist())
     )
 
 

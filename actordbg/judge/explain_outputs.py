@@ -27,7 +27,7 @@ from actordbg.causes.gather import PREFIX, Piece, sample_of
 from actordbg.document.blocks import number
 from actordbg.judge.comparing import OF_TOKENS
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, wanted_rounding, wanted_truth
-from actordbg.judge.sides import GOLDEN, GoldenSide, ReplaySide, Values, open_replay, opened, tensors_path, why_not
+from actordbg.judge.sides import GOLDEN, GoldenSide, ReplaySide, Values, open_replay, why_not
 from actordbg.judge.thresholds import measures
 from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, DumpComparison, ExplainedOutputs, NamedCause
 from actordbg.replay.supervise import load_spec
@@ -118,7 +118,7 @@ def explain_sides(
         {model: computed(request, "other weights") for model, request in of_models.items()},
     )
     own = dict(known.truth.resolved.get("causes") or {})
-    pieces = {dump_id: piece for dump_id, values in usable.items() if (piece := _piece(store, dump_id, values, known, of))}
+    pieces = {dump_id: piece for dump_id, values in usable.items() if (piece := _piece(dump_id, values, known, of))}
     if not pieces:
         hint = f"`actordbg report {known.truth.info.replay_id}` says why; replay again to compute it anew"
         raise Unsupported("none of the inputs has a truth", hint=hint)
@@ -132,7 +132,10 @@ def explain_sides(
             if not near or not left:
                 break
             finer = computed(replace(wanted, config=replace(wanted.config, causes=near)), "causes")
-            pieces = {dump_id: _with(store, dump_id, piece, finer) for dump_id, piece in pieces.items()}
+            pieces = {
+                dump_id: replace(piece, causes={**piece.causes, **finer.arrays(dump_id, PREFIX)})
+                for dump_id, piece in pieces.items()
+            }
         explained[name] = told(fitted, own, len(pieces), next(iter(temperatures)) if len(temperatures) == 1 else None)
     return explained
 
@@ -178,7 +181,7 @@ def _lone(wanted: Wanted, usable: Collection[str], temperature: float | None) ->
     return replace(wanted, config=config, inputs=inputs, with_gradients=frozenset())
 
 
-def _piece(store: Store, dump_id: str, own: Values, known: _Computed, of: str) -> Piece | None:
+def _piece(dump_id: str, own: Values, known: _Computed, of: str) -> Piece | None:
     """Return a dump's log-probs; None if it has no truth. The replay's own count as healthy where they are as near as rounding
     is.
     """
@@ -187,7 +190,7 @@ def _piece(store: Store, dump_id: str, own: Values, known: _Computed, of: str) -
         return None
     right, ours = getattr(truth, of), getattr(own, of)
     others = {name: each.log_probs for name, side in known.others.items() if not isinstance(each := side.read(dump_id), str)}
-    piece = Piece(ours, truth.mask, right, _causes(store, dump_id, known.truth), (), others)
+    piece = Piece(ours, truth.mask, right, known.truth.arrays(dump_id, PREFIX), (), others)
     rounded = known.rounding.read(dump_id) if known.rounding else ""
     if isinstance(rounded, str):
         return piece
@@ -199,16 +202,6 @@ def _piece(store: Store, dump_id: str, own: Values, known: _Computed, of: str) -
 
     near = away(ours) <= ACCEPTED * away(alone)
     return replace(piece, healthy=(alone, ours) if near else (alone,))
-
-
-def _causes(store: Store, dump_id: str, side: ReplaySide) -> dict[str, Array]:
-    """Read a dump's log-probs under each cause."""
-    with opened(tensors_path(store, side.row.replay_id, dump_id)) as file:
-        return {name: file.get_tensor(name) for name in file.keys() if name.startswith(PREFIX)}  # noqa: SIM118
-
-
-def _with(store: Store, dump_id: str, piece: Piece, finer: ReplaySide) -> Piece:
-    return replace(piece, causes={**piece.causes, **_causes(store, dump_id, finer)})
 
 
 def told(fitted: FitResult, own: Mapping[str, float], dumps: int, temperature: float | None) -> ExplainedOutputs:

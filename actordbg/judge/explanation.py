@@ -1,6 +1,6 @@
 """Put together what is known of a replay: what is wrong, where, since when, what to do, what was ruled out, what was not checked.
 
-    explained = explain(store, checked, checked.verdict(of=8))        # a `judge.check.CheckFound`
+    explained = explain(store, checked, checked.verdict(of=8))        # a `judge.check.CheckedReplay`
     headline(explained).sentence, explained.blocks, explained.data
 
 Each examination (the model, its modules, laws, ranks, log-probs, recorded outputs) yields `Evidence`, and knows of no other. A
@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Heading, Items, Verdict, number
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Verdict, number, section
 from actordbg.judge.agreement import ranks_in_words, violation_in_words
-from actordbg.judge.check import CheckFound
+from actordbg.judge.check import CheckedReplay
 from actordbg.judge.comparison_document import conclusion, excluded
 from actordbg.judge.dump_figures import scaled_gradients
 from actordbg.judge.token_charts import heat_chart
@@ -71,8 +71,7 @@ class Explanation:
     @property
     def blocks(self) -> list[Block]:
         """The parts below the verdict: a section for each kind of evidence, and the charts."""
-        listed = [(title, self.said(kind)) for kind, title in TITLES.items()]
-        sections = [block for title, lines in listed if lines for block in (Heading(title, 3), Items(lines))]
+        sections = [block for kind, title in TITLES.items() for block in section(title, self.said(kind))]
         return [*sections, *self.charts]
 
     @property
@@ -83,7 +82,7 @@ class Explanation:
         }
 
 
-def explain(store: Store, check: CheckFound, verdict: Verdict) -> Explanation:
+def explain(store: Store, check: CheckedReplay, verdict: Verdict) -> Explanation:
     """Explain the verdict on a replay by its comparisons, laws, ranks and modules."""
     evidence = [piece for examine in _EXAMINATIONS for piece in examine(store, check)]
     if verdict.word == WRONG and not any(piece.remedy for piece in evidence if piece.kind == WHAT):
@@ -96,13 +95,13 @@ def explain(store: Store, check: CheckFound, verdict: Verdict) -> Explanation:
     return Explanation(verdict, tuple(evidence), (chart,) if chart else ())
 
 
-def _failures(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+def _failures(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     for group in check.summary.failures[:MOST]:
         said = f"{group.name} ({plural(group.count, 'input')})"
         yield Evidence(WHAT, f"{said}: {group.explanation or ' '.join(group.cause.split())}", "; or ".join(group.ways_out))
 
 
-def _model(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+def _model(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     """Say what the model is, bit for bit, and what each of its modules does to the truth's input."""
     local = check.local
     if local is None:
@@ -186,7 +185,7 @@ _OF_LAW = {
 """By law: what to try if it is broken."""
 
 
-def _recorded_data(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+def _recorded_data(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     """Say which laws of the recorded data fail: the inputs may be wrong, not what is computed from them."""
     if check.lint is None:
         return (yield Evidence(NOT_CHECKED, "the laws of the recorded data"))
@@ -197,7 +196,7 @@ def _recorded_data(_store: Store, check: CheckFound) -> Iterator[Evidence]:
         yield Evidence(RULED_OUT, f"{plural(len(held), 'law')} of recorded data: {', '.join(law.name for law in held)}", side=RUN)
 
 
-def _laws(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+def _laws(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     answers: dict[str, set[str]] = defaultdict(set)
     for result in check.data.results:
         for answer in answers_of(result.extra):
@@ -210,14 +209,14 @@ def _laws(_store: Store, check: CheckFound) -> Iterator[Evidence]:
         yield Evidence(RULED_OUT, f"laws that hold in {plural(laws.inputs, 'input')}: {', '.join(holding)}")
 
 
-def _ranks(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+def _ranks(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     ranks = check.summary.ranks
     if ranks is not None and ranks.checked:
         first, *each = ranks_in_words(ranks)
         yield Evidence(WHERE if ranks.differ else RULED_OUT, "; ".join([first, *each[:2]]))
 
 
-def _truth(store: Store, check: CheckFound) -> Iterator[Evidence]:
+def _truth(store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     """Say how far log-probs and gradients are from the truth, in which tokens, and since which input."""
     record = check.comparison
     if record is None or record.verdict == NOT_COMPARED:
@@ -261,7 +260,7 @@ def _causes(record: ComparisonRecord, side: str) -> Iterator[Evidence]:
         yield from (Evidence(WHAT, sentence, remedies, side) for sentence in explained.sentences)
 
 
-def _run(_store: Store, check: CheckFound) -> Iterator[Evidence]:
+def _run(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     """Say whether what the training run recorded is what this model gives."""
     own = check.own
     if own is None or own.verdict == NOT_COMPARED:

@@ -27,7 +27,7 @@ from actordbg.records.replay_record import NOT_CHECKED, PASSED, ResultRecord, an
 from actordbg.replay.replay_data import ReplayData
 
 if TYPE_CHECKING:
-    from actordbg.judge.check import CheckFound
+    from actordbg.judge.check import CheckedReplay
 
 _INPUT = ("rank", "batch_size", "seq_len")
 _CONFIGURATION = tuple(setting for setting in SETTINGS.values() if setting.numbers or setting.cost)
@@ -73,7 +73,7 @@ class JunitCase(NamedTuple):
     text: str = ""
 
 
-def cases(check: CheckFound) -> Iterator[JunitCase]:
+def cases(check: CheckedReplay) -> Iterator[JunitCase]:
     """Yield every test case of a check, dump by dump."""
     results = {result.dump_id: result for result in check.data.results}
     compared, goldens = ({dump.dump_id: dump for dump in dumps} for dumps in (check.truths, check.owns))
@@ -104,7 +104,7 @@ def _mismatch(dump: DumpComparison | None) -> str:
     return "; ".join(dump.reasons) or dump.verdict if dump and dump.verdict == MISMATCH else ""
 
 
-def junit_xml(check: CheckFound, verdict: Verdict) -> bytes:
+def junit_xml(check: CheckedReplay, verdict: Verdict) -> bytes:
     """Render the check as JUnit XML. The first property is the verdict sentence."""
     every = list(cases(check))
     root = ElementTree.Element("testsuites")
@@ -139,7 +139,7 @@ def junit_xml(check: CheckFound, verdict: Verdict) -> bytes:
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def workflow_commands(check: CheckFound, verdict: Verdict) -> Iterator[str]:
+def workflow_commands(check: CheckedReplay, verdict: Verdict) -> Iterator[str]:
     """Yield GitHub workflow commands: an error for each failed test case, and a line for the whole check."""
     for case in cases(check):
         if case.failure:

@@ -28,13 +28,15 @@ from actordbg.catalog import query
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ANY_WIDER, ENDPOINT, SETTINGS, WIDER, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge.sides import open_replay, tensors_path
+from actordbg.judge.sides import NON_FINITE, open_replay, tensors_path
 from actordbg.records.journal import SPEC, read_results, read_standing
 from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.supervise import ReplayOutcome, load_spec, run_replay
 from actordbg.store.layout import Store
 
+_REFUSED = f"{Unsupported.__module__}.{Unsupported.__qualname__}"
+"""The error class of an input that has no truth."""
 Runner = Callable[..., ReplayOutcome]
 """Runs a replay: `run_replay`, or another function with its arguments."""
 
@@ -187,12 +189,16 @@ def find_truth(store: Store, wanted: Wanted) -> str | None:
 
 
 def _covers(store: Store, spec: ReplaySpec, wanted: Wanted) -> bool:
-    """Return whether every input has a result. A refused input counts: running it again would refuse it again.
+    """Return whether every input has a result. Failures count beside a result that passed; alone, only those that would be the
+    same again: of refused inputs, and of log-probs that are not finite.
 
     A truth whose modules differed from their formulas covers nothing: its installation may be another one now.
     """
     results = read_results(store.replays / spec.replay_id)
     if any(check.differs for check in formula_checks(results.values())):
+        return False
+    lasting = (result.error_class == _REFUSED or result.signature == NON_FINITE for result in results.values())
+    if all(result.status == FAILED for result in results.values()) and not all(lasting):
         return False
     for dump_id in (item.dump_id for item in wanted.inputs):
         result = results.get(dump_id)

@@ -7,7 +7,7 @@ findings.verdict(of=1024).sentence      # "RIGHT: 5 laws of recorded data hold o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.units import grouped, plural, with_handles
-from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Heading, Items, Verdict
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict, section
 from actordbg.judge.recorded_calls import Answer, RecordedCall, RecordedLaw, Violation
 from actordbg.judge.recorded_laws import LAWS
+from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED
 
 _NAMED = 3
 """Violations of a law that are named."""
@@ -31,25 +32,25 @@ class Findings:
     dumps: int = 0
     unreadable: list[str] = field(default_factory=list)
 
+    def state(self, law: RecordedLaw) -> str:
+        """Return how a law stands: BROKEN, KEPT, or NOT_CHECKED if nothing recorded could check it."""
+        answer = self.answers[law.name]
+        return BROKEN if answer.violations else KEPT if answer.looked_at else NOT_CHECKED
+
     @property
     def broken(self) -> list[RecordedLaw]:
         """The laws that fail, in the order of the table."""
-        return [law for law in LAWS if self.answers[law.name].violations]
+        return [law for law in LAWS if self.state(law) == BROKEN]
 
     @property
     def held(self) -> list[RecordedLaw]:
-        """The laws that were checked and hold."""
-        return [law for law in LAWS if self.answers[law.name].looked_at and not self.answers[law.name].violations]
+        """The laws that hold."""
+        return [law for law in LAWS if self.state(law) == KEPT]
 
     @property
     def unchecked(self) -> list[RecordedLaw]:
         """The laws that nothing recorded could check."""
-        return [law for law in LAWS if not self.answers[law.name].looked_at and not self.answers[law.name].violations]
-
-    @property
-    def good(self) -> bool:
-        """Check whether some law was checked and none fails."""
-        return bool(self.held) and not self.broken
+        return [law for law in LAWS if self.state(law) == NOT_CHECKED]
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -84,7 +85,7 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
     """Check all laws on the dumps at `paths`, below the folder `store`. A dump that cannot be read is counted and named."""
     findings, kept = Findings(), list[RecordedCall]()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        for call, answers in pool.map(lambda path: _one(store, path), paths):
+        for call, answers in pool.map(lambda path: _read(store, path), paths):
             on_dump(1)
             if isinstance(call, str):
                 findings.unreadable.append(call)
@@ -100,7 +101,7 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
     return findings
 
 
-def _one(store: Path, path: str) -> tuple[RecordedCall | str, dict[str, Answer]]:
+def _read(store: Path, path: str) -> tuple[RecordedCall | str, dict[str, Answer]]:
     """Read a dump, check the laws of single calls, and return the call trimmed; or why it cannot be read."""
     answers = {law.name: Answer() for law in LAWS if not law.over_calls}
     try:
@@ -114,19 +115,16 @@ def _one(store: Path, path: str) -> tuple[RecordedCall | str, dict[str, Answer]]
 
 
 def lint_blocks(findings: Findings) -> list[Block]:
-    """Build the document: the verdict, and for each law that fails what holds elsewhere, where it fails, and the remedy."""
-    blocks: list[Block] = [findings.verdict()]
+    """Build what follows the verdict: for each law that fails what holds elsewhere, where it fails, and the remedy."""
+    blocks: list[Block] = []
     if findings.broken:
         rows = [row for law in findings.broken for row in _rows(law, findings.answers[law.name].violations)]
-        blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what")))
+        blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what"), wraps=True))
         blocks.append(Items([f"{law.name}: {law.holds}. {law.thread}. Try: {law.remedy}" for law in findings.broken]))
     held = [f"{law.name}: {law.holds} ({plural(findings.answers[law.name].looked_at, 'check')})" for law in findings.held]
     needs = grouped((law.needs, law.name) for law in findings.unchecked).items()
     lacking = [f"{', '.join(names)}: {'needs' if len(names) == 1 else 'need'} {need}" for need, names in needs]
-    for title, items in (("Laws that hold", held), ("Not checked", lacking)):
-        if items:
-            blocks += [Heading(title, 3), Items(items)]
-    return blocks
+    return [*blocks, *section("Laws that hold", held), *section("Not checked", lacking)]
 
 
 def _rows(law: RecordedLaw, violations: Sequence[Violation]) -> Iterator[tuple[str, str, str, str]]:
@@ -139,25 +137,14 @@ def _rows(law: RecordedLaw, violations: Sequence[Violation]) -> Iterator[tuple[s
 
 def lint_data(findings: Findings) -> dict[str, Any]:
     """Return the result as data: each law with its state, what it looked at, thread, remedy and violations."""
-
-    def state(law: RecordedLaw) -> str:
-        return "broken" if law in findings.broken else "kept" if law in findings.held else "not-checked"
-
-    laws: Iterable[dict[str, Any]] = (
-        {
-            "law": law.name,
-            "verdict": state(law),
-            "holds": law.holds,
-            "thread": law.thread,
-            "remedy": law.remedy,
-            "needs": law.needs,
-            "looked_at": (answer := findings.answers[law.name]).looked_at,
-            "figure": "; ".join(map(": ".join, answer.figures)),
-            "violations": [asdict(violation) | {"side": violation.side or law.side} for violation in answer.violations],
-        }
-        for law in LAWS
-    )
-    return {"good": findings.good, "dumps": findings.dumps, "unreadable": findings.unreadable, "laws": list(laws)}
+    laws = [
+        {"law": law.name, "verdict": findings.state(law)}
+        | {name: getattr(law, name) for name in ("holds", "thread", "remedy", "needs")}
+        | {"looked_at": answer.looked_at, "figure": "; ".join(map(": ".join, answer.figures))}
+        | {"violations": [asdict(each) | {"side": each.side or law.side} for each in answer.violations]}
+        for law, answer in ((law, findings.answers[law.name]) for law in LAWS)
+    ]
+    return {"dumps": findings.dumps, "unreadable": findings.unreadable, "laws": laws}
 
 
 def with_lint(verdict: Verdict, findings: Findings) -> Verdict:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
-from actordbg.base.units import plural
+from actordbg.base.units import LAST, plural
 from actordbg.catalog import query
 from actordbg.catalog.query import DumpRow
 from actordbg.catalog.selections import no_match
@@ -33,7 +33,6 @@ from actordbg.store.layout import Store
 if TYPE_CHECKING:
     from actordbg.judge.token_charts import Texts
 
-LAST = "last"
 ALL = "all"
 MOST_CALLS = 20_000
 _WHYS = 3

@@ -62,7 +62,7 @@ from statistics import median
 import numpy as np
 
 from actordbg.judge.dump_figures import measure
-from actordbg.judge.sides import ReplaySide, Side
+from actordbg.judge.sides import PLANTED, ReplaySide, Side
 from actordbg.judge.thresholds import DEFAULTS, Applied, Floors, judge, measures
 from actordbg.records.comparison_record import GOOD, MISMATCH, DumpComparison
 
@@ -87,19 +87,19 @@ Sizes = dict[str, float | None]
 class Rounding:
     """The effect of a dtype's rounding on each dump.
 
-    replay_id: the replay with each row alone in that dtype. found: its comparisons with the truth, by dump id. dtype, truth:
+    replay_id: the replay with each row alone in that dtype. dumps: its comparisons with the truth, by dump id. dtype, truth:
     the dtypes of the two. experts: the model has experts.
     """
 
     replay_id: str
-    found: dict[str, DumpComparison]
+    dumps: dict[str, DumpComparison]
     dtype: str
     truth: str
     experts: bool = False
 
     def limited(self, applied: Applied, dump: DumpComparison) -> DumpComparison:
         """Return the dump with measured limits, and the worst parameter under them. Thresholds that the user set stay."""
-        limits, here, least = dict(applied.limits), self.found[dump.dump_id], DEFAULTS[self.truth]
+        limits, here, least = dict(applied.limits), self.dumps[dump.dump_id], DEFAULTS[self.truth]
         free = limits.keys() - applied.own
         flat = (FEW / (FEW + self._tokens)) ** 2
         rounded = self._rounded(here)
@@ -123,8 +123,8 @@ class Rounding:
 
     def bias(self, dumps: Iterable[DumpComparison]) -> Bias | None:
         """Measure how far A is off in one direction over these dumps; None for too few tokens."""
-        ours = _pooled(dump for dump in dumps if dump.dump_id in self.found)
-        theirs = _pooled(self.found.values())
+        ours = _pooled(dump for dump in dumps if dump.dump_id in self.dumps)
+        theirs = _pooled(self.dumps.values())
         if ours is None or theirs is None:
             return None
         return Bias(ours[0], theirs[0], math.sqrt(ours[1] + theirs[1]), DEFAULTS[self.truth]["mean_abs"])
@@ -156,12 +156,12 @@ class Rounding:
 
     @cached_property
     def _tokens(self) -> int:
-        return sum(map(_tokens, self.found.values()))
+        return sum(map(_tokens, self.dumps.values()))
 
     @cached_property
     def _together(self) -> dict[str, float]:
         """By measure over all dumps: the token-weighted mean of mean_abs, the maximum of max_abs, the median of the others."""
-        each = [(measures(dump), _tokens(dump)) for dump in self.found.values()]
+        each = [(measures(dump), _tokens(dump)) for dump in self.dumps.values()]
         by_name = {name: [values[name] for values, _ in each if name in values] for name in FACTORS}
         figures = {name: median(values) for name, values in by_name.items() if values}
         figures["mean_abs"] = sum(values.get("mean_abs", 0.0) * count for values, count in each) / self._tokens
@@ -258,7 +258,7 @@ def noticed(
         if isinstance(ours, str) or isinstance(theirs, str):
             continue
         ours, theirs = (replace(values, entropy=None, loss=None, grad_norm=None, gradients=()) for values in (ours, theirs))
-        for name, log_probs in lone.planted(dump.dump_id).items():
+        for name, log_probs in lone.arrays(dump.dump_id, PLANTED).items():
             fault, _, size = name.partition("/")
             planted = measure(dump.dump_id, None, replace(ours, log_probs=log_probs), theirs)
             judged[fault][float(size)].append(judge(planted, dump.limits or limits, floors[dump.dump_id])[0])

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.base.units import new_replay_id, plural, resolve
+from actordbg.base.units import new_replay_id, plural
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS, TINY, VARIATIONS, WIDER
@@ -115,12 +115,6 @@ def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding
 def save(store: Store, record: NoiseRecord) -> Path:
     """Write the record to `store/noise/<noise_id>.json` and return the path."""
     return store.publish_text(store.noise / f"{record.noise_id}.json", record.to_json())
-
-
-def load(store: Store, name: str) -> NoiseRecord:
-    """Load the noise floor with this id or unique beginning of an id, or the newest for "last"; UsageError otherwise."""
-    ids = sorted(path.stem for path in store.noise.glob("[!.]*.json"))
-    return NoiseRecord.from_file(store.noise / f"{resolve(name, ids, 'noise floor', made_by='noise')}.json")
 
 
 def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:

@@ -193,8 +193,8 @@ def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], marked: Va
     since, end = quantity("a", axis), {"field": "z"}
     layers = [layer("bar", rows, {"opacity": 0.9}, x=since, x2=end, y=line, color=length, tooltip=shown)]
     if marked:
-        place = {"field": at, "type": "quantitative"}
-        layers.append(layer("point", marked, {"size": 85, "filled": True}, x=place, y=line, color=colors, tooltip=shown))
+        where = {"field": at, "type": "quantitative"}
+        layers.append(layer("point", marked, {"size": 85, "filled": True}, x=where, y=line, color=colors, tooltip=shown))
     return layered([], *layers, height=lanes_high(lines))
 
 

@@ -27,6 +27,7 @@ from actordbg.document.blocks import (
     number,
     rate,
     seconds,
+    section,
 )
 from actordbg.document.renderings import shorten
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
@@ -57,8 +58,7 @@ def document(summary: Summary, pictures: Mapping[str, Sequence[Chart]] = Mapping
         blocks += _side_by_side(summary)
     for replay in summary.replays:
         blocks += [Heading(f"{replay.label}  {replay.replay_id}", 2), *replay_details(replay, pictures.get(replay.label, ()))]
-    legend: list[Block] = [Heading("Legend", 3), Items(_LEGEND)] if summary.replays else []
-    return [*blocks, *map(Paragraph, summary.notes), *legend]
+    return [*blocks, *map(Paragraph, summary.notes), *section("Legend", _LEGEND if summary.replays else ())]
 
 
 def replay_details(replay: ReplaySummary, charts: Sequence[Chart] = ()) -> list[Block]:
@@ -251,7 +251,7 @@ def replay_numbers(replay: ReplaySummary) -> list[Block]:
     if replay.compiled:
         c = replay.compiled
         lines.append(f"torch.compile: {plural(c.graphs, 'graph')}, {plural(c.graph_breaks, 'graph break')}")
-    return [Heading("Numbers", 3), Items(lines)] if lines else []
+    return section("Numbers", lines)
 
 
 def _settings(data: dict[str, Any]) -> str:

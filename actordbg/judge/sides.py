@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from actordbg.actor.rules import LEAKED, leaked
-from actordbg.base.errors import StoreProblem
+from actordbg.base.errors import ActordbgError, StoreProblem
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, label, telling
 from actordbg.config.choices import short_dtype
@@ -31,7 +31,7 @@ from actordbg.formats.encoding import Array
 from actordbg.formats.weight_hashes import met_weights, weights_of
 from actordbg.judge.thresholds import weaker
 from actordbg.records.comparison_record import SideInfo
-from actordbg.records.journal import ENGINE_WAYS, SPEC, TENSORS
+from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store.layout import Store, known_regular
 
@@ -73,6 +73,16 @@ class Values:
 def opened(path: Path) -> Any:
     """Open a file of kept tensors: a context manager with `keys` and `get_tensor` (numpy arrays)."""
     return safe_open(known_regular(path, DEFAULT_CAP), framework="np")
+
+
+def recorded_arrays(store: Store, path: str) -> dict[str, Array]:
+    """Read the recorded tensors of the dump at this path below the store; {} if it is gone or damaged."""
+    from actordbg.store.payload import load_plain
+
+    try:
+        return {name: tensor.values for name, tensor in load_plain(store.root / path)[1].items()}
+    except (ActordbgError, OSError):
+        return {}
 
 
 def tensors_path(store: Store, replay_id: str, dump_id: str) -> Path:
@@ -128,15 +138,10 @@ class ReplaySide:
         result = self.results.get(dump_id)
         return result is not None and result.status != PASSED and result.signature != NON_FINITE
 
-    def planted(self, dump_id: str) -> dict[str, Array]:
-        """Read the log-probs under each planted fault, by "fault/size"; {} if none was planted."""
+    def arrays(self, dump_id: str, prefix: str) -> dict[str, Array]:
+        """Read the kept arrays of a dump whose names begin with `prefix`, by the rest of their names."""
         with opened(tensors_path(self.store, self.row.replay_id, dump_id)) as file:
-            return {name.removeprefix(PLANTED): file.get_tensor(name) for name in file.keys() if name.startswith(PLANTED)}  # noqa: SIM118
-
-    def ways(self, dump_id: str) -> dict[str, Array]:
-        """Read the log-probs that a server gave when it scored in another way, by that way; {} for other replays."""
-        with opened(tensors_path(self.store, self.row.replay_id, dump_id)) as file:
-            return {name.removeprefix(ENGINE_WAYS): file.get_tensor(name) for name in file.keys() if name.startswith(ENGINE_WAYS)}  # noqa: SIM118
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
 
     def read(self, dump_id: str) -> Values | str:
         """Read the values of a dump, or return why there are none."""

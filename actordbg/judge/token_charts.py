@@ -101,8 +101,8 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     def text_of(at: int, start: int, end: int, hidden: str = "") -> str:
         """Decode a row's tokens, without those of a hidden kind."""
         ids = [0] * length if pair.ids is None else pair.ids[at]
-        places = range(max(0, start), min(end, length))
-        return texts([int(ids[place]) for place in places if kinds[at][place] != hidden]) if texts else ""
+        shown = (column for column in range(max(0, start), min(end, length)) if kinds[at][column] != hidden)
+        return texts([int(ids[column]) for column in shown]) if texts else ""
 
     fields: list[dict[str, Any]] = []
     for at in sorted(order.tolist()):

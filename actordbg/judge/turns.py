@@ -163,8 +163,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     matched = sum(row is not None for _, row in pairs)
     verdict = _verdict(name, pairs, faults, 0 if record else unread)
     data = {"run": name, "trajectories": len(pairs), "turns": sum(len(each.turns) for each, _ in pairs), "in_dumps": matched,
-            "faults": [vars(each) | {"sentence": each.sentence, "side": each.side} for each in faults],
-            "good": verdict.good}  # fmt: skip
+            "faults": [vars(each) | {"sentence": each.sentence, "side": each.side} for each in faults]}  # fmt: skip
     table = Grid(
         ("trajectory", "kind", "turn", "token", "what"),
         tuple(
@@ -178,8 +177,9 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
             for each in faults[:20]
         ),
         {"trajectory", "kind", "what"},
+        wraps=True,
     )
-    return CommandResult(verdict.good, data, [verdict, *([table] if faults else [])], title=f"turns of run {name}")
+    return CommandResult.of(verdict, data, *([table] if faults else []), title=f"turns of run {name}")
 
 
 def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence[TurnFault], unread: int) -> Verdict:
@@ -233,24 +233,27 @@ def _with_rows(
     trajectories: Sequence[Trajectory], rows: Sequence[tuple[int, ...]]
 ) -> Iterator[tuple[Trajectory, tuple[int, ...] | None]]:
     """Yield each trajectory with the row that was made from it: the same ids, else the one row with its prompt that is clearly
-    most alike. Samples of a group have the same prompt: a row that is another trajectory's is never compared with it.
+    most alike. Samples of a group have the same prompt: a row is compared only with the conversation that it is most alike to.
     """
-    handed = {each.trained for each in trajectories}
-    left = [row for row in rows if row not in handed]
-    known = set(rows)
-    by_prompt: dict[tuple[int, ...], list[tuple[Counter[int], tuple[int, ...]]]] = {}
+    groups: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
     for each in trajectories:
-        if each.trained in known:
-            yield each, each.trained
-            continue
-        prompt = each.turns[0].given if each.turns else ()
-        size, answer = len(prompt), Counter(each.trained[len(prompt) :])
-        if prompt not in by_prompt:  # there may be one more BOS
-            of_prompt = (row for row in left if prompt and prompt in (row[:size], row[1 : size + 1]))
-            by_prompt[prompt] = [(Counter(row[size:]), row) for row in of_prompt]
-        best, second = [*sorted(((_alike(answer, row), ids) for row, ids in by_prompt[prompt]), reverse=True)[:2], None, None][:2]
-        clear = best is not None and best[0] >= _ALIKE and (second is None or best[0] - second[0] >= _CLEARLY)
-        yield each, best[1] if best is not None and clear else None
+        groups.setdefault(each.turns[0].given if each.turns else (), set()).add(each.trained)
+    handed, owned = set().union(*groups.values()), dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]]()
+    left = [row for row in rows if row not in handed]
+    for prompt, group in groups.items():
+        size = len(prompt)
+        answers = [(ids, Counter(ids[size:])) for ids in group]
+        for row in left:
+            if prompt and prompt in (row[:size], row[1 : size + 1]):  # there may be one more BOS
+                counts = Counter(row[size:])
+                (share, ids), *others = sorted(((_alike(answer, counts), ids) for ids, answer in answers), reverse=True)
+                if share >= _ALIKE and (not others or others[0][0] < share):
+                    owned.setdefault(ids, []).append((share, row))
+    known = set(rows)
+    for each in trajectories:
+        own = sorted(owned.get(each.trained, ()), reverse=True)
+        clear = len(own) == 1 or (len(own) > 1 and own[0][0] - own[1][0] >= _CLEARLY)
+        yield each, each.trained if each.trained in known else own[0][1] if clear else None
 
 
 def _alike(ours: Counter[int], theirs: Counter[int]) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Items, Verdict, number
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, number, section
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
@@ -92,7 +92,7 @@ class WeightLadder:
 
     @property
     def blocks(self) -> list[Block]:
-        """Return what `actordbg weights` shows."""
+        """Return what `actordbg weights` shows below the verdict."""
         rows = []
         for sync, moved in zip(self.syncs, [None, *self.moved[1:]], strict=True):  # the first has none before it
             each = sync.parameters.values()
@@ -101,7 +101,7 @@ class WeightLadder:
         many = [fault for fault in self.faults if len(fault.parameters) > _SHOWN]
         named = [fault.words.replace(_names(fault.parameters), ", ".join(fault.parameters[:20])) for fault in many]
         table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took, s"), tuple(rows), {"transfer"})
-        return [self.verdict, table, *([Items(tuple(named))] if named else [])]
+        return [table, *section("", named)]
 
 
 def weights_answer(store: Store, run: str | None = None) -> CommandResult:
@@ -109,8 +109,7 @@ def weights_answer(store: Store, run: str | None = None) -> CommandResult:
     ladder = climb(store, run)
     faults = [vars(fault) | {"sentence": fault.sentence} for fault in ladder.faults]
     data = {"run": ladder.run, "transfers": len(ladder.syncs), "stale": ladder.stale, "faults": faults, "moved": [*ladder.moved]}
-    good = ladder.verdict.good
-    return CommandResult(good, data | {"good": good}, ladder.blocks, title=f"weights of run {ladder.run}")
+    return CommandResult.of(ladder.verdict, data, *ladder.blocks, title=f"weights of run {ladder.run}")
 
 
 def climb(store: Store, run: str | None = None) -> WeightLadder:

@@ -18,7 +18,7 @@ from actordbg.catalog import query
 from actordbg.document.specifications import thinned
 from actordbg.formats.encoding import Array
 from actordbg.judge.dump_figures import odd_values, unlike
-from actordbg.judge.sides import GoldenSide, ReplaySide, Side, Values, open_replay
+from actordbg.judge.sides import GoldenSide, ReplaySide, Side, Values, open_replay, recorded_arrays
 from actordbg.locate.token_patterns import Pattern, pattern_of
 from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, DumpComparison
 from actordbg.store.layout import Store
@@ -71,8 +71,6 @@ def _of_dump(a: ReplaySide, b: Side, record: ComparisonRecord, dump: DumpCompari
 
 def _marks(a: ReplaySide, path: str, values: Values, length: int) -> dict[str, Array]:
     """Return what a dump's own tensors say of each log-prob, [B, A]. They are those of the last A tokens of [B, S]."""
-    from actordbg.store.payload import load_plain
-
     mask = values.mask
     beside = np.pad(mask, ((0, 0), (1, 1)))
     rows, actions = mask.shape
@@ -80,10 +78,7 @@ def _marks(a: ReplaySide, path: str, values: Values, length: int) -> dict[str, A
     known = {"first": mask & ~beside[:, :-2], "last": mask & ~beside[:, 2:]}
     if a.resolved.get("packing"):
         known["packed"] = np.broadcast_to(np.arange(rows)[:, None] > 0, mask.shape)
-    try:
-        tensors = {name: tensor.values for name, tensor in load_plain(a.store.root / path)[1].items()}
-    except (ActordbgError, OSError):
-        tensors = {}
+    tensors = recorded_arrays(a.store, path)
     fitting = {name: each[:, length - actions :] for name, each in tensors.items() if each.shape == (rows, length)}
     if (images := tensors.get(_IMAGES)) is not None and _IMAGES in fitting:
         known["image"] = (np.cumsum(images != 0, axis=1) > 0)[:, length - actions :]

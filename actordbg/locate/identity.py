@@ -64,12 +64,12 @@ def identities_of(session: ActorSession) -> list[dict[str, Any]]:
 
 def _identity(session: ActorSession, rank: int) -> ModelIdentity:
     with clean_model(session, torch.device("cpu")) as reference:
-        found = Comparison(session.model, reference.model, session.gather, reference.bring)
+        compared = Comparison(session.model, reference.model, session.gather, reference.bring)
     return ModelIdentity(
-        looked_at=found.looked_at,
-        count=len(found.differences),
-        differences=tuple(found.differences[:MOST]),
-        unchecked=tuple(found.unchecked[:MOST]),
+        looked_at=compared.looked_at,
+        count=len(compared.differences),
+        differences=tuple(compared.differences[:MOST]),
+        unchecked=tuple(compared.unchecked[:MOST]),
         rank=rank,
     )
 

@@ -12,6 +12,10 @@ elements are counted as (sum of e)^2 / (sum of e^2) * width. In fp32 kernels dif
 are wide; a fault there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the
 dtype's rounding of the truth. Ranks that split a matrix round their partial sums, and ranks that average gradients round the
 average, which the clean model does not do, so with N of them these limits are sqrt(N) times as wide.
+
+The clean model runs in the suspect's attention kernel, so what that kernel leaves out (sdpa has no soft cap of the attention
+logits) is missing in both. Where the clean model's attention is off by much more than rounding (`far_off`), transformers' eager
+attention is the healthy one, and the kernel has to come as near to the truth (`hold_against_eager`).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actordbg.base.units import plural
 from actordbg.locate.forced_forward import Forcing
 from actordbg.locate.places import Key, Sums, Tape, layer_of
 from actordbg.locate.token_patterns import pattern_of
@@ -40,7 +45,7 @@ _COPIED = 1 / 64
 
 def judge(
     tape: Tape,
-    found: Forcing,
+    forcing: Forcing,
     floor: dict[Key, Sums],
     dtype: torch.dtype,
     features: Mapping[str, Any],
@@ -53,12 +58,12 @@ def judge(
     features: of each token, for `pattern_of`. ranks: how many average the gradients of parameters. lost: a
     sentence, by parameter, about experts that no gradient reaches.
     """
-    unchecked = dict(found.unchecked)
+    unchecked = dict(forcing.unchecked)
     judged_whole = {module for module, kind, *_ in floor if kind == OUT}
     for module in sorted(tape.strange):  # an activation inside experts is judged by what they give
         if module.rpartition(".")[0] not in judged_whole:
             unchecked.setdefault(module, "its tokens cannot be told apart")
-    missing = {key[0] for key in floor if key not in found.sums}
+    missing = {key[0] for key in floor if key not in forcing.sums}
     unchecked |= dict.fromkeys(sorted(missing - unchecked.keys()), "this model has no such module, or does not call it")
     partly = {layer_of(module) for module in missing}
     judged: list[PlaceResult] = []
@@ -69,17 +74,17 @@ def judge(
         if layer_of(key[0]) in partly and (key[1] in (INTO, BACK[OUT]) or key[0] in partly):
             unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
         elif key[1] == GRADIENT:
-            place = _place(key, found.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features)
+            place = _place(key, forcing.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features)
             judged.append(replace(place, pattern=lost.get(key[0], "")))
         else:
-            ratios = _token_ratios(found.sums[key], clean, tape.lengths, dtype)
+            ratios = _token_ratios(forcing.sums[key], clean, tape.lengths, dtype)
             layer = layer_of(key[0])
             heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
             chosen = not tape.values[key][0].is_floating_point()
             rounded = torch.bfloat16 if chosen else dtype  # a choice has no rounding of its own
-            place = _place(key, found.sums[key], clean, tape.lengths, rounded, math.sqrt(found.part[1]), ratios, features)
+            place = _place(key, forcing.sums[key], clean, tape.lengths, rounded, math.sqrt(forcing.part[1]), ratios, features)
             judged.append(replace(place, what=f"{ROUTING} {key[0]}") if chosen else place)
-    judged += [_wrong_integers(key, tokens, features) for key, tokens in found.wrong.items()]
+    judged += [_wrong_integers(key, tokens, features) for key, tokens in forcing.wrong.items()]
     wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
     wrong.sort(key=lambda place: (is_backward(place.kind), -math.inf if place.ratio is None else -place.ratio))
     gradients = sum(is_backward(place.kind) for place in judged)
@@ -219,3 +224,45 @@ def is_attention(key: Key) -> bool:
 
 
 _BEHIND_ATTENTION = ("o_proj", "out_proj", "c_proj", "dense", "norm")
+
+
+_FAR = 8.0
+"""Relative errors above this many roundings of the dtype are worth a run of eager attention. Healthy kernels: 0.2 to 2."""
+_OTHER = {torch.bfloat16: 1.5, torch.float16: 1.5, torch.float32: 8.0}
+"""Kernels whose errors differ by more than this factor compute different things. Healthy ones: 1.15 in bf16."""
+
+
+def far_off(clean: dict[Key, Sums], dtype: torch.dtype) -> list[Key]:
+    """Return the places behind attention where the clean model is further from the truth than rounding explains."""
+    return [
+        key for key, sums in clean.items()
+        if is_attention(key) and _rms(sums) > _FAR * torch.finfo(dtype).eps * math.sqrt(sums.truths)
+    ]  # fmt: skip
+
+
+def hold_against_eager(clean: dict[Key, Sums], eager: dict[Key, Sums], far: list[Key], dtype: torch.dtype) -> float:
+    """Replace the clean model's errors by those of its eager attention at the places `far` where its kernel is worse.
+
+    Return the largest ratio of the two, 0 if no place was replaced.
+    """
+    largest = 0.0
+    for key in far:
+        ratio = _rms(clean[key]) / _rms(eager[key]) if key in eager and _rms(eager[key]) else 0.0
+        if ratio > _OTHER[dtype]:
+            clean[key], largest = eager[key], max(largest, ratio)
+    return largest
+
+
+def kernel_in_words(attn: str, config: Any, ratio: float, count: int) -> str:
+    """Say what a kernel does that is further from the truth than eager attention, and what it leaves out if that is known."""
+    cap = getattr(config, "attn_logit_softcapping", None)
+    why = (
+        f": {attn} ignores the soft cap of the attention logits (attn_logit_softcapping {cap:g})"
+        if cap and attn == "sdpa"
+        else ""
+    )
+    return f"{attn} attention is {ratio:,.3g} times as far from the truth as eager attention in {plural(count, 'layer')}{why}"
+
+
+def _rms(sums: Sums) -> float:
+    return math.sqrt(float(sums.errors.sum()))

@@ -9,6 +9,9 @@ time, each for its own input, once all agree that they can.
 
 The loss is the mean of -log-prob over the judged tokens. Its backward is the backend's own: gradients of parameters are averaged
 and gathered as in any replay, and so are the truth's and the clean model's before they are compared (`samples_of`).
+
+A compiled model is judged at its border too, the log-probs: its graph has no places inside, where it runs eagerly. The unit is
+the same model without its graph. Both run freely, on their own values, and are held against the truth's log-probs (`border_of`).
 """
 
 from __future__ import annotations
@@ -29,15 +32,12 @@ from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
 from actordbg.laws import changes
 from actordbg.laws.jacobian import ring_of
-from actordbg.locate import kernels
-from actordbg.locate.border import BORDER, border_of
-from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, truth
+from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, samples_of, truth, without_gradient
 from actordbg.locate.forced_forward import Forcing, Recording
-from actordbg.locate.gradient_samples import samples_of, without_gradient
 from actordbg.locate.inside import layout_of, looked_into, suspicious
-from actordbg.locate.judgement import judge
+from actordbg.locate.judgement import far_off, hold_against_eager, judge, kernel_in_words
 from actordbg.locate.places import Key, Sums, Tape, places_of
-from actordbg.records.locate_record import EVERYTHING, GRADIENT, FormulaCheck, Located, Operation
+from actordbg.records.locate_record import EVERYTHING, GRADIENT, OUT, FormulaCheck, Located, Operation
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 
@@ -79,8 +79,8 @@ class LocateRun:
             why = self._guarded(lambda: self._prepare(tape))
         if why := self._agreed(why):
             return Located(unchecked=(f"{EVERYTHING}: {why}",))
-        found = self._forcing(tape)
-        if why := self._guarded(lambda: self._force(found)) or self._guarded(lambda: self._border(found)):
+        forcing = self._forcing(tape)
+        if why := self._guarded(lambda: self._force(forcing)) or self._guarded(lambda: self._border(forcing)):
             if self.together or self.session.tainted:
                 self.out_of_step = f"the forced forward failed ({why}), and its leftovers cannot be cleaned up"
             return Located(unchecked=(f"{EVERYTHING}: {why}",))
@@ -94,21 +94,21 @@ class LocateRun:
         notes += tuple(filter(None, [self._memory]))
         if tape.spill.spilled:
             notes += (f"{human_bytes(tape.spill.spilled)} of the truth's values were in temporary files",)
-        found.unchecked = self._unchecked | found.unchecked
+        forcing.unchecked = self._unchecked | forcing.unchecked
         ranks = dist.get_world_size() if self.together else 1
-        located = judge(tape, found, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
-        located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, found))
+        located = judge(tape, forcing, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
+        located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, forcing))
         return replace(located, resident_bytes=self._resident, spilled_bytes=tape.spill.spilled)
 
-    def _inside(self, located: Located, found: Forcing) -> Operation | None:
+    def _inside(self, located: Located, forcing: Forcing) -> Operation | None:
         """Look into the layer that is wrong, in one more forward; all ranks that compute together look into the same."""
-        missing = sorted({key[0] for key in self._floor if key not in found.sums})
+        missing = sorted({key[0] for key in self._floor if key not in forcing.sums})
         target = self._agreed("" if self._kernel else suspicious(located, missing, self.session.model))
         if not target:
             return None
         self.tell("locate: operations")
         operations: list[Operation | None] = []
-        layout = layout_of(self.session, self.call, self.outcome.packing, found.valid)
+        layout = layout_of(self.session, self.call, self.outcome.packing, forcing.valid)
         if why := self._guarded(lambda: operations.append(looked_into(self.session, target, self.call, layout))):
             if self.together or self.session.tainted:
                 self.out_of_step = f"a forward whose operations are listed failed ({why})"
@@ -201,13 +201,13 @@ class LocateRun:
             with self.session.autocast(record), loaded.under(forcing):
                 self._run(model, batch, padded, attended)
             attn, dtype = clean_attention(self.session), dtype_of(self.session)
-            if attn != "eager" and (far := kernels.far_off(forcing.sums, dtype)):
+            if attn != "eager" and (far := far_off(forcing.sums, dtype)):
                 model.set_attn_implementation("eager")
                 eager = Forcing(tape, index.flatten())
                 with torch.no_grad(), self.session.autocast(record), loaded.under(eager):
                     self._run(model, batch, padded, attended)
-                if ratio := kernels.hold_against_eager(forcing.sums, eager.sums, far, dtype):
-                    self._kernel = kernels.in_words(attn, model.config.get_text_config(), ratio, len(far))
+                if ratio := hold_against_eager(forcing.sums, eager.sums, far, dtype):
+                    self._kernel = kernel_in_words(attn, model.config.get_text_config(), ratio, len(far))
         self._floor = forcing.sums
 
     def _run(self, model: Any, ids: Tensor, weights: Tensor, real: Tensor | None = None) -> Tensor | None:
@@ -289,3 +289,29 @@ class LocateRun:
         values = values.to(self.session.device)
         dist.all_reduce(values)
         return (values / dist.get_world_size()).cpu()
+
+
+BORDER: Key = ("the compiled model", OUT, 0, 0)
+
+
+def border_of(session: ActorSession, call: Dump, truth: Tensor, numbers: Tensor) -> tuple[Sums, Sums]:
+    """Run a call with and without the graph; return the errors of both.
+
+    truth: log-probs [B, S - 1], NaN for other tokens. numbers: of the truth's tokens, int [B, S], -1 for none.
+    """
+
+    def log_probs() -> Tensor:
+        return session.probe(call, lambda values, _: values.detach().double().cpu(), backward=False)
+
+    compiled = log_probs()
+    with changes.eagerly(session.model):
+        eager = log_probs()
+    judged = changes.next_tokens(call) & ~truth.isnan()
+    want, tokens = truth[judged], numbers[:, :-1][judged]
+
+    def sums(have: Tensor) -> Sums:
+        errors = torch.zeros(int(numbers.max()) + 1, dtype=torch.float64)
+        errors[tokens] = (have[judged] - want).square().nan_to_num(torch.inf, torch.inf)
+        return Sums(errors, 1, len(tokens), float((have[judged] * want).sum()), float(want.square().sum()))
+
+    return sums(compiled), sums(eager)

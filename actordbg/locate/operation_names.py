@@ -1,7 +1,7 @@
 """Compare two lists of calls (`operations`), and name what differs by the field's word: rotary, softmax scale, attention mask.
 
-found = difference(suspect, clean, torch.bfloat16)     # None if the lists compute the same
-named(found, "model.layers.1", window=None)            # Operation("model.layers.1.self_attn", "softmax scale", "0.182 ...")
+first = difference(suspect, clean, torch.bfloat16)     # None if the lists compute the same
+named(first, "model.layers.1", window=None)            # Operation("model.layers.1.self_attn", "softmax scale", "0.182 ...")
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def difference(suspect: Listing, clean: Listing, dtype: torch.dtype) -> Differen
                 made = [each for each in passed if _is_in(each, right.block)]
                 added, missing = ([call for each in made for call in part(each)] for part in (_ADDED, _MISSING))
             near = (*missing, *added, *want[max(0, at - 1) : at + 2])
-            found = Difference(
+            first = Difference(
                 what, left, right, tuple(added), tuple(missing),
                 before=at < scores[0] or (at == scores[0] and what in ("", INPUT)),
                 states=states,
@@ -79,8 +79,8 @@ def difference(suspect: Listing, clean: Listing, dtype: torch.dtype) -> Differen
                 left_out=next((call.block for call in missing if call.block in only_clean and not added), ""),
             )  # fmt: skip
             if what:
-                return found
-            passed.append(found)
+                return first
+            passed.append(first)
             added, missing = [], []
     return None
 
@@ -88,8 +88,8 @@ def difference(suspect: Listing, clean: Listing, dtype: torch.dtype) -> Differen
 _ADDED, _MISSING = attrgetter("added"), attrgetter("missing")
 
 
-def _is_in(found: Difference, block: str) -> bool:
-    return any(f"{call.block}.".startswith(f"{block}." if block else "") for call in (*found.added, *found.missing))
+def _is_in(first: Difference, block: str) -> bool:
+    return any(f"{call.block}.".startswith(f"{block}." if block else "") for call in (*first.added, *first.missing))
 
 
 def _differing(own: Call, clean: Call, tolerance: float, rounding: float, layout: TokenLayout) -> str:
@@ -115,26 +115,26 @@ def _apart(own: Tensor, clean: Tensor, tolerance: float) -> bool:
     return bool((own - clean).square().mean().sqrt() > tolerance * clean.square().mean().sqrt())
 
 
-def named(found: Difference, layer: str, layout: TokenLayout, window: int | None) -> Operation:
+def named(first: Difference, layer: str, layout: TokenLayout, window: int | None) -> Operation:
     """Name a difference. layer: the layer's name. window: of its attention, in tokens, by the configuration."""
-    calls = (*found.missing, *found.added)
-    block = min((call.block for call in calls), key=len, default=found.clean.block)
-    said = _in_place_of(found.added, found.missing)
-    own, clean = found.own, found.clean
-    if found.left_out:
-        block, word, said = found.left_out, "call", "left out"
-    elif found.what == MASK and own.seen is not None and clean.seen is not None:
+    calls = (*first.missing, *first.added)
+    block = min((call.block for call in calls), key=len, default=first.clean.block)
+    said = _in_place_of(first.added, first.missing)
+    own, clean = first.own, first.clean
+    if first.left_out:
+        block, word, said = first.left_out, "call", "left out"
+    elif first.what == MASK and own.seen is not None and clean.seen is not None:
         word, said = _of_masks(own.seen, clean.seen, layout, window)
     elif any(call.seen is not None for call in calls):
         word = "attention mask"
-    elif found.soft_cap:
+    elif first.soft_cap:
         word = "soft cap"
-    elif found.what == NUMBERS and "attn" in block and own.name in (CORE, "mul", "div"):
+    elif first.what == NUMBERS and "attn" in block and own.name in (CORE, "mul", "div"):
         word = "softmax scale"
-    elif found.before and found.states and "attn" in block.rpartition(".")[2]:
-        behind = clean.name in (CORE, "matmul") and found.added and not found.missing  # all turned, then changed
-        word = " and ".join(found.states) if behind or found.states == ("values",) else "rotary embedding"
-        said = said or f"other {' and '.join(found.states)} than transformers'"
+    elif first.before and first.states and "attn" in block.rpartition(".")[2]:
+        behind = clean.name in (CORE, "matmul") and first.added and not first.missing  # all turned, then changed
+        word = " and ".join(first.states) if behind or first.states == ("values",) else "rotary embedding"
+        said = said or f"other {' and '.join(first.states)} than transformers'"
     elif {call.name for call in calls} & _ACTIVATIONS:
         word = "activation"
     elif block:
@@ -142,9 +142,9 @@ def named(found: Difference, layer: str, layout: TokenLayout, window: int | None
         word = {"mlp": "gated product", "self_attn": "attention", "gate": "router", "router": "router"}.get(leaf, "code")
     else:
         word = "residual" if layer.rpartition(".")[2].isdigit() else "code"
-    if found.what == NUMBERS and not calls:
+    if first.what == NUMBERS and not calls:
         said = _of_numbers(own.numbers, clean.numbers)
-    elif found.what == OUTPUT and not calls:
+    elif first.what == OUTPUT and not calls:
         said = f"{own.name} gives other values for the same inputs"
     return Operation(f"{layer}.{block}".rstrip("."), word, said or f"what comes into {clean.name} differs")
 

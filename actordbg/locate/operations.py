@@ -236,11 +236,17 @@ def _name_of(func: Any) -> str:
     return _SAME.get(name, name)
 
 
+def _next_of(name: str, outputs: list[Any], *_: Any, **__: Any) -> Any:
+    if not outputs:
+        raise ValueError(f"{name} is called more often in transformers")
+    return outputs.pop(0)
+
+
 def rerun(clean: nn.Module, suspect: Listing, seen: Tensor | None, attn: str) -> Listing:
     """Run transformers' layer, on the meta device, with the suspect's arguments and the outputs of its leaves.
 
     seen: the mask that follows from the input, bool [B, S, S]; None: the suspect's own. attn: the kernel. Raises ValueError for a
-    module that the suspect does not call and whose weights are not whole here.
+    module that the suspect calls less often, or does not call and whose weights are not whole here.
     """
     held = {plain_name(name): each for name, each in suspect.layer.named_parameters()}
     left = {name: list(outputs) for name, outputs in suspect.outputs.items()}
@@ -248,7 +254,7 @@ def rerun(clean: nn.Module, suspect: Listing, seen: Tensor | None, attn: str) ->
     for name in leaves_of(clean):
         module = clean.get_submodule(name)
         if name in left:
-            module.forward = lambda *_, outputs=left[name], **__: outputs.pop(0)  # type: ignore[method-assign]
+            module.forward = partial(_next_of, name, left[name])  # type: ignore[method-assign]
             continue
         for own, parameter in module.named_parameters():
             given = held.get(f"{name}.{own}" if name else own)

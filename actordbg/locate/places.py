@@ -1,10 +1,17 @@
 """Places of a model, where it is held against the truth: which there are, their values, and how far those are apart.
 
-tape.at(("model.norm", OUT, 0, 0))       # the truth's values there, [T, features]
+    tape.at(("model.norm", OUT, 0, 0))       # the truth's values there, [T, features]
+
+Values beyond a budget of memory go to temporary files (`Spill`), which have no names, so nothing is left behind, whatever ends
+the process. They lie in TMPDIR.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import shutil
+import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +20,6 @@ from torch import Tensor
 
 from actordbg.actor.backends.fsdp2 import decoder_layers
 from actordbg.actor.forward_outcome import plain_name
-from actordbg.locate.spill import Spill
 from actordbg.records.locate_record import INTO, OUT
 
 MOST_BYTES = 4 * 2**30
@@ -86,7 +92,7 @@ def places_of(model: Any) -> Places:
     """
     layers = {id(layer) for layer in decoder_layers(model)}
     blocks = {id(block) for layer in model.modules() if id(layer) in layers for block in layer.children()}
-    found: Places = {}
+    places: Places = {}
     inside = ""
     for name, module in model.named_modules():
         whole = next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None
@@ -94,8 +100,8 @@ def places_of(model: Any) -> Places:
         in_experts = inside and name.startswith(f"{inside}.")  # called with the tokens of one expert
         inside = name if name.endswith(".experts") and whole and not in_experts else inside
         if name and kinds and not in_experts:
-            found[plain_name(name)] = module, kinds
-    return found
+            places[plain_name(name)] = module, kinds
+    return places
 
 
 def in_tokens(values: Tensor, count: int, module: Any) -> tuple[Tensor | None, bool]:
@@ -113,3 +119,45 @@ def in_tokens(values: Tensor, count: int, module: Any) -> tuple[Tensor | None, b
     if values.dim() == 2 and shape[0] % count == 0 and "Norm" in type(module).__name__:
         return values.reshape(1, count, -1, shape[1]), False
     return None, False
+
+
+_PART = 2**26
+"""Bytes of a file, unless a tensor is larger."""
+
+
+class Spill:
+    """Copies of tensors. memory: most bytes that are held in memory. held, spilled: bytes in memory, and in files."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory, self.held, self.spilled = memory, 0, 0
+        self._part, self._start = mmap.mmap(-1, 1), 1
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all copies."""
+        return self.held + self.spilled
+
+    def copy(self, values: Tensor) -> Tensor:
+        """Copy a tensor to the host. Raises OSError if the disk is full."""
+        if not values.nbytes or self.held + values.nbytes <= self.memory:
+            self.held += values.nbytes
+            return values.detach().to("cpu", copy=True)
+        size = -(-values.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._start + size > len(self._part):
+            self._map(max(size, _PART))
+        copy = torch.frombuffer(self._part, dtype=values.dtype, count=values.numel(), offset=self._start).view(values.shape)
+        copy.copy_(values.detach())
+        self._part.madvise(mmap.MADV_DONTNEED, self._start, size)  # the pages stay in its file
+        self._start += size
+        self.spilled += size
+        return copy
+
+    @staticmethod
+    def room() -> int:
+        """Return the bytes that files may take: half of what is free."""
+        return shutil.disk_usage(tempfile.gettempdir()).free // 2
+
+    def _map(self, size: int) -> None:
+        with tempfile.TemporaryFile() as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # writing to a mapping of a full disk would kill the process
+            self._part, self._start = mmap.mmap(file.fileno(), size), 0

@@ -114,8 +114,8 @@ def verdict_of(results: Sequence[ResultRecord]) -> LocalVerdict | None:
     for result in results:
         for identity in _read(result.extra.get(IDENTITY), list[ModelIdentity]) or ():
             identities[identity.rank] = identity
-        if (found := _read(result.extra.get(LOCATED), Located)) is not None and _is_worse(found, located):
-            located, dump_id = found, result.dump_id
+        if (judged := _read(result.extra.get(LOCATED), Located)) is not None and _is_worse(judged, located):
+            located, dump_id = judged, result.dump_id
     if not identities and located is None:
         return None
     ranks = defaultdict(list)
@@ -183,8 +183,8 @@ def _where(place: PlaceResult) -> Iterator[str]:
         yield f"{place.tokens:,} of {plural(place.of_tokens, 'token')}, the first at position {place.position}"
 
 
-def _is_worse(found: Located, before: Located | None) -> bool:
-    return before is None or (found.count, found.places) > (before.count, before.places)
+def _is_worse(judged: Located, before: Located | None) -> bool:
+    return before is None or (judged.count, judged.places) > (before.count, before.places)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

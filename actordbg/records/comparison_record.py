@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
+from actordbg.base.units import resolve
 from actordbg.formats.store_files import read_regular
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ class StoredRecord:
         except OSError as error:
             raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
         return cls.from_json(text, str(path))
+
+    @classmethod
+    def named(cls: type[T], folder: Path, name: str, made_by: str) -> T:
+        """Read the record with this id, unique beginning of an id, or "last" in a folder. UsageError for another name."""
+        ids = sorted(path.stem for path in folder.glob("[!.]*.json"))
+        return cls.from_file(folder / f"{resolve(name, ids, cls.what, made_by=made_by)}.json")
 
     @classmethod
     def from_json(cls: type[T], text: str | bytes, source: str = "") -> T:
@@ -263,6 +270,11 @@ class ExplainedOutputs:
     unknown: bool = False
     nearest: str = ""
     what: str = "recorded log-probs"
+
+    @property
+    def wrong(self) -> bool:
+        """Check whether the values are further from the truth than rounding, or have a cause."""
+        return bool(self.causes) or self.unknown
 
     @property
     def sentences(self) -> tuple[str, ...]:

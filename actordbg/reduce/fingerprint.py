@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from actordbg.judge.check import CheckFound
+from actordbg.judge.check import CheckedReplay
 from actordbg.locate.verdict import place_in_words
 from actordbg.records.comparison_record import MISMATCH, StoredRecord
 from actordbg.records.locate_record import is_backward
@@ -68,7 +68,7 @@ class Fingerprint(StoredRecord):
         return (self.module, self.cause) == (other.module, other.cause)
 
 
-def fingerprint_of(check: CheckFound) -> Fingerprint | None:
+def fingerprint_of(check: CheckedReplay) -> Fingerprint | None:
     """Read the fingerprint off a check; None if nothing is wrong."""
     results = check.data.results
     failed = next((result for result in results if result.status != PASSED), None)
@@ -106,7 +106,7 @@ def _of_failure(result: ResultRecord) -> Fingerprint:
     return Fingerprint(ERROR, f"{name}: {without_paths(text)}"[:160], error_class=name, error=normalized(text))
 
 
-def _of_place(check: CheckFound) -> Fingerprint | None:
+def _of_place(check: CheckedReplay) -> Fingerprint | None:
     """Return module and cause as `locate` names them; None if no place is wrong."""
     local, located = check.local, check.local.located if check.local else None
     if local is None:

@@ -24,7 +24,7 @@ from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, TINY, Re
 from actordbg.dumps.create import dump_of_inputs
 from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
 from actordbg.formats.encoding import PlainTensor
-from actordbg.judge.check import CheckFound
+from actordbg.judge.check import CheckedReplay
 from actordbg.judge.comparing import compare
 from actordbg.judge.find_truth import ensure_rounding, ensure_truth
 from actordbg.judge.sides import TRUTH
@@ -91,11 +91,11 @@ class Checks:
         self.warm.share(spec.replay_id)
         run_replay(self.store, spec, warm=self.warm)
         data = data_of(self.store, spec)
-        fingerprint = fingerprint_of(CheckFound(data))
+        fingerprint = fingerprint_of(CheckedReplay(data))
         if fingerprint is None and fully:
             truth, rounding = (ensure(self.store, spec.replay_id, warm=self.warm) for ensure in (ensure_truth, ensure_rounding))
             assert truth is not None
-            fingerprint = fingerprint_of(CheckFound(data, compare(self.store, spec.replay_id, truth, rounding=rounding)))
+            fingerprint = fingerprint_of(CheckedReplay(data, compare(self.store, spec.replay_id, truth, rounding=rounding)))
         return fingerprint, data.resolved
 
     def of_case(self, case: FaultCase, wanted: Fingerprint) -> Fingerprint | None:
@@ -130,7 +130,7 @@ def suspects_of(
         if result is None or (result.status == PASSED and LOCATED not in result.extra):
             continue
         own = against and replace(against, dumps=tuple(dump for dump in against.dumps if dump.dump_id == item.dump_id))
-        if fingerprint := fingerprint_of(CheckFound(ReplayData(spec, resolved, "", (result,)), own)):
+        if fingerprint := fingerprint_of(CheckedReplay(ReplayData(spec, resolved, "", (result,)), own)):
             yield fingerprint, _case(checks, fingerprint, load_plain(store.root / item.path)[1], resolved)
             break
     for item in candidates[:MOST_CHECKED]:
@@ -192,6 +192,7 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
     dtype = str(ran.get("dtype") or config.dtype or "bf16")
     attn = str(ran.get("attn") or config.attn or "sdpa")
     several = config.nproc if fingerprint.kind in SEVERAL else 1
+    engine = config.backend in ENGINES and several == config.nproc and fingerprint.kind != GRADIENT
     return FaultCase(
         fingerprint.kind, rows, () if packed else left, checkpoint=model, layers=config.num_layers,
         layout=PACKED if packed else PADDED if padded else ALONE,
@@ -199,9 +200,9 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
         compile=(config.compile_backend or COMPILE_BACKENDS[0]) if config.compile else "",
         temperature=float(ran.get("temperature") or 1.0),
         backward=bool(ran.get("backward")), through=MODEL if ran.get("through") == "rows" else TRAINER,
-        engine=config.backend if config.backend in ENGINES and several == config.nproc else "", zero=config.zero_stage,
+        engine=config.backend if engine else "", zero=config.zero_stage,
         processes=several,
-        limit=LIMITS.get(dtype, 1e-4), error_class=fingerprint.error_class, error=fingerprint.error, memory=_memory(),
+        error_class=fingerprint.error_class, error=fingerprint.error, memory=_memory(),
         timeout_s=min(config.timeout_s, 60.0),
     )  # fmt: skip
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PLAN, STEP = "step.json", "step"
-"""The plan's file, and the key of a micro-batch's figures in its result's `extra`."""
+PLAN, STEP, ENTROPY = "step.json", "step", "entropy"
+"""The plan's file, the key of a micro-batch's figures in its result's `extra`, and that of its entropy among them."""
 
 
 @dataclass(frozen=True)

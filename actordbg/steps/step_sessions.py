@@ -17,7 +17,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.judge.loss_terms import kl_terms, loss_terms
-from actordbg.steps.step_plan import StepPlan
+from actordbg.steps.step_plan import ENTROPY, StepPlan
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import text_call
 from actordbg.trainers.rows_actor import follow_adapters
@@ -67,7 +67,7 @@ class ReferenceSession(TruthSession):
         follow_adapters(self._model, forward.record.actor)
         objective = _Objective(loss, self._plan, self._wide, self._device)
         outcome = self._rows(call, forward, True, objective=objective)
-        return outcome.log_probs, {"loss": objective.loss}, outcome.forward_s
+        return outcome.log_probs, {"loss": objective.loss, ENTROPY: objective.entropy}, outcome.forward_s
 
     def norms(self, *, last: bool) -> dict[str, float]:
         """Return the norm of the gradient since the last call, `alone`, and, for the last place, of the whole step."""
@@ -84,11 +84,14 @@ def _norm(gradients: dict[str, Tensor]) -> float:
 
 
 class _Objective:
-    """A row's part of the step's loss, of recorded values and its log-probs. loss: so far, without KL and entropy terms."""
+    """A row's part of the step's loss, of recorded values and its log-probs. loss: so far, without KL and entropy terms.
+
+    entropy: sum over the actions so far, if the loss has an entropy term.
+    """
 
     def __init__(self, loss: Dump, plan: StepPlan, dtype: torch.dtype, device: torch.device) -> None:
         own, arguments = f"{CONTEXT}loss.", loss.record.arguments
-        self._plan, self.loss = plan, 0.0
+        self._plan, self.loss, self.entropy = plan, 0.0, 0.0
         self._attributes = {name.removeprefix(own): value for name, value in arguments.items() if name.startswith(own)}
         self._named = {
             name.removeprefix(CONTEXT): tensor.to(device, dtype)
@@ -113,8 +116,9 @@ class _Objective:
             total = total + float(self._named["kl_ctl"]) * self._kl(named).where(mask, 0.0).sum() / tokens
         if coefficient := self._facts.get("entropy_coef"):
             log_softmax = torch.log_softmax(logits, -1)
-            negated = (log_softmax.exp() * log_softmax).sum(-1)
-            total = total + coefficient * negated.where(mask[0], 0.0).sum() / tokens
+            negated = (log_softmax.exp() * log_softmax).sum(-1).where(mask[0], 0.0).sum()
+            self.entropy -= float(negated.detach())
+            total = total + coefficient * negated / tokens
         return total
 
     def _kl(self, named: dict[str, Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ absolute terms. If the model's log-probs are not the recorded ones, its weights 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from actordbg.judge.recorded_calls import Terms
 from actordbg.judge.recorded_laws import LOSS_OFF, MOVED
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
 from actordbg.steps.run_step import Side, StepFigures
+from actordbg.steps.step_plan import ENTROPY
 
 NORM_OFF = {True: 1e-3, False: 0.01}
 """Largest relative distance of a gradient's norm, by whether the run computes in fp32; measured 1e-6, 2.3e-3 in bf16."""
@@ -106,19 +107,25 @@ def _as_one(step: RecordedStep) -> bool:
     return abs(step.applied - step.expected) <= LOSS_OFF[step.fp32] * step.size
 
 
-def formula(step: RecordedStep) -> Iterator[StepCause]:
-    """Yield the faults of single losses, and of what backward gets. Needs no model."""
+def formula(step: RecordedStep, entropies: Sequence[float | None]) -> Iterator[StepCause]:
+    """Yield the faults of single losses, and of what backward gets. Needs no model.
+
+    entropies: of each micro-batch, the sum over its actions; None if unknown, so that an entropy term is not judged.
+    """
     limit = LOSS_OFF[step.fp32]
     for each in step.micro_batches:
-        factor = _per_term(each, step.by_token)
-        size, wanted = factor * each.terms.size, factor * step.sum_of(each)
-        if abs(each.recorded - wanted) > limit * size:
-            text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {number(wanted)}"
-            known = next(_changed_formulas(each, step.by_token, limit), None)
-            yield known or StepCause("formula", text, "look at clipping and mask of the loss: `actordbg lint`")
+        if not _gives(each, step, each.terms):
+            wanted = number(_per_term(each, step.by_token) * step.sum_of(each))
+            text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {wanted}"
+            fault = StepCause("formula", text, "look at clipping and mask of the loss: `actordbg lint`")
+            for name, (sign, changed, remedy) in _CHANGED.items():
+                if _gives(each, step, each.loss.terms_with(**changed), sign):
+                    text = f"{each.name}: its loss is computed {name}: {number(each.recorded)}, not {wanted}"
+                    fault = StepCause(name, text, remedy)
+            yield fault
             break
-    for each in step.micro_batches:
-        if (cause := _missing_term(each, limit)) is not None:
+    for each, entropy in zip(step.micro_batches, entropies, strict=True):
+        if (cause := _missing_term(each, limit, entropy)) is not None:
             yield cause
             break
     ours, engine = step.fact("max_norm"), step.fact("engine_max_norm")
@@ -127,46 +134,44 @@ def formula(step: RecordedStep) -> Iterator[StepCause]:
         yield StepCause("gradient clipping", words, "pass max_norm to DeepSpeed (gradient_clipping)")
 
 
-def _changed_formulas(micro_batch: MicroBatch, by_token: bool, limit: float) -> Iterator[StepCause]:
-    """Yield the changes of the formula that give the recorded loss."""
-    loss, factor = micro_batch.loss, _per_term(micro_batch, by_token)
-    assert loss.active is not None
-    free = {"clip_eps_low": math.inf, "clip_eps_high": math.inf, "dual_clip": None}
-    changes: tuple[tuple[str, Terms | None, float, str], ...] = (
-        ("with the wrong sign", loss.terms, -1.0, "minimize the negated objective: -min(ratio * advantage, ...)"),
-        ("without the action mask", loss.terms_with(loss.active | True), 1.0, "multiply the terms by the mask before their sum"),
-        ("without clipping", loss.terms_with(loss.active, **free), 1.0, "pass clip_eps_low and clip_eps_high to the loss"),
-        (
-            "without importance correction", loss.terms_with(loss.active, is_correction_level="off"), 1.0,
-            "multiply the terms by the weights of the correction",
-        ),
-    )  # fmt: skip
-    for name, terms, sign, remedy in changes:
-        if terms is None:
-            continue
-        given = sign * factor * (terms.by_token if by_token else terms.by_row)
-        if abs(micro_batch.recorded - given) <= limit * factor * terms.size:
-            wanted = factor * (micro_batch.terms.by_token if by_token else micro_batch.terms.by_row)
-            words = f"{micro_batch.name}: its loss is computed {name}: {number(micro_batch.recorded)}, not {number(wanted)}"
-            yield StepCause(name, words, remedy)
+def _gives(micro_batch: MicroBatch, step: RecordedStep, terms: Terms | None, sign: float = 1.0) -> bool:
+    """Check whether these terms give the recorded loss."""
+    if terms is None:
+        return False
+    factor, total = _per_term(micro_batch, step.by_token), terms.by_token if step.by_token else terms.by_row
+    return abs(micro_batch.recorded - sign * factor * total) <= LOSS_OFF[step.fp32] * factor * terms.size
 
 
-def _missing_term(micro_batch: MicroBatch, limit: float) -> StepCause | None:
+_UNCLIPPED = {"clip_eps_low": math.inf, "clip_eps_high": math.inf, "dual_clip": None}
+_CHANGED: dict[str, tuple[float, dict[str, Any], str]] = {
+    "with the wrong sign": (-1.0, {}, "minimize the negated objective: -min(ratio * advantage, ...)"),
+    "without the action mask": (1.0, {"masked": False}, "multiply the terms by the mask before their sum"),
+    "without clipping": (1.0, _UNCLIPPED, "pass clip_eps_low and clip_eps_high to the loss"),
+    "without importance correction": (1.0, {"is_correction_level": "off"}, "multiply the terms by the correction's weights"),
+}
+"""Changes of a loss's formula: sign, what `terms_with` gets, and the remedy."""
+
+
+def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) -> StepCause | None:
     """Name what backward got too much or too little of, from the loss that it got."""
     loss, got, recorded = micro_batch.loss, micro_batch.loss.fact("backward_loss"), micro_batch.recorded
     if got is None:
         return None
     extra, per_term = float(got) - recorded, _per_term(micro_batch)
     size = micro_batch.terms.size * per_term
-    kl = _kl_term(micro_batch) * per_term
-    if abs(kl) > limit * size and abs(extra) <= limit * abs(kl):
-        words = f"{micro_batch.name}: backward gets {number(got)} without the KL term, {number(kl)}"
-        return StepCause("KL term", words, "add the KL term to the loss before backward")
-    other = loss.fact("entropy_coef") or loss.fact("aux_loss_coef")
-    if not other and size and abs(recorded) > limit * size and near(float(got), 2 * recorded + kl, limit):
+    coefficient = float(loss.fact("entropy_coef") or 0.0)
+    terms = {"KL": _kl_term(micro_batch) * per_term, "entropy": -coefficient * (entropy or 0.0) * per_term}
+    known = sum(terms.values())
+    for name, term in terms.items():
+        if abs(term) > limit * size and abs(extra - known + term) <= limit * abs(term):
+            words = f"{micro_batch.name}: backward gets {number(got)} without the {name} term, {number(term)}"
+            return StepCause(f"{name} term", words, f"add the {name} term to the loss before backward")
+    if loss.fact("aux_loss_coef") or (coefficient and entropy is None):
+        return None
+    if size and abs(recorded) > limit * size and near(float(got), 2 * recorded + known, limit):
         return StepCause("doubled loss", f"{micro_batch.name}: backward gets twice the loss, {number(got)}", "add each loss once")
-    if not other and abs(extra - kl) > limit * size:
-        words = f"{micro_batch.name}: backward gets {number(extra - kl)} that is neither the loss nor its KL term"
+    if abs(extra - known) > limit * size:
+        words = f"{micro_batch.name}: backward gets {number(extra - known)} that is neither the loss nor its KL or entropy term"
         return StepCause("unknown term", words, "look at what the trainer adds to the loss")
     return None
 
@@ -231,7 +236,9 @@ def of_norm(figures: StepFigures) -> StepCause | None:
 
 def causes_of(figures: StepFigures) -> list[StepCause]:
     """Return every known fault of the step, the first explains most."""
-    causes = [*normalization(figures.step), *formula(figures.step)]
+    replayed = [None if why_no_norm(figures) else each.get(ENTROPY) for each in figures.reference.figures]
+    entropies = replayed or [None] * len(figures.step.micro_batches)
+    causes = [*normalization(figures.step), *formula(figures.step, entropies)]
     if not why_no_norm(figures) and (cause := of_norm(figures)) is not None:
         causes.append(cause)
     return causes
@@ -264,7 +271,9 @@ def verdict_of(figures: StepFigures) -> Verdict:
         return Verdict(FAILED, f"{title} did not run: {failed}", next=following)
     left = [step.missing] if step.missing else []
     if other := why_no_norm(figures):
-        left.append(f"the gradient's norm, since {other}")
+        entropy = "the entropy term that backward gets, and " * bool(step.fact("entropy_coef"))
+        terms = "what backward gets beside the loss, and " if step.fact("aux_loss_coef") else entropy
+        left.append(f"{terms}the gradient's norm, since {other}")
     elif step.grad_norm is None:
         left.append("the gradient's norm, which was not recorded")
     causes, shown = causes_of(figures), figures_of(figures)

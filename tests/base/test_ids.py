@@ -8,7 +8,7 @@ from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
 from actordbg.base.units import resolve
 from actordbg.campaign import run_matrix
 from actordbg.catalog import query
-from actordbg.judge import noise_floor
+from actordbg.records.comparison_record import NoiseRecord
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -31,9 +31,13 @@ def test_what_none_or_several_have_is_refused_with_the_newest_ids(name: str, sai
     assert "last of them" not in caught.value.hint  # `report last` is not the truth that a comparison computed after it
 
 
+def noise_floor_named(store: Store, name: str) -> NoiseRecord:
+    return NoiseRecord.named(store.noise, name, "noise")
+
+
 def test_every_command_answers_a_name_in_an_empty_store_alike(store: Store):
     found: list[ActordbgError] = []
-    for look in (query.get_dump, query.get_replay, noise_floor.load, load_spec, run_matrix.load):
+    for look in (query.get_dump, query.get_replay, noise_floor_named, load_spec, run_matrix.load):
         with pytest.raises((UsageError, StoreProblem), match=r"^there is no [a-z ]+ yet$") as caught:
             look(store, "last")
         found.append(caught.value)

@@ -10,7 +10,7 @@ from rich.console import Console
 from roots import SUPPORT
 from supervised import Bench, make_spec
 
-from actordbg.api.planning import counting
+from actordbg.api.desk import counting
 from actordbg.cli.progress_bar import Bar
 from actordbg.store.layout import Store
 

@@ -11,6 +11,7 @@ from comparecases import given
 from actordbg.cli import output
 from actordbg.cli.app import app
 from actordbg.document.blocks import Verdict
+from actordbg.document.command_result import CommandResult
 from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
 
@@ -37,7 +38,7 @@ def test_a_verdict_is_colored_and_broken_between_words_in_a_terminal_alone(monke
     for no_color in ("", "1"):
         screen = screen_of(monkeypatch)
         monkeypatch.setenv("NO_COLOR", no_color)
-        output.say_document(blocks, data={})
+        output.say_answer(CommandResult(True, {}, blocks))
         lines = screen.getvalue().splitlines()
         assert lines[0].startswith("WRONG (TOY MODEL): word" if no_color else "\x1b[31mWRONG\x1b[0m (TOY MODEL): word")
         assert len(lines) > 2 and lines[-1] == "next: actordbg report last"
@@ -56,6 +57,5 @@ def test_a_dump_is_shown_in_the_width_of_the_terminal(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("columns", [1, 10, 20])
 def test_a_terminal_may_be_narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     screen = screen_of(monkeypatch, columns)
-    output.say_fact("  name", "some words of a fact", 16)
-    output.say_fact("  empty", "", 16)
-    assert screen.getvalue().split() == ["name", "some", "words", "of", "a", "fact", "empty"]
+    output.say_facts({"name": "some words of a fact", "empty": ""}, 14)
+    assert screen.getvalue().split() == ["name", "some", "words", "of", "a", "fact"]

@@ -22,7 +22,7 @@ from actordbg.cli.app import app
 from actordbg.document.blocks import Verdict
 from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
-from actordbg.judge.check import CheckFound, check_data, run_check
+from actordbg.judge.check import CheckedReplay, check_data, run_check
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.replay.replay_data import data_of
@@ -44,7 +44,7 @@ def a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "with_explanation", found)
 
 
-def checked(store: Store, truth: bool = True, recorded: str | None = None, **replayed: Any) -> tuple[CheckFound, Verdict]:
+def checked(store: Store, truth: bool = True, recorded: str | None = None, **replayed: Any) -> tuple[CheckedReplay, Verdict]:
     """A check of a replay and a truth that are there, so that no worker starts."""
     write_replay(store, "r-01", INPUTS, **replayed)
     if truth:
@@ -138,7 +138,7 @@ def test_the_rank_whose_weights_differ_is_named(store: Store, tmp_path: Path) ->
     assert "rank" not in mixed.said
     lane = {"extra": {"temperature": 1.0, "lane": {"differ": {"1": {"output_digest": "other"}}}}}
     write_replay(together := Store(tmp_path / "same").create(), "r-01", INPUTS, result=lambda index: lane, nproc=2, align="same")
-    same = CheckFound(data_of(together, load_spec(together, "r-01"))).verdict(of=3)
+    same = CheckedReplay(data_of(together, load_spec(together, "r-01"))).verdict(of=3)
     assert (same.word, same.good) == ("WRONG", False)
     assert same.said.endswith(f"{INPUTS[0].dump_id}: rank 1 has other log-probs than rank 0")
 

@@ -200,6 +200,8 @@ def test_one_that_lacks_an_input_its_tensors_or_its_gradients_is_not_taken_and_a
         ({"change": lambda index, made: made if index else None, "result": with_norm}, False),
         ({}, False),
         ({"result": lambda index: {"status": "crashed"}}, False),
+        ({"result": lambda index: {"status": "failed", "error_class": "torch.OutOfMemoryError"}}, False),
+        ({"result": lambda index: {"status": "failed", "error_class": "actordbg.base.errors.Unsupported"}}, True),
         ({"result": lambda index: refused if index else with_norm(index)}, True),
         ({"result": with_norm}, True),
     ]

@@ -19,7 +19,7 @@ from scoring_server import Scores, ScoringServer, scores_of, serving
 
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.formats.dump_record import make_dump_id
-from actordbg.judge.engine_sides import ExplainedEngine
+from actordbg.judge.explained_sides import ExplainedEngine
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

@@ -12,7 +12,7 @@ from comparecases import given, publish_golden, write_replay
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
-from actordbg.judge.check import CheckFound, run_check
+from actordbg.judge.check import CheckedReplay, run_check
 from actordbg.judge.comparing import compare
 from actordbg.judge.explanation import explain
 from actordbg.records.locate_record import Located, ModelIdentity, PlaceResult
@@ -101,7 +101,7 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
     ran: list[str] = []
 
     def run_located(desk: Any, spec: Any, command: str) -> Any:
-        from actordbg.api.locating import of_one_input
+        from actordbg.api.explaining import of_one_input
 
         one = of_one_input(spec)
         ran.append(one.inputs[0].dump_id)
@@ -156,7 +156,7 @@ def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(st
     vars(record)["explained"] = SimpleNamespace(
         causes=[cause], sentences=("recorded log-probs: temperature 0.7 was not applied",)
     )
-    check = CheckFound(data_of(store, load_spec(store, "r-01")), own=record)
+    check = CheckedReplay(data_of(store, load_spec(store, "r-01")), own=record)
     why = explain(store, check, check.verdict(of=2, explained=True)).data
     assert why["what"][0] == "recorded log-probs: temperature 0.7 was not applied"
     assert why["to_do"] == ["send the temperature to the engine (verl#1)"]

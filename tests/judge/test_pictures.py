@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from replaycases import publish
-from safetensors.torch import save_file
 from storecases import counters
 
-from actordbg.judge.comparison_document import kept_rows, token_rows
 from actordbg.judge.load_replays import calls_of, dropped_of
 from actordbg.judge.replay_charts import run_timeline
+from actordbg.judge.sides import recorded_arrays
 from actordbg.judge.token_charts import TokenPair, tokens_chart
-from actordbg.records.journal import TENSORS
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
 
-def kept(store: Store, **tensors: torch.Tensor) -> Path:
-    folder = store.replays / "r1" / TENSORS
-    folder.mkdir(parents=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "d1.safetensors")
-    return folder / "d1.safetensors"
-
-
-def test_kept_log_probs_are_read_and_gradients_beside_them_are_not(store: Store):
-    values = torch.tensor([[-1.5, float("nan"), -0.25], [0.0, float("-inf"), -7.75]])
-    mask = torch.tensor([[True, False, True], [True, True, False]])
-    path = kept(store, **{"grad/a": torch.zeros(1000), "log_probs": values, "mask": mask})
-    found = kept_rows(store, "r1", "d1")
-    assert found is not None and np.array_equal(found[0], values, equal_nan=True) and np.array_equal(found[1], mask)
-    whole = path.read_bytes()
-    for cut in (0, 7, 20, -5):
-        path.write_bytes(whole[:cut])
-        assert kept_rows(store, "r1", "d1") is None
-    assert kept_rows(store, "r1", "gone") is None
-
-
 def test_a_dumps_tokens_are_those_that_torch_reads(store: Store):
-    (one,) = publish(store.create(), 1)
-    dump = payload.load(store.root / one.path)
-    ids, real = token_rows(store, one.path)
-    assert np.array_equal(ids, dump.tensors["sequences"]) and np.array_equal(real, dump.tensors["attention_mask"])
-    assert token_rows(store, "dumps/run/rank0000/gone.safetensors.zst") == (None, None)
+    (given,) = publish(store.create(), 1)
+    dump, tokens = payload.load(store.root / given.path), recorded_arrays(store, given.path)
+    assert all(np.array_equal(tokens[name], tensor) for name, tensor in dump.tensors.items())
+    assert recorded_arrays(store, "dumps/run/rank0000/gone.safetensors.zst") == {}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from reportcases import NOW, dump_id, given, replay, result
 
 from actordbg.actor.signatures import known_failures
-from actordbg.api.replays import is_good
+from actordbg.api.reports import is_good
 from actordbg.base.units import letter_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_text

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actordbg.document.blocks import Verdict
-from actordbg.judge.rollout_sides import ExplainedRollout, field_figures
+from actordbg.judge.explained_sides import ExplainedRollout, field_figures
 from actordbg.records.comparison_record import ExplainedOutputs, NamedCause
 
 RIGHT = ExplainedOutputs(0.010, 0.010, 500, 2)
@@ -30,7 +30,7 @@ def test_the_sentence_says_which_side_is_wrong(
 ) -> None:
     explained = ExplainedRollout(rollout, trainer, 0.3, {"vllm_kl": 0.024})
     assert explained.wrong == wrong and explained.sentence.startswith(begins), explained.sentence
-    verdict = explained.blocks[0]
+    verdict = explained.verdict
     assert isinstance(verdict, Verdict) and verdict.word == ("WRONG" if wrong else "RIGHT")
     assert any("merge it" in str(block) for block in explained.blocks) == ("rollout" in wrong)
 

@@ -142,6 +142,17 @@ def test_a_row_that_may_be_another_conversations_is_no_fault(store: Store, token
     assert answer.ok and answer["in_dumps"] == 1, answer.sentence
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_row_is_compared_only_with_the_conversation_that_it_was_made_from(store: Store, tokenizer: Any, recorded: bool):
+    """Two samples of a prompt: of one, a changed row was recorded; of the other none, or its own."""
+    first, other = conversation(tokenizer), conversation(tokenizer, number=1)
+    stored(store, first, other)
+    changed = [*first.trained[:-5], 99, 98, *first.trained[-3:]]
+    as_rows(store, changed, *([list(other.trained)] if recorded else []))
+    told = turns_answer(store)
+    assert [fault["trajectory"] for fault in told["faults"]] == [first.name] and told["in_dumps"] == 1 + recorded
+
+
 def test_a_run_that_is_no_name_or_not_the_dumps_is_refused(store: Store, tokenizer: Any):
     good = conversation(tokenizer)
     stored(store, good)

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from victims import wait_for
 
 from actordbg.api import replaying
-from actordbg.api.replays import replay_answer
+from actordbg.api.reports import replay_answer
 from actordbg.base.errors import (
     ActordbgError,
     CorruptDump,
@@ -190,7 +190,7 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
     ran: list[Any] = []
     asked: list[str] = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
-    monkeypatch.setattr("actordbg.api.planning.find_model", lambda model: None)
+    monkeypatch.setattr("actordbg.api.desk.find_model", lambda model: None)
     monkeypatch.setattr("actordbg.api.desk.require_consent", lambda model: None)
     invoke(store)
     assert ran[-1].config.model == "tiny", "a pipe is not asked"

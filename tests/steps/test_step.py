@@ -46,7 +46,7 @@ def figures_of(
     return StepFigures(step, ReplayConfig(model=str(run.model)), replayed, whole)
 
 
-@pytest.mark.parametrize("shape", [{}, {"ranks": 1}, {"places": 1}, {"kl": "right"}])
+@pytest.mark.parametrize("shape", [{}, {"ranks": 1}, {"places": 1}, {"kl": "right"}, {"kl": "right", "entropy": "right"}])
 def test_a_right_step_adds_up_on_any_number_of_ranks_and_micro_batches(tmp_path: Path, shape: dict[str, Any]):
     figures = figures_of(tmp_path, **shape)
     step, verdict = figures.step, verdict_of(figures)
@@ -65,6 +65,9 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "the sign": ({"loss": lambda terms: -terms}, ["with the wrong sign"]),
     "another formula": ({"loss": lambda terms: terms**2}, ["formula"]),
     "no KL term": ({"kl": "missing"}, ["KL term"]),
+    "no KL term beside an entropy term": ({"kl": "missing", "entropy": "right"}, ["KL term"]),
+    "no entropy term": ({"kl": "right", "entropy": "missing"}, ["entropy term"]),
+    "a loss added twice beside an entropy term": ({"doubled": True, "entropy": "right"}, ["doubled loss"]),
     "a loss added twice": ({"doubled": True}, ["doubled loss"]),
     "no gradient clipping": ({"facts": {"engine_max_norm": 0.0}}, ["gradient clipping"]),
 }
@@ -103,6 +106,12 @@ def test_a_step_of_which_a_part_is_missing_is_not_judged(tmp_path: Path, part: s
     assert verdict.word == "NOT CHECKED" and not causes_of(figures) and says in verdict.not_checked[0], verdict.sentence
 
 
+def test_an_entropy_term_is_not_judged_by_other_weights(tmp_path: Path):
+    figures = figures_of(tmp_path, moved=0.5, entropy="missing")
+    (left,) = verdict_of(figures).not_checked
+    assert not causes_of(figures) and left.startswith("the entropy term that backward gets, and the gradient's norm")
+
+
 def test_losses_are_judged_without_a_recorded_norm(tmp_path: Path):
     figures = figures_of(tmp_path, applied="missing", tokens=1.3)
     assert [cause.name for cause in causes_of(figures)] == ["token count"]
@@ -123,7 +132,8 @@ def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path)
 
 def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an_error(tmp_path: Path):
     figures = figures_of(tmp_path / "experts", facts={"aux_loss_coef": 0.01}, applied="twice")
-    assert verdict_of(figures).word == "NOT CHECKED" and any("auxiliary" in left for left in verdict_of(figures).not_checked)
+    (left,) = verdict_of(figures).not_checked
+    assert verdict_of(figures).word == "NOT CHECKED" and "what backward gets" in left and "auxiliary" in left
     figures = figures_of(tmp_path / "odd")
     last = figures.step.micro_batches[-1].loss
     own = last.fact
@@ -159,7 +169,7 @@ def test_after_a_failed_replay_no_reference_runs_and_a_damaged_loss_of_another_s
         raise CorruptDump(path)
 
     monkeypatch.setattr(run_step, "run_replay", failing)
-    monkeypatch.setattr(steps_api, "find_model", str)
+    monkeypatch.setattr("actordbg.api.desk.find_model", str)
     monkeypatch.setattr(steps_api, "RecordedCall", SimpleNamespace(read=damaged))
     RecordedRun(Store(tmp_path / "store"), tmp_path / "model").write(process=1000, step=5)
     answer = actordbg.open(tmp_path / "store").step(4, run="ppo", model=figures.config.model)

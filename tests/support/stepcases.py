@@ -31,7 +31,7 @@ class RecordedRun:
     """A step of `ranks` x `places` micro-batches in a store, and what a replay of it computes: `reference`.
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
-    (all, last, twice, or missing), kl ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
+    (all, last, twice, or missing), kl and entropy ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
     clips), loss (a change of its terms), facts (other recorded values).
     """
 
@@ -45,6 +45,7 @@ class RecordedRun:
     engine: int | None = None
     applied: str = "all"
     kl: str = ""
+    entropy: str = ""
     doubled: bool = False
     clipped: bool = True
     loss: Callable[[Tensor], Tensor] = lambda terms: terms
@@ -64,17 +65,18 @@ class RecordedRun:
         a later job's processes. publishes: which losses are recorded.
         """
         self._process, self._step, self._publishes = process, step, publishes
-        self._made = torch.Generator().manual_seed(5)
+        self._made, self._entropies = torch.Generator().manual_seed(5), list[Tensor]()
         model = self._tiny_model() if self.real else self._pairs()
         batches = [(place, rank, self._batch(model, moved)) for place in range(self.places) for rank in range(self.ranks)]
         total = sum(int(batch["action_mask"].sum()) for _, _, batch in batches)
         alone: list[float] = []
         figures: list[dict[str, float]] = []
         summed = [torch.zeros_like(parameter) for parameter in model.parameters()]
-        for _, rank, batch in batches:
+        for (_, rank, batch), entropy in zip(batches, self._entropies, strict=True):
             part = self._terms(batch, clipped=True).sum() / total
-            (part + (0.1 * self._kl(batch).sum() / total if self.kl else 0.0)).backward()
-            figures.append({"loss": float(part.detach())})
+            bonus = 0.1 * entropy / total if self.entropy else 0.0
+            (part + (0.1 * self._kl(batch).sum() / total if self.kl else 0.0) - bonus).backward()
+            figures.append({"loss": float(part.detach()), "entropy": float(entropy.detach())})
             if rank == self.ranks - 1:
                 own = [parameter.grad.clone() for parameter in model.parameters()]
                 summed = [held + each for held, each in zip(summed, own, strict=True)]
@@ -110,7 +112,9 @@ class RecordedRun:
         sequences, attention = torch.cat((prompt, answer), 1), torch.cat((torch.ones_like(prompt), mask.long()), 1)
         logits = model(sequences, attention_mask=attention, use_cache=False).logits if self.real else model(sequences)
         logits = logits[:, PROMPT - 1 : -1]
-        log_probs = logits.log_softmax(-1).gather(2, answer[..., None])[..., 0] * mask + moved
+        each = logits.log_softmax(-1)
+        self._entropies.append(-((each.exp() * each).sum(-1) * mask).sum())
+        log_probs = each.gather(2, answer[..., None])[..., 0] * mask + moved
         old = (log_probs + 0.3 * torch.randn(ROWS, ANSWER, generator=self._made)).detach()
         advantages = torch.randn(ROWS, 1, generator=self._made).expand(ROWS, ANSWER).contiguous()
         return {
@@ -135,11 +139,13 @@ class RecordedRun:
         by = total / self.places * self.tokens
         facts = {**LOSS_FACTS, "engine_accumulation": engine, "accumulation": self.places, **self.facts}
         facts |= {"kl.use_loss": True, "kl.init_coef": 0.1, "kl.estimator": "k1"} if self.kl else {}
+        facts |= {"entropy_coef": 0.1} if self.entropy else {}
         for number, (place, rank, batch) in enumerate(batches):
             loss = self.loss(self._terms(batch, clipped=self.clipped)).sum() / by * dp_size
             backward = loss * (2 if self.doubled else 1) + (
                 0.1 * self._kl(batch).sum() / by * dp_size if self.kl == "right" else 0.0
             )
+            backward = backward - (0.1 * self._entropies[number] / by * dp_size if self.entropy == "right" else 0.0)
             common = {
                 "batch_size": ROWS, "seq_len": PROMPT + ANSWER, "tokens": int(batch["attention_mask"].sum()), "run": "ppo",
                 "world_size": self.ranks, "model_dtype": "float32", "action_len": ANSWER, "rank": rank, "step": self._step, "training": True,

@@ -25,7 +25,7 @@ def test_other_trainers_are_named_by_the_adapters_alone():
     names = {*BUILT_IN} - {"plain"} | {"slime", "areal", "nemo_rl", "prime_rl"}
     named = re.compile(rf"\b({'|'.join(names)})\b(?! ?(PR)?#)", re.IGNORECASE)  # but public threads are cited
     example = {"actordbg/api/pytest_plugin.py", "actordbg/api/tapping.py"}
-    dashboards = {"actordbg/judge/rollout_sides.py"}  # their own names of its figures
+    dashboards = {"actordbg/judge/explained_sides.py"}  # their own names of its figures
     others = {name for name, text in PRODUCT.items() if not name.startswith("actordbg/trainers/") and named.search(text)}
     assert others == example | dashboards
     adapters = [text for name, text in PRODUCT.items() if name.endswith("_adapter.py") and "find_adapter" not in name]

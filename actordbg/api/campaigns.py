@@ -1,4 +1,4 @@
-"""`train-check`: create or resume a check, train each configuration a few steps, and answer where they diverge."""
+"""`matrix` and `train-check`: create or resume a campaign, run what is left of it, and answer with what came of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.rules import find_trainer, require_torch
-from actordbg.api.desk import Desk
-from actordbg.api.planning import DumpSelection
+from actordbg.api.desk import Desk, DumpSelection, to_judge
 from actordbg.base.errors import UsageError
 from actordbg.base.units import new_replay_id, plural
-from actordbg.campaign.cell_outcomes import shown_path
-from actordbg.campaign.cells import Axes
+from actordbg.campaign import run_matrix as matrices
+from actordbg.campaign.cell_outcomes import context_of, require_common, shown_path
+from actordbg.campaign.cells import Axes, batches, combinations, make_cells, parse_axes
+from actordbg.campaign.matrix_document import matrix_document
+from actordbg.campaign.run_matrix import Selection, Surroundings, new_matrix
 from actordbg.campaign.run_train_check import TrainRun, folder_of, load_train_check, log_of
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_plan import (
@@ -30,15 +32,116 @@ from actordbg.campaign.train_plan import (
 )
 from actordbg.catalog.selections import joined
 from actordbg.config.choices import choose, gather_facts
-from actordbg.config.replay_config import AXES, TRAINING_AXES, ReplayConfig
+from actordbg.config.replay_config import AXES, TINY, TRAINING_AXES, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
 from actordbg.document.blocks import Items, Paragraph
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.matrix_record import OPEN, TrainCell, TrainCheckRecord
+from actordbg.records.journal import SPEC
+from actordbg.records.matrix_record import OPEN, MatrixRecord, TrainCell, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
-from actordbg.replay.selection import defaults_of
+from actordbg.replay.selection import defaults_of, require_one_trainer
+from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
+
+
+def matrix(
+    desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, skip_known: bool, power: bool, truth: str | None,
+    baseline: str | None, slower: float | None, dry_run: bool,
+) -> CommandResult:  # fmt: skip
+    """Run each combination of the axes among `flags`, or plan it. truth: its dtype; None: no truth, so nothing is judged."""
+    if power and truth is None:
+        raise UsageError("--power needs a truth comparison", hint="drop --no-truth")
+    chosen, matrix_id = desk.selected(chosen, writes=not dry_run), new_replay_id()
+    axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
+    if not dry_run:
+        desk.client.begins(f"matrix {matrix_id}")
+    base = to_judge(desk.asked(flags), flags)
+    files = [path.absolute() for path in chosen.files]
+    rows = matrices.select(desk.store, base, chosen.where, files, chosen.order, chosen.max_inputs, chosen.seed)
+    desk.skipped(rows.skipped)
+    if not rows.rows:
+        raise desk.nothing("replay", chosen.where)
+    held = _baseline(desk.store, baseline, slower)
+    options = {"order": chosen.order, "shuffle_seed": chosen.seed, "skip_known": skip_known, "slower": slower, "power": power}
+    options |= {"oracle": truth, matrices.FILES: [os.fspath(path) for path in files]}
+    about = {"matrix_id": matrix_id, "selection": chosen.where, "baseline": held and held.matrix_id}
+    about["command"] = desk.command("matrix", chosen.where, base, axes)
+    return _run_matrix(desk, new_record(base, axes, rows, options, **about), rows, held, dry_run=dry_run)
+
+
+def resumed_matrix(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
+    """Continue a stopped matrix. Asks for approval of what another user wrote."""
+    desk.store.require_writable()
+    store, (record, owner) = desk.store, matrices.load_with_owner(desk.store, name)
+    if not dry_run:
+        desk.client.begins(f"matrix {record.matrix_id}")
+    models = sorted({str(cell.config.get("model", TINY)) for cell in record.cells})
+    desk.client.approve(f"matrix {record.matrix_id}, whose model is {', '.join(map(repr, models))}", owner)
+    for cell in record.cells:
+        if cell.replay_id is not None and (store.replays / cell.replay_id / SPEC).is_file():
+            spec, owner = spec_and_owner(store, cell.replay_id)
+            whose = f"replay {spec.replay_id} of that matrix, whose model is {spec.config.model!r}"
+            desk.client.approve(whose, owner)
+            models.append(spec.config.model)
+    for model in models:
+        require_consent(model, store.models)
+    held = _baseline(store, record.baseline, record.options.get("slower"))
+    return _run_matrix(desk, record, matrices.select_again(store, record), held, dry_run=dry_run)
+
+
+def shown_matrix(store: Store, name: str) -> CommandResult:
+    """Return the answer of a matrix that ran, complete or not."""
+    record = matrices.load(store.require(), name)
+    context = context_of(store, record)
+    data = {"matrix": record, "good": record.good, "context": context}
+    return CommandResult(record.good, data, matrix_document(record, context))
+
+
+def new_record(
+    base: ReplayConfig, given: Mapping[str, str], chosen: Selection, options: dict[str, Any], **about: Any
+) -> MatrixRecord:
+    """Create the record of a matrix: the product of the axes over `base`. given: comma lists of values, by axis."""
+    axes = parse_axes(given)
+    configs = combinations(base, axes)
+    require_one_trainer(chosen.rows, (combination.config for combination in configs))
+    cells = make_cells(configs, gather_facts(), chosen.defaults, skip_known=options["skip_known"])
+    return replace(new_matrix(cells, axes, chosen.rows, options), **about)
+
+
+def _baseline(store: Store, name: str | None, slower: float | None) -> MatrixRecord | None:
+    if slower is not None and name is None:
+        raise UsageError("--slower needs a baseline", hint="add --baseline MATRIX")
+    if slower is not None and not slower >= 1:
+        raise UsageError(f"--slower must be at least 1, not {slower:g}", hint="for example --slower 1.5")
+    return None if name is None else matrices.load(store, name)
+
+
+def _run_matrix(desk: Desk, record: MatrixRecord, rows: Selection, held: MatrixRecord | None, *, dry_run: bool) -> CommandResult:
+    """Run the unfinished cells, and answer even after Ctrl-C if the client wants that; or say what would run."""
+    require_torch()
+    surroundings = Surroundings(rows.defaults)
+    for model in {str(cell.config.get("model", TINY)) for cell in record.cells if cell.open}:
+        find_model(model)
+    if dry_run:
+        return _matrix_plan(record, rows, surroundings)
+    if held is not None:
+        require_common(desk.store, held, record)
+    with desk.progress("matrix", matrices.steps_left(record), f"actordbg matrix --resume {record.matrix_id}") as advance:
+        surroundings.on_progress = lambda words, steps: advance(steps, note=words)
+        matrices.run_matrix(desk.store, record, rows.rows, surroundings, held)
+    return shown_matrix(desk.store, record.matrix_id)
+
+
+def _matrix_plan(record: MatrixRecord, rows: Selection, surroundings: Surroundings) -> CommandResult:
+    """Answer with the cells, the number of dumps, and the indices of cells that share a loaded Actor."""
+    loads = list(batches(record.cells, surroundings.facts, rows.defaults).values())
+    states = [f"{cell.status} ({cell.reason})" if cell.reason else "to be run" for cell in record.cells]
+    lines = [f"#{cell.index} {cell.name}: {state}" for cell, state in zip(record.cells, states, strict=True)]
+    lines += [f"load {number}: {', '.join(f'#{index}' for index in shared)}" for number, shared in enumerate(loads, 1)]
+    said = f"{plural(len(record.cells), 'cell')} on {plural(len(rows.rows), 'dump')}:"
+    return CommandResult(True, {"dumps": len(rows.rows), "cells": record.cells, "loads": loads}, [Paragraph(said), Items(lines)])
+
 
 MOST_BY_DEFAULT = 32
 """Maximum number of inputs unless it is set (the steps also use each at least twice): a check should take minutes."""
@@ -57,16 +160,18 @@ class TrainingOptions:
     log_dir: str | os.PathLike[str] | None = None
 
 
-def new(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, *, dry_run: bool) -> CommandResult:
+def train_check(
+    desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, *, dry_run: bool
+) -> CommandResult:
     """Train each configuration, or say what would run."""
     chosen, check_id = desk.selected(chosen, writes=not dry_run), new_replay_id()
     if not dry_run:
         desk.client.begins(f"train-check {check_id}")
-    record, taken = _new_record(desk, chosen, flags, how, check_id)
-    return _plan(record) if dry_run else _run(desk, record, taken)
+    record, taken = _new_check(desk, chosen, flags, how, check_id)
+    return _check_plan(record) if dry_run else _run_check(desk, record, taken)
 
 
-def resumed(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
+def resumed_check(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
     """Continue a stopped check. Asks for approval of what another user wrote."""
     store, (record, owner) = desk.store, load_train_check(desk.store.require(), name)
     models = ", ".join(sorted({repr(cell.config.get("model")) for cell in record.cells}))
@@ -77,22 +182,19 @@ def resumed(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
     taken = tuple(ReplayInput(**item) for item in record.options.get("inputs", []))
     desk.client.begins(f"train-check {record.check_id}")
     require_torch()
-    return _plan(record) if dry_run else _run(desk, record, taken)
+    return _check_plan(record) if dry_run else _run_check(desk, record, taken)
 
 
-def shown(store: Store, name: str) -> CommandResult:
+def shown_check(store: Store, name: str) -> CommandResult:
     """Return the answer of a check that ran, complete or not."""
-    return _answer(load_train_check(store.require(), name)[0])
-
-
-def _answer(record: TrainCheckRecord) -> CommandResult:
+    record, _ = load_train_check(store.require(), name)
     paths = {cell.index: log_of(record, cell) for cell in record.cells if cell.steps}
     logs = {index: shown_path(path) for index, path in paths.items() if path.is_file()}
     data = {"check": record, "good": is_good(record), "verdicts": verdicts(record), "logs": logs}
     return CommandResult(is_good(record), data, train_document(record, logs))
 
 
-def _plan(record: TrainCheckRecord) -> CommandResult:
+def _check_plan(record: TrainCheckRecord) -> CommandResult:
     inputs, lr = plural(len(record.dump_ids), "input"), record.training["lr"]
     lines = []
     for cell in record.cells:
@@ -103,23 +205,18 @@ def _plan(record: TrainCheckRecord) -> CommandResult:
     return CommandResult(True, vars(record), [Paragraph(said), Items(lines)])
 
 
-def _run(desk: Desk, record: TrainCheckRecord, taken: tuple[ReplayInput, ...]) -> CommandResult:
+def _run_check(desk: Desk, record: TrainCheckRecord, taken: tuple[ReplayInput, ...]) -> CommandResult:
     units = record.steps * record.batch * sum(cell.status == OPEN for cell in record.cells)
-    try:
-        with desk.client.progress("training", units) as advance:
+    with desk.progress("training", units, f"actordbg train-check --resume {record.check_id}") as advance:
 
-            def on_event(cell: TrainCell, what: str) -> None:
-                advance(what == "micro-batch", note=cell.name if what != "starts" else f"{cell.name}: starting")
+        def on_event(cell: TrainCell, what: str) -> None:
+            advance(what == "micro-batch", note=cell.name if what != "starts" else f"{cell.name}: starting")
 
-            return _answer(TrainRun(desk.store, record, taken, on_event).run())
-    except KeyboardInterrupt:
-        resume = f"`actordbg train-check --resume {record.check_id}`"
-        if not desk.client.stopped(f"interrupted; finished runs are kept, run {resume} for the others"):
-            raise
-    return shown(desk.store, record.check_id)
+        TrainRun(desk.store, record, taken, on_event).run()
+    return shown_check(desk.store, record.check_id)
 
 
-def _new_record(
+def _new_check(
     desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, check_id: str
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
     """Create the record of a check that has not run yet, and select its inputs."""

@@ -10,6 +10,8 @@ that the rollout was configured with, where it was recorded.
 
     explained = explain_rollout(store, replay_id)
     explained.sentence   # "the rollout is wrong, the trainer is right: rollout log-probs: the adapter was not applied ..."
+
+A server (`--backend endpoint`) is a side too, once for each way in which it scored (`explain_engine`).
 """
 
 from __future__ import annotations
@@ -24,18 +26,62 @@ from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
 from actordbg.causes.fit import Array
 from actordbg.config.replay_config import ENDPOINT
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, WRONG, Block, Grid, Heading, Items, Verdict, number
-from actordbg.judge.explain_outputs import explain_sides
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, WRONG, Block, Grid, Heading, Verdict, number, section
+from actordbg.judge.explain_outputs import MOST, explain_sides
 from actordbg.judge.recorded_calls import RecordedCall
-from actordbg.judge.sides import open_replay
+from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.records.comparison_record import ExplainedOutputs
+from actordbg.records.journal import ENGINE_WAYS
 from actordbg.store.layout import Store
 
-ENGINE = "engine"
+ENGINE, ALONE = "engine", "alone"
+_Side = Mapping[str, Array]
+"""Arrays by dump id."""
+_DIFFERS = {
+    "together": "when rows share a request: the batch changes its numbers",
+    "twice": "at the second request: its prefix cache is wrong, or it does not repeat itself",
+    "cached": "behind a cached prefix: its prefix cache is stale",
+    "reset": "after a reset of the cache: its weights changed meanwhile",
+}
+_UNCHECKED = {
+    "together": "rows in one request were not scored for each input",
+    "twice": "the same request was not repeated for each input",
+    "cached": "its cache was not read for each input",
+    "reset": "the cache was not reset for each input",
+}
+_FAR = 8.0
+"""A token's log-prob moved if it differs by more than this, times the mean noise."""
+
+
+class ExplainedSides:
+    """Sides that were held against the truth. sides: the explanation of each, by its name."""
+
+    sides: Mapping[str, ExplainedOutputs]
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The sides that are further from the truth than rounding, or in which a cause was found."""
+        return tuple(name for name, side in self.sides.items() if side.wrong)
+
+    @property
+    def right(self) -> list[str]:
+        """The other sides."""
+        return [name for name in self.sides if name not in self.wrong]
+
+    @property
+    def told(self) -> list[Block]:
+        """Return what to do about the causes, and how far each side is from the truth."""
+        remedies = dict.fromkeys(cause.remedy for side in self.sides.values() for cause in side.causes)
+        rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in self.sides.items()]
+        table = Grid((_MEASURED, "measured", "noise"), rows, {_MEASURED})
+        return [*section("What to do", remedies), Heading("How far apart", 3), table]
+
+
+_MEASURED, _DASHBOARD = "mean of |difference|, nats", "name on a dashboard"
 
 
 @dataclass(frozen=True)
-class ExplainedRollout:
+class ExplainedRollout(ExplainedSides):
     """What is wrong between rollout and trainer. apart: the mean of |rollout - trainer|, nats. dashboards: the field's names for
     how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
     """
@@ -47,22 +93,21 @@ class ExplainedRollout:
     engine: ExplainedOutputs | None = None
 
     @property
-    def sides(self) -> dict[str, ExplainedOutputs]:
+    def sides(self) -> dict[str, ExplainedOutputs]:  # type: ignore[override]
         """The explanation of each side, by its name."""
         return {ROLLOUT: self.rollout, TRAINER: self.trainer} | ({ENGINE: self.engine} if self.engine else {})
 
     @property
-    def wrong(self) -> tuple[str, ...]:
-        """The sides that are further from the truth than rounding, or in which a cause was found."""
-        return tuple(name for name, side in self.sides.items() if is_wrong(side))
-
-    @property
     def verdict(self) -> Verdict:
         """Say which side is wrong, and why."""
-        figures = (("rollout to trainer", f"{number(self.apart, 3)} nats"),)
+        figures = [("rollout to trainer", f"{number(self.apart, 3)} nats")]
         if self.wrong:
-            right = [name for name in self.sides if name not in self.wrong]
-            return Verdict(WRONG, "; ".join(self.sentences), figures, wrong=self.wrong, right=right)
+            causes = [
+                text.replace("recorded log-probs", f"{name} log-probs")
+                for name, side in self.sides.items()
+                for text in side.sentences
+            ]
+            return Verdict(WRONG, "; ".join(causes), figures, wrong=self.wrong, right=self.right)
         far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
         every = f"{' and '.join(self.sides)} are {'both' if len(self.sides) == 2 else 'all'} right"
         return Verdict(RIGHT, f"{every}: {far} nats from the truth over {self.rollout.tokens:,} tokens", figures)
@@ -73,37 +118,54 @@ class ExplainedRollout:
         return self.verdict.text
 
     @property
-    def sentences(self) -> list[str]:
-        """Return what was found on each side."""
-        return [
-            text.replace("recorded log-probs", f"{name} log-probs")
-            for name, side in self.sides.items()
-            for text in side.sentences
-        ]
+    def blocks(self) -> list[Block]:
+        """Return what a page and `actordbg explain --against rollout` show below the verdict."""
+        rows = [(name, number(value)) for name, value in self.dashboards.items()]
+        return [*self.told, Grid((_DASHBOARD, "rollout and trainer"), rows, {_DASHBOARD})]
+
+
+@dataclass(frozen=True)
+class ExplainedEngine(ExplainedSides):
+    """How right a server is. server: "vLLM 0.32.0". ways: the explanation of each way of asking
+    (`actordbg.actor.endpoint_session`), `alone` first: if that is wrong, causes are fitted; if only another way is, its name says
+    what is: the batch, the cache, or that the server does not repeat itself. moved: by way, where its log-probs begin to differ
+    from those of `alone`, in words.
+    """
+
+    server: str
+    ways: Mapping[str, ExplainedOutputs]
+    moved: Mapping[str, str]
+
+    @property
+    def sides(self) -> Mapping[str, ExplainedOutputs]:  # type: ignore[override]
+        """The explanation of each way."""
+        return self.ways
+
+    @property
+    def verdict(self) -> Verdict:
+        """The sentence, and the ways that were not checked."""
+        return Verdict(WRONG if self.wrong else RIGHT, self.sentence, not_checked=self.unchecked)
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """Return what was not checked."""
+        return tuple(text for way, text in _UNCHECKED.items() if way not in self.ways)
+
+    @property
+    def sentence(self) -> str:
+        """Say whether the server is right, in which ways, and why not."""
+        alone, who = self.ways[ALONE], f"the engine ({self.server}, raw logits at temperature 1)"
+        if ALONE in self.wrong:
+            causes = "; ".join(text.replace("recorded log-probs", "its log-probs") for text in alone.sentences)
+            return f"{who} is wrong: {causes}"
+        right = f"{who} is right {', '.join(self.right)}"
+        told = "; ".join(f"wrong {_DIFFERS[way]}{self.moved.get(way, '')}" for way in self.wrong)
+        return f"{right}, and {told}" if told else f"{right}: {alone.before:.3g} nats from the truth over {alone.tokens:,} tokens"
 
     @property
     def blocks(self) -> list[Block]:
-        """Return what a page and `actordbg explain --against rollout` show."""
-        return [
-            self.verdict,
-            *side_blocks(self.sides),
-            Grid(("name on a dashboard", "rollout and trainer"), tuple((name, number(v)) for name, v in self.dashboards.items()),
-                 {"name on a dashboard"}),
-        ]  # fmt: skip
-
-
-def is_wrong(side: ExplainedOutputs) -> bool:
-    """Check whether a side is further from the truth than rounding, or has a cause."""
-    return bool(side.causes) or side.unknown
-
-
-def side_blocks(sides: Mapping[str, ExplainedOutputs]) -> list[Block]:
-    """Return what to do about the causes of some sides, and how far each side is from the truth."""
-    remedies = dict.fromkeys(cause.remedy for side in sides.values() for cause in side.causes)
-    to_do: list[Block] = [Heading("What to do", 3), Items(tuple(remedies))] if remedies else []
-    rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in sides.items()]
-    table = Grid(("mean of |difference|, nats", "measured", "noise"), tuple(rows), {"mean of |difference|, nats"})
-    return [*to_do, Heading("How far apart", 3), table]
+        """Return what `actordbg explain` shows of a server below the verdict."""
+        return [*self.told, *section("", (f"{way}: {text}" for way, side in self.ways.items() for text in side.sentences))]
 
 
 def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedRollout:
@@ -185,3 +247,38 @@ def field_figures(rollout: Array, run: Array, old: Array) -> dict[str, float]:
         "rollout_probs_diff_mean": float(np.abs(np.exp(old) - np.exp(rollout)).mean()),
         "rollout_is_eff_sample_size": float(ratio.mean() ** 2 / (ratio**2).mean()),
     }
+
+
+def explain_engine(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedEngine:
+    """Explain a replay by a server. models, callbacks, errors: see `explain_sides`."""
+    ours = open_replay(query.open_fresh(store), replay_id)
+    sides: dict[str, dict[str, Array]] = {ALONE: {}}
+    masks: dict[str, Array] = {}
+    why = "it has none"
+    for dump_id in ours.inputs:
+        if isinstance(values := ours.read(dump_id), str):
+            why = values
+        elif len(masks) < MOST:
+            masks[dump_id] = values.mask
+            for way, log_probs in {ALONE: values.log_probs, **ours.arrays(dump_id, ENGINE_WAYS)}.items():
+                sides.setdefault(way, {})[dump_id] = log_probs
+    if not masks:
+        raise Unsupported(f"no input of replay {replay_id} has log-probs: {why}", hint="replay it again once the server scores")
+    whole = {way: sides[way] for way in (ALONE, *_DIFFERS) if way in sides and sides[way].keys() == masks.keys()}
+    explained = explain_sides(store, replay_id, whole, models=models, **callbacks)
+    noise = explained[ALONE].noise
+    moved = {way: words for way in whole if way != ALONE and (words := _moved(ours, whole[ALONE], whole[way], masks, noise))}
+    return ExplainedEngine(str(ours.resolved.get("server")), explained, moved)
+
+
+def _moved(ours: ReplaySide, alone: _Side, other: _Side, masks: _Side, noise: float) -> str:
+    """Say where the log-probs of a way begin to differ from those of `alone`; "" if they do not."""
+    for dump_id, mask in masks.items():
+        apart = np.abs(other[dump_id] - alone[dump_id]) * mask
+        rows, columns = (apart > max(_FAR * noise, 1e-6)).nonzero()
+        if len(rows):
+            column = int(columns.min())
+            row = int(rows[columns.argmin()])
+            length = ours.inputs[dump_id].seq_len - mask.shape[1] + column
+            return f", from token {length} of row {row} of {dump_id} on, by up to {apart.max():.3g} nats (noise {noise:.2g})"
+    return ""

@@ -1,0 +1,271 @@
+"""What each cause of the bank computes: log-probs in closed form from logits, changes of the model, other arrangements of rows.
+
+Functions get torch's tensors and models, and call their methods only: the desk, which reads names and sentences, needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+
+class Chosen(NamedTuple):
+    """Sampled tokens of a row. labels: their ids [n]. first: bool [n], the first of the row. following: `labels`, but behind the
+    row's end the first id of the next row.
+    """
+
+    labels: Any
+    first: Any
+    following: Any
+
+
+Closed = Callable[[Any, Chosen], Any]
+"""(logits [n, V], divided by the temperature; the sampled tokens) -> log-probs [n]."""
+Laid = Iterator[tuple[Any, Any, Any]]
+"""Arguments of each forward, [B, S]: its tokens (bool, row after row), their positions, those that attention sees (bool)."""
+
+
+def always(_model: Any) -> float:
+    return 1.0
+
+
+def never(_model: Any) -> None:
+    """Return that no model has this cause: it moves log-probs without one."""
+
+
+def nothing(_model: Any) -> float:
+    """Return the size of what is absent from a healthy model."""
+    return 0.0
+
+
+# -- from the logits
+
+
+def _chosen(logits: Any, labels: Any) -> Any:
+    return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def temperature(_model: Any, size: float) -> Closed:
+    return lambda logits, chosen: _chosen(logits, chosen.labels) / size - (logits / size).logsumexp(-1)
+
+
+def unnormalised(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: _chosen(logits, chosen.labels)
+
+
+def next_row(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: _chosen(logits, chosen.following) - logits.logsumexp(-1)
+
+
+def rounded_logits(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: _chosen(logits.bfloat16().float().log_softmax(-1), chosen.labels)
+
+
+def rounded_scores(_model: Any, _size: float) -> Closed:
+    return lambda logits, chosen: (_chosen(logits, chosen.labels) - logits.logsumexp(-1)).bfloat16()
+
+
+def _renormalised(keep: Callable[[Any], Any]) -> Closed:
+    """Return log p - log S. S is the mass of the tokens that the sampler kept: keep(sorted probabilities [n, V]) -> bool."""
+
+    def log_probs(logits: Any, chosen: Chosen) -> Any:
+        ordered = logits.softmax(-1).sort(-1, descending=True).values
+        return _chosen(logits, chosen.labels) - logits.logsumexp(-1) - (ordered * keep(ordered)).sum(-1).log()
+
+    return log_probs
+
+
+def top_p(_model: Any, size: float) -> Closed:
+    return _renormalised(lambda ordered: ordered.cumsum(-1) - ordered < size)
+
+
+def top_k(_model: Any, size: float) -> Closed:
+    return _renormalised(lambda ordered: (ordered > -1).cumsum(-1) <= size)
+
+
+def min_p(_model: Any, size: float) -> Closed:
+    return _renormalised(lambda ordered: ordered >= size * ordered[..., :1])
+
+
+def end_ids(model: Any) -> list[int]:
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None) or getattr(model.config, "eos_token_id", None)
+    return [ends] if isinstance(ends, int) else list(ends or ())
+
+
+def no_end(model: Any, _size: float) -> Closed:
+    ends = end_ids(model)
+
+    def log_probs(logits: Any, chosen: Chosen) -> Any:
+        total = logits.logsumexp(-1)
+        removed = (logits[..., ends] - total[..., None]).exp().sum(-1)
+        return _chosen(logits, chosen.labels) - total - (-removed).log1p() * chosen.first
+
+    return log_probs
+
+
+# -- from a changed model
+
+
+@contextmanager
+def _set(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set (object, attribute, value) within the block."""
+    with ExitStack() as undo:
+        for holder, name, value in changes:
+            undo.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
+        yield
+
+
+def _having(model: Any, *names: str, within: str = "") -> list[tuple[Any, str]]:
+    """Return (module, attribute) of the modules that have one of these attributes, with a value, and `within` in their class'
+    name.
+    """
+    modules = [module for module in model.modules() if within in type(module).__name__.lower()]
+    return [(module, name) for module in modules for name in names if getattr(module, name, None) is not None]
+
+
+def first_value(holders: list[tuple[Any, str]]) -> float | None:
+    return next((float(getattr(module, name)) for module, name in holders), None)
+
+
+def norms(model: Any) -> list[tuple[Any, str]]:
+    return _having(model, "variance_epsilon", "eps", within="norm")
+
+
+def epsilon(model: Any, size: float) -> AbstractContextManager[None]:
+    return _set([(module, name, size) for module, name in norms(model)])
+
+
+def scaled(model: Any) -> list[Any]:
+    return [module for module, name in _having(model, "scaling") if isinstance(getattr(module, name), float)]
+
+
+def attention(model: Any, size: float) -> AbstractContextManager[None]:
+    return _set([(module, "scaling", module.scaling * size) for module in scaled(model)])
+
+
+def ropes(model: Any) -> list[Any]:
+    return [module for module, _ in _having(model, "inv_freq")]
+
+
+def theta_of(model: Any) -> float | None:
+    """Return theta where all angles follow from it: one rotary embedding, of the default kind."""
+    rope = getattr(model.config, "rope_parameters", None) or getattr(model.config, "rope_scaling", None) or {}
+    theta = rope.get("rope_theta") or getattr(model.config, "rope_theta", None)
+    plain = len(ropes(model)) == 1 and rope.get("rope_type", "default") == "default"
+    return float(theta) if plain and theta else None
+
+
+def theta(model: Any, size: float) -> AbstractContextManager[None]:
+    (rope,), own = ropes(model), theta_of(model) or size
+    return _set([(rope, "inv_freq", rope.inv_freq ** (math.log(size) / math.log(own)))])
+
+
+def angles(model: Any, size: float) -> AbstractContextManager[None]:
+    return _set([(rope, "inv_freq", rope.inv_freq / size) for rope in ropes(model)])
+
+
+def rounded_angles(model: Any, _size: float) -> AbstractContextManager[None]:
+    return _set([(rope, "inv_freq", rope.inv_freq.bfloat16().to(rope.inv_freq.dtype)) for rope in ropes(model)])
+
+
+@contextmanager
+def narrow_head(model: Any, _size: float) -> Iterator[None]:
+    from torch._C import DisableTorchFunction  # the truth's own mode would widen the casts
+
+    def narrow(module: Any, inputs: Any, output: Any) -> Any:
+        with DisableTorchFunction():
+            return (inputs[0].bfloat16() @ module.weight.bfloat16().T).to(output.dtype)
+
+    hook = model.get_output_embeddings().register_forward_hook(narrow)
+    yield
+    hook.remove()
+
+
+def window_of(model: Any) -> float | None:
+    window = getattr(model.config, "sliding_window", None)
+    in_use = "sliding_attention" in (getattr(model.config, "layer_types", None) or ["sliding_attention"])
+    return float(window) if window and in_use and getattr(model.config, "use_sliding_window", True) else None
+
+
+def window(model: Any, size: float) -> AbstractContextManager[None]:
+    return _set([(model.config, "sliding_window", int(size))])
+
+
+_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
+
+
+def cap_of(model: Any) -> float | None:
+    return next((0.0 for name in _CAPS if getattr(model.config, name, None)), None)
+
+
+def uncapped(model: Any, _size: float) -> AbstractContextManager[None]:
+    attributes = [(holder, name, None) for holder, name in _having(model, *_CAPS)]
+    return _set([*attributes, *((model.config, name, None) for name in _CAPS if getattr(model.config, name, None))])
+
+
+def activations(model: Any) -> list[tuple[Any, str]]:
+    kinds = ("silu", "gelu")
+    return [pair for pair in _having(model, "act_fn") if any(kind in type(pair[0].act_fn).__name__.lower() for kind in kinds)]
+
+
+def other_activation(model: Any, size: float) -> AbstractContextManager[None]:
+    """Set gelu where the model has silu, by its tanh for a size of 1, exact for 2; else silu."""
+    from torch.nn import GELU, SiLU
+
+    gelu = GELU(approximate="tanh" if size == 1 else "none")
+    return _set([
+        (holder, name, gelu if "silu" in type(holder.act_fn).__name__.lower() else SiLU())
+        for holder, name in activations(model)
+    ])  # fmt: skip
+
+
+def adapters(model: Any) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "_disable_adapters") and not module._disable_adapters]
+
+
+@contextmanager
+def without_adapters(model: Any, _size: float) -> Iterator[None]:
+    layers = adapters(model)
+    for layer in layers:
+        layer.enable_adapters(False)
+    yield
+    for layer in layers:
+        layer.enable_adapters(True)
+
+
+# -- from rows that are given to the model in another way
+
+
+def _positions(attended: Any) -> Any:
+    """Return each token's position in its row, [B, S]; 0 in padding before it."""
+    return (attended.cumsum(-1) - 1).clamp(min=0)
+
+
+def _alone(where: Any) -> Iterator[Any]:
+    """Yield each row's part of a mask [B, S]."""
+    for row in range(len(where)):
+        part = where & False
+        part[row] = where[row]
+        yield part
+
+
+def together(attended: Any, _sampled: Any, size: float) -> Laid:
+    yield attended, _positions(attended), attended
+
+
+def running_on(attended: Any, _sampled: Any, size: float) -> Laid:
+    yield attended, attended.flatten().cumsum(0).view(attended.shape) - 1, attended
+
+
+def with_padding(attended: Any, _sampled: Any, size: float) -> Laid:
+    """Let rows see their padding, at the position 0 (size 1), 1 (the trainer's, size 2), or in the order of columns (size 3)."""
+    everything, positions = attended | True, _positions(attended)
+    positions = (positions, positions * attended + ~attended, _positions(everything))[int(size) - 1]
+    yield from ((row, positions, everything) for row in _alone(everything))
+
+
+def without_prompts(attended: Any, sampled: Any, size: float) -> Laid:
+    yield from ((row, _positions(attended), sampled) for row in _alone(attended))

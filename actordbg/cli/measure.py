@@ -1,0 +1,126 @@
+"""`actordbg noise`, `families`, `train-check` and `actor init`: what a configuration does, beside replaying and judging dumps."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from actordbg.cli.options import (
+    ConfirmOption,
+    argument,
+    option,
+    refuse_beside,
+)
+from actordbg.cli.replay_options import ChosenInputs, EngineOptions, HowToTrain
+from actordbg.cli.setting_options import NONE, Given, takes_settings
+
+
+@takes_settings("noise")
+def noise(
+    ctx: typer.Context,
+    chosen: ChosenInputs = ChosenInputs(),
+    settings: Given = NONE,
+    machines: EngineOptions = EngineOptions(),
+) -> object:
+    """Measure a configuration's own numerical noise.
+
+    Replays the same inputs unchanged, a second time, with more padding, with every row twice and with rows reversed; and row by
+    row in the configuration's dtype and in a wider dtype. Results should not depend on any of that, so every change is noise.
+    `actordbg compare A B --noise` then reports only differences beyond this noise floor. Runs up to seven replays, which stay in
+    the store.
+
+    Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
+    """
+    from actordbg.cli.terminal import flags_of, opened
+
+    flags = flags_of(settings)
+    return opened(ctx, machines=machines).noise(chosen.selection, **flags)
+
+
+@takes_settings("families")
+def families(
+    ctx: typer.Context,
+    names: list[str] | None = argument(
+        None, "NAME|DIR", "Families, or folders with a config.json (default: all known families)."
+    ),
+    settings: Given = NONE,
+    keep: Path | None = option(
+        None, "Work in DIR and keep it, continuing an earlier run there (default: a temporary folder).", metavar="DIR"
+    ),
+    list_: bool = option(False, "List the known families and run nothing."),
+) -> object:
+    """Test a small model of each family against laws and truth.
+
+    Builds a small random model of each family, without network access, and runs a matrix on small synthetic inputs: fp32 and
+    bf16, sdpa and eager, packed and not. Checks the laws in every cell and compares it with the truth. A folder's config.json
+    gives a small model of that configuration, with your own windows, scalings and flags; its weights are not read.
+
+    With --keep, an interrupted run continues, and a list can be run in parts: results in DIR with the same options and versions
+    are reused.
+
+    Takes seconds per family.
+
+    Exit code: 1 if a family is wrong or fails.
+
+    Example: actordbg families qwen3_5 mixtral --packing on
+    """
+    from actordbg.api.family_checks import known_families
+    from actordbg.cli.terminal import opened
+
+    if list_:
+        return known_families()
+    return opened(ctx).families(*(names or ()), keep=keep, **settings)
+
+
+@takes_settings("train-check")
+def train_check(
+    ctx: typer.Context,
+    inputs: ChosenInputs = ChosenInputs(),
+    how: HowToTrain = HowToTrain(),
+    settings: Given = NONE,
+    machines: EngineOptions = EngineOptions(),
+    resume: str | None = option(None, "Continue a stopped check.", metavar="[CHECK|last]"),
+    show: str | None = option(None, "Print an existing check; run nothing.", metavar="[CHECK|last]"),
+    yes: ConfirmOption = False,
+    dry_run: bool = option(False, "Print the configurations; run nothing."),
+) -> object:
+    """Train a few steps under each configuration and compare.
+
+    Real steps of AdamW over recorded inputs: the same initial weights, the same micro-batches in each step, gradients clipped.
+    Without a list: the plain Actor, ZeRO 2, fsdp2, and fsdp2 with tensor parallelism, with a ring, with both. Each is judged at
+    every step by loss, gradient norm and update norm, against the plain Actor in fp32. Takes NUM_GPUS, MODEL, TP_SIZE, SKIP_RING
+    and the other variables of the trainer's backend test suite; a flag wins.
+    Takes as many inputs as its steps take twice, so that the loss over the same inputs says whether it falls. Exit code 1 if a
+    configuration fails, diverges from the baseline, or its loss is not known to fall, or if none could run.
+
+    Example: actordbg train-check --where "seq_len<512" --steps 20 --backend deepspeed,fsdp2 --zero-stage 2 --tp 1,2 --nproc 4
+    """
+    from actordbg.cli.terminal import flags_of, opened
+
+    flags = flags_of(settings)
+    store = opened(ctx, yes=yes, machines=machines)
+    if (again := resume if show is None else show) is not None:
+        word, groups = ("resume", [EngineOptions]) if show is None else ("show", [])
+        refuse_beside(ctx, f"--{word} keeps the check's settings", word, "yes", "dry_run", groups=groups)
+        return store.train_check_again(again, run=show is None, dry_run=dry_run)
+    return store.train_check(inputs.selection, training=asdict(how), dry_run=dry_run, **flags)
+
+
+@takes_settings("actor init")
+def init(
+    ctx: typer.Context,
+    settings: Given = NONE,
+    batch_size: int = option(2, "Rows of the synthetic input.", min=1),
+    seq_len: int = option(128, "Length of the synthetic input, padding included.", min=4),
+) -> object:
+    """Build the actor alone and run one forward.
+
+    The input is synthetic. Prints the settings that the built actor has, which may differ from those that were requested.
+
+    Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
+    """
+    from actordbg.cli.terminal import opened
+
+    return opened(ctx).build_actor(batch_size=batch_size, seq_len=seq_len, **settings)
