@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
@@ -27,11 +28,13 @@ SHARED_DUMPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_
 
 
 def pytest_configure() -> None:
-    """One thread for each process, and signals as a terminal has them.
+    """One thread for each process, signals as a terminal has them, and no width or color from where the tests run.
 
     A test run in the background inherits an ignored SIGINT (nohup: SIGHUP), and so would the commands that tests interrupt, which
-    leave ignored signals alone.
+    leave ignored signals alone. Typer colors its help on GitHub's machines.
     """
+    for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        os.environ.pop(name, None)
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
@@ -58,15 +61,24 @@ def ring_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def template_of_workers(ring_folder: Path) -> Iterator[Path]:
-    """The socket of a process that forks workers."""
-    path = ring_folder / "template"
-    command = [sys.executable, str(FORKED / "template_of_workers.py"), str(path)]
-    with subprocess.Popen(command, env=roots.environment(), stdin=subprocess.PIPE, start_new_session=True) as template:
-        while not path.exists() and template.poll() is None:  # it imports torch; if it fails, workers start as usual
-            time.sleep(0.05)
-        yield path
-        template.terminate()
+def template_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The socket of a process that forks workers: one for all processes of a test run; it ends when the last of them has ended."""
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    path, alive = folder / "template", folder / "alive"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not alive.exists():
+            os.mkfifo(alive)
+        held = os.open(alive, os.O_RDWR)
+        if not path.exists():
+            command = [sys.executable, str(FORKED / "template_of_workers.py"), str(path)]
+            with open(alive, "rb") as end:
+                template = subprocess.Popen(command, env=roots.environment(), stdin=end, start_new_session=True)
+            while not path.exists() and template.poll() is None:  # it imports torch; if it fails, workers start as usual
+                time.sleep(0.05)
+    yield path
+    os.close(held)
 
 
 @pytest.fixture(scope="module")

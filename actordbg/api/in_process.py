@@ -8,6 +8,7 @@ A truth is loaded and computed here as well. The worker's loop (`actordbg.replay
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -126,7 +127,10 @@ def _result(engine: OwnEngine, spec: ReplaySpec, slot: int, begun: dict[str, Any
 
 @contextlib.contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
-    """Leave the model's modes and gradients, the random generators, the environment and transformers' messages as they were."""
+    """Leave the model's modes and gradients, the random generators, the environment and transformers' messages as they were.
+
+    Inside, no garbage collection looks at what was there before: each replay ends with some, and imports left a million objects.
+    """
     from transformers.utils import logging
 
     modes = [(module, module.training) for module in model.modules()]
@@ -137,6 +141,9 @@ def undisturbed(model: Any) -> Iterator[None]:
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    frozen = gc.get_freeze_count()
+    if not frozen:
+        gc.freeze()
     try:
         device = next(model.parameters()).device.type
         with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(), torch.autocast(device, enabled=False):
@@ -146,6 +153,8 @@ def undisturbed(model: Any) -> Iterator[None]:
                 own.clear()
             yield
     finally:
+        if not frozen:
+            gc.unfreeze()
         for module, training in modes:
             module.training = training
         for parameter, gradient in gradients:

@@ -205,7 +205,8 @@ class LawRun:
             self._waiting["alone"] = (change(lone, self.base, self._of_row(self.tokens, row)), words)
         with rounded_anew(self.session.model):
             moved = change(self._forward(self.call), self.base, self.tokens)
-        limit = FACTOR * (moved.mean if self._experts else moved.size)
+        last_place = torch.finfo(torch.float32).eps * float(self.base.log_probs.nan_to_num(0, 0, 0).abs().max())
+        limit = FACTOR * max(moved.mean if self._experts else moved.size, last_place)  # rounding may move none by as much
         why = ONE_ROW if len(self._rows) < 2 else _RANDOM if self._draws else ""
         if "alone" not in self._waiting:
             self._take(not_checked("alone", why or "a batch of one row would be recompiled"))

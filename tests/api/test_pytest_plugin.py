@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from replaycases import publish
-from roots import ROOT, SUPPORT, environment
+from roots import ROOT, environment
 
 from actordbg.store.layout import Store
 
@@ -32,9 +32,10 @@ def outcome_of(folder: Path, source: str, *arguments: str) -> tuple[str, dict[st
 
 def run(folder: Path, path: Path, *arguments: str) -> tuple[str, dict[str, int]]:
     plugins = ["-p", "actordbg.api.pytest_plugin", "-c", "/dev/null", "--rootdir", str(folder), "-q", "-rN", "-p", "no:warnings"]
-    more = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": f"{ROOT}:{SUPPORT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", *plugins, *arguments, str(path)]
-    done = subprocess.run(command, cwd=folder, env=environment() | more, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"), capture_output=True, text=True
+    )
     words = done.stdout.splitlines()[-1].replace(",", "").split()
     return done.stdout, {word: int(count) for count, word in pairwise(words) if count.isdigit()}
 
@@ -49,16 +50,18 @@ def test_each_dump_of_a_sample_is_a_parameter_and_no_dump_is_an_error(tmp_path: 
     source = """
 import pytest
 
-@pytest.mark.actordbg_dumps("store", where="{where}", sample=3)
+@pytest.mark.actordbg_dumps("store", where="rank>=0", sample=3)
 def test_dump(actordbg_dump):
     assert actordbg_dump.tensors["sequences"].shape[1] == actordbg_dump.seq_len
 """
-    assert outcome_of(tmp_path, source.format(where="rank>=0"), "--strict-markers")[1]["passed"] == 3
-    output, outcomes = outcome_of(tmp_path, source.format(where="seq_len>9999"))
-    assert outcomes.get("error") == 1 and "no dump of store to run the test for" in output
+    (tmp_path / "test_none.py").write_text(source.replace("rank>=0", "seq_len>9999"))
+    words = ("--strict-markers", "--continue-on-collection-errors", str(tmp_path / "test_none.py"))
+    output, outcomes = outcome_of(tmp_path, source, *words)
+    assert outcomes == {"passed": 3, "error": 1} and "no dump of store to run the test for" in output
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_failures_text_is_the_verdict_and_its_page_is_written(tmp_path: Path):
     publish(Store(tmp_path / "store").create(), 1, length=24)
     source = f"""{MODELS}

@@ -17,6 +17,7 @@ MAKE = ROOT / "examples" / "make_store.py"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_the_tour_does_what_its_page_shows(tmp_path: Path):
     work = tmp_path / "work"
     work.mkdir()

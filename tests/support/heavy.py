@@ -9,15 +9,19 @@ from roots import ROOT
 
 TESTS = ROOT / "tests"
 FILES = (
-    "cluster/test_ray_replay.py", "demo/test_demo_steps.py", "install/test_run_ray.py", "locate/test_locate.py",
-    "actor/test_actor_session.py", "project/test_docs.py", "capture/test_capture_deaths.py", "install/test_run.py",
-    "campaign/test_train_check.py", "campaign/test_matrix_distributed.py", "project/test_examples.py",
-    "campaign/test_matrix_command.py", "trainers/test_made_up_trainer.py", "laws/test_laws.py", "judge/test_truth_end_to_end.py",
-    "trainers/test_lora.py", "campaign/test_families.py", "project/test_benchmarks.py", "debug/test_stops_in_replays.py",
-    "causes/test_causes.py", "capture/test_capture_faults.py", "replay/test_replay_launch.py", "actor/test_model_code.py", "project/test_threads.py",
-    "replay/test_replay_plain.py", "catalog/test_private_catalog.py", "actor/test_actor_parallel.py",
-    "actor/test_golden_dropout.py", "replay/test_replay_align_real.py", "dumps/test_killed_anywhere.py", "fuzz/test_fuzz.py",
-    "laws/test_laws_command.py", "reduce/test_reduce.py", "api/test_for_agents.py", "api/test_store_api.py", "judge/test_check.py",
+    "cluster/test_ray_replay.py", "demo/test_demo_steps.py", "campaign/test_train_check.py", "api/test_pytest_plugin.py",
+    "campaign/test_matrix_distributed.py", "judge/test_truth_end_to_end.py", "locate/test_locate.py", "api/test_for_agents.py",
+    "actor/test_actor_session.py", "trainers/test_weight_syncs.py", "debug/test_stops_in_replays.py", "project/test_docs.py",
+    "install/test_run.py", "reduce/test_reduce.py", "laws/test_laws.py", "install/test_run_ray.py", "actor/test_golden_dropout.py",
+    "campaign/test_matrix_command.py", "project/test_examples.py", "replay/test_replay_command.py", "formats/test_dump_fuzz.py",
+    "judge/test_engine_sides.py", "capture/test_capture_faults.py", "trainers/test_made_up_trainer.py", "steps/test_step.py",
+    "replay/test_replay_supervise.py", "actor/test_actor_parallel.py", "causes/test_causes.py", "campaign/test_families.py",
+    "capture/test_capture_deaths.py", "capture/test_capture_ends.py", "project/test_threads.py", "catalog/test_odd_files.py",
+    "actor/test_model_code.py", "trainers/test_lora.py", "trainers/test_built_in_adapters.py", "replay/test_replay_launch.py",
+    "catalog/test_private_catalog.py", "replay/test_foreign_stores.py", "install/test_patch_end_to_end.py", "api/test_store_api.py",
+    "project/test_benchmarks.py", "install/test_attach_sitecustomize.py", "judge/test_check.py", "api/test_notebook.py",
+    "replay/test_replay_align_real.py", "api/test_check_model.py", "replay/test_replay_plain.py", "project/test_packaging.py",
+    "trainers/test_actor_cpu.py", "actor/test_actor_deepspeed.py",
 )  # fmt: skip
 """Each takes ten seconds or more, the longest first. A name that is no more, or is missing here, costs half a minute at most."""
 

@@ -69,6 +69,7 @@ def serve(path: str, own: dict[str, str]) -> list[str]:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
+    os.unlink(path)
     os._exit(0)
 
 
