@@ -28,7 +28,7 @@ matrix-demo: $(VENV)/.demo
 	store=$$(mktemp -d)/store && $(BIN)/actordbg --store $$store dump $(BRING) && \
 	$(BIN)/actordbg --store $$store matrix --where "batch_size*seq_len<1500" --max-inputs 3 --no-backward
 
-# A real PPO with faults planted in the trainer and in the engine, and which command names each: about half an hour.
+# A real PPO with faults planted in the trainer and in the engine, and which command names each: about two hours.
 rollout-faults: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.faulty_ppo all $${FOLDER:-$$(mktemp -d)/runs}
 

@@ -88,7 +88,11 @@ def reduction_answer(record: Reduction) -> CommandResult:
     verdict = Verdict(
         FAILED if failed else WRONG,
         said,
-        figures=[("trials", f"{record.trials}"), ("seconds", f"{record.seconds:g}")],
+        figures=[
+            ("tokens", f"{sum(map(len, record.case.rows)):,}"),
+            ("trials", f"{record.trials}"),
+            ("time", f"{record.seconds:g} s"),
+        ],
         not_checked=left,
         next=f"actordbg {following}",
     )

@@ -54,7 +54,7 @@ def _text_block(block: Block) -> str:
         case Items(items):
             return "\n".join(wrap(item, "  ", "      ") for item in items) + "\n"
         case Grid():
-            return grid(block) + "\n"
+            return grid(block, fold=block.wraps) + "\n"
     raise TypeError(f"{type(block).__name__} has no text")
 
 

@@ -86,7 +86,7 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
     missing = [f"{name}: it could not be rendered or encoded ({why})" for name, why in skipped.items()]
     verdict = Verdict(WRONG if broken else RIGHT if rendered else UNCHECKED, said, not_checked=missing)
     rows = tuple((each.conversation, str(each.turn), each.kind, each.words) for each in broken[:20])
-    grid = Grid(("conversation", "turn", "kind", "what"), rows, {"conversation", "kind", "what"})
+    grid = Grid(("conversation", "turn", "kind", "what"), rows, {"conversation", "kind", "what"}, wraps=True)
     data = {"model": model, "faults": [vars(each) for each in broken], "skipped": skipped, "recorded": len(trajectories)}
     return CommandResult.of(verdict, data, *([grid] if broken else []), title="chat template")
 

@@ -119,7 +119,7 @@ def lint_blocks(findings: Findings) -> list[Block]:
     blocks: list[Block] = []
     if findings.broken:
         rows = [row for law in findings.broken for row in _rows(law, findings.answers[law.name].violations)]
-        blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what")))
+        blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what"), wraps=True))
         blocks.append(Items([f"{law.name}: {law.holds}. {law.thread}. Try: {law.remedy}" for law in findings.broken]))
     held = [f"{law.name}: {law.holds} ({plural(findings.answers[law.name].looked_at, 'check')})" for law in findings.held]
     needs = grouped((law.needs, law.name) for law in findings.unchecked).items()

@@ -250,12 +250,13 @@ class RecordedCall:
     @cached_property
     def terms(self) -> Terms | None:
         """Return the sums of this loss's terms, recomputed from its arguments; None for a forward, and for an unknown loss."""
-        return self.terms_with(self.active)
+        return self.terms_with()
 
-    def terms_with(self, mask: Numbers | None, **changed: Any) -> Terms | None:
-        """Return `terms` under another mask, bool [B, A], or with changed attributes of the loss."""
-        if not self.is_loss or mask is None:
+    def terms_with(self, *, masked: bool = True, **changed: Any) -> Terms | None:
+        """Return `terms` with changed attributes of the loss, or of all tokens."""
+        if not self.is_loss or self.active is None:
             return None
+        mask = self.active if masked else np.ones_like(self.active)
         named = {name: values.astype("f8") for name, values in self.log_probs().items()}
         others = {name: self.array(name) for name in ("advantages", "term_weights", *VALUES)}
         named |= {name: values.astype("f8") for name, values in others.items() if values is not None}

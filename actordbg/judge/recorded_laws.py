@@ -244,8 +244,9 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
 
 
 def _scored(calls: Iterable[RecordedCall]) -> Counter[Hashable]:
-    """Count how often the policy scored each row before the update, by run, step and key of the row."""
-    before = (call for call in calls if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy")
+    """Count how often the policy, whose role is not known at first, scored each row before the update, by run, step and key."""
+    scores = (call for call in calls if not call.is_loss and call.record.grad_enabled is False)
+    before = (call for call in scores if call.record.role in ("policy", None))
     return Counter((call.record.run, call.record.step, key) for call in before for key in call.row_keys)
 
 
@@ -338,9 +339,9 @@ def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
         key = next((call.row_keys[row] for row in repeated.nonzero()[0]), b"")
         first, times = seen[together].get(key, ""), scored[record.run, record.step, key] if apart else 0
         where = "" if first == record.dump_id else f" in {first}"
-        where += {0: "", 1: ", and was scored once"}.get(times, ", and was scored as often")
-        side = (EITHER, TRAINER, ROLLOUT)[min(times, 2)]
-        answer.rows(call, repeated, f"the same row is trained on twice in a step{where}", side=side)
+        known = ("", EITHER), (", and was scored once", TRAINER), (", and was scored as often", ROLLOUT)
+        how, side = known[min(times, 2)]
+        answer.rows(call, repeated, f"the same row is trained on twice in a step{where}{how}", side=side)
 
 
 def _groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -391,7 +392,7 @@ LAWS = (
     ),
     RecordedLaw(
         "finite", "log-probs, advantages and losses are finite", "NeMo-RL#2100",
-        "replay that dump: actordbg check --where \"dump='...'\"", _SCORES, TRAINER, _finite,
+        "replay that dump, and explain it: `actordbg replay`, `actordbg explain`", _SCORES, TRAINER, _finite,
     ),
     RecordedLaw(
         "log-probs", "no log-prob is above 0", "verl#2656", "normalize: log_softmax over the whole vocabulary, in fp32",

@@ -177,6 +177,7 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
             for each in faults[:20]
         ),
         {"trajectory", "kind", "what"},
+        wraps=True,
     )
     return CommandResult.of(verdict, data, *([table] if faults else []), title=f"turns of run {name}")
 

@@ -5,7 +5,8 @@
 
 What is watched (`kind`):
 
-    difference   log-probs of each row, held against the row alone in fp32 with eager attention
+    difference   log-probs of each row, held against the row alone in fp32 with eager attention; under an engine, against the
+                 same call without it
     gradient     the parameters' gradients, held against those of the rows alone in fp32 with eager attention
     rerun        the same call twice
     error        an exception of this class, whose first two lines begin with `error` after numbers and paths were replaced
@@ -20,10 +21,11 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from actordbg.base.errors import CorruptDump
+from actordbg.base.units import plural
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, DTYPES
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.records.comparison_record import StoredRecord
@@ -50,9 +52,9 @@ class FaultCase(StoredRecord):
     """A case. rows: token ids of each row. left: padding in front of each row, for the layout "padded".
 
     config: of a model with seeded random weights; or checkpoint: a name on the hub or a folder, of which the first `layers`
-    are loaded. cache: the model is called without `use_cache=False`. borders: packed rows
-    come with `cu_seq_lens_q` and `seq_idx`. synthetic: `rows` are `drawn`. limit: what
-    rounding may cause, nats. memory: the most bytes of address space (RLIMIT_AS). timeout_s: when `hang` counts as shown.
+    are loaded. cache: the model is called without `use_cache=False`. borders: packed rows come with `cu_seq_lens_q` and
+    `seq_idx`. synthetic: `rows` are `drawn`. memory: the most bytes of address space (RLIMIT_AS). timeout_s: when `hang` counts
+    as shown.
     """
 
     what: ClassVar[str] = "case"
@@ -76,7 +78,6 @@ class FaultCase(StoredRecord):
     zero: int = 0
     processes: int = 1
     synthetic: bool = False
-    limit: float = 1e-4
     error_class: str = ""
     error: str = ""
     memory: int | None = None
@@ -93,6 +94,18 @@ class FaultCase(StoredRecord):
         bad += [f"{self.kind} in {self.processes} processes"] * (self.processes > 1 and self.kind not in SEVERAL)
         if bad or not self.rows or bool(self.config) == bool(self.checkpoint) or not 0 < self.processes <= 64:
             raise CorruptDump(f"not a case: {', '.join(map(str, bad)) or 'no rows, or no model'}", hint="reduce the replay again")
+
+    @property
+    def limit(self) -> float:
+        """Return what rounding may cause: nats, or a share of a gradient's norm. An engine has to give the same bits."""
+        return LIMITS["fp32" if self.engine else self.dtype]
+
+    @property
+    def fitted(self) -> FaultCase:
+        """Return the case with ids that its vocabulary has: drawn again, or folded."""
+        if self.synthetic:
+            return replace(self, rows=drawn([len(row) for row in self.rows], self.vocabulary))
+        return replace(self, rows=tuple(tuple(token % self.vocabulary for token in row) for row in self.rows))
 
     @property
     def key(self) -> str:
@@ -117,12 +130,12 @@ class FaultCase(StoredRecord):
     @property
     def words(self) -> str:
         """Describe its size: "2 rows of 3 and 4 tokens, 1 layer, hidden size 32"."""
-        lengths = " and ".join(str(len(row)) for row in self.rows) if len(self.rows) < 4 else f"up to {max(map(len, self.rows))}"
-        many = "row" if len(self.rows) == 1 else "rows"
-        layers = "all layers" if self.depth is None else f"{self.depth} layer{'s' * (self.depth != 1)}"
+        sizes = [*map(len, self.rows)]
+        lengths = " and ".join(", ".join(map(str, sizes)).rsplit(", ", 1)) if len(sizes) < 4 else f"up to {max(sizes)}"
+        layers = "all layers" if self.depth is None else plural(self.depth, "layer")
         size = f", hidden size {self.config['hidden_size']}" if self.config and "hidden_size" in self.config else ""
         ranks = f", {self.processes} processes" if self.processes > 1 else ""
-        return f"{len(self.rows)} {many} of {lengths} tokens, {layers}{size}{ranks}"
+        return f"{plural(len(sizes), 'row')} of {lengths} tokens, {layers}{size}{ranks}"
 
 
 def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def reduce_replay(
         aside = shrinker.aside | ({"another law or module": accepted[-1].words} if good < len(accepted) - 1 else {})
         best = accepted[good]
         on_step("running it again")
-        confirmed = all(fingerprint.shown_by(best, trials.ending(best, again=True)) for _ in range(2 - trials.ran(best)))
+        confirmed = all(fingerprint.shown_by(best, trials.ending(best, again=True)) for _ in range(2))
         ending = trials.ending(best)
         tried = {}
         with contextlib.suppress(OutOfBudget):
@@ -128,7 +128,7 @@ def _in_words(fingerprint: Fingerprint, case: FaultCase, trials: Trials) -> str:
     if fingerprint.shown_by(case, ending):
         return "shows it too"
     if ending.status != RETURNED:
-        return f"{ending.error_class or ending.status}"
+        return ending.words
     right = all(value is not None and value <= case.limit for value in ending.values)
     return (f"right, to {case.limit:g} nats" if ending.values else "right") if right else "wrong in another way"
 
@@ -140,12 +140,12 @@ def _start(trials: Trials, fingerprint: Fingerprint, case: FaultCase, on_step: C
     shown: list[str] = []
     for changes in [change for index, change in enumerate(stacks) if change not in stacks[:index]]:
         for model in _models(case):
-            start = replace(case, **changes, **model)
+            start = replace(case, **changes, **model).fitted
             on_step(f"does this show it? {start.words}, {'random weights' if start.config else 'the checkpoint'}")
             ending = trials.ending(start)
             if fingerprint.shown_by(start, ending):
                 return start
-            shown.append(f"{ending.error_class or ending.status} {ending.error}"[:100].strip())
+            shown.append(ending.words)
     raise Unsupported(
         f"no script without actordbg shows it ({'; '.join(dict.fromkeys(shown))})",
         hint="the fault may be in the trainer's own code, in this process's state, or need several processes, of which a script "
@@ -163,10 +163,7 @@ def _models(case: FaultCase) -> Iterator[dict[str, Any]]:
             configs.append(clean_config(config_of_model(Path(folder))))
         if "vision_config" not in own and int(own.get("hidden_size") or 0) <= WIDEST:
             configs.append(own)
-    for found in configs:
-        vocabulary = int(found.get("vocab_size") or 0)
-        rows = tuple(tuple(token % vocabulary for token in row) for row in case.rows) if vocabulary else case.rows
-        yield {"config": found, "checkpoint": "", "layers": None, "rows": rows}
+    yield from ({"config": config, "checkpoint": "", "layers": None} for config in configs)
     yield {}
 
 

@@ -38,7 +38,9 @@ from actordbg.reduce.case import (
 )  # fmt: skip
 
 _WIDTH = 88
-_MODULES = ("importlib.util", "os", "random", "re", "resource", "signal", "socket", "subprocess", "sys", "traceback", "types")
+_MODULES = (
+    "importlib.util", "os", "random", "re", "resource", "signal", "socket", "subprocess", "sys", "tempfile", "traceback", "types",
+)  # fmt: skip
 _PACKAGES = {
     "deepspeed.": "import deepspeed",
     "torch.": "import torch",
@@ -47,7 +49,8 @@ _PACKAGES = {
     "init_device_mesh": "from torch.distributed.device_mesh import init_device_mesh",
     "fully_shard": "from torch.distributed.fsdp import fully_shard",
     "AutoConfig.": "from transformers import AutoConfig, AutoModelForCausalLM",
-    "from_pretrained(": "from transformers import AutoModelForCausalLM",
+    "MODEL,": "from transformers import AutoModelForCausalLM",
+    "HfDeepSpeedConfig": "from transformers.integrations import HfDeepSpeedConfig",
 }
 """What of a script's text needs which import."""
 
@@ -58,6 +61,10 @@ def render(case: FaultCase, title: str, *, versions: str = "", weights: float | 
     private: a checkpoint in a folder is read from the environment variable MODEL, so that no path is in the script.
     """
     parts = [_build(case, weights)]
+    if case.engine == "deepspeed":
+        text = templates.SHARDED.replace("STAGE", str(case.zero)).replace("BF16", str(case.dtype == "bf16"))
+        text = text.replace("ATTENTION", f'"{case.attn}"').replace("DTYPE", _dtype(case))
+        parts.append(text.replace("END", templates.WITH_ADAM if case.zero in (1, 2) else templates.WITHOUT_ADAM))
     if case.through == TRAINER:
         parts.append(templates.STAND_IN)
     if case.kind in (DIFFERENCE, GRADIENT):
@@ -112,7 +119,7 @@ def _in_docstring(text: str) -> str:
 
 def expectation(case: FaultCase) -> str:
     """Say what comes when the fault is gone."""
-    alone = "those of the row alone in fp32 with eager attention"
+    alone = f"those without {case.engine}" if case.engine else "those of the row alone in fp32 with eager attention"
     return {
         DIFFERENCE: f"the log-probs of each row are {alone}, to {case.limit:g} nats",
         GRADIENT: f"the gradient of each parameter is that of the rows alone, to {case.limit:g} of its norm",
@@ -159,14 +166,18 @@ def _dtype(case: FaultCase) -> str:
 
 
 def _build(case: FaultCase, weights: float | None) -> str:
-    rounded = "" if case.dtype == "fp32" else f".to({_dtype(case)})"
     if case.config:
         body = """
     torch.manual_seed(0)
     config = AutoConfig.for_model(**CONFIG)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 """
-        after = f"    return model.float(){rounded}.to(dtype).eval()"
+        after = "    return model.float().eval()"
+        if case.dtype != "fp32":  # as a checkpoint in this dtype: buffers stay as they are
+            after = f"""\
+    for weight in model.parameters():
+        weight.data = weight.data.to({_dtype(case)}).to(dtype)
+    return model.eval()"""
     else:
         extra = "" if case.layers is None else f"        num_hidden_layers={case.layers},\n"
         body = f"""
@@ -208,22 +219,20 @@ def _actual(case: FaultCase) -> str:
     return f"{head}{run}\n    return [log_probs(logits{scale}, row) for logits, row in zip(outputs, {rows})]"
 
 
+def _suspect(case: FaultCase) -> str:
+    model = f'build("{case.attn}", {_dtype(case)})'
+    return f"actor_of({model})" if case.through == TRAINER else model
+
+
 def _model_line(case: FaultCase) -> str:
-    lines = [f'    model = build("{case.attn}", {_dtype(case)})']
-    if case.through == TRAINER:
-        lines = [f'    model = build_actor("{case.attn}", {_dtype(case)})']
+    lines = [f"    model = {_suspect(case)}"]
+    if case.engine == "deepspeed":
+        inner = "model.model" if case.through == TRAINER else "model"
+        lines.append(f"    {inner} = sharded({inner})")
     if case.compile:
         lines.append(f'    model = torch.compile(model, backend="{case.compile}")')
     if case.engine == "fsdp2":
         lines += ['    mesh = init_device_mesh("cpu", (PROCESSES,))', "    model = fully_shard(model, mesh=mesh)"]
-    elif case.engine == "deepspeed":
-        settings = {
-            "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": case.zero},
-            "bf16": {"enabled": case.dtype == "bf16"},
-        }
-        lines.append(f"    settings = {_literal(settings, 15, 4)}")
-        lines.append("    model = deepspeed.initialize(model=model, config=settings)[0]")
     return "\n".join(lines)
 
 
@@ -235,17 +244,20 @@ def _attempt(case: FaultCase) -> str:
     if case.memory:
         lines.append(f"    resource.setrlimit(resource.RLIMIT_AS, ({case.memory}, {case.memory}))")
     given, actual = "model", "expected" if _twice(case) else "actual"
+    if case.engine == "deepspeed":  # its own collectives would be compiled first
+        lines.append('    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False')
+        lines.append('    os.environ.setdefault("LOCAL_RANK", "0")')
+    if case.processes > 1 or case.engine:
+        alone = "" if case.processes > 1 else ", store=dist.HashStore(), rank=0, world_size=1"
+        lines.append(f'    dist.init_process_group("gloo"{alone})')
     if case.processes > 1:
-        start = "deepspeed.init_distributed" if case.engine == "deepspeed" else "dist.init_process_group"
-        if case.engine == "deepspeed":  # its own collectives would be compiled first
-            lines.append('    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False')
-        lines.append(f'    {start}("gloo")')
         lines.append("    mine = ROWS[dist.get_rank() :: PROCESSES] or ROWS[:1]")
         given = "model, mine"
     lines.append(_model_line(case))
     run = f"{actual}({given})"
     if case.kind in templates.ATTEMPTS:
-        lines.append(templates.ATTEMPTS[case.kind].strip("\n").replace("RUN", run))
+        right = f"{actual}({_suspect(case)})" if case.engine else 'expected(build("eager", torch.float32))'
+        lines.append(templates.ATTEMPTS[case.kind].strip("\n").replace("RUN", run).replace("RIGHT", right))
     else:
         lines.append(f"    (-torch.cat({run}).mean()).backward()" if case.backward else f"    {run}")
         if case.processes > 1:
@@ -267,7 +279,8 @@ _RETURNS = {
 def _main(case: FaultCase) -> str:
     if launched(case):
         shown = "-signal.Signals[SIGNAL] in codes" if case.kind == CRASH else "None in codes and set(codes) <= {None, 0}"
-        return templates.LAUNCH.rstrip() + "\n\n" + templates.MAIN_LAUNCHED.replace("SHOWN", shown)
+        first = "        actor_class()\n" * (case.through == TRAINER)
+        return templates.LAUNCH.rstrip() + "\n\n" + templates.MAIN_LAUNCHED.replace("SHOWN", shown).replace("FIRST", first)
     if case.kind == ERROR:
         return templates.MAIN_ERROR
     unit = "of its norm" if case.kind == GRADIENT else "nats"

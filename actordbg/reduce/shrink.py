@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from actordbg.actor.models import truncate
 from actordbg.base.errors import CorruptDump, UsageError
-from actordbg.reduce.case import ALONE, LIMITS, MODEL, PACKED, PADDED, FaultCase, drawn, without_paths
+from actordbg.reduce.case import ALONE, MODEL, PACKED, PADDED, FaultCase
 from actordbg.reduce.fingerprint import Fingerprint
 from actordbg.reduce.trials import RETURNED, Ending, Trials
 
@@ -82,13 +82,9 @@ class Shrinker:
     def _take(self, *, notable: bool = True, **changes: Any) -> bool:
         """Try the best case with these changes, and keep it if it shows the fault. notable: another fault is worth a word."""
         try:
-            case = replace(self.best, **changes)
+            case = replace(self.best, **changes).fitted
         except (CorruptDump, ValueError):
             return False
-        if case.config and case.vocabulary != self.best.vocabulary:
-            case = replace(case, rows=tuple(tuple(token % case.vocabulary for token in row) for row in case.rows))
-        if case.synthetic:
-            case = replace(case, rows=drawn([len(row) for row in case.rows], case.vocabulary))
         ending = self.trials.ending(case)
         if self.fingerprint.shown_by(case, ending) and (
             notable or _size(ending) >= min(_size(self.trials.ending(self.best)), _CLEAR) / 2
@@ -96,8 +92,8 @@ class Shrinker:
             self.best = case
             self.accepted.append(case)
             return True
-        if notable and (words := _other(case, ending)):
-            self.aside.setdefault(words, case.words)
+        if notable and ending.status != RETURNED:
+            self.aside.setdefault(ending.words, case.words)
         return False
 
     def _settings(self) -> None:
@@ -111,12 +107,15 @@ class Shrinker:
 
     def _rows(self) -> None:
         rows, left = self.best.rows, self.best.left
-        ddmin(range(len(rows)), lambda kept: self._with_rows([rows[at] for at in kept], tuple(left[at] for at in kept if left)))
+        ddmin(
+            range(len(rows)),
+            lambda kept: (
+                len(kept) >= self.best.processes
+                and self._take(rows=tuple(rows[at] for at in kept), left=tuple(left[at] for at in kept if left))
+            ),
+        )
         if len(self.best.rows) == 1 and self.best.layout != ALONE:
             self._take(layout=ALONE, left=())
-
-    def _with_rows(self, rows: Sequence[Sequence[int]], left: tuple[int, ...]) -> bool:
-        return len(rows) >= self.best.processes and self._take(rows=tuple(map(tuple, rows)), left=left)
 
     def _tokens(self) -> None:
         for number in range(len(self.best.rows)):
@@ -132,9 +131,8 @@ class Shrinker:
             ddmin(self.best.rows[number], lambda kept: len(kept) >= LEAST_ROW and self._with_row(number, kept))
 
     def _with_row(self, number: int, row: Sequence[int]) -> bool:
-        if len(row) >= len(self.best.rows[number]):
-            return True  # the best case itself
-        return self._with_rows([row if at == number else other for at, other in enumerate(self.best.rows)], self.best.left)
+        rows = tuple(tuple(row) if at == number else other for at, other in enumerate(self.best.rows))
+        return len(row) >= len(self.best.rows[number]) or self._take(rows=rows)  # the best case itself
 
     def _layers(self) -> None:
         if (config := self.best.config) is None:
@@ -169,20 +167,15 @@ class Shrinker:
             any(self._take(notable=False, config=self.best.config | {name: half}) for half in halves)  # the smallest first
 
     def _keys(self) -> None:
-        self._without(
-            [
-                name
-                for name, value in (self.best.config or {}).items()
-                if name != "model_type" and not (isinstance(value, int) and _SIZE.fullmatch(name)) and "layer" not in name
-            ]
-        )
+        config = self.best.config or {}
+        sizes = {name for name, value in config.items() if isinstance(value, int) and _SIZE.fullmatch(name)}
+        stays = {"model_type", *sizes, *(name for name in config if "layer" in name)}
 
-    def _without(self, names: Sequence[str]) -> None:
-        """Drop keys of the configuration: all at once, else those of each half."""
-        kept = {key: value for key, value in (self.best.config or {}).items() if key not in names}
-        if names and not self._take(notable=False, config=kept) and (half := len(names) // 2):
-            self._without(names[:half])
-            self._without(names[half:])
+        def shows(kept: Sequence[str]) -> bool:
+            return self._take(notable=False, config={name: config[name] for name in config if name in stays or name in kept})
+
+        if not shows(()):
+            ddmin([name for name in config if name not in stays], shows)
 
 
 def _size(ending: Ending) -> float:
@@ -190,21 +183,14 @@ def _size(ending: Ending) -> float:
     return max((math.inf if value is None else value for value in ending.values), default=math.inf)
 
 
-def _other(case: FaultCase, ending: Ending) -> str:
-    """Say what other fault a trial shows; "" for none."""
-    if ending.status != RETURNED:
-        return f"{ending.error_class or ending.status}: {without_paths(ending.error)}"[:120].removesuffix(": ")
-    return ""
-
-
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "one process": {"processes": 1, "engine": "", "zero": 0},
+    "one process, no engine": {"processes": 1, "engine": "", "zero": 0},
     "without the trainer": {"through": MODEL},
     "without torch.compile": {"compile": ""},
     "each row alone": {"layout": ALONE, "left": (), "cache": False},
     "rows packed": {"layout": PACKED, "left": ()},
     "use_cache=False": {"cache": False},
-    "in fp32": {"dtype": "fp32", "limit": LIMITS["fp32"]},
+    "in fp32": {"dtype": "fp32"},
     "attention sdpa": {"attn": "sdpa"},
     "temperature 1": {"temperature": 1.0},
     "without a backward": {"backward": False},
@@ -215,7 +201,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "attention eager": {"attn": "eager"},
     "with cu_seq_lens_q and seq_idx passed": {"borders": True},
     "torch.compile with backend eager": {"compile": "eager"},
-    "in bf16": {"dtype": "bf16", "limit": LIMITS["bf16"]},
+    "in bf16": {"dtype": "bf16"},
 }
 
 

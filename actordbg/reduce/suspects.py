@@ -192,6 +192,7 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
     dtype = str(ran.get("dtype") or config.dtype or "bf16")
     attn = str(ran.get("attn") or config.attn or "sdpa")
     several = config.nproc if fingerprint.kind in SEVERAL else 1
+    engine = config.backend in ENGINES and several == config.nproc and fingerprint.kind != GRADIENT
     return FaultCase(
         fingerprint.kind, rows, () if packed else left, checkpoint=model, layers=config.num_layers,
         layout=PACKED if packed else PADDED if padded else ALONE,
@@ -199,9 +200,9 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
         compile=(config.compile_backend or COMPILE_BACKENDS[0]) if config.compile else "",
         temperature=float(ran.get("temperature") or 1.0),
         backward=bool(ran.get("backward")), through=MODEL if ran.get("through") == "rows" else TRAINER,
-        engine=config.backend if config.backend in ENGINES and several == config.nproc else "", zero=config.zero_stage,
+        engine=config.backend if engine else "", zero=config.zero_stage,
         processes=several,
-        limit=LIMITS.get(dtype, 1e-4), error_class=fingerprint.error_class, error=fingerprint.error, memory=_memory(),
+        error_class=fingerprint.error_class, error=fingerprint.error, memory=_memory(),
         timeout_s=min(config.timeout_s, 60.0),
     )  # fmt: skip
 

@@ -76,15 +76,19 @@ def stand_in():
     sys.modules.update(modules)
 
 
-def build_actor(attention, dtype):
-    \"\"\"Build OpenRLHF's Actor around the model.\"\"\"
+def actor_class():
+    \"\"\"Load OpenRLHF's Actor.\"\"\"
     if importlib.util.find_spec("flash_attn") is None:
         stand_in()
     from openrlhf.models import Actor
 
-    model = build(attention, dtype)
+    return Actor
+
+
+def actor_of(model):
+    \"\"\"Build OpenRLHF's Actor around the model.\"\"\"
     model.config.use_cache = False
-    actor = Actor(model, temperature=TEMPERATURE).eval()
+    actor = actor_class()(model, temperature=TEMPERATURE).eval()
     actor.packing_samples = PACKED
     return actor
 """
@@ -98,7 +102,7 @@ ROWS = [
 
 ATTEMPTS = {
     "difference": """
-    right = expected(build("eager", torch.float32))
+    right = RIGHT
     pairs = zip(RUN, right)
     return [float((a - b).abs().max()) if len(b) else 0.0 for a, b in pairs]
 """,
@@ -119,6 +123,31 @@ ATTEMPTS = {
     return [float((a - b).abs().max()) if len(b) else 0.0 for a, b in pairs]
 """,
 }
+
+SHARDED = '''
+def sharded(model):
+    """Load the model again as trainers do, under the configuration of DeepSpeed."""
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": STAGE},
+        "bf16": {"enabled": BF16},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        config = HfDeepSpeedConfig(settings)
+        given = {"attn_implementation": ATTENTION, "dtype": DTYPE}
+        model = AutoModelForCausalLM.from_pretrained(folder, **given).eval()
+        del config
+END'''
+
+WITHOUT_ADAM = """\
+    return deepspeed.initialize(model=model, config=settings)[0]
+"""
+
+WITH_ADAM = """\
+    adam = torch.optim.AdamW(model.parameters())
+    return deepspeed.initialize(model=model, config=settings, optimizer=adam)[0]
+"""
 
 MISSING = """\
 except (ImportError, OSError) as missing:
@@ -182,7 +211,7 @@ def endings():
 MAIN_LAUNCHED = """
 def main():
     if sys.argv[1:] == ["attempt"]:
-        print("started", flush=True)
+FIRST        print("started", flush=True)
         attempt()
         return 0
     codes = endings()

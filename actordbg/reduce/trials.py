@@ -22,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import ValidationError, convert
+
 from actordbg.actor.hub_model import versions_of
 from actordbg.base.errors import LaunchProblem, Unsupported
 from actordbg.config.replay_config import TINY
 from actordbg.records.journal import Journal, read_events
 from actordbg.reduce import script
-from actordbg.reduce.case import HANG, FaultCase
+from actordbg.reduce.case import HANG, TRAINER, FaultCase, without_paths
 from actordbg.reduce.trial_host import DIED, HUNG, RAISED, RETURNED
 
 __all__ = ["DIED", "HUNG", "RAISED", "RETURNED", "Ending", "OutOfBudget", "Trials"]
@@ -50,11 +52,10 @@ class Ending:
     error: str = ""
     frames: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Ending:
-        """Build from plain data."""
-        lists = {name: tuple(data.get(name) or ()) for name in ("values", "frames")}
-        return cls(str(data["status"]), error_class=data.get("error_class", ""), error=data.get("error", ""), **lists)
+    @property
+    def words(self) -> str:
+        """Describe it without paths: "ValueError: row N of PATH", "hung"."""
+        return f"{self.error_class or self.status}: {without_paths(self.error)}"[:120].removesuffix(": ")
 
 
 class Trials(contextlib.ExitStack):
@@ -66,9 +67,9 @@ class Trials(contextlib.ExitStack):
         self._host: subprocess.Popen[str] | None = None
         self._known: dict[str, Ending] = {}
         for event in read_events(folder / JOURNAL):
-            with contextlib.suppress(KeyError, TypeError):  # a damaged line is a trial that did not run
-                self._known[event["key"]] = Ending.of(event)
-        self._here, self._versions = set[str](), dict[str, list[tuple[str, str]]]()
+            with contextlib.suppress(KeyError, ValidationError):  # a damaged line is a trial that did not run
+                self._known[event["key"]] = convert(event, Ending)
+        self._versions: dict[str, list[tuple[str, str]]] = {}
         self._journal = Journal(folder / JOURNAL)
         self.callback(self._journal.close)
 
@@ -91,12 +92,7 @@ class Trials(contextlib.ExitStack):
         ending = self._ran(case, source, case.processes)
         self._journal.append("confirmed" if again else "trial", key=key, words=case.words, **vars(ending))
         self._known[key] = ending
-        self._here.add(case.key)
         return ending
-
-    def ran(self, case: FaultCase) -> bool:
-        """Return whether the case ran in this call."""
-        return case.key in self._here
 
     def save_model(self, case: FaultCase, folder: Path) -> None:
         """Save the random model that the case's script builds, in fp32. Raises Unsupported."""
@@ -109,11 +105,15 @@ class Trials(contextlib.ExitStack):
         kind = str((case.config or {}).get("model_type", "")).removesuffix("_text")
         request = {
             "source": source,
-            "modules": [f"transformers.models.{kind}.modeling_{kind}", *["deepspeed"] * (case.engine == "deepspeed")],
+            "modules": [
+                f"transformers.models.{kind}.modeling_{kind}",
+                *["deepspeed"] * (case.engine == "deepspeed" or case.through == TRAINER),
+                *["openrlhf.models"] * (case.through == TRAINER),
+            ],
             "ranks": ranks,
             "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,
         }
-        return Ending.of(self._answer(request))
+        return convert(self._answer(request), Ending)
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._host is None:

@@ -114,12 +114,15 @@ def formula(step: RecordedStep, entropies: Sequence[float | None]) -> Iterator[S
     """
     limit = LOSS_OFF[step.fp32]
     for each in step.micro_batches:
-        factor = _per_term(each, step.by_token)
-        size, wanted = factor * each.terms.size, factor * step.sum_of(each)
-        if abs(each.recorded - wanted) > limit * size:
-            text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {number(wanted)}"
-            known = next(_changed_formulas(each, step.by_token, limit), None)
-            yield known or StepCause("formula", text, "look at clipping and mask of the loss: `actordbg lint`")
+        if not _gives(each, step, each.terms):
+            wanted = number(_per_term(each, step.by_token) * step.sum_of(each))
+            text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {wanted}"
+            fault = StepCause("formula", text, "look at clipping and mask of the loss: `actordbg lint`")
+            for name, (sign, changed, remedy) in _CHANGED.items():
+                if _gives(each, step, each.loss.terms_with(**changed), sign):
+                    text = f"{each.name}: its loss is computed {name}: {number(each.recorded)}, not {wanted}"
+                    fault = StepCause(name, text, remedy)
+            yield fault
             break
     for each, entropy in zip(step.micro_batches, entropies, strict=True):
         if (cause := _missing_term(each, limit, entropy)) is not None:
@@ -131,28 +134,22 @@ def formula(step: RecordedStep, entropies: Sequence[float | None]) -> Iterator[S
         yield StepCause("gradient clipping", words, "pass max_norm to DeepSpeed (gradient_clipping)")
 
 
-def _changed_formulas(micro_batch: MicroBatch, by_token: bool, limit: float) -> Iterator[StepCause]:
-    """Yield the changes of the formula that give the recorded loss."""
-    loss, factor = micro_batch.loss, _per_term(micro_batch, by_token)
-    assert loss.active is not None
-    free = {"clip_eps_low": math.inf, "clip_eps_high": math.inf, "dual_clip": None}
-    changes: tuple[tuple[str, Terms | None, float, str], ...] = (
-        ("with the wrong sign", loss.terms, -1.0, "minimize the negated objective: -min(ratio * advantage, ...)"),
-        ("without the action mask", loss.terms_with(loss.active | True), 1.0, "multiply the terms by the mask before their sum"),
-        ("without clipping", loss.terms_with(loss.active, **free), 1.0, "pass clip_eps_low and clip_eps_high to the loss"),
-        (
-            "without importance correction", loss.terms_with(loss.active, is_correction_level="off"), 1.0,
-            "multiply the terms by the weights of the correction",
-        ),
-    )  # fmt: skip
-    for name, terms, sign, remedy in changes:
-        if terms is None:
-            continue
-        given = sign * factor * (terms.by_token if by_token else terms.by_row)
-        if abs(micro_batch.recorded - given) <= limit * factor * terms.size:
-            wanted = factor * (micro_batch.terms.by_token if by_token else micro_batch.terms.by_row)
-            words = f"{micro_batch.name}: its loss is computed {name}: {number(micro_batch.recorded)}, not {number(wanted)}"
-            yield StepCause(name, words, remedy)
+def _gives(micro_batch: MicroBatch, step: RecordedStep, terms: Terms | None, sign: float = 1.0) -> bool:
+    """Check whether these terms give the recorded loss."""
+    if terms is None:
+        return False
+    factor, total = _per_term(micro_batch, step.by_token), terms.by_token if step.by_token else terms.by_row
+    return abs(micro_batch.recorded - sign * factor * total) <= LOSS_OFF[step.fp32] * factor * terms.size
+
+
+_UNCLIPPED = {"clip_eps_low": math.inf, "clip_eps_high": math.inf, "dual_clip": None}
+_CHANGED: dict[str, tuple[float, dict[str, Any], str]] = {
+    "with the wrong sign": (-1.0, {}, "minimize the negated objective: -min(ratio * advantage, ...)"),
+    "without the action mask": (1.0, {"masked": False}, "multiply the terms by the mask before their sum"),
+    "without clipping": (1.0, _UNCLIPPED, "pass clip_eps_low and clip_eps_high to the loss"),
+    "without importance correction": (1.0, {"is_correction_level": "off"}, "multiply the terms by the correction's weights"),
+}
+"""Changes of a loss's formula: sign, what `terms_with` gets, and the remedy."""
 
 
 def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) -> StepCause | None:

@@ -67,6 +67,9 @@ def test_a_text_fits_80_columns_and_a_table_that_is_too_wide_loses_text_never_fi
     heads = ("rank", "micro-batch", "actions", "loss", "replayed", "clip ratio", "replayed clip ratio", "KL to old, nats")
     lines = grid(Grid(heads, [("0", "1", "64", *["-0.2351"] * 5)])).splitlines()
     assert max(map(len, lines)) <= 80 and all(word in "\n".join(lines) for head in heads for word in head.split())
+    words = [f"word{number}" for number in range(40)]
+    wrapped = as_text([Grid(("law", "what"), [("x", " ".join(words))], {"law", "what"}, wraps=True)])
+    assert max(map(len, wrapped.splitlines())) <= 80 and all(word in wrapped for word in words)
 
 
 def test_what_a_narrow_table_leaves_of_a_parameter_names_its_layer():

@@ -58,7 +58,7 @@ from actordbg.reduce.fingerprint import Fingerprint, _of_failure
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction
 from actordbg.reduce.script import _flat, _main, in_a_folder, launched, render
-from actordbg.reduce.shrink import Shrinker, _other, ddmin, least
+from actordbg.reduce.shrink import Shrinker, ddmin, least
 from actordbg.reduce.suspects import Checks
 from actordbg.reduce.trial_host import _attempt, _without_folder
 from actordbg.reduce.trials import Ending, OutOfBudget, Trials
@@ -96,33 +96,33 @@ class Simulated(Trials):
 
 
 def leaking(case: FaultCase) -> Ending:
-    """Row 1 and later are wrong where rows are packed, have token 300 in front of them, and the model has two layers or more."""
+    """Row 1 and later are wrong where rows are packed, have token 255 in front of them, and the model has two layers or more."""
     if case.layout == PADDED:
         return Ending(running.RAISED, error_class="ValueError", error="no padding")
-    shown = case.layout == PACKED and any(300 in row for row in case.rows[:-1]) and (case.depth or 0) >= 2
+    shown = case.layout == PACKED and any(255 in row for row in case.rows[:-1]) and (case.depth or 0) >= 2
     return Ending(running.RETURNED, (0.0, *[1.0 if shown else 0.0 for _ in case.rows[1:]]))
 
 
 def test_a_case_shrinks_to_what_shows_its_fingerprint(tmp_path: Path) -> None:
-    rows = (CASE.rows[0][:9] + (300,) + CASE.rows[0][9:], *CASE.rows[1:])
-    start = replace(CASE, rows=rows, dtype="bf16", attn="eager", limit=0.1, temperature=0.7)
+    rows = (CASE.rows[0][:9] + (255,) + CASE.rows[0][9:], *CASE.rows[1:])
+    start = replace(CASE, rows=rows, dtype="bf16", attn="eager", temperature=0.7)
     with Simulated(tmp_path, leaking) as trials:
         shrinker = Shrinker(trials, FINGERPRINT, start)
         shrinker.run()
         best = shrinker.best
-    assert best.layout == PACKED and len(best.rows) == 2 and 300 in best.rows[0] and max(map(len, best.rows)) == 2
+    assert best.layout == PACKED and len(best.rows) == 2 and 255 in best.rows[0] and max(map(len, best.rows)) == 2
     assert (best.depth, best.dtype, best.attn, best.temperature, best.synthetic) == (2, "fp32", "sdpa", 1.0, False)
     assert all(FINGERPRINT.shown_by(case, leaking(case)) for case in shrinker.accepted)
 
 
 def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Simulated(tmp_path, leaking, most=6) as trials:
-        first = Shrinker(trials, replace(FINGERPRINT, behind=False), replace(CASE, rows=((300, 1, 2), (3, 4))))
+        first = Shrinker(trials, replace(FINGERPRINT, behind=False), replace(CASE, rows=((255, 1, 2), (3, 4))))
         with pytest.raises(OutOfBudget):
             first.run()
         assert trials.run == 6
     with Simulated(tmp_path, leaking) as trials:
-        again = Shrinker(trials, replace(FINGERPRINT, behind=False), replace(CASE, rows=((300, 1, 2), (3, 4))))
+        again = Shrinker(trials, replace(FINGERPRINT, behind=False), replace(CASE, rows=((255, 1, 2), (3, 4))))
         again.run()
         known, ran = trials.known, trials.run
     assert ran == known - 6 and again.best.tokens <= first.best.tokens
@@ -130,11 +130,11 @@ def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path, monk
         journal.write('{"event": "trial"}\n')
     with Simulated(tmp_path, leaking) as trials:
         trials.ending(again.best)
-        assert trials.run == 0 and not trials.ran(again.best), "a confirmation is two more"
+        assert trials.run == 0
     monkeypatch.setattr(running, "versions_of", lambda model: {"torch": "another"})
     with Simulated(tmp_path, leaking) as trials:
         trials.ending(again.best)
-        assert trials.run == 1 and trials.ran(again.best)
+        assert trials.run == 1
         assert trials.ending(again.best, again=True) == leaking(again.best) and trials.run == 2
 
 
@@ -190,6 +190,8 @@ SCRIPTS = {
     "deepspeed": replace(CASE, kind=HANG, processes=2, engine="deepspeed", zero=3),
     "checkpoint": replace(CASE, config=None, checkpoint="meta-llama/Llama-3.1-8B", layers=2),
     "trainer": replace(CASE, through=TRAINER),
+    "trainer, a hang": replace(CASE, kind=HANG, processes=2, through=TRAINER),
+    "deepspeed, one process": replace(CASE, layout=ALONE, dtype="bf16", engine="deepspeed", zero=2),
 }
 
 
@@ -201,8 +203,8 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
         (tmp_path / f"{name}.py").write_text(text)
         assert (
             "actordbg" not in text
-            and ("deepspeed" in text) == (name == "deepspeed")
-            and ("openrlhf" in text) == (name == "trainer")
+            and ("deepspeed" in text) == ("deepspeed" in name)
+            and ("openrlhf" in text) == ("trainer" in name)
         )
         assert len(text.splitlines()) < 120 or case.through == TRAINER or launched(case), name
     ruff = [sys.executable, "-m", "ruff"]
@@ -363,7 +365,7 @@ def test_no_path_of_this_machine_leaves() -> None:
     failed = ResultRecord("r", "d", "failed", error=f"{path} is not\na folder of 2", error_class="builtins.OSError")
     said = _of_failure(failed)
     assert said.said == "OSError: PATH is not a folder of 2" and said.error == "PATH is not a folder of N"
-    assert _other(CASE, Ending(running.RAISED, error_class="OSError", error=path)) == "OSError: PATH"
+    assert Ending(running.RAISED, error_class="OSError", error=path).words == "OSError: PATH"
     inner = {"_name_or_path": path, "auto_map": {}, "attn_implementation": "org/kernel", "tokenizer": path}
     assert clean_config({"model_type": "x", "text_config": {"vocab_size": 2} | inner}) == {
         "model_type": "x",
