@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,15 +42,6 @@ ROUNDS = 2
 RECORDED, REPLAYED = "recorded", "replayed"
 LOG_PROBS, ENTROPIES = "log_probs", "entropy"
 """What is explained: an attribute of `Values`."""
-
-
-@dataclass(frozen=True)
-class _Computed:
-    """The sides to fit with: the truth under causes, each row alone in the run's dtype, and truths of other models by name."""
-
-    truth: ReplaySide
-    rounding: ReplaySide | None
-    others: Mapping[str, ReplaySide]
 
 
 def explain_outputs(
@@ -112,17 +103,17 @@ def explain_sides(
     of_models = {
         model: replace(wanted, config=replace(wanted.config, model=model), versions=versions_of(model)) for model in models
     }
-    known = _Computed(
-        computed(with_causes, "causes"),
-        computed(_lone(rounding, usable, temperature), "the rounding") if rounding else None,
-        {model: computed(request, "other weights") for model, request in of_models.items()},
-    )
-    own = dict(known.truth.resolved.get("causes") or {})
-    pieces = {dump_id: piece for dump_id, values in usable.items() if (piece := _piece(dump_id, values, known, of))}
+    truth = computed(with_causes, "causes")
+    alone = computed(_lone(rounding, usable, temperature), "the rounding") if rounding else None
+    others = {model: computed(request, "other weights") for model, request in of_models.items()}
+    own = dict(truth.resolved.get("causes") or {})
+    pieces = {
+        dump_id: piece for dump_id, values in usable.items() if (piece := _piece(dump_id, values, of, truth, alone, others))
+    }
     if not pieces:
-        hint = f"`actordbg report {known.truth.info.replay_id}` says why; replay again to compute it anew"
+        hint = f"`actordbg report {truth.info.replay_id}` says why; replay again to compute it anew"
         raise Unsupported("none of the inputs has a truth", hint=hint)
-    temperatures = {known.truth.results[dump_id].extra.get("temperature") for dump_id in pieces}
+    temperatures = {truth.results[dump_id].extra.get("temperature") for dump_id in pieces}
     explained = {}
     for name, side in sides.items():
         for left in range(ROUNDS, -1, -1):
@@ -181,27 +172,29 @@ def _lone(wanted: Wanted, usable: Collection[str], temperature: float | None) ->
     return replace(wanted, config=config, inputs=inputs, with_gradients=frozenset())
 
 
-def _piece(dump_id: str, own: Values, known: _Computed, of: str) -> Piece | None:
+def _piece(
+    dump_id: str, own: Values, of: str, truth: ReplaySide, alone: ReplaySide | None, others: Mapping[str, ReplaySide]
+) -> Piece | None:
     """Return a dump's log-probs; None if it has no truth. The replay's own count as healthy where they are as near as rounding
-    is.
+    is. alone: each row alone in the run's dtype. others: truths of other models, by name.
     """
-    truth = known.truth.read(dump_id)
-    if isinstance(truth, str):
+    true = truth.read(dump_id)
+    if isinstance(true, str):
         return None
-    right, ours = getattr(truth, of), getattr(own, of)
-    others = {name: each.log_probs for name, side in known.others.items() if not isinstance(each := side.read(dump_id), str)}
-    piece = Piece(ours, truth.mask, right, known.truth.arrays(dump_id, PREFIX), (), others)
-    rounded = known.rounding.read(dump_id) if known.rounding else ""
+    right, ours = getattr(true, of), getattr(own, of)
+    weights = {name: each.log_probs for name, side in others.items() if not isinstance(each := side.read(dump_id), str)}
+    piece = Piece(ours, true.mask, right, truth.arrays(dump_id, PREFIX), (), weights)
+    rounded = alone.read(dump_id) if alone else ""
     if isinstance(rounded, str):
         return piece
 
-    alone = getattr(rounded, of)
+    healthy = getattr(rounded, of)
 
     def away(values: Array) -> float:
-        return float(np.abs(values - right)[truth.mask].mean())
+        return float(np.abs(values - right)[true.mask].mean())
 
-    near = away(ours) <= ACCEPTED * away(alone)
-    return replace(piece, healthy=(alone, ours) if near else (alone,))
+    near = away(ours) <= ACCEPTED * away(healthy)
+    return replace(piece, healthy=(healthy, ours) if near else (healthy,))
 
 
 def told(fitted: FitResult, own: Mapping[str, float], dumps: int, temperature: float | None) -> ExplainedOutputs:

@@ -145,8 +145,12 @@ def climb(store: Store, run: str | None = None) -> WeightLadder:
     return WeightLadder(folder.name, syncs, [*_faults(syncs, stale)], stale, side, unrecorded, moved, missing)
 
 
+def _answers(sync: WeightSync, engine: int) -> list[EngineAnswer]:
+    return [each.answers[engine] for each in sync.parameters.values() if engine < len(each.answers)]
+
+
 def _recorded(sync: WeightSync, engine: int) -> bool:
-    return any(answer.recorded for each in sync.parameters.values() for answer in each.answers[engine : engine + 1])
+    return any(answer.recorded for answer in _answers(sync, engine))
 
 
 def _step(sync: WeightSync) -> str:
@@ -154,7 +158,7 @@ def _step(sync: WeightSync) -> str:
 
 
 def _changed(sync: WeightSync, engine: int) -> bool:
-    return any(answer.sha256 for each in sync.parameters.values() for answer in each.answers[engine : engine + 1])
+    return any(answer.sha256 for answer in _answers(sync, engine))
 
 
 def _stale(syncs: Sequence[WeightSync]) -> str:
@@ -179,7 +183,7 @@ def _behind(store: Store, run: str, syncs: Sequence[WeightSync], *, whole: bool)
     if last.step is None or later is None or later <= last.step + 1:
         return "", ""
     steps = [sync.step for sync in syncs if sync.step is not None]
-    apart = max((two - one for one, two in itertools.pairwise(steps)), default=0)
+    apart = max((after - before for before, after in itertools.pairwise(steps)), default=0)
     if apart <= 0 or not whole:
         return "", f"whether a transfer is due at step {later}: too few were recorded to tell how many steps they are apart"
     if later <= last.step + apart:

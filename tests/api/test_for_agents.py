@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 import actordbg
 from actordbg.api import reducing
-from actordbg.api import steps as steps_api
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command
 from actordbg.document.blocks import VerdictData
@@ -263,5 +262,5 @@ def test_so_have_the_answers_about_recorded_runs_and_faults(tmp_path: Path, monk
     monkeypatch.setattr(reducing, "script_of", lambda *what: Script("print()", "row 1: WRONG"))
     nothing = lambda *what, folder, **more: SimpleNamespace(results={}, resolved=None, folder=folder)  # noqa: E731
     monkeypatch.setattr(run_step, "run_replay", nothing)
-    monkeypatch.setattr(steps_api, "find_model", str)
+    monkeypatch.setattr("actordbg.api.desk.find_model", str)
     assert "step" in walk(run.store.root, RECORDED, {"MODEL": run.model, "OUT": tmp_path})
