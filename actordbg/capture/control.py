@@ -148,10 +148,8 @@ class Control:
         if not isinstance(data, dict) or not isinstance(data.get("format"), int):
             raise StoreProblem("control.json has no format", hint=_HINT)
         if data.pop("format") != CONTROL_FORMAT:
-            raise NewerFormat(
-                "control.json was written by another version of actordbg",
-                hint="use one version of actordbg in the shell and in the training environment",
-            )
+            hint = "use one version of actordbg in the shell and in the training environment"
+            raise NewerFormat("control.json was written by another version of actordbg", hint=hint)
         try:
             return cls(**_checked({name: value for name, value in data.items() if name not in GONE}))
         except ValueError as error:

@@ -39,7 +39,7 @@ from actordbg.formats.nested_values import CONTEXT
 
 _AFTER = ("backward_loss", "grad_norm")
 """Results that are known after the loss, at the end of the training step or of the optimizer step."""
-_DTYPES: dict[type, Any] = {bool: np.int64, int: np.int64, float: np.float64}
+_DTYPES: dict[type, Any] = {bool: np.int64, int: np.int64, float: np.float64, tuple: np.int64}
 
 
 class _Here(threading.local):
@@ -275,7 +275,8 @@ def _switches(control: Control, *, follows: bool) -> tuple[Control, Control]:
 def number(value: Any, name: str = "") -> torch.Tensor | None:
     """Return numbers as a tensor, whose values do not make another kind of call; None for anything else.
 
-    The memory of a single number is that of this thread's last number of this name, which the recorder has copied by then.
+    The memory of a number, or of a tuple of whole numbers, is that of the last one of this name in this thread, which the
+    recorder has copied by then.
     """
     if isinstance(value, torch.Tensor):
         return value
@@ -283,9 +284,9 @@ def number(value: Any, name: str = "") -> torch.Tensor | None:
     if kind in _DTYPES:
         held = here.numbers.get((name, kind))
         if held is None:
-            array = np.empty((), _DTYPES[kind])
+            array = np.array(value, _DTYPES[kind])
             held = here.numbers[name, kind] = array, torch.from_numpy(array)
-        held[0][()] = value
+        held[0][...] = value
         return held[1]
     array = np.array(value)
     if array.dtype.kind not in "bif":

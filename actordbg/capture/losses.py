@@ -31,21 +31,15 @@ _attached: set[tuple[type, str]] = set()
 _INPUTS = ("sequences", "attention_mask")
 
 
-class _Inputs:
-    """Finds these arguments of a forward, by name or by position."""
-
-    def __init__(self, binder: Binder) -> None:
-        self._at = [(name, binder.names.index(name) if name in binder.names else sys.maxsize) for name in _INPUTS]
-
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, weakref.ref[torch.Tensor]]:
-        """Return weak references to those that are tensors."""
-        given = ((name, args[at] if at < len(args) else kwargs.get(name)) for name, at in self._at)
-        return {name: weakref.ref(value) for name, value in given if isinstance(value, torch.Tensor)}
+def _inputs(binder: Binder, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, weakref.ref[torch.Tensor]]:
+    """Return weak references to the rows of a forward."""
+    given = (*zip(binder.names, args, strict=False), *kwargs.items())
+    return {name: weakref.ref(value) for name, value in given if name in _INPUTS and isinstance(value, torch.Tensor)}
 
 
 def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
     """Return the wrapped `Actor.forward`, which also notes what it returned."""
-    inputs_of = _Inputs(Binder(original))
+    binder = Binder(original)
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +53,7 @@ def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
             own = item is not None and known is not None and item.ledger is known.ledger  # else another thread's, or actor's
             if values is not None:
                 at = weakref.ref(values), weakref.ref(self)
-                here.forward = LastForward(*at, inputs_of(args, kwargs), item if own else None)
+                here.forward = LastForward(*at, _inputs(binder, args, kwargs), item if own else None)
         return output
 
     return forward
@@ -172,7 +166,7 @@ def _first(slot: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
         slot.enter, slot.recorder.last = inner, None
         entered: Item | None = inner(binder, actor, args, kwargs)
         with contextlib.suppress(MemoryError, TypeError):
-            here.forward = LastForward(None, weakref.ref(actor), _Inputs(binder)(args, kwargs), slot.recorder.last)
+            here.forward = LastForward(None, weakref.ref(actor), _inputs(binder, args, kwargs), slot.recorder.last)
         return entered
 
     return enter

@@ -201,8 +201,11 @@ def new_file(path: Path) -> int:
 
 def mapped(path: Path, size: int) -> mmap.mmap:
     """Map the file through a second descriptor: mmap keeps it, and with the lock's a forked child would keep the ring alive."""
-    with open(open_regular(path, os.O_RDWR), "r+b") as file:
-        return mmap.mmap(file.fileno(), size)
+    descriptor = open_regular(path, os.O_RDWR)
+    try:
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
 def back(descriptor: int, shared: bool, first: int, length: int) -> None:

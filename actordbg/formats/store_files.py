@@ -60,19 +60,15 @@ class StoreFiles:
             if type(version) is not int:
                 raise TypeError(f"its format is {version!r:.40}")
         except FileNotFoundError:
-            raise StoreProblem(
-                f"there is no store in {self.root}",
-                hint="create one with `actordbg dump enable`, `dump import` or `dump create`, or pass --store DIR",
-            ) from None
+            hint = "create one with `actordbg dump enable`, `dump import` or `dump create`, or pass --store DIR"
+            raise StoreProblem(f"there is no store in {self.root}", hint=hint) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreProblem(
                 f"{self.format_path} is unreadable: {error}", hint='if this is a store, write {"format": 1} into that file'
             ) from None
         if version != FORMAT:
-            raise NewerFormat(
-                f"the store in {self.root} has format {version}, this actordbg reads format {FORMAT}",
-                hint="upgrade actordbg: pip install --upgrade actordbg",
-            )
+            what = f"the store in {self.root} has format {version}, this actordbg reads format {FORMAT}"
+            raise NewerFormat(what, hint="upgrade actordbg: pip install --upgrade actordbg")
         return self
 
     def control_of(self, job: str | None = None) -> Path:

@@ -28,7 +28,7 @@ from actordbg.causes.fit import Array
 from actordbg.config.replay_config import ENDPOINT
 from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, WRONG, Block, Grid, Heading, Verdict, number, section
 from actordbg.judge.explain_outputs import MOST, explain_sides
-from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.judge.recorded_calls import Numbers, RecordedCall
 from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.records.comparison_record import ExplainedOutputs
 from actordbg.records.journal import ENGINE_WAYS
@@ -192,8 +192,12 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
     asked = ours.spec.config.backend == ENDPOINT and temperature in (None, 1.0)  # a server scores at temperature 1
     if asked:
         sides[ENGINE] = {dump_id: values.log_probs for dump_id in arrays if not isinstance(values := ours.read(dump_id), str)}
+    masks: dict[str, Numbers] = {dump_id: loss.active for dump_id, loss in losses.items()}
+    sides = {  # forwards of other trainers also count tokens that the loss does not: of tools, of prompts
+        name: {dump_id: np.where(masks[dump_id], values, np.nan) for dump_id, values in side.items()}
+        for name, side in sides.items()
+    }
     explained = explain_sides(store, replay_id, sides, models=models, temperature=temperature, **callbacks)
-    masks = {dump_id: loss.active for dump_id, loss in losses.items()}
     before = {dump_id: named["old_log_probs" if "old_log_probs" in named else "log_probs"] for dump_id, named in arrays.items()}
     rollout, run, old = (
         np.concatenate([of[dump_id][masks[dump_id]] for dump_id in arrays]).astype(np.float64)

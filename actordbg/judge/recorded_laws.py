@@ -244,8 +244,9 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
 
 
 def _scored(calls: Iterable[RecordedCall]) -> Counter[Hashable]:
-    """Count how often the policy scored each row before the update, by run, step and key of the row."""
-    before = (call for call in calls if not call.is_loss and call.record.grad_enabled is False and call.record.role == "policy")
+    """Count how often the policy, whose role is not known at first, scored each row before the update, by run, step and key."""
+    scores = (call for call in calls if not call.is_loss and call.record.grad_enabled is False)
+    before = (call for call in scores if call.record.role in ("policy", None))
     return Counter((call.record.run, call.record.step, key) for call in before for key in call.row_keys)
 
 

@@ -184,7 +184,7 @@ def _size(ending: Ending) -> float:
 
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "one process": {"processes": 1, "engine": "", "zero": 0},
+    "one process, no engine": {"processes": 1, "engine": "", "zero": 0},
     "without the trainer": {"through": MODEL},
     "without torch.compile": {"compile": ""},
     "each row alone": {"layout": ALONE, "left": (), "cache": False},

@@ -68,11 +68,11 @@ def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCa
 
 
 class SkyRl:
-    """SkyRL 0.3, its backends on transformers. Tested with its wrapper class alone, not in a SkyRL training run."""
+    """SkyRL 0.3, its backends on transformers. Tested with its wrapper and policy worker, not in a SkyRL training run."""
 
     name = "skyrl"
     package = "skyrl"
-    tried = ()  # only the wrapper of 0.3.0 alone, without a training run
+    tried = ()  # only wrapper and worker of 0.3.0, without a training run
     seams = (
         Seam(
             where="skyrl.backends.skyrl_train.workers.model_wrapper:HFModelWrapper.forward",

@@ -1,8 +1,8 @@
 """verl: the FSDP engine's step of one micro-batch, whose rows are jagged: concatenated, with offsets.
 
 The rows are on the CPU there, so reading their lengths is free; the engine moves them itself. The tokens that count are the
-responses, or the loss mask of a supervised training run. With Ulysses each rank has whole rows, and gets whole log-probs. Critics
-are not recorded.
+responses, or the loss mask of a supervised training run. With Ulysses each rank has whole rows, and gets whole log-probs. The
+step is the optimizer step: the scheduler's covers several mini-batches and epochs. Critics are not recorded.
 """
 
 from __future__ import annotations

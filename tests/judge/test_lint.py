@@ -146,6 +146,21 @@ def scored(times: int) -> Callable[[Step], None]:
     return plant
 
 
+def cancelling(step: Step) -> None:
+    """Losses that are twice too large, in a step whose losses add up to 0."""
+    step.finish()
+    *others, last = (float(tensors["output.loss"]) for tensors in step.tensors)
+    step.tensors[-1]["advantages"] *= -sum(others) / last
+    step.finish(divided_by=0.5)
+
+
+def alone(step: Step) -> None:
+    """A token that is as likely as all that top-p keeps: its log-prob after that is 0."""
+    fact("rollout.top_p", 0.5)(step)
+    for name, value in {"log_probs": -0.3, "old_log_probs": -0.3, "rollout_log_probs": 0.0}.items():
+        change(name, (0, 0), value)(step)
+
+
 def hole(step: Step) -> None:
     step.tensors[0]["action_mask"][0, 3] = False
     step.tensors[0]["context.response_length"][0] -= 1
@@ -179,6 +194,8 @@ FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
     "no advantage in a step": (lambda step: [t["advantages"].zero_() for t in step.tensors], {"advantages"}, TRAINER),
     "old log-probs at another temperature": (lambda step: [t["log_probs"].mul_(0.7) for t in step.tensors], {"ratio"}, TRAINER),
     "a gradient four times too small (ms-swift#10117)": (lambda step: step.finish(divided_by=4), {"normalization"}, TRAINER),
+    "losses twice too large that cancel": (cancelling, {"normalization"}, TRAINER),
+    "a token alone in its nucleus (trl#6789)": (alone, {"sampling"}, ROLLOUT),
     "a row of the rollout twice in a step": (scored(2), {"duplicates", "groups"}, ROLLOUT),
     "another temperature than the engine's (trl#4159)": (fact("rollout.temperature", 0.7), {"temperature"}, TRAINER),
     "top_p with importance correction (trl#6789)": (fact("rollout.top_p", 0.9), {"sampling"}, ROLLOUT),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from actordbg.document.blocks import Verdict
+from actordbg.judge import explained_sides
 from actordbg.judge.explained_sides import ExplainedRollout, field_figures
 from actordbg.records.comparison_record import ExplainedOutputs, NamedCause
+from actordbg.store.layout import Store
 
 RIGHT = ExplainedOutputs(0.010, 0.010, 500, 2)
 WRONG = ExplainedOutputs(0.31, 0.010, 500, 2, (NamedCause("adapter", "the adapter was not applied", "merge it", "", left=0.011),))
@@ -45,6 +49,23 @@ def test_the_sentence_says_which_side_is_wrong(
 def test_a_server_is_a_third_side(engine: ExplainedOutputs, begins: str) -> None:
     explained = ExplainedRollout(WRONG, RIGHT, 0.3, {}, engine)
     assert explained.sentence.startswith(begins), explained.sentence
+
+
+def test_tokens_that_the_loss_leaves_out_are_explained_on_no_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards of other trainers also count tool output, and prompts beside longer ones; the rollout has 0.0 there."""
+    said, asked = np.array([[0.0, -1.0, -2.0]], "f4"), {}
+    loss = SimpleNamespace(active=np.array([[False, True, True]]), fact=lambda _: 1.0)
+    loss.log_probs = lambda: {"rollout_log_probs": said, "log_probs": said - 0.5}
+    replay = SimpleNamespace(spec=SimpleNamespace(config=SimpleNamespace(backend="plain")))
+    for name, value in {"_losses": lambda *_: [("d", loss)], "open_replay": lambda *_: replay}.items():
+        monkeypatch.setattr(explained_sides, name, value)
+    monkeypatch.setattr(explained_sides.query, "open_fresh", lambda _: None)
+    monkeypatch.setattr(
+        explained_sides, "explain_sides", lambda *given, **_: asked.update(given[2]) or dict.fromkeys(given[2], RIGHT)
+    )
+    explained = explained_sides.explain_rollout(Store(Path("unused")), "r")
+    assert explained.apart == 0.5 and {*asked} == {"rollout", "trainer"}
+    assert all(np.isnan(side["d"]).tolist() == [[True, False, False]] for side in asked.values())
 
 
 def test_figures_have_the_fields_names_and_signs() -> None:

@@ -190,6 +190,8 @@ SCRIPTS = {
     "deepspeed": replace(CASE, kind=HANG, processes=2, engine="deepspeed", zero=3),
     "checkpoint": replace(CASE, config=None, checkpoint="meta-llama/Llama-3.1-8B", layers=2),
     "trainer": replace(CASE, through=TRAINER),
+    "trainer, a hang": replace(CASE, kind=HANG, processes=2, through=TRAINER),
+    "deepspeed, one process": replace(CASE, layout=ALONE, dtype="bf16", engine="deepspeed", zero=2),
 }
 
 
@@ -201,8 +203,8 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
         (tmp_path / f"{name}.py").write_text(text)
         assert (
             "actordbg" not in text
-            and ("deepspeed" in text) == (name == "deepspeed")
-            and ("openrlhf" in text) == (name == "trainer")
+            and ("deepspeed" in text) == ("deepspeed" in name)
+            and ("openrlhf" in text) == ("trainer" in name)
         )
         assert len(text.splitlines()) < 120 or case.through == TRAINER or launched(case), name
     ruff = [sys.executable, "-m", "ruff"]

@@ -71,12 +71,11 @@ def main(folder: Path, count: int = 20, seed: int = 30) -> None:
         if fault.name in {each["name"] for each in done}:
             continue
         began = time.monotonic()
-        place = folder / f"{number:02d}-{time.time_ns()}"
-        found = outcome(fault, place) | {"seconds": round(time.monotonic() - began)}
-        done.append(found)
+        said = outcome(fault, folder / f"{number:02d}-{time.time_ns()}") | {"seconds": round(time.monotonic() - began)}
+        done.append(said)
         with open(file, "a") as lines:
-            lines.write(json.dumps(found) + "\n")
-        print(f"{'repro' if found['repro'] else 'none '}  {fault.name:36}{json.dumps(found)[:230]}", flush=True)
+            lines.write(json.dumps(said) + "\n")
+        print(f"{'repro' if said['repro'] else 'none '}  {fault.name:36}{json.dumps(said)[:230]}", flush=True)
     print(f"{sum(each['repro'] for each in done)} of {len(done)} faults have a repro that fails with it and passes without it")
 
 

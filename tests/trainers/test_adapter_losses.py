@@ -1,11 +1,15 @@
-"""Losses of other trainers are recorded under one set of names, joined to their forwards, and change nothing."""
+"""Losses of other trainers are recorded under one set of names, joined to their forwards, and change nothing.
+
+The stand-ins have the signatures and values of TRL 1.16.0, verl 0.9.1 and SkyRL 0.3.0; `benchmarks.own_classes` and
+`benchmarks.faulty_grpo` run the packages themselves.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -24,6 +28,7 @@ IDS = torch.tensor([[0, 5, 9, 11, 2, 7, 3], [4, 8, 4, 1, 6, 0, 0]])
 REAL = torch.tensor([[0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0]])
 ADVANTAGES = torch.tensor([0.5, -1.0])
 MASK = REAL[:, PROMPT:]
+WEIGHTS = torch.tensor([[0.5], [1.5]])
 
 
 class Policy(nn.Module):
@@ -37,13 +42,20 @@ class Policy(nn.Module):
         return -(self.weight * ids.float() / 10).exp()
 
 
-def ppo(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def ppo(
+    new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, weights: Any = 1.0, by: Any = None
+) -> torch.Tensor:
     ratio = (new - old).exp()
-    terms = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    return (terms * mask).sum() / mask.sum()
+    terms = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) * weights
+    return (terms * mask).sum() / (mask.sum() if by is None else by)
 
 
-def trl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
+Trainer: TypeAlias = tuple[dict[str, ModuleType], Callable[[], Any], Callable[[], Any]]
+"""Modules with the trainer's functions, what computes a loss, and what ends the optimizer step."""
+NORM = 2.5
+
+
+def trl(model: Policy) -> Trainer:
     class GRPOTrainer:
         temperature, use_vllm, vllm_importance_sampling_correction, loss_type = 1.0, True, False, "dapo"
         importance_sampling_level, beta, epsilon_low, epsilon_high = "token", 0.0, 0.2, 0.2
@@ -53,8 +65,9 @@ def trl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
         state = SimpleNamespace(global_step=4)
 
         def _get_per_token_logps_and_entropies(
-            self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, compute_entropy: bool = False
-        ) -> Any:
+            self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: int | None = None,
+            compute_entropy: bool = False, compute_aux_loss: bool = False, **images: Any
+        ) -> Any:  # fmt: skip
             scores = model.scores(input_ids[:, -logits_to_keep:])
             return scores, scores.detach(), None
 
@@ -62,22 +75,31 @@ def trl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
             ids = torch.cat((inputs["prompt_ids"], inputs["completion_ids"]), 1)
             real = torch.cat((inputs["prompt_mask"], inputs["completion_mask"]), 1)
             new, *_ = self._get_per_token_logps_and_entropies(model, ids, real, ANSWER)
-            return ppo(new, inputs["old_per_token_logps"], inputs["advantages"].unsqueeze(1), inputs["completion_mask"])
+            given = inputs["old_per_token_logps"], inputs["advantages"].unsqueeze(1), inputs["completion_mask"]
+            return ppo(new, *given, inputs["importance_sampling_ratio"])
 
     inputs = {"prompt_ids": IDS[:, :PROMPT], "prompt_mask": REAL[:, :PROMPT], "completion_ids": IDS[:, PROMPT:], "advantages": ADVANTAGES,
               "completion_mask": MASK, "old_per_token_logps": model.scores(IDS[:, PROMPT:]).detach() * 1.1,
-              "sampling_per_token_logps": model.scores(IDS[:, PROMPT:]).detach() * 1.2}  # fmt: skip
-    module = ModuleType("trl.trainer.grpo_trainer")
-    module.GRPOTrainer = GRPOTrainer  # type: ignore[attr-defined]
-    return {"trl": module}, lambda: GRPOTrainer()._compute_loss(model, inputs)
+              "sampling_per_token_logps": model.scores(IDS[:, PROMPT:]).detach() * 1.2, "num_items_in_batch": MASK.sum(),
+              "importance_sampling_ratio": WEIGHTS}  # fmt: skip
+
+    class Trainer:
+        def training_step(self, model: Any) -> None: ...
+        def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+            return torch.tensor(NORM)
+
+    module, base = ModuleType("trl.trainer.grpo_trainer"), ModuleType("transformers.trainer")
+    module.GRPOTrainer, base.Trainer = GRPOTrainer, Trainer  # type: ignore[attr-defined]
+    return {"a": module, "b": base}, lambda: GRPOTrainer()._compute_loss(model, inputs), lambda: Trainer()._get_grad_norm(model)
 
 
-def skyrl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
+def skyrl(model: Policy) -> Trainer:
     class HFModelWrapper:
         model: Any
 
         def forward(self, sequences: Any, num_actions: int, attention_mask: Any = None, temperature: float = 1.0,
-                    compute_entropy: bool = False, pixel_values: Any = None) -> Any:  # fmt: skip
+                    return_output: bool = False, compute_entropy: bool = False, entropy_requires_grad: bool = True,
+                    pixel_values: Any = None, image_grid_thw: Any = None) -> Any:  # fmt: skip
             return self.model.scores(sequences[:, -num_actions:]), {}
 
     class PolicyWorkerBase:
@@ -85,25 +107,30 @@ def skyrl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
         algorithm.off_policy_correction = SimpleNamespace(tis_ratio_type=None, token_tis_ratio_clip_high=2.0)
         cfg, mesh_rank = SimpleNamespace(algorithm=algorithm), SimpleNamespace(dp_size=1)
 
-        def _forward_backward_micro(self, experience: Any, microbatch_weight: float, loss_fn: Any = None) -> Any:
+        def optim_step(self) -> float:
+            return NORM
+
+        def _forward_backward_micro(
+            self, experience: Any, microbatch_weight: float, loss_fn: Any = None, loss_fn_config: Any = None
+        ) -> Any:
             new, _ = self.model.forward(experience.sequences, ANSWER, attention_mask=experience.attention_mask)  # type: ignore[attr-defined]
-            loss = ppo(new, experience.action_log_probs, experience.advantages, experience.loss_mask)
+            loss = ppo(new, experience.action_log_probs, experience.advantages, experience.loss_mask, by=1)
             return {"policy_loss": float(loss.detach())}
 
     wrapper, worker = HFModelWrapper(), PolicyWorkerBase()
     wrapper.model, worker.model = model, wrapper  # type: ignore[attr-defined]
     scores = model.scores(IDS[:, PROMPT:]).detach()
     experience = SimpleNamespace(sequences=IDS, attention_mask=REAL, loss_mask=MASK, action_log_probs=scores * 1.1,
-                                 advantages=ADVANTAGES[:, None].expand(MASK.shape), rollout_logprobs=scores * 1.2)  # fmt: skip
+                                 advantages=ADVANTAGES[:, None].expand(MASK.shape) / 6, rollout_logprobs=scores * 1.2)  # fmt: skip
     modules = {
         "a": ModuleType("skyrl.backends.skyrl_train.workers.model_wrapper"),
         "b": ModuleType("skyrl.backends.skyrl_train.workers.worker"),
     }
     modules["a"].HFModelWrapper, modules["b"].PolicyWorkerBase = HFModelWrapper, PolicyWorkerBase  # type: ignore[attr-defined]
-    return modules, lambda: worker._forward_backward_micro(experience, 1.0)["policy_loss"]
+    return modules, lambda: worker._forward_backward_micro(experience, 1.0)["policy_loss"], lambda: worker.optim_step()
 
 
-def verl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
+def verl(model: Policy) -> Trainer:
     losses, engines = ModuleType("verl.workers.utils.losses"), ModuleType("verl.workers.engine.fsdp.transformer_impl")
 
     def jagged(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -115,14 +142,15 @@ def verl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
         rows = zip(model_output["log_probs"].unbind(), counts, strict=True)
         new = torch.nn.utils.rnn.pad_sequence([values[-count - 1 : -1] for values, count in rows], batch_first=True)
-        old, wide = (
-            torch.nn.utils.rnn.pad_sequence(list(data[name].unbind()), batch_first=True)
-            for name in ("old_log_probs", "advantages")
-        )
-        return ppo(new, old, wide, MASK), {}
+        old = torch.nn.utils.rnn.pad_sequence(list(data["old_log_probs"].unbind()), batch_first=True)
+        return ppo(new, old, data["advantages"], MASK, by=data["batch_num_tokens"]), {}
 
-    class FSDPEngineWithLMHead:
-        module, model_config = model, SimpleNamespace(model_type="language_model")
+    class FSDPEngine:
+        def optimizer_step(self) -> float:
+            return NORM
+
+    class FSDPEngineWithLMHead(FSDPEngine):
+        module, model_config, lr_scheduler = model, SimpleNamespace(model_type="language_model"), SimpleNamespace()
 
         def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
             rows = [torch.cat((model.scores(ids)[1:], torch.zeros(1))) for ids in real]
@@ -137,10 +165,11 @@ def verl(model: Policy) -> tuple[dict[str, ModuleType], Callable[[], Any]]:
     batch = {"input_ids": jagged(real), "temperature": 1.0, "prompts": jagged([ids[:-count] for ids, count in zip(real, counts, strict=True)]),
              "responses": jagged([ids[-count:] for ids, count in zip(real, counts, strict=True)]),
              "response_mask": jagged([torch.ones(count) for count in counts]), "old_log_probs": jagged([s * 1.1 for s in scores]),
-             "advantages": jagged([torch.full((c,), float(a)) for c, a in zip(counts, ADVANTAGES, strict=True)]),
+             "advantages": ADVANTAGES[:, None] * MASK, "dp_size": 1, "batch_num_tokens": 6, "global_batch_size": 2,
              "rollout_log_probs": jagged([s * 1.2 for s in scores])}  # fmt: skip
     losses.ppo_loss, engines.FSDPEngineWithLMHead = ppo_loss, FSDPEngineWithLMHead  # type: ignore[attr-defined]
-    return {"a": losses, "b": engines}, lambda: FSDPEngineWithLMHead().forward_step(batch, None, False)[0]
+    engines.FSDPEngine, engine = FSDPEngine, FSDPEngineWithLMHead()  # type: ignore[attr-defined]
+    return {"a": losses, "b": engines}, lambda: engine.forward_step(batch, None, False)[0], lambda: engine.optimizer_step()
 
 
 def ran(
@@ -148,7 +177,7 @@ def ran(
 ) -> tuple[float, float, list[Any]]:
     """The loss, its gradient, and what was recorded."""
     model = Policy()
-    modules, step = {"trl": trl, "skyrl": skyrl, "verl": verl}[name](model)
+    modules, step, update = {"trl": trl, "skyrl": skyrl, "verl": verl}[name](model)
     if store is not None:
         folder = record_here(store, **control)
         for module in modules.values():
@@ -156,6 +185,7 @@ def ran(
             attach(module, name, folder)
     for _ in range(calls_of_loss):
         loss = step()
+    assert update() == NORM
     if isinstance(loss, torch.Tensor):
         loss.backward()
     return float(loss), float(model.weight.grad or 0.0), dumps_of(store) if store is not None else []
@@ -174,9 +204,10 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Sto
     for of, factor in (("old_log_probs", 1.1), ("rollout_log_probs", 1.2)):
         assert named[of][mask] == pytest.approx(named["log_probs"][mask] * factor, rel=1e-5)
     assert call.actions is not None and call.actions[mask].tolist() == IDS[:, PROMPT:][MASK > 0].tolist()
-    assert call.terms is not None and call.terms.by_token / call.terms.tokens == pytest.approx(loss, rel=1e-5)
+    assert (call.fact("micro_batch"), call.fact("grad_norm")) == (0, NORM)
     findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
     assert not findings.broken, findings.in_words()
+    assert findings.answers["normalization"].looked_at == 1, "the losses are the whole step's"
 
 
 @pytest.mark.parametrize("name", ["trl", "verl"])

@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from actordbg.base.errors import Unsupported
+from actordbg.capture.loss_points import CapturePoints
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.store.payload import Dump
-
-_CLASSES = {f"openrlhf.models.loss:{name}.forward": name for name in ("PolicyLoss", "SFTLoss")}
-_RESULTS = ("loss", "clip_ratio", "ppo_kl", "vllm_kl", "is_filter_ratio")
-_NAMES = {"per_token_logps": "log_probs", "loss_mask": "action_mask"}
 
 
 def total_loss(recorded: Dump, log_probs: Tensor, entropy: Tensor | None) -> tuple[Tensor, dict[str, float]]:
@@ -29,21 +26,19 @@ def total_loss(recorded: Dump, log_probs: Tensor, entropy: Tensor | None) -> tup
     from openrlhf.models import loss as losses
     from openrlhf.models.utils import compute_approx_kl
 
-    where, arguments = recorded.record.actor.get("function"), recorded.record.arguments
-    if where not in _CLASSES:
+    where, arguments, declared = recorded.record.actor.get("function"), recorded.record.arguments, CapturePoints.of("openrlhf")
+    assert declared is not None
+    point = next((each for each in declared.losses if where == f"{each.where}.forward" and not each.model), None)
+    if point is None:
         raise Unsupported(f"{where} is not a loss of OpenRLHF", hint="only OpenRLHF's losses are computed again")
     tensors = {name: tensor.to(log_probs.device) for name, tensor in recorded.tensors.items()}
     known: dict[str, Any] = {**arguments, **tensors, "log_probs": log_probs}
-    kind = getattr(losses, _CLASSES[where])
+    kind = getattr(losses, point.where.partition(":")[2])
     options = {name: f"{CONTEXT}loss.{name}" for name in inspect.signature(kind.__init__).parameters}
     module = kind(**{name: arguments[key] for name, key in options.items() if key in arguments})
-    given = {
-        name: known[_NAMES.get(name, name)]
-        for name in inspect.signature(module.forward).parameters
-        if _NAMES.get(name, name) in known
-    }
-    result = module(**given)
-    results = dict(zip(_RESULTS, result if isinstance(result, tuple) else (result,), strict=False))
+    names = {name: point.names.get(name, name) for name in inspect.signature(module.forward).parameters}
+    result = module(**{name: known[own] for name, own in names.items() if own in known})
+    results = dict(zip(point.returns, result if isinstance(result, tuple) else (result,), strict=False))
     total = results["loss"]
     norm = {name: known[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size") if known.get(name) is not None}
     fact: dict[str, Any] = {

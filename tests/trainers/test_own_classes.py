@@ -1,0 +1,26 @@
+"""Faults planted in trainings of other trainers' own classes are named from their recorded losses; healthy ones are not."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks import faulty_grpo, own_classes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
+def test_a_whole_step_of_trl_is_recorded_and_its_wrong_normalizer_is_named(tmp_path: Path):
+    name = "tokens-of-micro-batch"
+    assert faulty_grpo.every(tmp_path, {name: faulty_grpo.FAULTS[name]}, faulty_grpo.recorded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", own_classes.CASES)
+def test_steps_of_its_own_classes_are_recorded_and_their_faults_are_named(tmp_path: Path, package: str):
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: `python -m benchmarks.own_classes` says how")
+    cases = {name: fault for name, fault in own_classes.CASES[package][1].items() if fault.command == "lint"}
+    assert own_classes.every(tmp_path, cases, own_classes.recorded(package))
