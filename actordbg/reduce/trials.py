@@ -124,9 +124,8 @@ class Trials(contextlib.ExitStack):
             self._host = self.enter_context(host)
             self.callback(host.kill)
         assert self._host.stdin is not None and self._host.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._host.stdin.write(f"{json.dumps(request)}\n")
-            self._host.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # nothing stays in a buffer that would fail once more when it is closed
+            os.write(self._host.stdin.fileno(), f"{json.dumps(request)}\n".encode())
         if line := self._host.stdout.readline():
             answer: dict[str, Any] = json.loads(line)
             return answer

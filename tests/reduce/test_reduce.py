@@ -29,7 +29,7 @@ from actordbg.actor.family_models import FAMILIES
 from actordbg.api import reducing
 from actordbg.api.client import Client
 from actordbg.api.desk import Desk
-from actordbg.base.errors import BadResult, CorruptDump, Refused
+from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused
 from actordbg.base.processes import read_stat
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
@@ -148,6 +148,13 @@ def test_a_trial_of_a_checkpoint_runs_again_once_its_files_changed(tmp_path: Pat
         with Simulated(journal, leaking) as trials:
             trials.ending(case)
             assert trials.run == ran
+
+
+@pytest.mark.parametrize("program", ["true", "false"])
+def test_a_host_of_trials_that_ends_at_once_is_said(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which(program))
+    with pytest.raises(LaunchProblem, match="exit code"), Trials(tmp_path) as trials:
+        trials.ending(CASE)
 
 
 def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path: Path) -> None:
