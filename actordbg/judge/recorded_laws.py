@@ -135,7 +135,7 @@ def _moved(mask: Numbers, by: int) -> Numbers:
 
 def _end_token(calls: Sequence[RecordedCall]) -> int | None:
     """Return the id that ends responses: the model's, else that of most rows; None if rows end with various ids."""
-    recorded = {call.fact("eos_token_id") for call in calls if call.is_loss}
+    recorded = {call.fact("eos_token_id") for call in calls if call.is_loss} - {None}  # a critic's trainer has none
     if len(recorded) == 1 and type(only := recorded.pop()) is int:
         return only
     ends = Counter(int(last) for call in calls if call.ends is not None for last in call.ends[:, 1] if last >= 0)
@@ -325,6 +325,12 @@ def _accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
 def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
     seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
     scored = _scored(calls)
+    surprisals = {
+        key: value
+        for call in calls
+        if call.surprisal is not None
+        for key, value in zip(call.row_keys, call.surprisal, strict=False)
+    }
     for call in calls:
         record, apart = call.record, call.fact("dp_size") == call.record.world_size
         together: Hashable = record.dump_id
@@ -333,7 +339,7 @@ def _duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
         repeated = np.zeros(len(call.row_keys), bool)
         for row, key in enumerate(call.row_keys):
             count = 0 if call.counts is None else call.counts[row]
-            unlikely = count >= LONG if call.surprisal is None else not call.surprisal[row] <= IMPROBABLE
+            unlikely = not surprisals[key] <= IMPROBABLE if key in surprisals else count >= LONG
             repeated[row] = unlikely and key in seen[together]
             seen[together].setdefault(key, record.dump_id)
         key = next((call.row_keys[row] for row in repeated.nonzero()[0]), b"")
@@ -351,8 +357,9 @@ def _groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if index is None or not size or not call.prompts:
             continue
         odd = np.zeros(call.rows, bool)
+        step = call.record.run, call.record.role, call.record.step  # a critic may have trained before its policy did
         for row, (number_, prompt) in enumerate(zip(index.reshape(-1), call.prompts, strict=False)):
-            odd[row] = prompts.setdefault((call.record.run, call.record.step, int(number_) // size), prompt) != prompt
+            odd[row] = prompts.setdefault((*step, int(number_) // size), prompt) != prompt
         answer.rows(call, odd, "a row of a group has another prompt than the group")
 
 

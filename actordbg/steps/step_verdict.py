@@ -36,6 +36,8 @@ from actordbg.steps.step_plan import ENTROPY
 
 NORM_OFF = {True: 1e-3, False: 0.01}
 """Largest relative distance of a gradient's norm, by whether the run computes in fp32; measured 1e-6, 2.3e-3 in bf16."""
+LEAST = 1e-3
+"""Nats that an action's loss counts as at least, as rounding of the terms beside it does not vanish where advantages are 0."""
 COUNT_OFF = 1e-5
 """Largest relative error of a recorded number of tokens, which is an fp32 tensor."""
 
@@ -161,7 +163,7 @@ def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) 
     if got is None:
         return None
     extra, per_term = float(got) - recorded, _per_term(micro_batch)
-    size = micro_batch.terms.size * per_term
+    size = max(micro_batch.terms.size, LEAST * micro_batch.terms.tokens) * per_term
     coefficient = float(loss.fact("entropy_coef") or 0.0)
     terms = {"KL": _kl_term(micro_batch) * per_term, "entropy": -coefficient * (entropy or 0.0) * per_term}
     known = sum(terms.values())
@@ -173,7 +175,7 @@ def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) 
         return None
     if size and abs(recorded) > limit * size and near(float(got), 2 * recorded + known, limit):
         return StepCause("doubled loss", f"{micro_batch.name}: backward gets twice the loss, {number(got)}", "add each loss once")
-    if abs(extra - known) > limit * size:
+    if abs(extra - known) > limit * (size + sum(map(abs, terms.values()))):
         words = f"{micro_batch.name}: backward gets {number(extra - known)} that is neither the loss nor its KL or entropy term"
         return StepCause("unknown term", words, "look at what the trainer adds to the loss")
     return None

@@ -41,7 +41,7 @@ def _labelled(call: Mapping[str, Any]) -> Rows | None:
 _AGGREGATED = {
     "dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm", "luspo": "seq-mean-token-sum",
 }  # fmt: skip
-"""What the losses of a step add up to. bnpo's depends on the micro-batches."""
+"""What the losses of a step add up to. bnpo's depends on the micro-batches, dapo's on a generation's, unless it is a step."""
 
 
 def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
@@ -57,7 +57,8 @@ def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall
     more = more or trainer.args.delta is not None or trainer.off_policy_mask_threshold is not None
     plain = kind in (*_AGGREGATED, "bnpo") and not more
     formula = "ppo" if trainer.importance_sampling_level == "token" else "gspo"
-    ends = trainer.eos_token_ids
+    ends, window = trainer.eos_token_ids, getattr(trainer, "current_gradient_accumulation_steps", None)
+    whole = kind != "dapo" or getattr(trainer.args, "steps_per_generation", None) == window
     return LossCall(
         log_probs, mask, (wide.unsqueeze(1) if wide.dim() == 1 else wide).expand(mask.shape),
         log_probs.detach() if old is None else old, inputs.get("sampling_per_token_logps"), output,
@@ -65,7 +66,7 @@ def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall
         facts={
             "policy_loss_type": formula if plain else kind, "loss_type": kind, "dual_clip": None, "beta": trainer.beta,
             "clip_eps_low": trainer.epsilon_low, "clip_eps_high": trainer.epsilon_high, "is_correction_level": "off",
-            "is_corrected": weights is not None, "loss_agg_mode": _AGGREGATED.get(kind),
+            "is_corrected": weights is not None, "loss_agg_mode": _AGGREGATED.get(kind) if whole else None,
             "loss_scale_factor": trainer.max_completion_length,
         },
         settings={

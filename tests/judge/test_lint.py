@@ -17,6 +17,7 @@ from torch import Tensor
 from actordbg.base.errors import NothingToDo
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, Verdict
 from actordbg.formats.dump_record import LOSS
+from actordbg.judge import recorded_laws
 from actordbg.judge.lint import lint, with_lint
 from actordbg.judge.recorded_laws import LAWS
 from actordbg.store import payload
@@ -237,6 +238,37 @@ def test_masked_tokens_are_never_compared(tmp_path: Path):
     hole(step)
     for name in ("rollout_log_probs", "old_log_probs", "advantages"):
         step.tensors[0][name][0, 3] = 0.0 if name == "rollout_log_probs" else torch.nan
+    step.finish()
+    assert not lint(store.root, step.publish(store)).broken
+
+
+def test_a_critic_of_another_rollout_that_does_not_know_the_end_token_changes_no_answer(tmp_path: Path):
+    """A critic trains before its policy does, so that its step is of other prompts; its trainer has no tokenizer."""
+    step, store = Step(), Store(tmp_path).create()
+    for tensors in step.tensors:
+        tensors["context.truncated"][0], tensors["sequences"][0, -1] = True, 33  # most rows end with another token
+    step.tensors[0]["context.truncated"][1], step.tensors[0]["sequences"][1, -4] = True, 33
+    step.finish()
+    paths = step.publish(store)
+    critic = {"batch_size": 2, "seq_len": PROMPT + ANSWER, "run": "ppo", "role": "critic loss", "point": LOSS, "step": 3}
+    for at, tensors in enumerate(step.tensors):
+        names = ("sequences", "attention_mask", "action_mask", "context.truncated", "context.index")
+        held = {name: tensors[name].clone() for name in names}
+        held["sequences"][:, :PROMPT] += 1
+        described = replace(record(90 + at), **critic, arguments={"context.n_samples_per_prompt": 2})
+        paths.append(store.relative(store.publish_dump(*payload.encode(described, held))))
+    findings = lint(store.root, paths)
+    assert not findings.broken, findings.in_words()
+
+
+def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recorded_laws, "LONG", 4)
+    step, store = Step(), Store(tmp_path).create()
+    for tensors in step.tensors:
+        for name in ("sequences", "attention_mask", "action_mask", "context.response_length"):
+            tensors[name][1] = tensors[name][0]
     step.finish()
     assert not lint(store.root, step.publish(store)).broken
 

@@ -47,7 +47,10 @@ def figures_of(
     return StepFigures(step, ReplayConfig(model=str(run.model)), replayed, whole)
 
 
-@pytest.mark.parametrize("shape", [{}, {"ranks": 1}, {"places": 1}, {"kl": "right"}, {"kl": "right", "entropy": "right"}])
+TERMS = {"kl": "right", "entropy": "right"}
+
+
+@pytest.mark.parametrize("shape", [{}, {"ranks": 1}, {"places": 1}, {"kl": "right"}, TERMS, TERMS | {"learns": False}])
 def test_a_right_step_adds_up_on_any_number_of_ranks_and_micro_batches(tmp_path: Path, shape: dict[str, Any]):
     figures = figures_of(tmp_path, **shape)
     step, verdict = figures.step, verdict_of(figures)

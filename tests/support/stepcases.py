@@ -32,7 +32,7 @@ class RecordedRun:
 
     real: its model is on disk. How it was recorded may be wrong: dp_size, tokens (a factor of batch_num_tokens), engine (DeepSpeed's accumulation), applied
     (all, last, twice, or missing), kl and entropy ("" none, right, missing), doubled (backward got twice the loss), clipped (whether the loss
-    clips), loss (a change of its terms), facts (other recorded values).
+    clips), learns (whether the first micro-batch has advantages), loss (a change of its terms), facts (other recorded values).
     """
 
     store: Store
@@ -48,6 +48,7 @@ class RecordedRun:
     entropy: str = ""
     doubled: bool = False
     clipped: bool = True
+    learns: bool = True
     loss: Callable[[Tensor], Tensor] = lambda terms: terms
     function: str = "openrlhf.models.loss:PolicyLoss.forward"
     facts: dict[str, Any] = field(default_factory=dict)
@@ -117,6 +118,7 @@ class RecordedRun:
         log_probs = each.gather(2, answer[..., None])[..., 0] * mask + moved
         old = (log_probs + 0.3 * torch.randn(ROWS, ANSWER, generator=self._made)).detach()
         advantages = torch.randn(ROWS, 1, generator=self._made).expand(ROWS, ANSWER).contiguous()
+        advantages *= self.learns or len(self._entropies) > 1
         return {
             "sequences": sequences, "attention_mask": attention, "action_mask": mask, "log_probs": log_probs, "advantages": advantages,
             "old_log_probs": old, "rollout_log_probs": old + 0.01, "context.base_action_log_probs": old - 0.2,

@@ -210,6 +210,18 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Sto
     assert findings.answers["normalization"].looked_at == 1, "the losses are the whole step's"
 
 
+def test_a_loss_over_the_tokens_of_a_generation_of_several_steps_is_no_mean_of_a_step():
+    """TRL divides by the tokens of a generation, which is rescaled to a step by the number of micro-batches alone."""
+    trainer, modes = trl(Policy())[0]["trl"].GRPOTrainer(), []
+    trainer.current_gradient_accumulation_steps = 2
+    for steps in (2, 4):
+        trainer.args = SimpleNamespace(delta=None, steps_per_generation=steps)
+        call = {"self": trainer, "inputs": {"completion_mask": MASK, "advantages": ADVANTAGES}}
+        made = trl_adapter._grpo_loss(call, torch.zeros(MASK.shape), None)
+        modes.append(made and made.facts["loss_agg_mode"])
+    assert modes == ["token-mean", None]
+
+
 @pytest.mark.parametrize("name", ["trl", "verl"])
 def test_without_the_loss_only_the_forward_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch, name: str):
     assert [dump.record.point for dump in ran(store, name, monkeypatch)[2]] == ["forward"]
