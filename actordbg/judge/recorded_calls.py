@@ -49,8 +49,8 @@ class Terms:
     def divisor(self, loss: Mapping[str, Any]) -> tuple[float, str] | None:
         """Return what the sum of a whole step's terms is divided by, and the result in words; None if it is not known.
 
-        That is the sum over tokens, but over rows' means for a mean of those. loss: a loss's recorded attributes, with verl's
-        `loss_agg_mode`, or OpenRLHF's `token_level_loss`.
+        That is the sum over tokens, but over rows' means for a mean of those. loss: a loss's recorded attributes, with
+        `loss_agg_mode` (see `trainers.seam`) or `token_level_loss`.
         """
         tokens, rows = plural(self.tokens, "token"), plural(self.rows, "row")
         scale = loss.get("loss_scale_factor")
@@ -67,7 +67,7 @@ BY_ROW = "seq-mean-token-mean"
 
 
 def aggregation(loss: Mapping[str, Any]) -> str:
-    """Return what the losses of a step add up to, by verl's names."""
+    """Return what the losses of a step add up to, as a `loss_agg_mode`."""
     return str(loss.get("loss_agg_mode", "token-mean" if loss.get("token_level_loss") is not False else BY_ROW))
 
 

@@ -108,7 +108,7 @@ class Trials(contextlib.ExitStack):
             "modules": [
                 f"transformers.models.{kind}.modeling_{kind}",
                 *["deepspeed"] * (case.engine == "deepspeed" or case.through == TRAINER),
-                *["openrlhf.models"] * (case.through == TRAINER),
+                *[f"{TRAINER}.models"] * (case.through == TRAINER),
             ],
             "ranks": ranks,
             "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,

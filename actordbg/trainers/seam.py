@@ -99,7 +99,7 @@ class LossCall:
 
     facts: its plain attributes, where they mean what those of PolicyLoss mean; another `policy_loss_type` is not recomputed.
     `loss_agg_mode`, by verl's names, says what the losses of a step add up to. weights: factors of the terms, [B, A] or [B, 1].
-    settings: of the run, by the names that records of OpenRLHF have (`rollout.temperature`, `multi_turn`, `eos_token_id`).
+    settings: of the run, by the names that they have in records (`rollout.temperature`, `multi_turn`, `eos_token_id`).
     """
 
     log_probs: torch.Tensor

@@ -29,7 +29,7 @@ def test_other_trainers_are_named_by_the_adapters_alone():
     others = {name for name, text in PRODUCT.items() if not name.startswith("actordbg/trainers/") and named.search(text)}
     assert others == example | dashboards
     adapters = [text for name, text in PRODUCT.items() if name.endswith("_adapter.py") and "find_adapter" not in name]
-    assert len(adapters) == len(BUILT_IN) and max(len(text.splitlines()) for text in adapters) <= 100
+    assert len(adapters) == len(BUILT_IN) and max(len(text.splitlines()) for text in adapters) <= 110
 
 
 def test_few_files_outside_of_its_folder_mention_the_trainer_by_name():
