@@ -212,7 +212,7 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Sto
 
 def test_a_loss_over_the_tokens_of_a_generation_of_several_steps_is_no_mean_of_a_step():
     """TRL divides by the tokens of a generation, which is rescaled to a step by the number of micro-batches alone."""
-    trainer, modes = trl(Policy())[0]["trl"].GRPOTrainer(), []
+    trainer, modes = trl(Policy())[0]["a"].GRPOTrainer(), []
     trainer.current_gradient_accumulation_steps = 2
     for steps in (2, 4):
         trainer.args = SimpleNamespace(delta=None, steps_per_generation=steps)
