@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.api.desk import Desk
-from actordbg.base.errors import NothingToDo, StoreProblem, UsageError
+from actordbg.base.errors import CorruptDump, NothingToDo, StoreProblem, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import comparisons, get_replay, open_fresh, select_dumps
@@ -71,8 +72,9 @@ def known_or_reduced(desk: Desk, name: str, trials: int, seconds: float) -> Redu
     if path.exists():
         data, owner = read_with_owner(path)
         desk.client.approve(f"reduction {path.parent.name}, whose script is run", owner)
-        if (record := Reduction.from_json(data, str(path))).confirmed:
-            return record
+        with contextlib.suppress(CorruptDump):  # another actordbg's fields, or damaged: it is reduced again
+            if (record := Reduction.from_json(data, str(path))).confirmed:
+                return record
     return reduced(desk, name, trials, seconds)
 
 

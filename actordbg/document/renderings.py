@@ -110,7 +110,7 @@ _DOTTED = re.compile(r"[A-Za-z]\w*(\.\w+){3,}")
 def _line(line: tuple[str, ...], table: Grid, widths: list[int], gap: int, fold: bool) -> list[str]:
     texts = [text.strip() for text in line]
     cells = [
-        (textwrap.wrap(text, width, break_on_hyphens=False) or [""]) if fold else [shorten(text, width)]
+        (textwrap.wrap(text, max(width, 1), break_on_hyphens=False) or [""]) if fold else [shorten(text, width)]
         for text, width in zip(texts, widths, strict=True)
     ]
     sides = [str.ljust if name in table.left else str.rjust for name in table.columns]

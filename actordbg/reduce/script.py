@@ -75,7 +75,7 @@ def render(case: FaultCase, title: str, *, versions: str = "", weights: float | 
     parts += [_attempt(case), _main(case), templates.END]
     body = "\n\n\n".join(part.strip("\n") for part in parts)
     constants = "\n".join(_constants(case, weights, private, body))
-    imports = "\n".join(_imports(f"{constants}\n{body}"))
+    imports = "\n".join(_imports(constants, body))
     return f"{_head(case, title, versions)}\n\n{imports}\n\n{constants}\n\n\n{body}\n"
 
 
@@ -102,13 +102,14 @@ def _head(case: FaultCase, title: str, versions: str) -> str:
     return f'"""{_wrapped(_in_docstring(title))}\n\nExpected: {expected}.\n{exits}\n{seen}"""'
 
 
-def _imports(text: str) -> Iterator[str]:
-    """Yield the imports that the text of a script needs."""
+def _imports(constants: str, body: str) -> Iterator[str]:
+    """Yield the imports that a script needs. Constants hold foreign text, in which the name of a package needs no import."""
+    text = f"{constants}\n{body}"
     yield from (f"import {name}" for name in _MODULES if re.search(rf"\b{re.escape(name)}\.", text))
-    if "ModuleSpec(" in text:
+    if "ModuleSpec(" in body:
         yield "from importlib.machinery import ModuleSpec"
     yield "\ntry:"
-    yield from (f"    {line}" for needs, line in _PACKAGES.items() if re.search(rf"\b{re.escape(needs)}", text))
+    yield from (f"    {line}" for needs, line in _PACKAGES.items() if re.search(rf"\b{re.escape(needs)}", body))
     yield templates.MISSING.rstrip()
 
 
@@ -136,7 +137,7 @@ def _constants(case: FaultCase, weights: float | None, private: bool, body: str)
     elif private and in_a_folder(case):
         yield 'MODEL = os.environ.get("MODEL", "")  # the folder of the checkpoint'
     else:
-        yield f"MODEL = {json.dumps(case.checkpoint)}"
+        yield f"MODEL = {_flat(case.checkpoint)}"
     if case.synthetic and case.tokens > MOST_INLINE:
         yield f"LENGTHS = {_literal([len(row) for row in case.rows], 10)}"
         yield templates.DRAWN.replace("VOCABULARY", str(case.vocabulary)).strip("\n")

@@ -139,7 +139,7 @@ def test_samples_are_read_as_they_were_written_and_lines_that_are_cut_or_odd_are
     odd = [",".join((figures | one).values()) for one in changed]
     path.write_text("\n".join([head, *odd, first, *rest, rest[-1][:40]]))
     assert read_samples(path) == made
-    no_table = "is not a sample table"
+    no_table = "cannot read"
     for text, says in (("step,loss\n1", "no memory samples"), ("2026" + 200_000 * "0", no_table), ("a\rb", no_table)):
         (tmp_path / "b.csv").write_bytes(f"{text},1\n".encode())
         with pytest.raises(UsageError, match=says):

@@ -348,7 +348,7 @@ def test_what_a_replay_and_its_comparison_say_needs_no_check(store: Store) -> No
     assert [call.args[0].dump_id for call in checks.of.call_args_list] == [items[1].dump_id]
 
 
-HOSTILE = ('x"""\nimport pwned\n"""', "x'\nimport pwned\n'", 'x"\nimport pwned\n#', "\\", '"')
+HOSTILE = ('x"""\nimport pwned\n"""', "x'\nimport pwned\n'", 'x"\nimport pwned\n#', "\\", "deepspeed.x", '"')
 FIELDS: dict[str, Callable[[str], FaultCase]] = {
     "versions": lambda text: CASE,
     "title": lambda text: CASE,
@@ -364,7 +364,8 @@ def test_no_text_of_a_record_becomes_code_in_the_script(field: str) -> None:
     for text in HOSTILE:
         said = {"title": text if field == "title" else "t", "versions": text if field == "versions" else "torch 2"}
         tree = ast.parse(render(FIELDS[field](text), private=False, **said))
-        assert "pwned" not in {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+        imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+        assert imported.isdisjoint({"pwned", "deepspeed"})
 
 
 def test_no_path_of_this_machine_leaves() -> None:
@@ -382,13 +383,16 @@ def test_no_path_of_this_machine_leaves() -> None:
 
 
 def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one without a confirmed case is reduced again."""
+    """And one without a confirmed case, or with fields that are no longer known, is reduced again."""
     replay = "20260101T000000-aaaaaa"
     write_replay(store, replay, publish(store, 1))
     path, again = reduction.folder_of_reduction(store, replay) / reduction.RECORD, reduced(FINGERPRINT, CASE)
-    store.publish_text(path, replace(again, confirmed=False).to_json())
+    unconfirmed = replace(again, confirmed=False).to_json()
+    store.publish_text(path, again.to_json().replace('"layers"', '"revision": "", "layers"'))
     monkeypatch.setattr(reducing, "reduced", lambda *what: again)
     desk = Desk(store, Settings(store.root, ""), Client(lambda *what, **more: None))
+    assert reducing.known_or_reduced(desk, replay, 9, 9.0) is again
+    store.publish_text(path, unconfirmed)
     assert reducing.known_or_reduced(desk, replay, 9, 9.0) is again
     give_away(path, monkeypatch)
     with pytest.raises(Refused, match="wrote reduction"):
