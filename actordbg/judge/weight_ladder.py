@@ -15,6 +15,7 @@ from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
 from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, number, section
 from actordbg.document.command_result import CommandResult
+from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
 from actordbg.records.run_files import read_sync, read_weights
@@ -115,7 +116,8 @@ def weights_answer(store: Store, run: str | None = None) -> CommandResult:
 def climb(store: Store, run: str | None = None) -> WeightLadder:
     """Read a run's transfers and find what is wrong with them. Damaged files are left out, and counted."""
     require_run_name(run)
-    folders = [folder for folder in (store.root / SYNCS).glob(run or "*") if any(folder.glob("*.json"))]
+    named = (folder for folder in (store.root / SYNCS).glob(run or "*") if is_plain_name(folder.name))
+    folders = [folder for folder in named if any(folder.glob("*.json"))]
     if not folders:
         hint = "record them: actordbg run --hash-weights -- COMMAND (OpenRLHF with vLLM)"
         raise NothingToDo(f"no transfer of weights was recorded{f' for run {run}' if run else ''}", hint=hint)

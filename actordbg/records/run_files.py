@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from actordbg.base.errors import CorruptDump, NewerFormat
+from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.record_reading import parse_timestamp, strict_json
 from actordbg.formats.ringfile import COUNTERS_FORMAT
 from actordbg.formats.store_files import read_regular
@@ -34,6 +35,8 @@ def read_run_file(kind: type[F], path: Path) -> F:
         if version > RUN_FILE_FORMAT:
             hint = "upgrade actordbg"
             raise NewerFormat(f"{path} has format {version}, this actordbg reads {RUN_FILE_FORMAT}", hint=hint)
+        if not is_plain_name(data["run"]):
+            raise ValueError("its run has no plain name")
         return msgspec.convert(data, kind)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         hint = "run `actordbg store fsck --repair` to move it away"

@@ -17,7 +17,7 @@ from commandline import invoke
 from replaycases import publish
 
 import actordbg
-from actordbg.base.errors import EnvironmentProblem, NothingToDo, Unsupported, UsageError
+from actordbg.base.errors import CorruptDump, EnvironmentProblem, NothingToDo, Unsupported, UsageError
 from actordbg.demo.demo_training import build_assets
 from actordbg.formats.dump_record import make_dump_id
 from actordbg.formats.turn_record import SampledTurn, Trajectory
@@ -163,6 +163,15 @@ def test_a_run_that_is_no_name_or_not_the_dumps_is_refused(store: Store, tokeniz
                 invoke(store, command, "--run", run)
     with pytest.raises(UsageError, match="not of other"):
         turns_answer(store, "last", run="other")
+
+
+def test_a_file_that_names_a_run_as_no_run_can_be_named_is_damaged(store: Store, tokenizer: Any):
+    """Its name becomes part of a condition, and of a command to paste."""
+    path = store.root / "turns" / "r" / "h-1-000000.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(replace(conversation(tokenizer), run="r$(id)' or 'x'='x").to_json())
+    with pytest.raises(CorruptDump, match="no plain name"):
+        read_trajectory(path)
 
 
 def test_what_a_turn_was_given_is_held_against_the_turns_before_it(store: Store, tokenizer: Any):

@@ -112,6 +112,13 @@ def test_a_damaged_transfer_costs_one_transfer(store: Store):
     assert answer["transfers"] == 1 and "1 transfer, whose files are damaged" in answer.sentence
 
 
+def test_a_folder_that_is_not_named_as_a_run_is_no_run(store: Store):
+    folder = synced(store, HEALTHY, HEALTHY).root / "syncs" / "r"
+    folder.rename(folder.with_name("r$(id)"))
+    with pytest.raises(NothingToDo):
+        weights_answer(store)
+
+
 def test_without_transfers_it_says_how_to_record_them_and_a_broken_file_is_refused(store: Store):
     with pytest.raises(NothingToDo) as raised:
         invoke(store, "weights")
