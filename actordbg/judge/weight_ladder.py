@@ -215,7 +215,7 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
     for sync in syncs:
         of = len(sync.parameters)
         if silent := tuple(name for name, each in sync.parameters.items() if each.had is None and not each.answers):
-            words = f"{len(silent)} of {of} parameters were never sent: {_names(silent)}"
+            words = f"{len(silent)} of {of} parameters {'was' if len(silent) == 1 else 'were'} never sent: {_names(silent)}"
             faults.setdefault((TRAINER, words, silent), []).append(sync)
         if other := tuple(name for name, each in sync.parameters.items() if each.had and each.sent not in (None, each.had)):
             faults.setdefault((TRAINER, f"{_names(other)} left the trainer other than it had it", other), []).append(sync)

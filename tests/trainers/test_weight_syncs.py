@@ -58,7 +58,7 @@ HEALTHY = {f"layers.{number}.q_proj": parameter() for number in range(4)}
     [
         ({"layers.1.q_proj": parameter(arrived=None, loaded=None)}, "1 of 4 parameters never arrived: layers.1.q_proj (step 1)"),
         ({"layers.3.q_proj": parameter(arrived=B)}, "layers.3.q_proj arrived other than sent (step 1)"),
-        ({"lora_A": parameter(had=None)}, "1 of 5 parameters were never sent: lora_A (step 1)"),
+        ({"lora_A": parameter(had=None)}, "1 of 5 parameters was never sent: lora_A (step 1)"),
         ({"lora_A": parameter(loaded=0)}, "the engine did not know 1 of 5 parameters: lora_A (step 1)"),
         ({"layers.2.q_proj": replace(parameter(), sent=B)}, "layers.2.q_proj left the trainer other than it had it"),
         ({name: parameter(arrived=None, loaded=None) for name in HEALTHY}, "the engine has not changed since step 0, and the trainer is at step 1"),
@@ -67,7 +67,7 @@ HEALTHY = {f"layers.{number}.q_proj": parameter() for number in range(4)}
 def test_each_rung_that_a_parameter_misses_is_named_with_its_step(store: Store, changes: dict[str, SentParameter], says: str):
     answer = weights_answer(synced(store, HEALTHY, {**HEALTHY, **changes}), "r")
     assert not answer.ok and answer.verdict == "WRONG" and says in answer.sentence
-    assert answer["wrong"] == ["trainer" if "were never sent" in says or "left the trainer" in says else "rollout"]
+    assert answer["wrong"] == ["trainer" if "never sent" in says or "left the trainer" in says else "rollout"]
 
 
 def test_parameters_that_do_not_move_are_no_fault_and_unrecorded_engines_are_not_checked(store: Store):
