@@ -104,7 +104,8 @@ class Watch:
                 thread = threading.Thread(target=self._run, name="actordbg-watch", daemon=True)
                 thread.start()
                 self._thread = thread
-        self._looked.wait(FIRST_SECONDS)
+        if not self._ended:
+            self._looked.wait(FIRST_SECONDS)
 
     def stop(self) -> None:
         """Stop polling, and wait at most a second for the poll in progress: it may be making a ring."""

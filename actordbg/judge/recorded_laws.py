@@ -359,7 +359,8 @@ def _groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
         odd = np.zeros(call.rows, bool)
         step = call.record.run, call.record.role, call.record.step  # a critic may have trained before its policy did
         for row, (number_, prompt) in enumerate(zip(index.reshape(-1), call.prompts, strict=False)):
-            odd[row] = prompts.setdefault((*step, int(number_) // size), prompt) != prompt
+            if call.counts is not None and call.counts[row]:  # else where its prompt ends is unknown
+                odd[row] = prompts.setdefault((*step, int(number_) // size), prompt) != prompt
         answer.rows(call, odd, "a row of a group has another prompt than the group")
 
 

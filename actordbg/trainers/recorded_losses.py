@@ -147,4 +147,4 @@ class _Recorder:
             self._forward(self._loss, read.log_probs, **given)
         finally:
             self._here.forward = None
-            self._loss._value = None
+            vars(self._loss).clear()

@@ -232,12 +232,13 @@ def test_a_healthy_step_keeps_every_law_and_the_command_says_so(tmp_path: Path):
 
 
 def test_masked_tokens_are_never_compared(tmp_path: Path):
-    """Tool output has placeholders, and rows of several turns have holes."""
+    """Tool output has placeholders, rows of several turns have holes, and a row may have no action."""
     step, store = Step(), Store(tmp_path).create()
     fact("multi_turn", True)(step)
     hole(step)
     for name in ("rollout_log_probs", "old_log_probs", "advantages"):
         step.tensors[0][name][0, 3] = 0.0 if name == "rollout_log_probs" else torch.nan
+    step.tensors[1]["action_mask"][0], step.tensors[1]["context.response_length"][0] = False, 0
     step.finish()
     assert not lint(store.root, step.publish(store)).broken
 

@@ -7,6 +7,7 @@ The stand-ins have the signatures and values of TRL 1.16.0, verl 0.9.1 and SkyRL
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
@@ -208,6 +209,19 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Sto
     findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
     assert not findings.broken, findings.in_words()
     assert findings.answers["normalization"].looked_at == 1, "the losses are the whole step's"
+
+
+def test_no_tensor_of_a_loss_is_held_after_it(store: Store, monkeypatch: pytest.MonkeyPatch):
+    own, held = trl_adapter.LossCall, []
+
+    def weighted(*given: Any, **named: Any) -> Any:
+        weights = torch.ones(MASK.shape)
+        held.append(weakref.ref(weights))
+        return own(*given, **named | {"weights": weights})
+
+    monkeypatch.setattr(trl_adapter, "LossCall", weighted)
+    _, _, dumps = ran(store, "trl", monkeypatch, calls=["forward", "loss"])
+    assert len(held) == 1 and held[0]() is None and any("context.term_weights" in dump.tensors for dump in dumps)
 
 
 def test_a_loss_over_the_tokens_of_a_generation_of_several_steps_is_no_mean_of_a_step():
