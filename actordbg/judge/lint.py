@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from actordbg.base.errors import ActordbgError
 from actordbg.base.units import grouped, plural, with_handles
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict, section
@@ -81,6 +83,7 @@ class Findings:
         return Verdict(RIGHT if self.held else UNCHECKED, said, figures, left, "actordbg check")
 
 
+@np.errstate(all="ignore")  # of log-probs that are not finite, which a law names
 def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lambda count: None) -> Findings:
     """Check all laws on the dumps at `paths`, below the folder `store`. A dump that cannot be read is counted and named."""
     findings, kept = Findings(), list[RecordedCall]()
@@ -101,6 +104,7 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
     return findings
 
 
+@np.errstate(all="ignore")
 def _read(store: Path, path: str) -> tuple[RecordedCall | str, dict[str, Answer]]:
     """Read a dump, check the laws of single calls, and return the call trimmed; or why it cannot be read."""
     answers = {law.name: Answer() for law in LAWS if not law.over_calls}

@@ -54,10 +54,11 @@ class Terms:
         """
         tokens, rows = plural(self.tokens, "token"), plural(self.rows, "row")
         scale = loss.get("loss_scale_factor")
+        by_scale = scale * self.rows if isinstance(scale, int | float) else None
         known: dict[str, tuple[float | None, str]] = {
             "token-mean": (self.tokens, f"mean over {tokens}"), "token-sum": (1.0, f"sum over {tokens}"),
             BY_ROW: (self.rows, f"mean over {rows}"), "seq-mean-token-sum": (self.rows, f"sum over tokens by {rows}"),
-            "seq-mean-token-sum-norm": (scale and scale * self.rows, f"sum over tokens by {scale} times {rows}"),
+            "seq-mean-token-sum-norm": (by_scale, f"sum over tokens by {scale} times {rows}"),
         }  # fmt: skip
         by, words = known.get(aggregation(loss), (None, ""))
         return (by, words) if by else None

@@ -101,7 +101,7 @@ def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
             if name not in known or other not in known:
                 continue
             top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
-            least = math.log(top_p) - ALONE if top_p and top_p < 1 else UNLIKELY
+            least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
             bad = (known[name] == 0) & (known[other] < least) & call.active
             worst = -np.where(bad, known[other], 0.0).min(1, initial=0.0)
             words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
@@ -276,7 +276,7 @@ def _is_whole(losses: Sequence[RecordedCall]) -> bool:
     if len(by_rank) != (losses[0].record.world_size or 1):
         return False
     if (accumulation := losses[0].fact("engine_accumulation")) is not None:
-        return len(losses) == len(by_rank) * int(accumulation)
+        return bool(len(losses) == len(by_rank) * accumulation)
     for own in by_rank.values():  # of an adapter: the last has the norm of the step's gradient
         places = {call.fact("micro_batch"): call.fact("grad_norm") for call in own}
         if {*places} != {*range(len(own))} or places[len(own) - 1] is None:
