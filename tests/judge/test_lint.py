@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +243,7 @@ def test_masked_tokens_are_never_compared(tmp_path: Path):
     assert not lint(store.root, step.publish(store)).broken
 
 
+@pytest.mark.filterwarnings("error")
 def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path: Path):
     step, store = Step(), Store(tmp_path).create()
     for tensors in step.tensors:
@@ -252,8 +252,7 @@ def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path: Path):
     odd = {"rollout.top_p": -1.0, "loss.loss_agg_mode": "seq-mean-token-sum-norm", "loss.loss_scale_factor": "x"}
     step.facts = [facts | odd for facts in step.facts]
     step.finish()
-    with warnings.catch_warnings(action="error"):
-        assert "finite" in {law.name for law in lint(store.root, step.publish(store)).broken}
+    assert "finite" in {law.name for law in lint(store.root, step.publish(store)).broken}
 
 
 def test_a_critic_of_another_rollout_that_does_not_know_the_end_token_changes_no_answer(tmp_path: Path):
