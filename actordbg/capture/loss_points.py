@@ -52,12 +52,12 @@ class CapturePoints:
         return cls(tuple(losses), **read)
 
     def settings_in(self, trainer: Any, arguments: Any) -> dict[str, Any]:
-        """Return the settings, the flags and the end token, which a process reads once for each `strategy.args`."""
+        """Return the settings and flags, which a process reads once for each `strategy.args`, and the trainer's end token."""
         if self.read[0] is not arguments:
             named = {name: _at(arguments, path) for name, path in self.settings.items()}
             named |= {name: bool(_at(arguments, path)) for name, path in self.flags.items()}
-            self.read[:] = arguments, named | {"eos_token_id": _at(trainer, "tokenizer.eos_token_id")}
-        return self.read[1]  # type: ignore[no-any-return]
+            self.read[:] = arguments, named
+        return {**self.read[1], "eos_token_id": _at(trainer, "tokenizer.eos_token_id")}  # a critic's trainer may have none
 
 
 def _at(holder: Any, path: str) -> Any:

@@ -27,7 +27,7 @@ from actordbg.capture.recorded_call import Item
 from actordbg.formats.dump_record import LOSS
 
 Wrap = Callable[[Callable[..., Any], Any], Callable[..., Any]]
-_attached: set[tuple[type, str]] = set()
+_attached: dict[tuple[type, str], object] = {}
 _INPUTS = ("sequences", "attention_mask")
 
 
@@ -179,7 +179,6 @@ def _replace(where: str, method: str, make: Callable[[Callable[..., Any]], Calla
     original = None if holder is None else vars(holder).get(method)
     if holder is None or not callable(original):
         return False
-    if (holder, method) not in _attached:
-        _attached.add((holder, method))
+    if _attached.setdefault((holder, method), own := object()) is own:  # two threads may attach at once
         setattr(holder, method, make(original))
     return True

@@ -98,7 +98,8 @@ def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
         known = call.log_probs()
         for name, other in (("rollout_log_probs", "old_log_probs"), ("old_log_probs", "log_probs")):
-            if name not in known or other not in known:
+            greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
+            if name not in known or other not in known or greedy:
                 continue
             top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
             least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY

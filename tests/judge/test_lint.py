@@ -162,6 +162,12 @@ def alone(step: Step) -> None:
         change(name, (0, 0), value)(step)
 
 
+def greedy(step: Step) -> None:
+    """An engine whose log-probs are those after top-k of 1."""
+    fact("rollout.top_k", 1)(step)
+    change("rollout_log_probs", (0, 2), 0.0)(step)
+
+
 def hole(step: Step) -> None:
     step.tensors[0]["action_mask"][0, 3] = False
     step.tensors[0]["context.response_length"][0] -= 1
@@ -197,6 +203,7 @@ FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
     "a gradient four times too small (ms-swift#10117)": (lambda step: step.finish(divided_by=4), {"normalization"}, TRAINER),
     "losses twice too large that cancel": (cancelling, {"normalization"}, TRAINER),
     "a token alone in its nucleus (trl#6789)": (alone, {"sampling"}, ROLLOUT),
+    "greedy tokens, which are certain": (greedy, {"sampling"}, ROLLOUT),
     "a row of the rollout twice in a step": (scored(2), {"duplicates", "groups"}, ROLLOUT),
     "another temperature than the engine's (trl#4159)": (fact("rollout.temperature", 0.7), {"temperature"}, TRAINER),
     "top_p with importance correction (trl#6789)": (fact("rollout.top_p", 0.9), {"sampling"}, ROLLOUT),

@@ -159,7 +159,7 @@ def stand_in_for_openrlhf(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNam
         kind.__module__ = name
         setattr(module, kind.__name__, kind)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(losses, "_attached", set())
+    monkeypatch.setattr(losses, "_attached", {})
     actor, trainer, critic, _ = made.values()
     yield SimpleNamespace(Actor=actor, Trainer=trainer, Critic=critic, PolicyLoss=sys.modules["openrlhf.models.loss"].PolicyLoss)
     for name in ("openrlhf.models.loss", "openrlhf.models.utils"):
