@@ -24,6 +24,8 @@ from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED
 
 _NAMED = 3
 """Violations of a law that are named."""
+_ODD = (ValueError, TypeError, LookupError, ArithmeticError)
+"""What a law raises on facts of a type that no recorder writes."""
 
 
 @dataclass
@@ -100,7 +102,10 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
     findings.dumps = len(kept)
     for law in LAWS:
         if law.over_calls:
-            law.judge(kept, findings.answers[law.name])
+            try:
+                law.judge(kept, findings.answers[law.name])
+            except _ODD:
+                findings.answers[law.name] = Answer()
     return findings
 
 
@@ -110,12 +115,12 @@ def _read(store: Path, path: str) -> tuple[RecordedCall | str, dict[str, Answer]
     answers = {law.name: Answer() for law in LAWS if not law.over_calls}
     try:
         call = RecordedCall.read(str(store / path))
-    except (ActordbgError, OSError) as error:
+        for law in LAWS:
+            if not law.over_calls:
+                law.judge([call], answers[law.name])
+        return call.trim(), answers
+    except (ActordbgError, OSError, *_ODD) as error:
         return f"{path}: {getattr(error, 'message', error)}", answers
-    for law in LAWS:
-        if not law.over_calls:
-            law.judge([call], answers[law.name])
-    return call.trim(), answers
 
 
 def lint_blocks(findings: Findings) -> list[Block]:

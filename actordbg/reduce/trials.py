@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -34,8 +35,8 @@ from actordbg.reduce.trial_host import DIED, HUNG, RAISED, RETURNED
 
 __all__ = ["DIED", "HUNG", "RAISED", "RETURNED", "Ending", "OutOfBudget", "Trials"]
 JOURNAL = "trials.jsonl"
-HANG_S = 10.0
-"""Seconds after which a trial that may hang does: a case that runs takes a second."""
+START_S, HANG_S = 120.0, 10.0
+"""Seconds within which the host starts, and after which a trial that may hang does: a case that runs takes a second."""
 
 
 class OutOfBudget(Exception):
@@ -126,10 +127,11 @@ class Trials(contextlib.ExitStack):
         assert self._host.stdin is not None and self._host.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # nothing stays in a buffer that would fail once more when it is closed
             os.write(self._host.stdin.fileno(), f"{json.dumps(request)}\n".encode())
-        if line := self._host.stdout.readline():
+        due = select.select([self._host.stdout], [], [], START_S + float(request["timeout_s"]))[0]
+        if due and (line := self._host.stdout.readline()):
             answer: dict[str, Any] = json.loads(line)
             return answer
         raise LaunchProblem(
-            f"the process that runs trials ended with exit code {self._host.wait()}",
+            f"the process that runs trials {f'ended with exit code {self._host.wait()}' if due else 'does not answer'}",
             hint="run `actordbg doctor`: torch and transformers must be importable here",
         )

@@ -262,6 +262,14 @@ def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path: Path):
     assert "finite" in {law.name for law in lint(store.root, step.publish(store)).broken}
 
 
+def test_a_fact_of_another_type_leaves_a_law_or_a_dump_unchecked(tmp_path: Path):
+    step, store = Step(), Store(tmp_path).create()
+    fact("rollout.top_p", "high")(step)
+    findings = lint(store.root, step.publish(store))
+    assert not findings.broken and "sampling" not in {law.name for law in findings.held}
+    assert json.loads(invoke(store, "lint", "--json").stdout)["not_checked"]
+
+
 def test_a_critic_of_another_rollout_that_does_not_know_the_end_token_changes_no_answer(tmp_path: Path):
     """A critic trains before its policy does, so that its step is of other prompts; its trainer has no tokenizer."""
     step, store = Step(), Store(tmp_path).create()
