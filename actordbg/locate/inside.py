@@ -72,10 +72,9 @@ def looked_into(session: ActorSession, target: str, call: Dump, layout: TokenLay
     opaque = f"{attn} is not made of torch's functions"
     try:
         with torch.no_grad(), session.autocast(call.record):
-            expected = rerun(clean, listing, seen, attn)
-    except (ValueError, TypeError, RuntimeError) as error:  # weights elsewhere, other arguments, code that needs values on meta
+            first = difference(listing, rerun(clean, listing, seen, attn), dtype_of(session))
+    except (ValueError, TypeError, RuntimeError) as error:  # weights elsewhere, other arguments or shapes, values on meta
         return Operation(target, "", one_line(error) if session.ring_group is None else opaque)
-    first = difference(listing, expected, dtype_of(session))
     if first is None:
         return None
     if attn not in _OPEN and not first.before and "attn" in f"{first.clean.block} {first.clean.name}":

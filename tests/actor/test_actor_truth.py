@@ -188,7 +188,7 @@ def refusals(cache: Path) -> None:
         assert math.isclose(math.hypot(*(one["norm"] for one in kept.gradients.values())), kept.grad_norm, rel_tol=1e-12)
         with truth_model.Narrowed(torch.float64) as narrowed, torch.no_grad():
             session._model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
-        assert sum(narrowed.found.values()) > 10, "the check of fp64 would see it"
+        assert sum(narrowed.counts.values()) > 10, "the check of fp64 would see it"
 
     path, _, config = model_of(cache)
     (dropping := cache / "dropping").mkdir()

@@ -89,7 +89,7 @@ def test_the_limits_choose_a_critics_losses(openrlhf: SimpleNamespace, store: St
 
 def test_a_critics_process_has_no_ring_while_forwards_alone_are_recorded(openrlhf: SimpleNamespace, store: Store):
     train(openrlhf, store)
-    (slot,) = hook._slots.values()
+    slot = hook._slots[str(store.root.resolve())]
     assert slot.recorder.ring is None and not slot.recorder.writer.watched()
     rows = torch.arange(12).view(2, 6)
     openrlhf.Actor()(rows, torch.ones(2, 5).bool(), attention_mask=torch.ones_like(rows))
