@@ -105,6 +105,8 @@ def recorded(folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
     what, where, *rest = sys.argv[1:]
     if what == "train":
         train(Path(where), rest[0])

@@ -259,6 +259,8 @@ def recorded(package: str) -> Callable[[Path, str], None]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        raise SystemExit(__doc__)
     what, where, which, *rest = sys.argv[1:]
     if what == "train":
         train(Path(where), which, rest[0])

@@ -73,7 +73,7 @@ def dumps_page(store: Store, facets: Asked) -> str:
 
 def condition_of(facets: Asked) -> str | None:
     """Build the `--where` of the chosen facets; None without any."""
-    parts = [f"{name} = {_quoted(value)}" for name in FACETS if (value := facets.get(name, "").strip()) and value != "-"]
+    parts = [f"{name} = {_quoted(name, value)}" for name in FACETS if (value := facets.get(name, "").strip()) not in ("", "-")]
     parts += [f"{name} is null" for name in FACETS if facets.get(name) == "-"]
     for name, sign in (("shortest", ">="), ("longest", "<=")):
         if (value := facets.get(name, "").strip()).isdecimal():
@@ -230,6 +230,6 @@ def _a(text: str, address: str) -> str:
     return f'<a href="../{in_html(address)}">{in_html(with_handles(text))}</a>'
 
 
-def _quoted(text: str) -> str:
-    """Write `text` as a value of a condition: numbers unchanged, everything else in quotes."""
-    return text if text.isdecimal() and len(text) < 10 else quoted(text)
+def _quoted(name: str, text: str) -> str:
+    """Write `text` as a value of a facet: ranks unchanged, everything else, such as a run named 2026, in quotes."""
+    return text if name == "rank" and text.isdecimal() and len(text) < 10 else quoted(text)

@@ -19,6 +19,7 @@ from unittest.mock import patch
 import torch
 from actorcases import main
 from lawcases import FAMILIES, dump_of, model_of, positions_run_on
+from planted_table import gradient
 
 from actordbg.actor.models import once
 from actordbg.actor.session import open_actor
@@ -88,18 +89,6 @@ def code_changed(model: Any) -> Iterator[None]:
     hook = model.model.layers[1].input_layernorm.register_forward_hook(lambda _module, _inputs, output: output * 1.01)
     yield
     hook.remove()
-
-
-def gradient(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A parameter's gradient is changed on its way."""
-
-    @contextlib.contextmanager
-    def plant(model: Any) -> Iterator[None]:
-        hook = model.get_parameter(name).register_hook(change)
-        yield
-        hook.remove()
-
-    return plant
 
 
 def rounded(values: Any) -> Any:

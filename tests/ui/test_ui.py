@@ -160,6 +160,7 @@ def test_facets_become_a_condition_that_can_be_typed(store: Store):
     )
     assert condition_of({"run": "it's", "status": "-", "longest": "x"}) == "run = 'it''s' and status is null"
     assert condition_of({"run": " ", "where": ""}) is None
+    assert condition_of({"run": "2026"}) == "run = '2026'"
     with pytest.raises(WhereError, match="unmatched"):
         condition_of({"rank": "3", "where": "rank=0) or (1=1"})
     assert HOSTILE.replace("'", "''") in str(condition_of({"role": HOSTILE.strip()}))
