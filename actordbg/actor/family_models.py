@@ -13,6 +13,7 @@ remaining difference comes from the code.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from actordbg.actor.hub_model import read_json
 from actordbg.actor.model_code import guard, own_code
 from actordbg.actor.models import once
 from actordbg.base.errors import Unsupported, UsageError
+from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.config.sources import parse_toml
 
 _TABLE = parse_toml(Path(__file__).with_name("families.toml").read_text())
@@ -90,7 +92,8 @@ def build_families(configs: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
     while left:
         orders = [[str(path), configs[path]] for path in left]
         command = [sys.executable, "-m", "actordbg.actor.family_models"]
-        ran = subprocess.run(command, input=json.dumps(orders), capture_output=True, text=True, check=False)
+        environment = os.environ | NOT_FROM_HERE
+        ran = subprocess.run(command, input=json.dumps(orders), capture_output=True, text=True, check=False, env=environment)
         lines = ran.stdout.splitlines()
         results = {Path(name): why for name, why in (json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK))}
         problems |= {path: why for path, why in results.items() if why}
@@ -110,7 +113,8 @@ def _build(folder: Path, config: dict[str, Any]) -> None:
 
     kind = config.pop("model_type")
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config)).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config), trust_remote_code=False)
+    model.save_pretrained(folder)
 
 
 def _run_as_program() -> None:

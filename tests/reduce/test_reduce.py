@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import codedmodel
 import pytest
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from test_gates import loads_that_may_ask, starts_with_our_input
 from typer.testing import CliRunner
 from victims import wait_for
 
@@ -29,7 +31,7 @@ from actordbg.actor.family_models import FAMILIES
 from actordbg.api import reducing
 from actordbg.api.client import Client
 from actordbg.api.desk import Desk
-from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused
+from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused, UnsafeInput
 from actordbg.base.processes import read_stat
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
@@ -208,6 +210,7 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
             case, 'a "title" of \\ it\n"""', versions="torch 2.13.0", weights=1.5 if case.checkpoint else None, private=True
         )
         (tmp_path / f"{name}.py").write_text(text)
+        assert not [*starts_with_our_input(text), *loads_that_may_ask(text)], name
         assert (
             "actordbg" not in text
             and ("deepspeed" in text) == ("deepspeed" in name)
@@ -397,6 +400,35 @@ def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store,
     give_away(path, monkeypatch)
     with pytest.raises(Refused, match="wrote reduction"):
         reducing.known_or_reduced(desk, replay, 9, 9.0)
+
+
+@pytest.mark.parametrize("runs", ["repro", "trial"])
+def test_a_checkpoint_that_ships_with_code_is_refused_whoever_wrote_the_case(
+    runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that loads it is started; if it changes afterwards, the script says itself that its code does not run."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": codedmodel.AUTO_MAP}))
+    case = replace(SCRIPTS["checkpoint"], checkpoint=str(folder))
+    monkeypatch.setattr(subprocess, "run", lambda *what, **how: pytest.fail("it ran"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *what, **how: pytest.fail("it ran"))
+    with pytest.raises(UnsafeInput), Trials(tmp_path) as trials:
+        script_of(reduced(FINGERPRINT, case)) if runs == "repro" else trials.ending(case)
+
+
+@pytest.mark.slow
+def test_no_answer_on_a_commands_input_is_consent_to_code(store: Store, tmp_path: Path) -> None:
+    """`yes |` answers the question of transformers in whatever child has our input; `--yes` is for what others wrote."""
+    replay, (folder, mark) = "20260101T000000-aaaaaa", codedmodel.make(tmp_path / "model")
+    write_replay(store, replay, publish(store, 1))
+    path = reduction.folder_of_reduction(store, replay) / reduction.RECORD
+    store.publish_text(path, reduced(FINGERPRINT, replace(SCRIPTS["checkpoint"], checkpoint=str(folder))).to_json())
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "repro", replay, "--yes"]
+    for more in ([], ["--trust-remote-code"]):  # the script of a case never runs code, with consent neither
+        ran = subprocess.run([*command, *more], input="y\n" * 99, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert ran.returncode in (1, 3), ran.stderr
+        assert not mark.exists()
 
 
 def reduced(fingerprint: Fingerprint, case: FaultCase, **more: Any) -> Reduction:
