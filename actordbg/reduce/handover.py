@@ -48,7 +48,8 @@ class Script:
 def title_of(record: Reduction) -> str:
     """Return the cause as a title: "qwen3_5_text, rows packed: row 1 depends on row 0 in the attention of ..."."""
     case = record.case
-    about = [str((case.config or {}).get("model_type") or Path(case.checkpoint).name)]
+    checkpoint = "a checkpoint" if in_a_folder(case) else Path(case.checkpoint).name  # a folder's name is private too
+    about = [str((case.config or {}).get("model_type") or checkpoint)]
     about += ["rows packed"] * (case.layout == PACKED and record.fingerprint.kind == DIFFERENCE)
     about += [f"torch.compile with {case.compile}"] * bool(case.compile)
     about += [f"{case.processes} processes under {case.engine}"] * (case.processes > 1)

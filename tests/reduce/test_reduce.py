@@ -229,6 +229,10 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
         {"kind": "eval"},
         {"config": {"auto_map": {}}},
         {"config": {"a": {"auto_map": {}}}},
+        {"config": LLAMA | {"auto_map": {}}},
+        {"config": LLAMA | {"hidden_act": '"""\nimport pwned'}},
+        {"config": LLAMA | {"rope_parameters": {"rope_type": "default", "auto_map": {}}}},
+        {"config": {"model_type": "own-llama", "vocab_size": 2}},
         {"attn": "some/kernel"},
         {"rows": ()},
         {"processes": 0},
@@ -356,7 +360,6 @@ FIELDS: dict[str, Callable[[str], FaultCase]] = {
     "versions": lambda text: CASE,
     "title": lambda text: CASE,
     "checkpoint": lambda text: replace(SCRIPTS["checkpoint"], checkpoint=text),
-    "config": lambda text: replace(CASE, config={text: [text], "model_type": text, "inner": {text: text}}),
     "error": lambda text: replace(SCRIPTS["error"], error_class=text, error=text),
     "signal": lambda text: replace(SCRIPTS["crash"], error=text),
 }
@@ -377,12 +380,31 @@ def test_no_path_of_this_machine_leaves() -> None:
     said = _of_failure(failed)
     assert said.said == "OSError: PATH is not a folder of 2" and said.error == "PATH is not a folder of N"
     assert Ending(running.RAISED, error_class="OSError", error=path).words == "OSError: PATH"
-    inner = {"_name_or_path": path, "auto_map": {}, "attn_implementation": "org/kernel", "tokenizer": path}
-    assert clean_config({"model_type": "x", "text_config": {"vocab_size": 2} | inner}) == {
-        "model_type": "x",
-        "text_config": {"vocab_size": 2},
-    }
     assert [_without_folder(f"{path}/{name}") for name in ("train.py", "site-packages/torch/a.py")] == ["train.py", "torch/a.py"]
+
+
+SECRETS: dict[str, Any] = {
+    "_name_or_path": "/home/alice/ckpt", "auto_map": {}, "attn_implementation": "org/kernel", "tokenizer": "~/x", "files": ["/a/b"],
+    "api_key": "sk-1", "project": "acme", "id2label": {"0": "acme"}, "problem_type": "acme", "base": "C:\\Users\\alice", "acme": 3,
+}  # fmt: skip
+
+
+def test_of_a_configuration_only_what_changes_the_forward_leaves() -> None:
+    """It is listed, so that a key that nobody thought of stays; a text under a known key is a plain word."""
+    inner = {"rope_parameters": LLAMA["rope_parameters"] | SECRETS, "hidden_act": "~/x"}
+    assert clean_config(LLAMA | SECRETS | inner) == LLAMA | {"hidden_act": None}
+    whole = {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "vocab_size": 2} | SECRETS} | SECRETS
+    assert clean_config(whole) == {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "vocab_size": 2}}
+    assert clean_config(SECRETS | {"model_type": "acme"}) == {}
+    for name, family in FAMILIES.items():
+        assert clean_config(family.config) == family.config, name
+
+
+@pytest.mark.parametrize("path", ["/home/alice/acme", "~/acme", r"C:\Users\alice\acme"])
+def test_no_path_of_an_error_or_a_title_leaves(path: str) -> None:
+    assert normalized(f"no {path} there") == "no PATH there"
+    case = replace(SCRIPTS["checkpoint"], checkpoint=path.replace("C:", "/C").replace("\\", "/"))
+    assert "acme" not in title_of(reduced(FINGERPRINT, case)) and "acme" not in render(case, "t", private=True)
 
 
 def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
