@@ -359,20 +359,6 @@ class StoreCommands:
 
         return resumed_check(self._desk, check, dry_run=dry_run) if run else shown_check(self._store, check)
 
-    @consenting
-    def families(self, *names: str, keep: Path | None = None, trust_remote_code: bool = False, **settings: Any) -> CommandResult:
-        """Check small random models of these families, by default of all known ones, as `actordbg families` does.
-
-        Uses no dumps of the store. keep: work in this folder and keep it.
-        """
-        from actordbg.api.family_checks import families
-
-        desk = self._desk
-        flags = self._flags(settings, tuple(AXES))
-        asked = desk.asked({name: value for name, value in flags.items() if name not in AXES})
-        command = desk.command("families", None, asked.config)
-        return families(asked, flags, names, desk.client, keep=keep, command=command)
-
 
 def _chosen(
     where: Where,

@@ -83,7 +83,6 @@ MEASURE = CommandGroup(
             old="train-check",
         ),
         Command("Compare training losses step by step.", "compare:compare_logs", CHARTS, old="compare-logs"),
-        Command("Test a small model of each family against laws and truth.", "measure:families", DOCUMENT, old="families"),
     ),
 )
 STORE = CommandGroup(

@@ -186,7 +186,6 @@ measure curve memory last
 measure curve time last
 matrix --max-inputs 1 --attn eager --packing on --compile off --dry-run
 measure train-check --max-inputs 1 --backend plain --steps 2 --dry-run
-measure families --list
 measure compare-logs LOG LOG
 measure memory watch --pid PID --for 300ms --interval 100ms
 measure memory show last

@@ -66,7 +66,6 @@ noise     noise --where WHERE --max-inputs 2 --dtype bf16 --json
 curve     curve memory --json
 time      curve time
 train     train-check --where WHERE --backend plain --steps 3 --json
-families  families llama3 gpt2 --json
 logs      compare-logs LOG LOG2 --json
 fsck      fsck --json
 prune     dump prune --where "rank=0 and seq_len>300" --json
