@@ -83,7 +83,7 @@ def _fewer_layers(own: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
     kinds = [str([value[layer] for value in lists.values()]) for layer in range(layers)]
     first_of_kind = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     kept = sorted(list(dict.fromkeys([*first_of_kind, *range(layers)]))[:fewer])
-    cut = {name: [value[layer] for layer in kept] for name, value in lists.items()}
+    cut: dict[str, Any] = {name: [value[layer] for layer in kept] for name, value in lists.items()}
     for name, table in tables.items():
         cut[name] = {str(new): table[str(layer)] for new, layer in enumerate(kept) if str(layer) in table}
     return own | cut

@@ -43,15 +43,6 @@ DUMP = CommandGroup(
         Command("Remove dumps.", "dump_files:prune", f"empty {ACTION}"),
     ),
 )
-CURVE = CommandGroup(
-    "curve",
-    "Model memory and time by length; see what fits.",
-    (
-        Command("Show peak memory by length, and the longest that fits.", "curve:memory", CHARTS),
-        Command("Show time by length, and the longest that fits.", "curve:time", CHARTS),
-    ),
-    old="curve",
-)
 MEMORY = CommandGroup(
     "memory",
     "Track process memory over time; find where two diverge.",
@@ -65,7 +56,7 @@ MEMORY = CommandGroup(
 )
 MEASURE = CommandGroup(
     "measure",
-    "Measure noise, memory, time; check trainings.",
+    "Measure noise and memory; check trainings.",
     (
         Command(
             "Measure a configuration's own numerical noise.",
@@ -74,7 +65,6 @@ MEASURE = CommandGroup(
             settings=OLD_TRUTH,
             old="noise",
         ),
-        CURVE,
         MEMORY,
         Command(
             "Train a few steps under each configuration and compare.",

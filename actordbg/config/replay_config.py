@@ -52,7 +52,7 @@ NOT_NAMES = ("last", "all", "truth", "golden", "recorded")
 
 _REPLAYS = ("replay", "check", "noise", "matrix")
 _JUDGES = ("replay", "check", "matrix")
-_NO_TRAINING = (*_REPLAYS, "actor init", "curve")
+_NO_TRAINING = (*_REPLAYS, "actor init")
 _NO_CURVE = (*_REPLAYS, "actor init", "train-check", "step")
 deciding_setting = partial(setting, numbers=True, cost=True)
 """A setting that changes the results, and time or memory."""

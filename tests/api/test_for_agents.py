@@ -182,8 +182,6 @@ report last
 report --all
 bundle last --out OUT/bundle.tar.zst
 measure noise --where "seq_len>999" --allow-empty
-measure curve memory last
-measure curve time last
 matrix --max-inputs 1 --attn eager --packing on --compile off --dry-run
 measure train-check --max-inputs 1 --backend plain --steps 2 --dry-run
 measure compare-logs LOG LOG

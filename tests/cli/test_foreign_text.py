@@ -76,7 +76,7 @@ COMMANDS = [
     "report", "report --all", "report evil-01 evil-02 --format md", "report evil-01 --format csv", "report --json", "report "
     "nothing",
     "compare evil-01 evil-02 --quiet", "compare evil-01 evil-02 --quiet --format md", "compare evil-01 evil-02 --quiet --json",
-    "compare last truth --noise --quiet", "compare evil-01 golden --quiet", "curve memory", "curve time --format md", "curve memory --json",
+    "compare last truth --noise --quiet", "compare evil-01 golden --quiet",
     "matrix --resume matrix-1 --quiet", "replay --where {where} --dry-run", "replay --dry-run", "replay --resume evil-01 --dry-run", "replay --resume {evil}",
     "replay --input-file {evil} --dry-run", "check --where {where}", "check --junit {evil}", "dump import {evil} --quiet", "dump ls --where {where}", "dump {evil}", "report --{evil}", "dump ls --order {evil}",
     "dump enable --run {evil}", "dump disable --run {evil}", "--store {evil} dump ls", "--store {evil} dump status", "dump create --run {evil} --quiet",

@@ -20,7 +20,7 @@ from actordbg.store.layout import Store
 
 NAMES = dict(every_command(CONTENTS))
 OLD = (
-    "status", "index", "fsck", "ui", "noise", "curve memory", "curve time", "memory watch", "memory show", "memory compare",
+    "status", "index", "fsck", "ui", "noise", "memory watch", "memory show", "memory compare",
     "memory ls", "train-check", "compare-logs", "replays", "replay ls", "attach", "actor init", "adapters",
     "store pull", "store push", "unpatch", "dump ls",
 )  # fmt: skip
