@@ -48,9 +48,7 @@ MEMORY = CommandGroup(
     "Track process memory over time; find where two diverge.",
     (
         Command("Sample the memory of running processes over time.", "memory:watch", f"csv {DOCUMENT}"),
-        Command("Show recorded samples: peaks and growth.", "memory:show", DOCUMENT),
         Command("Find where two runs' memory diverges.", "memory:compare", DOCUMENT),
-        Command("List memory recordings, newest first.", "memory:ls", LIST),
     ),
     old="memory",
 )
