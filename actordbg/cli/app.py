@@ -43,29 +43,18 @@ DUMP = CommandGroup(
         Command("Remove dumps.", "dump_files:prune", f"empty {ACTION}"),
     ),
 )
-CURVE = CommandGroup(
-    "curve",
-    "Model memory and time by length; see what fits.",
-    (
-        Command("Show peak memory by length, and the longest that fits.", "curve:memory", CHARTS),
-        Command("Show time by length, and the longest that fits.", "curve:time", CHARTS),
-    ),
-    old="curve",
-)
 MEMORY = CommandGroup(
     "memory",
     "Track process memory over time; find where two diverge.",
     (
         Command("Sample the memory of running processes over time.", "memory:watch", f"csv {DOCUMENT}"),
-        Command("Show recorded samples: peaks and growth.", "memory:show", DOCUMENT),
         Command("Find where two runs' memory diverges.", "memory:compare", DOCUMENT),
-        Command("List memory recordings, newest first.", "memory:ls", LIST),
     ),
     old="memory",
 )
 MEASURE = CommandGroup(
     "measure",
-    "Measure noise, memory, time; check trainings.",
+    "Measure noise and memory; check trainings.",
     (
         Command(
             "Measure a configuration's own numerical noise.",
@@ -74,7 +63,6 @@ MEASURE = CommandGroup(
             settings=OLD_TRUTH,
             old="noise",
         ),
-        CURVE,
         MEMORY,
         Command(
             "Train a few steps under each configuration and compare.",
@@ -83,7 +71,6 @@ MEASURE = CommandGroup(
             old="train-check",
         ),
         Command("Compare training losses step by step.", "compare:compare_logs", CHARTS, old="compare-logs"),
-        Command("Test a small model of each family against laws and truth.", "measure:families", DOCUMENT, old="families"),
     ),
 )
 STORE = CommandGroup(

@@ -104,7 +104,7 @@ def _settings_of(command: str) -> list[Setting]:
 def _takes_list(setting: Setting, command: str) -> bool:
     """Check whether the command takes a comma-separated list of values."""
     of_training = command == "train-check" and setting.name in TRAINING_AXES
-    return setting.axis is not None and (command in ("matrix", "families") or of_training)
+    return setting.axis is not None and (command == "matrix" or of_training)
 
 
 def _axis(setting: Setting) -> inspect.Parameter:

@@ -20,7 +20,7 @@ from actordbg.base.errors import UsageError
 
 ENVIRONMENT = "ACTORDBG_REPLAY_"
 """Prefix of the settings' environment variables."""
-COMMANDS = ("replay", "check", "locate", "noise", "matrix", "families", "actor init", "curve", "train-check", "step")
+COMMANDS = ("replay", "check", "locate", "noise", "matrix", "actor init", "train-check", "step")
 """The commands that take settings."""
 _SWITCH = {"on": True, "off": False, "yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}
 
