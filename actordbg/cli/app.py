@@ -17,8 +17,6 @@ from actordbg import __version__
 from actordbg.base.errors import ActordbgError, EnvironmentProblem
 from actordbg.cli.lazy import Command, CommandGroup, Section, group_class
 
-OLD_TRUTH = {"token_normalize_func": lambda token: "truth" if token == "oracle" else token}
-"""Context settings that accept the old spelling of --truth, which no help shows."""
 ACTION, LIST = "quiet json", "file csv quiet json"
 FACTS, DOCUMENT = "file quiet json", "file html md format quiet json"
 CHARTS = f"{DOCUMENT} plot"
@@ -60,7 +58,6 @@ MEASURE = CommandGroup(
             "Measure a configuration's own numerical noise.",
             "measure:noise",
             f"empty {DOCUMENT}",
-            settings=OLD_TRUTH,
             old="noise",
         ),
         MEMORY,
@@ -126,7 +123,6 @@ CONTENTS = (
                 "Replay recorded inputs outside the job.",
                 "replay:replay",
                 f"empty {FACTS}",
-                settings=OLD_TRUTH,
                 also=(
                     Command(
                         "List replays, newest first, with short handles.",
@@ -138,9 +134,7 @@ CONTENTS = (
                     Command("Attach to a rank at a breakpoint.", "attach:attach", "", old="attach"),
                 ),
             ),
-            Command(
-                "Find which setting combinations run and are right.", "matrix:matrix", f"empty {DOCUMENT}", settings=OLD_TRUTH
-            ),
+            Command("Find which setting combinations run and are right.", "matrix:matrix", f"empty {DOCUMENT}"),
         ),
     ),
     Section(
@@ -158,7 +152,7 @@ CONTENTS = (
                 DOCUMENT,
                 label="reduce, repro, bundle",
             ),
-            Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT, settings=OLD_TRUTH),
+            Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT),
             Command("Replay an optimizer step: loss, norm, known faults.", "step:step", DOCUMENT, label="step, turns, weights"),
             Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
             MEASURE,

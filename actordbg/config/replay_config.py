@@ -212,7 +212,7 @@ class ReplayConfig:
         help="Compute the truth instead: the same weights in plain PyTorch, one unpadded row at a time, eager, in fp32 or fp64 "
         "(bf16, fp16: that dtype's own rounding).",
         metavar="[fp32|fp64]", column="dtype of the truth, fp32 or fp64; NULL if the replay is not a truth",
-        stored="oracle", resolved="oracle", old_option="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
+        stored="oracle", resolved="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
         unset="no truth", quiet=(None,), commands=("replay", "noise"), flag_only=True,
         decides_truth=True,
     )  # fmt: skip

@@ -82,7 +82,7 @@ def test_a_worker_that_leaks_a_megabyte_an_input_shows_it_and_parts_from_one_tha
     samples = read_samples(files[0])
     assert {one.rank for one in samples} == {0} and {one.dump_id for one in samples} - {""} == {f"d{n}" for n in range(INPUTS)}
     page = tmp_path / "memory.html"
-    done = invoke(store, f"compare {files[0]} {files[1]} --of uss --html", str(page))
+    done = invoke(store, f"compare {files[0]} {files[1]} --of uss -o", str(page))
     assert done.exit_code == 1 and "rank 0, USS: growth is" in done.stdout and "in B; diverging at step" in done.stdout
     assert "<html" in page.read_text() and "rank 0, USS" in page.read_text()
     assert invoke(store, f"compare {files[1]} {files[1]}").exit_code == 0

@@ -54,7 +54,7 @@ broken    replay --where WHERE --max-inputs 2 --tp 3 --json
 replays   replays --json
 truth     compare plain truth --json
 text      compare packing truth --power
-sides     compare bf16 plain --json --html OUT/sides.html
+sides     compare bf16 plain --json -o OUT/sides.html
 report    report plain --json
 page      report plain --format html --output OUT/plain.html
 markdown  report --all --format md
