@@ -68,7 +68,8 @@ class Findings:
             first = self.broken[0]
             violation = self.answers[first.name].violations[0]
             others = f"; also fails: {', '.join(law.name for law in self.broken[1:])}" if self.broken[1:] else ""
-            return f"{first.name} ({first.thread}): {violation.words}, in {with_handles(violation.dump_id)}{others}"
+            row = "" if violation.row is None else f"row {violation.row} of "
+            return f"{first.name} ({first.thread}): {violation.words}, in {row}{with_handles(violation.dump_id)}{others}"
         held = f"{plural(len(self.held), 'law')} of recorded data {'holds' if len(self.held) == 1 else 'hold'}"
         return held if self.held else "no law of recorded data could be checked"
 

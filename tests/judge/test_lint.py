@@ -301,6 +301,22 @@ def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwar
     assert not lint(store.root, step.publish(store)).broken
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path: Path, value: float):
+    step, store = Step(), Store(tmp_path / "store").create()
+    change("advantages", (1, 2), value)(step)
+    step.finish()
+    step.publish(store)
+    files = [tmp_path / f"lint.{suffix}" for suffix in ("json", "html", "md", "txt")]
+    done = invoke(store, "lint", *(word for path in files for word in ("-o", path)))
+    assert (
+        done.stdout.startswith("WRONG: the trainer is wrong: finite") and "advantages" in done.stdout and "row 1" in done.stdout
+    )
+    answer = json.loads(files[0].read_text())
+    assert answer["wrong"] == [TRAINER] and next(law for law in answer["laws"] if law["verdict"] == "broken")["law"] == "finite"
+    assert all("finite" in path.read_text() for path in files)
+
+
 def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
     """Losses are not selected unless somebody asks for them, and what they alone can show is not checked."""
     step, store = Step(), Store(tmp_path).create()
