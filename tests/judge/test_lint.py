@@ -114,13 +114,6 @@ class Step:
                 "batch_size": 2, "seq_len": PROMPT + ANSWER, "tokens": int(tensors["attention_mask"].sum()), "role": "policy",
                 "run": "ppo", "world_size": RANKS, "model_dtype": "float32", "versions": {"deepspeed": "0.19.6"}, "action_len": ANSWER, **fields,
             }  # fmt: skip
-            actor = {"zero_stage": 2, "bos_token_id": 1}
-            arguments = {k if k == "dp_size" else f"context.{k}": v for k, v in facts.items()}
-            loss = replace(
-                record(at), **(common | {"arguments": arguments, "point": LOSS, "role": "policy loss", "actor": actor})
-            )
-            inputs = {name: tensors[name] for name in ("sequences", "attention_mask", "action_mask")}
-            forward = replace(record(50 + at), **(common | {"grad_enabled": False}))
             if self.hashes:
                 held = {"q": ParameterHash("float32", (4, 4), None, self.hashes[fields["rank"]])}
                 weights = WeightRecord(
@@ -129,6 +122,13 @@ class Step:
                 common["instance"] = weights.instance
                 (store.root / "weights" / "ppo").mkdir(parents=True, exist_ok=True)
                 (store.root / "weights" / "ppo" / weights.name).write_text(weights.to_json())
+            actor = {"zero_stage": 2, "bos_token_id": 1}
+            arguments = {k if k == "dp_size" else f"context.{k}": v for k, v in facts.items()}
+            loss = replace(
+                record(at), **(common | {"arguments": arguments, "point": LOSS, "role": "policy loss", "actor": actor})
+            )
+            inputs = {name: tensors[name] for name in ("sequences", "attention_mask", "action_mask")}
+            forward = replace(record(50 + at), **(common | {"grad_enabled": False}))
             rescored = at >= len(self.tensors) - self.not_scored or (self.scored_once and at == 1)
             scored = () if rescored else ((forward, inputs),)
             for described, held in (*scored, (loss, tensors)):
