@@ -205,7 +205,8 @@ class VerdictData(SentenceData, total=False):
     """The part of a result's JSON that every judging command has, with the fields of `Verdict`.
 
     verdict: its word. sentence: the whole verdict. charts: title, words and Vega-Lite specification of each. good: whether the
-    exit code is 0, which the command adds. wrong, right: absent where no side is judged.
+    exit code is 0, which the command adds. wrong, right: absent where no side is judged. not_finite: the places of figures that
+    are null because they are NaN or infinite, with their names; absent without one.
     """
 
     figures: Sequence[tuple[str, str]]
@@ -214,6 +215,7 @@ class VerdictData(SentenceData, total=False):
     good: bool
     wrong: Sequence[str]
     right: Sequence[str]
+    not_finite: dict[str, str]
 
 
 def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
