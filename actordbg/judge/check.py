@@ -123,9 +123,9 @@ class CheckedReplay:
             yield f"module by module: {unchecked[0]}{more}"
         for item in worst_unlocated(self)[:1]:
             yield f"module by module, the dump that is wrong: {item.dump_id}"
-        if (left := self.unlocated) and self.local is not None and self.local.judged:
-            few = ", ".join(f"{item.dump_id.rpartition('-')[2]} ({item.tokens:,} tokens)" for item in left[:_FEW])
-            yield f"module by module, inputs of other lengths: {few}{' ...' if len(left) > _FEW else ''}"
+        if (others := self.unlocated) and self.local is not None and self.local.judged:
+            few = ", ".join(f"{item.dump_id.rpartition('-')[2]} ({item.tokens:,} tokens)" for item in others[:_FEW])
+            yield f"module by module, inputs of other lengths: {few}{' ...' if len(others) > _FEW else ''}"
         if self.shared:
             yield f"modules of {', '.join(self.shared)} (shared with the truth)"
 
@@ -200,8 +200,15 @@ def located_spec(spec: ReplaySpec, inputs: Sequence[ReplayInput], command: str =
     config = replace(
         spec.config, laws=0, vary=None, truth=None, align=None, keep_tensors=False, keep_gradients=False, memory_snapshot=False
     )
-    made = {"replay_id": new_replay_id(), "created_at": now_timestamp(), "config": config, "command": command}
-    return replace(spec, **made, inputs=tuple(inputs), locate=len(inputs))
+    return replace(
+        spec,
+        replay_id=new_replay_id(),
+        created_at=now_timestamp(),
+        config=config,
+        inputs=tuple(inputs),
+        command=command,
+        locate=len(inputs),
+    )
 
 
 def worst_unlocated(check: CheckedReplay) -> list[ReplayInput]:

@@ -23,6 +23,7 @@ from actordbg.judge.comparison_document import conclusion, excluded
 from actordbg.judge.dump_figures import scaled_gradients
 from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens
+from actordbg.locate.token_patterns import MARKS
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
 from actordbg.records.locate_record import INTO, PlaceResult, is_backward
 from actordbg.records.replay_record import KEPT, WITHIN_ROUNDING, answers_of
@@ -121,7 +122,7 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
         module, word = located.operation.module, located.operation.word
         code = f"read the code that {module} runs: a patched class, a fused kernel, a hook"
         of_word = Evidence(WHERE if local.differences else WHAT, local.operation)
-        remedy = _ISOLATION if "of other rows" in local.operation else _OF_OPERATION.get(word, code)
+        remedy = _ISOLATION if located.operation.other_rows else _OF_OPERATION.get(word, code)
         yield of_word if local.differences else replace(of_word, remedy=remedy)
     if located is not None and located.wrong:
         known = bool(local.differences or located.kernel or local.operation)
@@ -165,6 +166,7 @@ _OF_OPERATION = {
     "sliding window": _MASK,
     "softmax scale": "pass the module's own `scaling` to the attention kernel, and check that nothing scales twice",
     "soft cap": "use a kernel that applies attn_logit_softcapping (`--attn eager` does)",
+    "order of operations": "call norms, rotary embeddings and activations in the order of transformers' own code",
     "activation": "use the activation that the configuration names (hidden_act)",
 }
 """By the word of an operation that differs: what to do."""
@@ -178,7 +180,7 @@ _OF_LAW = {
     "neighbour": _ISOLATION,
     "padding": "pass the attention mask to every layer, and positions that skip the padding",
     "future": "check the causal mask, and that label t + 1 belongs to logits t",
-    "jacobian": _ISOLATION,
+    "jacobian": "look for what adds gradients in the backward: an auxiliary loss in the graph, a hook",
     "order": _ISOLATION,
     "alone": _ISOLATION,
     "additivity": "check how the loss is normalized, and that gradients are zeroed between inputs",
@@ -237,7 +239,7 @@ def _truth(store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     yield Evidence(WHAT, f"{far} of {plural(len(record.compared), 'dump')} differ from the truth{largest}")
     if (pattern := wrong_tokens(store, record)) is not None:
         yield Evidence(
-            WHERE, f"wrong tokens: {pattern.sentence}", _ISOLATION if pattern.words.startswith("behind another") else ""
+            WHERE, f"wrong tokens: {pattern.sentence}", _ISOLATION if pattern.words.startswith(MARKS["packed"]) else ""
         )
     elif any(dump.verdict == MISMATCH and dump.worst_tokens for dump in record.dumps):
         yield Evidence(WHERE, "wrong tokens: no rule of rows, positions, lengths or ranks covers them")

@@ -105,11 +105,13 @@ class PlaceResult:
 class Operation:
     """The first operation of a module that is not transformers' own. module: its name. word: what it is called, such as "rotary
     embedding"; "" if the module could not be looked into. said: how it differs, or why it could not be looked into.
+    other_rows: queries see keys of other rows.
     """
 
     module: str
     word: str
     said: str
+    other_rows: bool = False
 
     @property
     def sentence(self) -> str:
