@@ -247,10 +247,10 @@ def compare_logs(
     if x and y:
         three = relative(x[0], y[0]), relative(fmean(x), fmean(y)), relative(x[-1], y[-1])
     called = list(zip(letters, sides, strict=True))
-    apart, wild = _apart(name, rule, threshold, three, len(over)), _wild(called)
-    verdict, reasons = DIFFERENT if apart or wild else ALIGNED, apart + wild
+    differs, wild = _apart(name, rule, threshold, three, len(over)), _wild(called)
+    verdict, reasons = DIFFERENT if differs or wild else ALIGNED, differs + wild
     unequal = _unequal(ours, theirs, letters)
-    if apart and unequal:  # a NaN is one whatever its step
+    if differs and unequal:  # a NaN is one whatever its step
         verdict = DIFFERENT if wild else UNEQUAL
         reasons = [*wild, f"{unequal}: other steps may have been held together"]
     if verdict == ALIGNED and len(both) < LEAST_COMMON:

@@ -92,9 +92,12 @@ def exported(name: str, run: str | None, stream: io.BufferedReader) -> Iterator[
 
 
 def _whole(name: str, stream: io.BufferedReader) -> bytes:
-    if len(data := stream.read(_MOST_BYTES + 1)) > _MOST_BYTES:
-        raise EnvironmentProblem(f"{name} has more than {_MOST_BYTES:,} bytes", hint="export fewer metrics")
-    return data
+    data = bytearray()
+    while part := stream.read(2**20):  # a larger read would take its memory in advance
+        data += part
+        if len(data) > _MOST_BYTES:
+            raise EnvironmentProblem(f"{name} has more than {_MOST_BYTES:,} bytes", hint="export fewer metrics")
+    return bytes(data)
 
 
 Figures = tuple[dict[str, float], tuple[str, ...]]

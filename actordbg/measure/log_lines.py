@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.measure.log_exports import BAR, CALL, HEAD, LINE, ORDER, ExportedRow, exported, of_events, plain_name
@@ -258,18 +258,24 @@ def _opened(path: str) -> Iterator[io.BufferedReader]:
     if path == STDIN:
         if sys.stdin is None:
             raise EnvironmentProblem("standard input is closed", hint="name a file, or pipe a log in")
-        reader = io.BufferedReader(cast(io.RawIOBase, sys.stdin.buffer), HEAD)
-        yield reader
-        reader.detach()
+        standard = _buffered(sys.stdin.buffer)
+        yield standard
+        standard.detach()
         return
     if not _PIPE.match(path):
         _require_file(path)
     try:
-        with _readable(path), open(path, "rb", buffering=HEAD) as stream:
+        with _readable(path), open(path, "rb") as file:
+            stream = _buffered(file)
             packed = stream.peek(2)[:2] == b"\x1f\x8b"
-            yield io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=stream)), HEAD) if packed else stream
+            yield _buffered(gzip.GzipFile(fileobj=stream)) if packed else stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise EnvironmentProblem(f"{path} is damaged: {error}", hint="check it with `gzip -t`") from None
+
+
+def _buffered(stream: Any) -> io.BufferedReader:
+    """Return a reader of the stream that can look ahead far enough to recognise what it is."""
+    return io.BufferedReader(stream, HEAD)
 
 
 @contextlib.contextmanager
