@@ -94,17 +94,33 @@ def _positive(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 under the action mask", highest, _side_of(name))
 
 
+def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
+    """Mark actions whose log-prob is exactly 0.0, and by another side is not, bool [B, A]; None if that cannot be told."""
+    known = call.log_probs()
+    greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
+    if name not in known or other not in known or greedy:
+        return None
+    top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
+    least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
+    return (known[name] == 0) & (known[other] < least) & call.active
+
+
+def _ahead(call: RecordedCall) -> Numbers | None:
+    """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. None if that cannot be told."""
+    if (zeros := _zeros(call, "rollout_log_probs", "old_log_probs")) is None:
+        return None
+    said = (call.log_probs()["rollout_log_probs"] != 0) & call.active
+    return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
+
+
 def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
-        known = call.log_probs()
         for name, other in (("rollout_log_probs", "old_log_probs"), ("old_log_probs", "log_probs")):
-            greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
-            if name not in known or other not in known or greedy:
+            if (bad := _zeros(call, name, other)) is None:
                 continue
-            top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
-            least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
-            bad = (known[name] == 0) & (known[other] < least) & call.active
-            worst = -np.where(bad, known[other], 0.0).min(1, initial=0.0)
+            if name == "rollout_log_probs":
+                bad = bad & ~_ahead(call)  # which the mask's law names
+            worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
             words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
             answer.rows(call, bad.any(1), words, worst, _side_of(name))
 
@@ -118,6 +134,13 @@ def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
             if bad.sum() * 2 > call.active.any(1).sum():
                 words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
                 answer.rows(call, bad, words, side=TRAINER)
+                break
+        else:
+            if (ahead := _ahead(call)) is not None and ahead.any():
+                many = int(ahead.sum(1).max())
+                side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
+                words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
+                answer.rows(call, ahead.any(1), words, side=side)
     single = [call for call in calls if call.holes is not None and call.fact("multi_turn") is False]
     for call in single:
         assert call.holes is not None
@@ -127,9 +150,24 @@ def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
         answer.looked_at += sum(call.rows for call in silent)
 
 
-def _moved(mask: Numbers, by: int) -> Numbers:
-    """Return a mask [B, A] shifted by some columns, without what leaves it."""
-    moved, size = np.zeros_like(mask), mask.shape[1] - abs(by)
+def _alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        known = {name: np.where(call.active, values.astype("f8"), np.nan) for name, values in call.log_probs().items()}
+        for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
+            if name not in known or "log_probs" not in known:
+                continue
+            own, said, bad = known["log_probs"], known[name], np.zeros(call.rows, bool)
+            enough, words = (np.isfinite(own).sum(1) >= ALIKE) & (_apart(said, own) > FAR), ""
+            for by in (-1, 1, -2, 2):
+                shifted = enough & (_apart(said, _moved(own, -by, np.nan)) < AS_ANOTHER * _apart(said, own))
+                if shifted.sum() * 2 > max(int(enough.sum()), 1):
+                    bad, words = shifted, f"{name} are shifted by {by:+} against those of the loss"
+            answer.rows(call, bad, words, side=_side_of(name))
+
+
+def _moved(mask: Numbers, by: int, fill: float = 0) -> Numbers:
+    """Return a mask or values [B, A] shifted by some columns, without what leaves them; what comes in is `fill`."""
+    moved, size = np.full_like(mask, fill), mask.shape[1] - abs(by)
     moved[:, max(by, 0) : max(by, 0) + size] = mask[:, max(-by, 0) : max(-by, 0) + size]
     return moved
 
@@ -411,6 +449,10 @@ LAWS = (
         "mask", "the actions of a single response are contiguous and end with its last token", "SkyRL PR#354",
         "build the mask from the sampled ids, not from their text", "the kind of rollout, in losses, for rows with holes",
         EITHER, _mask,
+    ),
+    RecordedLaw(
+        "alignment", "the log-probs of rollout, old policy and base are those of their own tokens", "ms-swift PR#8196",
+        "align log-probs with tokens: the log-prob at t is of the id at t + 1", _LOSSES, EITHER, _alignment,
     ),
     RecordedLaw(
         "rows", "the log-probs of rollout, old policy and base are those of their own row", "open-instruct#1473",
