@@ -24,10 +24,23 @@ import numpy as np
 
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
-from actordbg.causes.bank import ROWS, SHIFT, UNKNOWN_POLICY, UNKNOWN_PRECISION, cause_and_part
+from actordbg.causes.bank import PLACEHOLDER, ROWS, SHIFT, UNKNOWN_POLICY, UNKNOWN_PRECISION, cause_and_part
 from actordbg.causes.fit import FEWEST, Array
 from actordbg.config.replay_config import ENDPOINT
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Heading, Verdict, number, section
+from actordbg.document.blocks import (
+    EITHER,
+    RIGHT,
+    ROLLOUT,
+    TRAINER,
+    UNCHECKED,
+    WRONG,
+    Block,
+    Grid,
+    Heading,
+    Verdict,
+    number,
+    section,
+)
 from actordbg.judge.explain_outputs import MOST, explain_sides
 from actordbg.judge.recorded_calls import Numbers, RecordedCall
 from actordbg.judge.sides import ReplaySide, open_replay
@@ -130,6 +143,8 @@ class ExplainedRollout(ExplainedSides):
                 for text in self.sides[name].sentences
             ]
             return Verdict(WRONG, "; ".join(causes), figures, missing, wrong=self.wrong, right=self.right)
+        if any(cause.name == PLACEHOLDER for side in self.sides.values() for cause in side.also):
+            return Verdict(WRONG, "; ".join(self.notes), figures, missing, next="actordbg lint", wrong=(EITHER,))
         far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
         if missing:
             said = f"{' and '.join(missing)} over {self.rollout.tokens:,} tokens"

@@ -118,8 +118,8 @@ def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for name, other in (("rollout_log_probs", "old_log_probs"), ("old_log_probs", "log_probs")):
             if (bad := _zeros(call, name, other)) is None:
                 continue
-            if name == "rollout_log_probs":
-                bad = bad & ~_ahead(call)  # which the mask's law names
+            if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
+                bad = bad & ~ahead  # which the mask's law names
             worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
             words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
             answer.rows(call, bad.any(1), words, worst, _side_of(name))
@@ -152,7 +152,8 @@ def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 def _alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
-        known = {name: np.where(call.active, values.astype("f8"), np.nan) for name, values in call.log_probs().items()}
+        active: Numbers = call.active
+        known = {name: np.where(active, values.astype("f8"), np.nan) for name, values in call.log_probs().items()}
         for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
             if name not in known or "log_probs" not in known:
                 continue
