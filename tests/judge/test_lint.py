@@ -472,6 +472,30 @@ def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwar
     assert not lint(store.root, step.publish(store)).broken
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path: Path, known: bool):
+    step, store = Step(), Store(tmp_path).create()
+    fact("mask_truncated", known)(step)
+    for tensors in step.tensors:
+        tensors["action_mask"][:], tensors["context.response_length"][:] = False, 0
+        tensors["output.loss"] = torch.tensor(0.0)
+    findings = lint(store.root, step.publish(store))
+    assert [law.name for law in findings.broken] == ["actions"] and findings.wrong == ()
+    assert ("truncated" in findings.verdict().sentence) == known
+
+
+def test_what_a_law_lacks_is_what_was_not_recorded(tmp_path: Path):
+    """Losses that were recorded are not asked for; a trainer that has no rewards, and an unknown estimator, are named."""
+    step, store = Step(), Store(tmp_path).create()
+    of_trl(step)
+    fact("loss.policy_loss_type", "other")(step)
+    step.finish()
+    findings = lint(store.root, step.publish(store))
+    lacks = {law.name: findings.lacking(law) for law in findings.unchecked}
+    assert lacks["rewards"] == "rewards" and lacks["returns"] == "returns" and "formula" in lacks["normalization"]
+    assert not any("dump enable --calls" in lack for lack in lacks.values())
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path: Path, value: float):
     step, store = Step(), Store(tmp_path / "store").create()
