@@ -120,6 +120,22 @@ def test_each_kind_of_difference_between_sampled_and_trained_is_named(store: Sto
     assert "as recorded in the training" in told["sentence"] and told["wrong"] == ["trainer"]
 
 
+def test_a_prompt_with_two_bos_is_a_fault_although_both_sides_have_it(store: Store, tokenizer: Any):
+    good = conversation(tokenizer)
+    bos, turns = tokenizer.bos_token_id, [replace(turn, given=(tokenizer.bos_token_id, *turn.given)) for turn in good.turns]
+    ranges = tuple((start + 1, stop + 1) for start, stop in good.ranges)
+    bad = replace(good, turns=tuple(turns), trained=(bos, *good.trained), ranges=ranges)
+    assert bad.trained[:2] == (bos, bos)
+    stored(store, bad)
+    as_rows(store, list(bad.trained))
+    answer = turns_answer(store)
+    assert (
+        answer.verdict == "WRONG"
+        and [fault["kind"] for fault in answer["faults"]] == ["two BOS"]
+        and answer["wrong"] == ["rollout"]
+    )
+
+
 def test_conversations_without_a_row_of_the_training_and_damaged_ones_are_not_checked(store: Store, tokenizer: Any):
     some = [conversation(tokenizer, number=number) for number in range(3)]
     stored(store, *some)
