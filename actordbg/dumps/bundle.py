@@ -9,7 +9,8 @@ files of a store, byte for byte, without logs; or dumps without their token ids 
 **Nothing in it is trusted.** A member is a regular file that the manifest names, with a path that a store may have; sizes are
 limited before anything is written; dumps, specifications, comparisons and headers of tensors are checked, and journals are read
 later by a reader that skips damaged lines. An existing file is never replaced, and a replay that the store has gets no new files.
-Nothing is executed, and what an imported replay says is approved like another user's (`base.owners.origin_file`).
+Nothing is executed; what an imported replay would run is approved like another user's, and what it or a comparison says is named
+as theirs (`base.owners.origin_file`).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ _MEMBER = re.compile(
 @dataclass(frozen=True)
 class BundleSummary:
     """What was packed or imported. present: files that the store had, which no other
-    figure counts. size: of the archive, bytes.
+    figure counts. size: of the archive, bytes. replay: the newest of an imported bundle that is no truth; "" without one.
     """
 
     path: Path
@@ -85,6 +86,7 @@ class BundleSummary:
     present: int = 0
     size: int = 0
     redacted: bool = False
+    replay: str = ""
 
     @property
     def contents(self) -> str:
@@ -221,7 +223,7 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
             target = store.root / name
             make_folder(target.parent)
             contents = {target: new[name]}
-            if name.endswith(f"/{SPEC}"):  # who wrote it is known before it is there
+            if name.endswith(f"/{SPEC}") or name.startswith("comparisons/"):  # who wrote it is known before it is there
                 contents = {origin_file(target): os.fsencode(path.name), **contents}
             for place, data in contents.items():
                 written.append(place)
@@ -232,7 +234,9 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
     finally:  # whatever stopped it, Ctrl-C too
         for place in reversed(written if not good else []):
             remove(place)
-    return replace(_counted(path, new), present=len(files) - len(new), size=path.stat().st_size)
+    specs = [ReplaySpec.from_json(data) for name, data in files.items() if name.endswith(f"/{SPEC}")]
+    replay = max((spec.replay_id for spec in specs if not (spec.config.truth or spec.config.vary)), default="")
+    return replace(_counted(path, new), present=len(files) - len(new), size=path.stat().st_size, replay=replay)
 
 
 def _check_replays(files: Collection[str], new: Collection[str]) -> None:
