@@ -127,8 +127,6 @@ GATES: dict[str, tuple[Callable[[str], Iterator[int]], dict[str, str]]] = {
             "capture/control.py": "a switch of at most LARGEST bytes, in the training process",
             "capture/loss_points.py": "a list of this process, in the training process",
             "capture/writer_process.py": OWN_CHILD,
-            "campaign/family_matrix.py": "the small model that it made",
-            "actor/family_models.py": OWN_CHILD,
             "doctor/checkup.py": OWN_CHILD,
             "install/patch_target.py": OWN_CHILD,
             "install/ray_hooks.py": "this process's environment",
@@ -138,7 +136,7 @@ GATES: dict[str, tuple[Callable[[str], Iterator[int]], dict[str, str]]] = {
             "reduce/trials.py": OWN_CHILD,
             "document/command_result.py": "what this process has just written",
             "cli/output.py": "what this process has just written",
-            "measure/log_lines.py": "a line of a training log that the user names",
+            "measure/log_exports.py": "a training log that the user names",
         },
     ),
 }
