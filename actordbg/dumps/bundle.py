@@ -76,7 +76,7 @@ _MEMBER = re.compile(
 @dataclass(frozen=True)
 class BundleSummary:
     """What was packed or imported. present: files that the store had, which no other
-    figure counts. size: of the archive, bytes. replay: the newest of an imported bundle that is no truth; "" without one.
+    figure counts. size: of the archive, bytes. replay: the newest of an imported bundle, without truths; "" without one.
     """
 
     path: Path
