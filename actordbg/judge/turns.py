@@ -6,6 +6,7 @@
 | border lost | whitespace between a turn and the next was dropped or added | verl PR#6921 |
 | template drops text | text of a turn is gone, such as reasoning of earlier turns | prime-rl#1334, verl#6854 |
 | extra BOS | the sequence begins with one more BOS | |
+| two BOS | the prompt began with two BOS when it was sampled from | open-r1 PR#462 |
 | EOS appended | an EOS that was not sampled follows a turn | SkyRL PR#2148 |
 | other actions | the ids are right, and other tokens count as actions | SkyRL PR#1070 |
 | other ids | none of these | |
@@ -117,6 +118,10 @@ def fault_of(trajectory: Trajectory, row: Sequence[int] | None, decode: Decode |
     """Return the first difference of a trajectory. row: the recorded row that was made from it, if there is one."""
     known: list[int] = []
     borders: list[int] = []
+    for number, turn in enumerate(trajectory.turns):
+        if trajectory.bos is not None and turn.given[:2] == (trajectory.bos,) * 2:
+            words = f"{_shown(turn.given[:4], decode)}: the prompt was encoded with a BOS before its own"
+            return TurnFault(trajectory.name, "two BOS", number, 0, words, "as the rollout was given it")
 
     def fault(ids: Sequence[int], turn: int | None, where: str) -> TurnFault | None:
         first = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)

@@ -29,7 +29,7 @@ from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, TRAINER, UNCHECKED, WRONG, Verdict, number
 from actordbg.judge.loss_terms import kl_terms
 from actordbg.judge.recorded_calls import Terms
-from actordbg.judge.recorded_laws import LOSS_OFF, MOVED
+from actordbg.judge.step_laws import LOSS_OFF, MOVED
 from actordbg.steps.adam_update import broken, unchecked
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
 from actordbg.steps.run_step import Side, StepFigures
