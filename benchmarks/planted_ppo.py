@@ -167,6 +167,12 @@ def _early_mask(_: Any, experience: Any) -> None:
     experience.action_mask = experience.action_mask.roll(-1, 1)
 
 
+def _prompt_in_mask(_: Any, experience: Any) -> None:
+    """Let the action mask begin with the last three tokens of the prompt."""
+    mask = experience.action_mask
+    experience.action_mask = mask | mask.roll(-1, 1) | mask.roll(-2, 1) | mask.roll(-3, 1)
+
+
 def _second_bos(tokenizer: Any, experience: Any) -> None:
     for name, value in zip(_COLUMNS, (tokenizer.bos_token_id, 1, 0, 0.0), strict=True):
         given = getattr(experience, name)
@@ -409,6 +415,12 @@ FAULTS: dict[str, Fault] = {
         TRAINER, "lint", "sampled at temperature 1, scored at 1.25",
     ),
     "mask one early": Fault(_taken(_early_mask), TRAINER, "lint", "the action mask is shifted by -1"),
+    "prompt in the mask": Fault(_taken(_prompt_in_mask), TRAINER, "lint", "tokens before the rollout's first"),
+    "prompt in the mask, by turns": Fault(_taken(_prompt_in_mask), TRAINER, "turns", "count as actions"),
+    "old log-probs rolled by one": Fault(
+        _buffered(lambda experience: setattr(experience, "action_log_probs", experience.action_log_probs.roll(1, 1))),
+        TRAINER, "lint", "old_log_probs are shifted by",
+    ),
     "no advantages": Fault(
         _buffered(lambda experience: experience.advantages.zero_()), TRAINER, "lint", "every advantage is 0"
     ),

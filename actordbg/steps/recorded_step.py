@@ -78,6 +78,10 @@ class RecordedStep:
         """Return a plain value that all its losses recorded alike; that of the first."""
         return self.micro_batches[0].loss.fact(name)
 
+    def by_rank(self, name: str) -> dict[int, Any]:
+        """Return a value by rank, where each rank recorded one; that of its first micro-batch."""
+        return {each.loss.record.rank: each.loss.fact(name) for each in reversed(self.micro_batches)}
+
     @property
     def fp32(self) -> bool:
         """Check whether the run computed in fp32."""

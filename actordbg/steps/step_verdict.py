@@ -47,6 +47,8 @@ FAR, WORST = 5.0, 0.3
 UNKNOWN = "unknown"
 """The name of a fault that is none of the known ones."""
 
+_MOST_RANKS = 4
+"""Ranks whose figures are told."""
 APART = 0.05
 """A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
 
@@ -98,6 +100,11 @@ def normalization(step: RecordedStep) -> Iterator[StepCause]:
             words = f"each micro-batch is divided by its own {terms}: losses apply {number(step.applied)}, one batch"
             words += f" {number(step.expected)}"
             yield StepCause("own means", words, f"divide by the step's {terms} over all ranks and micro-batches")
+    elif len(by_rank := step.by_rank(name)) > 1 and len({*by_rank.values()}) > 1:
+        counted = ", ".join(f"{number(float(value), 6)} on rank {rank}" for rank, value in list(by_rank.items())[:_MOST_RANKS])
+        words = f"each rank divides by a count of its own: {name} is {counted}, and the step has {step.divisor:,} {terms},"
+        words += f" {number(wanted, 6)} for each of {plural(step.accumulation, 'micro-batch')}"
+        yield StepCause("counts of ranks", words, f"count the step's {terms} over all ranks")
     elif not near(float(by), wanted, COUNT_OFF):
         times = float(by) / wanted
         double, never = (near(times, each, COUNT_OFF) and each != 1 for each in (step.accumulation, 1 / step.accumulation))

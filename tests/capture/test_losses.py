@@ -12,6 +12,7 @@ import torch
 from capturekit import Recording
 from commandline import invoke
 from losscases import MICRO, Engine, experiences, normalization, stand_in_for_openrlhf
+from recordedfields import unlisted_of
 
 from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
@@ -81,6 +82,7 @@ def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrl
         assert terms.by_token / tokens == pytest.approx(float(told["result"][0].detach()), rel=1e-5)
     findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
     held = {law.name for law in findings.held}
+    assert not unlisted_of(store.iter_dumps()), "docs/reference/recorded-fields.md says who reads each recorded field"
     assert not findings.broken and {"normalization", "placeholder", "truncation", "response length"} <= held, findings.in_words()
 
 

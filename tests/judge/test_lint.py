@@ -12,11 +12,16 @@ import pytest
 import torch
 from catalogcases import record
 from commandline import invoke
+from recordedfields import listed, read_by_laws, unlisted
 from torch import Tensor
 
+from actordbg import trainers
 from actordbg.base.errors import NothingToDo
+from actordbg.capture import loss_record
+from actordbg.capture.facts import _CONFIG_FACTS
+from actordbg.capture.loss_points import CapturePoints
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, Verdict
-from actordbg.formats.dump_record import LOSS
+from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.formats.weight_hashes import ParameterHash, WeightRecord
 from actordbg.judge import step_laws
 from actordbg.judge.advantage_laws import ESTIMATORS
@@ -24,6 +29,7 @@ from actordbg.judge.lint import lint, with_lint
 from actordbg.judge.recorded_laws import LAWS
 from actordbg.store import payload
 from actordbg.store.layout import Store
+from actordbg.trainers.seam import LossCall
 
 PROMPT, ANSWER, END, RANKS, MICRO = 5, 8, 2, 2, 2
 LOSS_FACTS = {
@@ -119,7 +125,7 @@ class Step:
                 weights = WeightRecord(
                     "ppo", fields["rank"], "h", 4711, f"i{fields['rank']}", 0, 3, "2026-01-01T00:00:00.000000Z", 0.1, 64, held
                 )
-                common["instance"] = weights.instance
+                common |= {"instance": weights.instance, "pid": weights.pid}
                 (store.root / "weights" / "ppo").mkdir(parents=True, exist_ok=True)
                 (store.root / "weights" / "ppo" / weights.name).write_text(weights.to_json())
             actor = {"zero_stage": 2, "bos_token_id": 1}
@@ -238,6 +244,23 @@ def cancelling(step: Step) -> None:
     step.finish(divided_by=0.5)
 
 
+def ahead(tokens: int) -> Callable[[Step], None]:
+    """A mask that begins some tokens before the first that the rollout sampled."""
+    return lambda step: [t["rollout_log_probs"][:, :tokens].zero_() for t in step.tensors] and None
+
+
+def late(name: str) -> Callable[[Step], None]:
+    """Log-probs `name` one token late, where tokens are unlikely enough to tell them apart."""
+
+    def plant(step: Step) -> None:
+        for tensors in step.tensors:
+            for each in ("log_probs", "old_log_probs", "rollout_log_probs"):
+                tensors[each] *= 4
+            tensors[name] = tensors[name].roll(1, 1)
+
+    return plant
+
+
 def alone(step: Step) -> None:
     """A token that is as likely as all that top-p keeps: its log-prob after that is 0."""
     fact("rollout.top_p", 0.5)(step)
@@ -338,6 +361,10 @@ FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
     "a row twice in a step that was scored once": (scored(1), {"duplicates", "groups"}, TRAINER),
     "a mask one column early": (early_mask, {"mask", "truncation"}, TRAINER),
     "log-probs of another row (open-instruct#1473)": (other_rows("rollout_log_probs"), {"rows"}, ROLLOUT),
+    "three tokens of the prompt in the mask": (ahead(3), {"mask"}, TRAINER),
+    "a first token without a log-prob": (ahead(1), {"mask"}, EITHER),
+    "the rollout's log-probs one token late": (late("rollout_log_probs"), {"alignment"}, ROLLOUT),
+    "old log-probs one token late": (late("old_log_probs"), {"alignment", "ratio"}, TRAINER),
     "old log-probs of another row": (other_rows("old_log_probs"), {"rows", "ratio"}, TRAINER),
 }
 
@@ -363,15 +390,34 @@ HEALTHY: dict[str, Callable[[Step], Any]] = {
 
 
 def test_every_law_holds_on_healthy_steps_of_some_trainer(tmp_path: Path):
-    held = set[str]()
+    held, read = set[str](), dict[str, set[str]]()
     for name, plant in HEALTHY.items():
         step, store = Step(), Store(tmp_path / name).create()
         plant(step)
         step.finish()
-        findings = lint(store.root, step.publish(store))
+        paths = step.publish(store)
+        findings = lint(store.root, paths)
         assert not findings.broken, (name, findings.in_words())
+        for law, names in read_by_laws(store.root, paths):
+            read.setdefault(law, set()).update(names)
         held |= {law.name for law in findings.held}
     assert held == {law.name for law in LAWS}
+    files = {"weights.parameters", "weights.step", "weights.rank", "weights.run"}
+    for field, (laws, _) in listed().items():
+        assert field in files or all(field in read[law] for law in laws), f"{field} is not read by all of {laws}"
+    losing = {"temperatures", "temperature"}
+    assert not unlisted(set().union(*read.values()) - losing)
+
+
+def test_every_field_that_a_process_of_a_training_may_record_has_a_law_or_a_reason():
+    """The fields of a dump's head, facts of an actor, and what a trainer's `losses.json` declares."""
+    names = [f"record.{name}" for name in DumpRecord.__dataclass_fields__] + [f"actor.{name}" for name in _CONFIG_FACTS]
+    for file in Path(trainers.__file__).parent.glob("*/losses.json"):
+        points = CapturePoints.of(file.parent.name)
+        assert points is not None
+        names += [*points.settings, *points.flags, *(name for loss in points.losses for name in loss.returns)]
+    names += [name for name in LossCall.__dataclass_fields__ if name not in ("facts", "settings", "own", "weights")]
+    assert not unlisted([*names, *loss_record._AFTER])
 
 
 def test_a_healthy_step_keeps_every_law_and_the_command_says_so(tmp_path: Path):
@@ -445,6 +491,30 @@ def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwar
     step.estimate("reinforce_baseline")
     step.finish()
     assert not lint(store.root, step.publish(store)).broken
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path: Path, known: bool):
+    step, store = Step(), Store(tmp_path).create()
+    fact("mask_truncated", known)(step)
+    for tensors in step.tensors:
+        tensors["action_mask"][:], tensors["context.response_length"][:] = False, 0
+        tensors["output.loss"] = torch.tensor(0.0)
+    findings = lint(store.root, step.publish(store))
+    assert [law.name for law in findings.broken] == ["actions"] and findings.wrong == ()
+    assert ("truncated" in findings.verdict().sentence) == known
+
+
+def test_what_a_law_lacks_is_what_was_not_recorded(tmp_path: Path):
+    """Losses that were recorded are not asked for; a trainer that has no rewards, and an unknown estimator, are named."""
+    step, store = Step(), Store(tmp_path).create()
+    of_trl(step)
+    fact("loss.policy_loss_type", "other")(step)
+    step.finish()
+    findings = lint(store.root, step.publish(store))
+    lacks = {law.name: findings.lacking(law) for law in findings.unchecked}
+    assert lacks["rewards"] == "rewards" and lacks["returns"] == "returns" and "formula" in lacks["normalization"]
+    assert not any("dump enable --calls" in lack for lack in lacks.values())
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -63,6 +63,7 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "dp_size": ({"dp_size": 1}, ["dp_size"]),
     "a wrong accumulation factor": ({"tokens": 2.0}, ["accumulation"]),
     "a wrong token count": ({"tokens": 1.3}, ["token count"]),
+    "tokens that each rank counts for itself": ({"apart": 0.5}, ["counts of ranks"]),
     "DeepSpeed's accumulation": ({"engine": 8}, ["engine accumulation"]),
     "only the last micro-batch": ({"applied": "last"}, ["last micro-batch"]),
     "a gradient applied twice": ({"applied": "twice"}, ["gradient twice"]),
