@@ -210,6 +210,7 @@ class VerdictData(SentenceData, total=False):
 
     verdict: its word. sentence: the whole verdict. charts: title, words and Vega-Lite specification of each. good: whether the
     exit code is 0, which the command adds. wrong, right: absent where no side is judged. whose: absent if it is this user's own.
+    not_finite: the places of figures that are null because they are NaN or infinite, with their names; absent without one.
     """
 
     figures: Sequence[tuple[str, str]]
@@ -218,6 +219,7 @@ class VerdictData(SentenceData, total=False):
     good: bool
     wrong: Sequence[str]
     right: Sequence[str]
+    not_finite: dict[str, str]
     whose: str
 
 

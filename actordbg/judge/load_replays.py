@@ -122,7 +122,7 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
 
 def report_blocks(store: Store, material: Material, texts: Texts | None = None) -> list[Block]:
     """Build the whole report on these replays, with its charts."""
-    from actordbg.judge.replay_document import document  # `curve` loads replays without it
+    from actordbg.judge.replay_document import document  # an explanation loads replays without it
 
     summary = material.summary()
     charts = {replay.label: pictures(store, data, texts) for replay, data in zip(summary.replays, material.replays, strict=True)}

@@ -47,6 +47,7 @@ PLANTED = "planted/"
 NON_FINITE = "non-finite-output"
 """Signature of inputs that finished with a NaN: their tensors were kept, and a NaN on both sides is a match."""
 OTHER_WEIGHTS = "its weights were not this model's"
+_NONE = object()
 NO_OUTPUTS = "the run's own log-probs were not recorded (`--with-outputs` records those that forward returns)"
 
 
@@ -211,7 +212,8 @@ class GoldenSide:
         if log_probs is None:
             return NO_OUTPUTS
         others = met_weights(self.beside.resolved).get("other", {})
-        if others and (path := weights_of(self.store.root, record)) and f"{record.run}/{path.name}" in others:
+        path = weights_of(self.store.root, record) if others else None
+        if path is not None and others.get(f"{record.run}/{path.name}", _NONE) in (None, record.step):
             return OTHER_WEIGHTS
         mask = summary_mask(numbers)
         self.dtypes.append(weaker([_dtype(record.model_dtype), _dtype(record.autocast_dtype)]))
