@@ -36,7 +36,7 @@ NO_LOG_PROB = -9999.0
 _MOST_BYTES, _MOST_VALUES = 2**28, 2**22
 """Limits of an answer: its bytes, and the values in it. vLLM's have six for each token."""
 _LEAST_TOKEN = 7
-"""A token of up to so many characters is no secret, and may be part of a number."""
+"""A token of up to so many characters protects nothing, and may be part of a number."""
 
 
 def checked_url(url: str) -> str:

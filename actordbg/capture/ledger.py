@@ -28,7 +28,7 @@ from typing import Any
 from actordbg.capture.control import Control
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.ringfile import CLOSED, COUNTERS_FORMAT, COUNTS, PLACE, pending, totals
-from actordbg.formats.store_files import FULL_DISK, StoreFiles, atomic_write, overwrite
+from actordbg.formats.store_files import FULL_DISK, StoreFiles, atomic_write, overwrite, remove
 
 PAGE = 4096
 """Least size of a counters file, in bytes."""
@@ -289,8 +289,7 @@ class Rotation:
             self.removed[path] = nbytes
             if len(self.removed) > REMEMBERED:
                 del self.removed[next(iter(self.removed))]
-            with contextlib.suppress(FileNotFoundError):  # packed or pruned meanwhile
-                os.unlink(path)
+            remove(path)  # it may be packed or pruned meanwhile
             self.ledger.rotate(nbytes)
             del self.files[path]  # last: a removal that failed half way is retried
             self.bytes -= nbytes

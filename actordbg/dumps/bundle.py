@@ -47,7 +47,7 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.encoding import pack_line
 from actordbg.formats.record_reading import MOST_VALUES, values_in
-from actordbg.formats.store_files import MOST_BYTES, atomic_write, make_folder, open_regular, read_regular
+from actordbg.formats.store_files import MOST_BYTES, atomic_write, make_folder, open_regular, read_regular, remove
 from actordbg.records.comparison_record import ComparisonRecord, stored_json
 from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import ReplaySpec
@@ -233,7 +233,7 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
         raise StoreProblem(f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store") from None
     finally:  # whatever stopped it, Ctrl-C too
         for place in reversed(written if not good else []):
-            place.unlink(missing_ok=True)
+            remove(place)
     specs = [ReplaySpec.from_json(data) for name, data in files.items() if name.endswith(f"/{SPEC}")]
     replay = max((spec.replay_id for spec in specs if not (spec.config.truth or spec.config.vary)), default="")
     return replace(_counted(path, new), present=len(files) - len(new), size=path.stat().st_size, replay=replay)

@@ -30,7 +30,7 @@ from actordbg.dumps.verify import check_place
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.encoding import pack_line
-from actordbg.formats.store_files import atomic_write, sync_folder
+from actordbg.formats.store_files import atomic_write, remove, require_own_way, sync_folder
 from actordbg.store import places
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import PackFigures, PackWriter, exclusive
@@ -154,7 +154,7 @@ def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
         if writer:
             writer.discard()
         raise
-    path.unlink(missing_ok=True)
+    remove(path)
     sync_folder(path.parent)
 
 
@@ -166,6 +166,7 @@ def _pack_run(store: Store, paths: Sequence[str], summary: PackSummary, tell: Ca
         for place in paths:
             path = store.root / place
             try:
+                require_own_way(path)  # it is removed later
                 record, line, payload = places.read_exactly(path)
                 state = path.stat()
                 dumpfile.check(record, payload, str(path))
@@ -236,7 +237,7 @@ def _remove_redundant(store: Store, catalog: Catalog) -> None:
                 dump_id in rows and places.read_payload(store.root / rows[dump_id])[0] == places.read_record(place)
                 for dump_id, place in here.items()
             ):
-                path.unlink()
+                remove(path)
                 sync_folder(path.parent)
 
 
@@ -256,6 +257,6 @@ def twins(store: Store, packed: Sequence[str]) -> Iterator[tuple[str, Path]]:
 def _remove_files(paths: Sequence[Path]) -> None:
     """Remove files, and flush their folders."""
     for path in paths:
-        path.unlink(missing_ok=True)
+        remove(path)
     for folder in {path.parent for path in paths}:
         sync_folder(folder)

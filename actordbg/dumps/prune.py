@@ -26,6 +26,7 @@ from actordbg.catalog.where import all_of, quoted
 from actordbg.dumps import packing
 from actordbg.dumps.verify import verify_place
 from actordbg.formats.dump_record import format_timestamp
+from actordbg.formats.store_files import remove, require_own_way
 from actordbg.formats.turn_record import TURNS
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
@@ -123,7 +124,7 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
         for item in plan.files:
             if not split_place(item.path):
                 try:
-                    _inside(store, item.path).unlink(missing_ok=True)
+                    remove(_inside(store, item.path))
                     removed.append(item)
                 except OSError as error:
                     failed.append((item.path, error.strerror or str(error)))
@@ -141,9 +142,9 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
     failed: list[tuple[str, str]] = []
     for pack, doomed in grouped((item.path.rpartition("#")[0], item) for item in items).items():
         try:
-            _inside(store, pack)
+            require_own_way(_inside(store, pack))
             for _, path in packing.twins(store, [item.path for item in doomed]):
-                path.unlink(missing_ok=True)
+                remove(path)
             packing.drop_from_pack(store, pack, [dump_id_of(item.path) for item in doomed])
         except OSError as error:
             failed += [(item.path, error.strerror or str(error)) for item in doomed]

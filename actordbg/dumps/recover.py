@@ -45,7 +45,7 @@ from actordbg.formats.ringfile import (
     remove_unfinished,
     ring_paths,
 )
-from actordbg.formats.store_files import TEMPORARY, atomic_write, processes
+from actordbg.formats.store_files import TEMPORARY, atomic_write, processes, remove
 from actordbg.records.run_files import read_counters
 from actordbg.store import places
 from actordbg.store.layout import Store
@@ -187,7 +187,7 @@ def remove_unfinished_files(store: Store) -> None:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for name in [entry.name for entry in entries if is_left_over(entry.name)]:
                 with contextlib.suppress(OSError):
-                    os.unlink(folder / name)
+                    remove(folder / name)
 
 
 def is_left_over(name: str) -> bool:

@@ -11,21 +11,19 @@ Example::
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, UnwritableCatalog
-from actordbg.base.owners import is_own
 from actordbg.base.processes import ALIVE, STOPPED, state_of
 from actordbg.catalog.connections import odd_parts
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps.finding import Finding, Repair
 from actordbg.dumps.packing import write_out
 from actordbg.formats import dumpfile
-from actordbg.formats.store_files import FORMAT, atomic_write, make_folder, sync_folder
+from actordbg.formats.store_files import FORMAT, atomic_write, make_folder, remove, require_own_way, sync_folder
 from actordbg.records.journal import last_supervisor
 from actordbg.store.layout import Store, printable
 from actordbg.store.pack_build import exclusive
@@ -53,22 +51,13 @@ def repair(store: Store, findings: Iterable[Finding]) -> tuple[list[tuple[Findin
             try:
                 if _is_run(store, place):
                     raise OSError(11, "a process runs this replay")
-                _require_inside(store, place if finding.repair is Repair.MODE else place.parent)
+                require_own_way(place / "_" if finding.repair is Repair.MODE else place, store.root)
                 done.append((finding, _REPAIRS[finding.repair](store, place)))
             except (ActordbgError, OSError) as error:
                 failed.append((finding, getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)))
             if not os.path.lexists(finding.place) or finding.repair is Repair.FORMAT:
                 moved.append(finding.place)
     return done, failed
-
-
-def _require_inside(store: Store, path: Path) -> None:
-    """Refuse a path behind another user's link: it leads where that user wants, and your files would be moved."""
-    for folder in (path, *path.parents):
-        if folder == store.root:
-            return
-        if folder.is_symlink() and not is_own(folder.lstat().st_uid):
-            raise OSError(errno.ELOOP, f"another user made {folder.relative_to(store.root)} a link")
 
 
 def quarantine(store: Store, path: Path) -> str:
@@ -82,8 +71,8 @@ def quarantine(store: Store, path: Path) -> str:
 
 def _set_aside(store: Store, path: Path) -> Path:
     """Move a path below `quarantine/` and return its new place; an earlier file of the same name stays beside it."""
-    for folder in (path.parent, store.root / QUARANTINE):
-        _require_inside(store, folder)
+    for place in (path, store.root / QUARANTINE / path.name):
+        require_own_way(place, store.root)
     relative = printable(os.path.relpath(path, store.root))
     target, count = store.root / QUARANTINE / relative, 0
     make_folder(target.parent)
@@ -129,7 +118,7 @@ def _bring_home(store: Store, path: Path) -> str:
 
 
 def _remove(store: Store, path: Path) -> str:
-    path.unlink(missing_ok=True)
+    remove(path)
     return "removed"
 
 

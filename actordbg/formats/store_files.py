@@ -1,7 +1,9 @@
 """The files of a store that the training process reads and writes; atomic writes, and safe opening of any file of a store.
 
-Writes are atomic. A file is opened only if it is a regular file, never through a link and never blocking: a FIFO would block its
-reader forever, a link to /dev/zero would fill the memory, and a link may lead out of the store. Standard library only.
+Writes are atomic. Nothing is written, made or removed behind another user's link: in a folder that others may write, it leads
+where they want. Your own links, and root's, may lead to a larger disk. A file is opened only if it is a regular file, never
+through a link and never blocking: a FIFO would block its reader forever, a link to /dev/zero would fill the memory, and a link
+may lead out of the store. Standard library only.
 
 Example::
 
@@ -39,6 +41,14 @@ KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a soc
 
 class OddFile(OSError):
     """A name that should be a regular file of a store is something else, or too large; `strerror` says what."""
+
+
+class AnothersLink(OddFile, StoreProblem):
+    """Another user's link leads to a place of a store."""
+
+    def __init__(self, link: Path, root: Path) -> None:
+        OSError.__init__(self, errno.ELOOP, f"another user made {link.relative_to(root)} a link", os.fspath(link))
+        self.message, self.hint = str(self.strerror), f"remove {link}, or make it yourself"
 
 
 class StoreFiles:
@@ -90,8 +100,46 @@ class StoreFiles:
         return path
 
 
+def require_own_way(path: Path, root: Path | None = None) -> None:
+    """Raise AnothersLink if another user's link leads to `path` in its store. root: the store, else the outermost around it.
+
+    It is looked at before a file is opened: who may write into a folder could still exchange it in that moment.
+    """
+    try:
+        root = root or _root_over(path.parent)
+    except LookupError:
+        return
+    mine = {0, os.geteuid()}
+    if os.geteuid() == 0 and (behind := os.environ.get("SUDO_UID", "")).isdecimal():
+        mine.add(int(behind))
+    for folder in path.parents:
+        if folder == root:
+            return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            state = os.lstat(folder)
+            if stat.S_ISLNK(state.st_mode) and state.st_uid not in mine:
+                raise AnothersLink(folder, root)
+
+
+@functools.lru_cache(maxsize=256)
+def _root_over(folder: Path) -> Path:
+    """Return the outermost store around a folder: what a link inside leads to may look like one. LookupError if there is none."""
+    for above in reversed([folder, *folder.parents]):
+        if os.path.exists(above / "FORMAT"):
+            return above
+    raise LookupError(folder)  # and it is looked for again: a store may be made here
+
+
+def remove(path: Path) -> None:
+    """Remove a file of a store if it is there. AnothersLink if another user's link leads to it."""
+    require_own_way(path)
+    path.unlink(missing_ok=True)
+
+
 def open_regular(path: AnyPath, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """Open the regular file at `path` and return its descriptor. OddFile for anything else, OSError if it cannot be opened."""
+    if flags & (os.O_WRONLY | os.O_RDWR):
+        require_own_way(Path(path))
     try:
         descriptor = os.open(path, flags | _SAFELY, mode)
     except OSError as error:
@@ -139,6 +187,7 @@ def processes() -> str:
 
 def atomic_write(path: Path, data: bytes, mode: int = 0o600, *, flush: bool = True) -> None:
     """Write `data` to `path` atomically: temporary name, fsync, rename, fsync of the folder. flush: with the fsyncs."""
+    require_own_way(path)
     temporary = path.with_name(temporary_name(path.name[:80]))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
@@ -183,6 +232,7 @@ def overwrite(path: Path, data: bytes) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents like `mkdir -p`, with mode 0700 for every new folder."""
+    require_own_way(path / path.name)  # an existing one may be a link
     if not path.is_dir():
         make_folder(path.parent)
         with contextlib.suppress(FileExistsError):

@@ -35,7 +35,7 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SIZES, DumpRecord
 from actordbg.formats.encoding import compress
 from actordbg.formats.record_reading import damaged
-from actordbg.formats.store_files import TEMPORARY, make_folder, open_regular, sync_folder, temporary_name
+from actordbg.formats.store_files import TEMPORARY, make_folder, open_regular, remove, sync_folder, temporary_name
 from actordbg.store import pack_bytes as layout
 from actordbg.store.layout import Store
 from actordbg.store.places import Pack
@@ -258,7 +258,7 @@ def exclusive(store: Store) -> Iterator[None]:
                 f"another actordbg is packing, unpacking or pruning in {store.root}", hint="wait until it is done"
             ) from None
         for leftover in store.packs.glob(f"*/{TEMPORARY}*"):
-            leftover.unlink(missing_ok=True)
+            remove(leftover)
         yield
     finally:
         os.close(descriptor)

@@ -13,6 +13,7 @@ import packcases
 import pytest
 import storecases
 from commandline import invoke
+from ownercases import give_away
 
 from actordbg.base.errors import StoreProblem
 from actordbg.base.processes import start_ticks
@@ -133,12 +134,15 @@ def test_a_link_of_another_user_leads_no_repair_out_of_the_store(store, tmp_path
     store.control_of(None).write_text("junk")
     before = sorted(home.rglob("*"))
     findings = check(store, without=("catalog", "rings"))
-    monkeypatch.setattr("actordbg.dumps.repairing.is_own", lambda owner: False)
+    for link in (store.root / QUARANTINE, store.dumps / "theirs"):
+        give_away(link, monkeypatch)
     done, failed = repair(store, findings)
     assert done == [] and {"damaged-control", "open-mode", "odd-file"} <= {one.kind for one, _ in failed}
     assert {told for _, told in failed} == {f"another user made {name} a link" for name in (QUARANTINE, "dumps/theirs")}
     assert sorted(home.rglob("*")) == before and (home / "rank0000").stat().st_mode & 0o777 == 0o755
     monkeypatch.undo()
+    for link in (store.root / QUARANTINE, store.dumps / "theirs"):
+        os.chown(link, os.geteuid(), -1, follow_symlinks=False)
     assert {one.kind for one, _ in repair(store, findings)[0]} >= {"damaged-control", "open-mode"}, "your own link is your choice"
 
 

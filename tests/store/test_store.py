@@ -7,13 +7,24 @@ import socket
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from comparecases import write_replay
+from ownercases import give_away
+from replaycases import publish
+from typer.testing import CliRunner
 
-from actordbg.base.errors import NewerFormat, StoreProblem
+from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
+from actordbg.cli.app import app
+from actordbg.dumps.bundle import pack_bundle
+from actordbg.dumps.create import create_dumps
 from actordbg.dumps.recover import remove_unfinished_files
-from actordbg.formats.store_files import OddFile, atomic_write, open_regular, read_regular
+from actordbg.formats.store_files import OddFile, atomic_write, make_folder, open_regular, read_regular, remove
+from actordbg.records.journal import Journal
 from actordbg.store.layout import Store
+
+REPLAY = "20260101T000000-aaaaaa"
 
 
 def test_creating_twice_is_creating_once_and_a_folder_without_a_store_is_said_so(tmp_path):
@@ -121,3 +132,64 @@ def test_what_is_no_file_is_refused_at_once_and_named(tmp_path):
         assert len(os.listdir("/proc/self/fd")) == before
     with pytest.raises(OddFile, match="device"):
         read_regular("/dev/zero")
+
+
+# ---- links ----
+
+
+def elsewhere(store: Store, name: str) -> Path:
+    """Move a folder of the store to another disk, with a link in its place; return the link."""
+    link, disk = store.root / name, store.root.parent / "disk"
+    make_folder(link)
+    disk.mkdir()
+    link.rename(disk / "moved")
+    link.symlink_to(disk / "moved")
+    return link
+
+
+LED = [
+    ("dumps", ["dump", "prune", "--where", "rank >= 0", "--yes"]),
+    ("dumps/created", ["dump", "pack"]),
+    ("packs", ["dump", "pack"]),
+    ("dumps/created", ["dump", "create", "--count", "2", "--batch-size", "1", "--seq-len", "8"]),
+    ("dumps/created/rank0000", ["dump", "create", "--count", "2", "--batch-size", "1", "--seq-len", "8"]),
+    ("dumps", ["dump", "import", "case.tar.zst"]),
+    ("replays", ["dump", "import", "case.tar.zst"]),
+]
+
+
+@pytest.mark.parametrize("whose", ["another's", "mine"])
+@pytest.mark.parametrize(("folder", "words"), LED)
+def test_anothers_link_in_a_store_leads_no_write_and_no_removal_out_of_it(
+    whose: str, folder: str, words: list[str], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A link of one's own leads to a larger disk, and works as a folder does."""
+    sender = Store(tmp_path / "sender").create()
+    for place in (sender, store):
+        create_dumps(place, 2, batch_size=1, seq_len=8)
+    write_replay(sender, REPLAY, publish(sender, 1))
+    monkeypatch.chdir(tmp_path)
+    pack_bundle(sender, tmp_path / "case.tar.zst", [*sender.iter_dumps()], replays=[REPLAY])
+    link = elsewhere(store, folder)
+    if whose != "mine":
+        give_away(link, monkeypatch)
+    before = sorted(link.resolve().rglob("*"))
+    done = CliRunner().invoke(app, ["--store", str(store.root), *words])
+    assert (sorted(link.resolve().rglob("*")) == before) == (whose != "mine"), done.output
+    assert (done.exit_code == 0) == (whose == "mine"), (done.output, done.exception)
+    assert isinstance(done.exception, ActordbgError | SystemExit | None), "no traceback"
+
+
+def test_what_is_around_a_store_may_be_anybodys(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A colleague's link to the disk with the store was named by the user; what it leads to may look like a store of its own."""
+    (tmp_path / "way").symlink_to(store.root)
+    give_away(tmp_path / "way", monkeypatch)
+    led = Store(tmp_path / "way").require()
+    atomic_write(led.dumps / "run" / "a", b"")
+    outside = Store(tmp_path / "outside").create()
+    (led.dumps / "run" / "led").symlink_to(outside.root)
+    give_away(led.dumps / "run" / "led", monkeypatch)
+    for act in (lambda path: atomic_write(path, b""), remove, make_folder, lambda path: Journal(path)):
+        with pytest.raises(OddFile, match="another user made"):
+            act(led.dumps / "run" / "led" / "control.json")
+    assert [path.name for path in outside.root.iterdir()] == ["FORMAT"]
