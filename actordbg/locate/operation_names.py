@@ -143,7 +143,7 @@ def named(first: Difference, layer: str, layout: TokenLayout, window: int | None
     elif any(call.name == "tanh" and "attn" in call.block for call in calls):
         word = "soft cap"
     elif len(masks) == 2 and not torch.equal(*(layout.of_judged(mask) for mask in masks)):
-        word, said, other_rows = _of_masks(*masks, layout, window)
+        word, said, other_rows = _of_masks(masks[0], masks[1], layout, window)
     elif len(masks) == 1 and calls:
         word = "attention mask"
     elif first.soft_cap:
