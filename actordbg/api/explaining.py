@@ -10,8 +10,9 @@ from actordbg.api.comparing import with_truth
 from actordbg.api.desk import Desk, counting
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
+from actordbg.base.owners import is_own
+from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_models import ComparisonRun
-from actordbg.catalog.query import LOCATED
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.judge import explanation
@@ -28,7 +29,7 @@ from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, Resu
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.plan import law_order
 from actordbg.replay.replay_data import data_of
-from actordbg.replay.supervise import load_spec, run_replay
+from actordbg.replay.supervise import run_replay, spec_and_owner
 
 
 def run_located(
@@ -125,12 +126,12 @@ def _saved(desk: Desk, rows: Sequence[ComparisonRun], kind: str) -> ComparisonRe
 
 
 def _located_before(desk: Desk, spec: ReplaySpec) -> list[ResultRecord]:
-    """Return the results of earlier replays that judged inputs of `spec` module by module under its configuration."""
+    """Return the results of this user's earlier replays that judged inputs of `spec` module by module under its configuration."""
     wanted, results = located_spec(spec, spec.inputs), list[ResultRecord]()
     for path in sorted(desk.store.replays.glob(f"*/{SPEC}")):
         with contextlib.suppress(ActordbgError):  # damaged, or of a newer version: other commands report it
-            there = load_spec(desk.store, path.parent.name)
+            there, owner = spec_and_owner(desk.store, path.parent.name)
             alike = there.config == wanted.config and there.versions == wanted.versions
-            if there.locate and alike and set(there.inputs) <= set(spec.inputs):
+            if is_own(owner) and there.locate and alike and set(there.inputs) <= set(spec.inputs):
                 results += data_of(desk.store, there).results
     return results
