@@ -292,7 +292,7 @@ def others(cache: Path) -> None:
         assert [each.name for each in local(session, dump_of(length=64)).findings] == ["model.rotary_emb.original_inv_freq"]
     with open_actor(ReplayConfig(model=four_layers(cache, "llama"), dtype="fp32", through="rows"), model_cache=cache) as session:
         weight = session.model.get_parameter(f"{L1}.mlp.up_proj.weight")
-        weight.data.mul_(1 - 1e-3 * torch.rand(weight.shape))  # as between two steps: no factor explains it
+        weight.data.mul_(1 + 1e-3 * torch.randn(weight.shape))  # as between two steps: no factor explains it
         (finding,) = local(session, dump_of()).findings
         assert (finding.kind, finding.factor) == (VALUES, None), finding
     with open_actor(ReplayConfig(model=four_layers(cache, "llama"), dtype="bf16", packing=True), model_cache=cache) as session:
