@@ -10,9 +10,10 @@ from actordbg.api.comparing import with_truth
 from actordbg.api.desk import Desk, counting
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
+from actordbg.base.owners import is_own
 from actordbg.base.units import new_replay_id
+from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_models import ComparisonRun
-from actordbg.catalog.query import LOCATED
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.dump_record import now_timestamp
@@ -30,7 +31,7 @@ from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.plan import law_order
 from actordbg.replay.replay_data import data_of
-from actordbg.replay.supervise import load_spec, run_replay
+from actordbg.replay.supervise import run_replay, spec_and_owner
 
 
 def of_one_input(spec: ReplaySpec, command: str = "") -> ReplaySpec:
@@ -136,12 +137,12 @@ def _saved(desk: Desk, rows: Sequence[ComparisonRun], kind: str) -> ComparisonRe
 
 
 def _located(desk: Desk, spec: ReplaySpec) -> Sequence[ResultRecord]:
-    """Return the results of an earlier `locate` of this configuration, or run it now, on the input that shows the most."""
+    """Return the results of this user's earlier `locate` of this configuration, or run it, on the input that shows most."""
     wanted = of_one_input(spec)
     for path in sorted(desk.store.replays.glob(f"*/{SPEC}"), reverse=True):
         with contextlib.suppress(ActordbgError):  # damaged, or of a newer version: other commands report it
-            there = load_spec(desk.store, path.parent.name)
+            there, owner = spec_and_owner(desk.store, path.parent.name)
             alike = all(getattr(there, name) == getattr(wanted, name) for name in ("config", "inputs", "versions"))
-            if there.locate and alike and (results := data_of(desk.store, there).results):
+            if is_own(owner) and there.locate and alike and (results := data_of(desk.store, there).results):
                 return results
     return run_located(desk, spec, f"{LOCATED}{spec.replay_id}")[1]

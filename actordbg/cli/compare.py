@@ -131,7 +131,7 @@ def compare_logs(
 
     Exit code: 1 if the rule is not met, a value is NaN or infinite, or the logs have fewer than three steps in common.
 
-    Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
+    Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 -o losses.png
     """
     from actordbg.api.measuring import compare_logs
 

@@ -9,7 +9,8 @@ files of a store, byte for byte, without logs; or dumps without their token ids 
 **Nothing in it is trusted.** A member is a regular file that the manifest names, with a path that a store may have; sizes are
 limited before anything is written; dumps, specifications, comparisons and headers of tensors are checked, and journals are read
 later by a reader that skips damaged lines. An existing file is never replaced, and a replay that the store has gets no new files.
-Nothing is executed, and what an imported replay says is approved like another user's (`base.owners.origin_file`).
+Nothing is executed; what an imported replay would run is approved like another user's, and what it or a comparison says is named
+as theirs (`base.owners.origin_file`).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ _MEMBER = re.compile(
 @dataclass(frozen=True)
 class BundleSummary:
     """What was packed or imported. present: files that the store had, which no other
-    figure counts. size: of the archive, bytes.
+    figure counts. size: of the archive, bytes. replay: the newest of an imported bundle that is no truth; "" without one.
     """
 
     path: Path
@@ -81,6 +82,7 @@ class BundleSummary:
     present: int = 0
     size: int = 0
     redacted: bool = False
+    replay: str = ""
 
     @property
     def contents(self) -> str:
@@ -205,7 +207,7 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
         for name in sorted(new, key=lambda name: name.endswith(f"/{SPEC}")):  # a replay is one once it has its specification
             target = store.root / name
             make_folder(target.parent)
-            if name.endswith(f"/{SPEC}"):
+            if name.endswith(f"/{SPEC}") or name.startswith("comparisons/"):
                 atomic_write(origin_file(target), str(path.name).encode())
             atomic_write(target, new[name])
             written.append(target)
@@ -213,7 +215,9 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
         for target in written:
             target.unlink(missing_ok=True)
         raise StoreProblem(f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store") from None
-    return replace(_counted(path, new), present=len(files) - len(new), size=path.stat().st_size)
+    specs = [ReplaySpec.from_json(data) for name, data in files.items() if name.endswith(f"/{SPEC}")]
+    replay = max((spec.replay_id for spec in specs if not (spec.config.truth or spec.config.vary)), default="")
+    return replace(_counted(path, new), present=len(files) - len(new), size=path.stat().st_size, replay=replay)
 
 
 def _check_replays(files: Collection[str], new: Collection[str]) -> None:

@@ -40,7 +40,6 @@ from actordbg.formats.weight_syncs import SYNCS
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixRecord
-from actordbg.records.memory_record import MemoryRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.records.run_files import read_counters, read_sync, read_trajectory, read_weights
 from actordbg.store.layout import UNPRINTABLE, Store, known_regular
@@ -56,7 +55,7 @@ _FOLDERS = re.compile(
     r"(controls|comparisons|noise|matrices|memory|events|models|reports|reductions|rings|quarantine|cache)|(counters|weights|syncs|turns|packs|backups)(/[^/]+)?"
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
-"""What a store may hold. `events` and `backups` are those of earlier versions."""
+"""What a store may hold. `events`, `backups` and `memory` are those of earlier versions."""
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
 _NOT_LOOKED_INTO = ("models", "reports", "reductions", "rings", "quarantine", "cache")
@@ -254,7 +253,6 @@ _RECORDS: dict[str, tuple[Any, str]] = {
     "comparisons": (ComparisonRecord, "comparison_id"),
     "noise": (NoiseRecord, "noise_id"),
     "matrices": (MatrixRecord, "matrix_id"),
-    "memory": (MemoryRecord, "memory_id"),
 }
 """By folder, the record that its files hold, and the field that names the file."""
 

@@ -10,6 +10,7 @@ computes the replay and then the truth, which saves a start; under other backend
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from actordbg.base.errors import ActordbgError, MachineFault
 from actordbg.base.units import plural
 from actordbg.config.as_ran import as_ran, label
-from actordbg.document.blocks import WRONG, Block, Chart, Heading, Paragraph, Verdict
-from actordbg.formats.weight_hashes import met_weights
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Heading, Paragraph, Verdict
+from actordbg.formats.weight_hashes import MET_WEIGHTS, met_weights
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
 from actordbg.judge.explain_outputs import with_explanation
@@ -31,6 +34,7 @@ from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import replay_details
 from actordbg.judge.report_model import ReplaySummary
+from actordbg.judge.same_weights import WeightsMet, weights_met
 from actordbg.judge.sides import OTHER_WEIGHTS, RECORDED
 from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
@@ -84,7 +88,32 @@ class CheckedReplay:
         """Return the verdict. of: the number of dumps the sample was drawn from. more: options of `replay_verdict`."""
         left = tuple(self._left())
         verdict = replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, local=self.local, **more)
+        if verdict.word == RIGHT and self.weights is not None:
+            unknown = self.weights.same is None
+            said = verdict.said if unknown else f"{verdict.said}; {self.weights.words}"
+            verdict = replace(verdict, word=UNCHECKED if unknown else RIGHT, said=said)
         return verdict if self.lint is None else with_lint(verdict, self.lint)
+
+    @cached_property
+    def weights(self) -> WeightsMet | None:
+        """Whether the model has the weights of the recorded outputs that it was compared with; None if there are none."""
+        truths = {dump.dump_id: dump.log_probs for dump in self.truths}
+        pairs = [(own.log_probs, truths.get(own.dump_id)) for own in self.owns if own.verdict != NOT_COMPARED]
+        if self.own is None or not pairs:
+            return None
+        measured = [(own.mean_abs, true.mean_abs) for own, true in pairs if own and true]
+        apart, rounding = (
+            float(np.mean([each or 0.0 for each in of])) for of in zip(*measured or [(math.nan, 0.0)], strict=True)
+        )
+        met = met_weights(self.data.resolved)
+        others = {} if met.get("same") else met.get("other", {})  # whose outputs are left out
+        as_recorded = self.own.a.dtype == self.own.b.dtype
+        return weights_met(
+            {MET_WEIGHTS: met | {"other": others}} if met else {},
+            fp32=self.own.b.dtype == "fp32",
+            apart=apart if as_recorded else math.nan,
+            rounding=rounding,
+        )
 
     @cached_property
     def local(self) -> LocalVerdict | None:
@@ -102,8 +131,8 @@ class CheckedReplay:
         for why, count in left.most_common():
             text = f"the outputs of the run in {count:,} of {plural(len(self.owns), 'dump')}: {why}"
             yield f"{text} ({known})" if why == OTHER_WEIGHTS else text
-        if self.own is not None and self.own.verdict == MISMATCH and met_weights(self.data.resolved).get("unknown", 1):
-            yield "whether the model has the weights of that step (run --hash-weights)"
+        if self.weights is not None and self.weights.same is None:
+            yield self.weights.words
         if self.comparison is not None:
             yield from self.comparison.unjudged
         if self.local is not None and (unchecked := self.local.unchecked):

@@ -16,6 +16,7 @@ A server (`--backend endpoint`) is a side too, once for each way in which it sco
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +27,10 @@ from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
 from actordbg.causes.fit import Array
 from actordbg.config.replay_config import ENDPOINT
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, WRONG, Block, Grid, Heading, Verdict, number, section
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Heading, Verdict, number, section
 from actordbg.judge.explain_outputs import MOST, explain_sides
 from actordbg.judge.recorded_calls import Numbers, RecordedCall
+from actordbg.judge.same_weights import WeightsMet, weights_met
 from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.records.comparison_record import ExplainedOutputs
 from actordbg.records.journal import ENGINE_WAYS
@@ -83,7 +85,8 @@ _MEASURED, _DASHBOARD = "mean of |difference|, nats", "name on a dashboard"
 @dataclass(frozen=True)
 class ExplainedRollout(ExplainedSides):
     """What is wrong between rollout and trainer. apart: the mean of |rollout - trainer|, nats. dashboards: the field's names for
-    how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
+    how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations. weights: whether the
+    truth has those of the trainer; with others, nobody is wrong.
     """
 
     rollout: ExplainedOutputs
@@ -91,6 +94,7 @@ class ExplainedRollout(ExplainedSides):
     apart: float
     dashboards: dict[str, float]
     engine: ExplainedOutputs | None = None
+    weights: WeightsMet | None = None
 
     @property
     def sides(self) -> dict[str, ExplainedOutputs]:  # type: ignore[override]
@@ -101,16 +105,22 @@ class ExplainedRollout(ExplainedSides):
     def verdict(self) -> Verdict:
         """Say which side is wrong, and why."""
         figures = [("rollout to trainer", f"{number(self.apart, 3)} nats")]
+        far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
+        unknown = self.weights is not None and not self.weights.same
+        left = (self.weights.words,) if self.weights and unknown else ()
+        named = any(self.sides[name].causes for name in self.wrong)
+        if self.weights and unknown and (self.weights.same is False or not named):
+            return Verdict(UNCHECKED, f"{' and '.join(self.sides)} are {far} nats from the truth", figures, left)
         if self.wrong:
             causes = [
                 text.replace("recorded log-probs", f"{name} log-probs")
                 for name, side in self.sides.items()
                 for text in side.sentences
             ]
-            return Verdict(WRONG, "; ".join(causes), figures, wrong=self.wrong, right=self.right)
-        far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
+            return Verdict(WRONG, "; ".join(causes), figures, left, wrong=self.wrong, right=self.right)
+        identity = f"; {self.weights.words}" if self.weights else ""
         every = f"{' and '.join(self.sides)} are {'both' if len(self.sides) == 2 else 'all'} right"
-        return Verdict(RIGHT, f"{every}: {far} nats from the truth over {self.rollout.tokens:,} tokens", figures)
+        return Verdict(RIGHT, f"{every}: {far} nats from the truth over {self.rollout.tokens:,} tokens{identity}", figures)
 
     @property
     def sentence(self) -> str:
@@ -204,7 +214,20 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
         for of in (sides[ROLLOUT], sides[TRAINER], before)
     )
     figures, apart = field_figures(rollout, run, old), float(np.abs(run - rollout).mean())
-    return ExplainedRollout(explained[ROLLOUT], explained[TRAINER], apart, figures, explained.get(ENGINE))
+    weights = _weights(ours, losses, sides[TRAINER], explained[TRAINER].noise)
+    return ExplainedRollout(explained[ROLLOUT], explained[TRAINER], apart, figures, explained.get(ENGINE), weights)
+
+
+def _weights(ours: ReplaySide, losses: Mapping[str, RecordedCall], recorded: _Side, noise: float) -> WeightsMet:
+    """Say whether a replay has the weights with which the trainer computed these log-probs. noise: of rounding, nats."""
+    distances: list[float] = []
+    for dump_id, loss in losses.items():
+        values = ours.read(dump_id)
+        if not isinstance(values, str) and loss.active is not None and values.log_probs.shape == loss.active.shape:
+            distances.append(float(np.abs(values.log_probs - recorded[dump_id])[loss.active].mean()))
+    fp32 = all(loss.fp32 for loss in losses.values())
+    as_recorded = distances and all((ours.dtype_of(dump_id) == "fp32") == fp32 for dump_id in losses)
+    return weights_met(ours.resolved, fp32=fp32, apart=float(np.mean(distances)) if as_recorded else math.nan, rounding=noise)
 
 
 def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:

@@ -371,7 +371,7 @@ LAWS = (
     RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",
         "look at what broadcasts weights at the start, and at gradients that are not averaged",
-        ("hashes of the weights (run --hash-weights) on several ranks",), TRAINER, _ranks, True,
+        ("recorded weights of several ranks",), TRAINER, _ranks, True,
     ),
     RecordedLaw(
         "duplicates", "no row is in a step twice", "open-instruct#1473",

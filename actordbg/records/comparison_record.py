@@ -1,10 +1,9 @@
 """Records that commands write to the store, each as one JSON file: the base class that writes and reads them (`StoredRecord`),
-comparisons and noise floors. Others are in `actordbg.records.matrix_record` and `actordbg.records.memory_record`.
+comparisons and noise floors. Matrices are in `actordbg.records.matrix_record`.
 
     store/comparisons/<comparison_id>.json    one ComparisonRecord, written once
     store/noise/<noise_id>.json               one NoiseRecord, written once
     store/matrices/<matrix_id>.json           one MatrixRecord, replaced as cells finish
-    store/memory/<memory_id>.json             one MemoryRecord, replaced when the watch ends; its samples lie beside it as .csv
 
 The catalog has rows of comparisons alone; every other record is read from its file. Ids have the form of a replay's
 (`20250619T052608-9f3a2c`), so they sort by time. A float that is not finite is stored as null.

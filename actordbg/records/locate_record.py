@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from actordbg.records.replay_record import BROKEN, KEPT, LawAnswer, ResultRecord
+from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED, LawAnswer, ResultRecord
 
 IDENTITY, LOCATED, FORMULAS = "identity", "located", "formulas"
 """Keys in a result's `extra`."""
@@ -150,15 +150,17 @@ def formula_checks(results: Iterable[ResultRecord]) -> list[FormulaCheck]:
 
 
 def local_answers(extra: Mapping[str, Any]) -> list[LawAnswer]:
-    """Return what a result's `extra` says as the answer of a law, `local`, for the catalog; [] if nothing was located."""
-    each = extra.get(IDENTITY)
-    looks = [look for look in (*(each if isinstance(each, list) else ()), extra.get(LOCATED)) if isinstance(look, Mapping)]
-    return (
-        [
-            LawAnswer(
-                "local", BROKEN if any(look.get("count") or (look.get(FORMULAS) or {}).get("count") for look in looks) else KEPT
-            )
-        ]
-        if looks
-        else []
-    )
+    """Return what a result's `extra` says of the model and its modules as answers of the laws `identity` and `local`."""
+    ranks, located = extra.get(IDENTITY), extra.get(LOCATED)
+    looks = [look for look in ranks if isinstance(look, Mapping)] if isinstance(ranks, list) else []
+    answers = [LawAnswer(IDENTITY, BROKEN if any(look.get("count") for look in looks) else KEPT)] if looks else []
+    if isinstance(located, Mapping):
+        beside = [(located.get(name), key) for name, key in _WRONG_BESIDE]
+        wrong = located.get("count") or any(isinstance(part, Mapping) and part.get(key) for part, key in beside)
+        judged = KEPT if located.get("places") else NOT_CHECKED
+        answers.append(LawAnswer("local", BROKEN if wrong else judged))
+    return answers
+
+
+_WRONG_BESIDE = ((FORMULAS, "count"), ("operation", "word"))
+"""What else of a `Located` says that it is wrong."""

@@ -197,7 +197,7 @@ def _finite(value: Any) -> Any:
 
 
 KEPT, WITHIN_ROUNDING, NONDETERMINISTIC = "kept", "within-rounding", "nondeterministic"
-BROKEN, NOT_CHECKED = "broken", "not-checked"
+BROKEN, NOT_CHECKED, RAISED = "broken", "not-checked", "raised"
 LAWS = "laws"
 """The key in a result's `extra`."""
 

@@ -58,8 +58,8 @@ _LEFT_OUT = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 """Paths that are not mirrored."""
-_NEEDS_ORIGIN = re.compile(r"(?:replays|matrices|trainchecks)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
-"""Records that a command can continue with, and settings files. They decide what runs, so a downloaded copy gets an origin file.
+_NEEDS_ORIGIN = re.compile(r"(?:replays|matrices|trainchecks|comparisons|noise)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
+"""Records that a command can continue with or believe, and settings files: a downloaded copy gets an origin file.
 Case is ignored, since some file systems ignore it."""
 _MOST_NAME_BYTES = 200
 """Most bytes of a name, so that a temporary name made of it is still valid."""

@@ -89,7 +89,7 @@ def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(t
         (logs, "a.svg", b"<svg"), ((wild, wild), "b.png", b"\x89PNG"), ((single, single), "c.png", b"\x89PNG"),
         ((sound, other, wild), "d.pdf", b"%PDF"),
     ):  # fmt: skip
-        assert invoke(*compared, "--plot", str(tmp_path / name)).exit_code == (compared is not logs)
+        assert invoke(*compared, "-o", str(tmp_path / name)).exit_code == (compared is not logs)
         assert (tmp_path / name).read_bytes().startswith(begins) and (tmp_path / name).stat().st_size > 1000
     assert "Relative difference" in (tmp_path / "a.svg").read_text()
 
@@ -97,9 +97,9 @@ def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(t
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
     missing = str(tmp_path / "missing.log")
     with pytest.raises(UsageError, match=r"cannot write \.gif"):
-        invoke(missing, missing, "--plot", str(tmp_path / "x.gif"))
+        invoke(missing, missing, "-o", str(tmp_path / "x.gif"))
     with pytest.raises(EnvironmentProblem, match="cannot write"):
-        invoke(missing, missing, "--plot", str(tmp_path / "no" / "x.png"))
+        invoke(missing, missing, "-o", str(tmp_path / "no" / "x.png"))
 
 
 def test_a_file_is_replaced_so_its_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch):
@@ -112,7 +112,7 @@ def test_a_file_is_replaced_so_its_folder_must_be_writable(monkeypatch: pytest.M
 def test_without_vl_convert_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem) as caught:
-        invoke("a.log", "b.log", "--plot", str(tmp_path / "x.png"))
+        invoke("a.log", "b.log", "-o", str(tmp_path / "x.png"))
     assert f"{sys.executable} -m pip install vl-convert-python" in caught.value.hint
 
 
@@ -127,7 +127,7 @@ def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tm
     """The second has the preferred loss only, the third and fourth another: A and B alone would be held together by gpt_loss."""
     a, b = lines(tmp_path / "a.log", gpt_loss=10, loss=50), lines(tmp_path / "b.log", gpt_loss=10.01)
     c, d = lines(tmp_path / "c.log", loss=50.01), lines(tmp_path / "d.log", loss=90)
-    done = invoke(a, b, c, d, "--html", str(tmp_path / "x.html"), "--plot", str(tmp_path / "x.svg"))
+    done = invoke(a, b, c, d, "-o", str(tmp_path / "x.html"), "-o", str(tmp_path / "x.svg"))
     assert done.exit_code == 1 and done.stdout.startswith("NOT CHECKED: no loss in B")
     assert "A B: no loss in B" in done.stdout and "B C" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()[1:] if str(tmp_path) not in line) <= 80

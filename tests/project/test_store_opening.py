@@ -23,7 +23,6 @@ ALLOWED = {
     "trainers/recorded_model.py": "the books of a process, by their own `open`",
     "catalog/tables.py": "a file of this package",
     "cli/check.py": "the summary page of a GitHub workflow, which its runner names",
-    "campaign/family_matrix.py": "the folder that `families` works in, for its lock, and the small model that it made there",
     "measure/log_lines.py": "a log that the user names, exported or of lines, a pipe of the shell too",
     "catalog/migrate.py": "a script of this package",
     "doctor/checkup.py": "/proc, and a module of this package",
