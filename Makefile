@@ -119,7 +119,7 @@ CENSUS := benchmarks/census.jsonl
 census: $(VENV)/.test
 	$(BIN)/python tests/support/census.py $(CENSUS) .census $(SEEDS)
 
-# Seventy-one faults planted in small models, in bf16 and fp32: red or green, the right module, the right cause. Four minutes.
+# Seventy-three faults planted in small models, in bf16 and fp32: red or green, the right module, the right cause. Four minutes.
 faults: $(VENV)/.test
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support OMP_NUM_THREADS=1 $(BIN)/python tests/support/plantedfaults.py everything .census
 

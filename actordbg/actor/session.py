@@ -43,6 +43,7 @@ from actordbg.actor.backends.training import Training
 from actordbg.actor.endpoint_session import EndpointSession
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.sharing import host_key
+from actordbg.actor.truth_model import code_of
 from actordbg.actor.truth_session import Decided, TruthSession
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.choices import choose, first_of
@@ -50,7 +51,7 @@ from actordbg.config.replay_config import COMPILE_BACKENDS, ENDPOINT, ReplayConf
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import ReplayedCall, read_result
-from actordbg.trainers.rows_actor import change_attention, describe, follow_adapters, resolved_dtype
+from actordbg.trainers.rows_actor import change_attention, describe, follow_adapters, resolved_attention, resolved_dtype
 
 if TYPE_CHECKING:
     from actordbg.debug.replay_stops import ReplayStops
@@ -285,7 +286,8 @@ class ActorSession(Decided):
     def _describe(self) -> dict[str, Any]:
         """Describe what was built, read off the objects themselves."""
         actor, through = self.actor, self.choices.through
-        source = Path(inspect.getfile(type(actor)))
+        source, attn = Path(inspect.getfile(type(actor))), resolved_attention(self.model)
+        foreign = {package: name for package, name in code_of(self.model, attn).items() if package != "transformers"}
         return {
             **describe(self.model, self.choices, self.device),
             "dtype": resolved_dtype(self.model),
@@ -296,6 +298,7 @@ class ActorSession(Decided):
             "actor_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
             "versions": dict(self._facts.versions),
             **({"through": through} if through == "rows" or self.choices.adapter else {}),
+            **({"foreign_code": foreign} if foreign else {}),
             **({"compile_backend": self.config.compile_backend or COMPILE_BACKENDS[0]} if self.config.compile else {}),
             **self._backend.facts(),
         }

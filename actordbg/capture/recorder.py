@@ -328,7 +328,8 @@ class Recorder:
         busy = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
         if busy or not isinstance(model, torch.nn.Module):
             return None
-        taken = step_weights(model, self._copier.outputs, hashed=self.hashes)
+        optimizer = getattr(actor.model, "optimizer", None) if LOSS in item.control.calls else None
+        taken = step_weights(model, self._copier.outputs, hashed=self.hashes, optimizer=optimizer)
         taken.call_index = item.number
         return taken
 

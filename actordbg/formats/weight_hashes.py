@@ -46,6 +46,9 @@ elements of a bf16 model: some tens of those of a model with 300 parameters.
 """
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _SAMPLE = re.compile(rf"([0-9a-f]{{8}}){{0,{SAMPLED}}}\Z")
+STATE_SAMPLED = 1024
+"""Elements of an optimizer that are sampled."""
+_STATE = re.compile(rf"[0-9a-f]{{0,{48 * STATE_SAMPLED}}}\Z")
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "base_model.model.")
 """Prefixes that torch.compile, activation checkpointing and peft add to parameter names."""
 
@@ -90,8 +93,32 @@ class ParameterHash:
 
 
 @dataclass(frozen=True)
+class GroupState:
+    """A sample of what an optimizer holds for a group of parameters, and the group's settings, before the step.
+
+    kind: the optimizer's class. steps: how often it stepped; None if only a device knows. first_lr: what its schedule begins
+    from, None without a schedule. sample: elements of the parameters in fp32, then of Adam's two moments, in hex as `in_hex`.
+    """
+
+    kind: str
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    sample: str
+    steps: int | None = None
+    first_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.sample) % 24 or not _STATE.match(self.sample):
+            raise ValueError("a sample is invalid")
+
+
+@dataclass(frozen=True)
 class WeightRecord(RunFile):
-    """The parameters of a model at a step, as one rank held them. call_index: the first recorded call with these weights."""
+    """The parameters of a model at a step, as one rank held them. call_index: the first recorded call with these weights.
+    optimizer: of an Adam whose parameters are in fp32, where losses are recorded.
+    """
 
     what = "a file of recorded weights"
     run: str
@@ -105,6 +132,7 @@ class WeightRecord(RunFile):
     seconds: float
     nbytes: int
     parameters: dict[str, ParameterHash] = field(default_factory=dict)
+    optimizer: tuple[GroupState, ...] = ()
 
     @property
     def name(self) -> str:
@@ -141,12 +169,12 @@ def sha256_of(tensor: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-def sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Return at most SAMPLED elements of a tensor, evenly spaced in its flattened order, where they are: nothing waits."""
+def sampled(tensor: torch.Tensor, most: int = SAMPLED) -> torch.Tensor:
+    """Return at most so many elements of a tensor, evenly spaced in its flattened order, where they are: nothing waits."""
     flat: torch.Tensor = tensor.detach()  # type: ignore[no-untyped-call]
     flat = flat if flat.is_contiguous() else flat.reshape(-1)
     size = flat.numel()
-    return flat.as_strided((min(size, SAMPLED),), (max(1, size // SAMPLED),))
+    return flat.as_strided((min(size, most),), (max(1, size // most),), flat.storage_offset())
 
 
 def in_hex(sample: torch.Tensor) -> str:
@@ -161,7 +189,8 @@ def in_hex(sample: torch.Tensor) -> str:
 class StepWeights:
     """The weights that a call met, on their way to a file. met: the ledger and the moment that they hold for. held: for each
     parameter its name, `weights_held`'s facts, its SHA-256 if hashed, and where its sample is: the device and how many elements.
-    copies: a snapshot of the samples of each device, concatenated; None if there is nothing to write, or no longer.
+    groups: the settings of the optimizer's groups, whose samples are copied by their numbers. copies: a snapshot of the samples
+    of each device, concatenated; None if there is nothing to write, or no longer.
     """
 
     met: Any = None
@@ -170,6 +199,7 @@ class StepWeights:
     seconds: float = 0.0
     nbytes: int = 0
     held: Sequence[tuple[str, tuple[Any, ...], str | None, Any, int]] = ()
+    groups: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     copies: Any = None
 
     def record(self, who: Any) -> WeightRecord:
@@ -181,12 +211,17 @@ class StepWeights:
             sample = in_hex(copies[device][at[device] : at[device] + count]) if count else ""
             at[device] += count
             plain, parameters[plain] = described(name, facts, sha256=sha256, sample=sample)
-        own = (who.run, who.rank, who.host, who.pid, who.instance)
-        return WeightRecord(*own, self.call_index, self.step, now_timestamp(), round(self.seconds, 3), self.nbytes, parameters)
+        groups = tuple(GroupState(**group, sample=in_hex(copies[number])) for number, group in self.groups.items())
+        own = (who.run, who.rank, who.host, who.pid, who.instance, self.call_index, self.step, now_timestamp())
+        return WeightRecord(*own, round(self.seconds, 3), self.nbytes, parameters, groups)
 
 
-def step_weights(model: torch.nn.Module, copied: Callable[[Mapping[Any, torch.Tensor]], Any], *, hashed: bool) -> StepWeights:
-    """Take the weights of a model. copied: copies tensors of devices by key, without waiting. hashed: wait for a hash of all."""
+def step_weights(
+    model: torch.nn.Module, copied: Callable[[Mapping[Any, torch.Tensor]], Any], *, hashed: bool, optimizer: Any = None
+) -> StepWeights:
+    """Take the weights of a model. copied: copies tensors of devices by key, without waiting. hashed: wait for a hash of all.
+    optimizer: its state is sampled too, if it is an Adam; that in a wrapper of DeepSpeed's counts.
+    """
     import torch
 
     began, nbytes, samples = time.perf_counter(), 0, defaultdict[Any, list[torch.Tensor]](list)
@@ -203,8 +238,35 @@ def step_weights(model: torch.nn.Module, copied: Callable[[Mapping[Any, torch.Te
             elif local is not None and not hashed:
                 facts = (*facts[:4], "elements of its dtype are not sampled")
             held.append((name, facts, sha256, device, count))
-        copies = copied({device: torch.cat(each) for device, each in samples.items()})
-    return StepWeights(held=held, copies=copies, seconds=time.perf_counter() - began, nbytes=nbytes)
+        states = dict(_states(getattr(optimizer, "optimizer", optimizer)))
+        joined = {device: torch.cat(each) for device, each in samples.items()}
+        copies = copied(joined | {number: sample for number, (_, sample) in states.items()})
+    groups = {number: group for number, (group, _) in states.items()}
+    return StepWeights(held=held, groups=groups, copies=copies, seconds=time.perf_counter() - began, nbytes=nbytes)
+
+
+def _states(optimizer: Any) -> Iterator[tuple[int, tuple[dict[str, Any], torch.Tensor]]]:
+    """Yield the settings of each group of an Adam, and a sample of its parameters and moments: [3 n], float32. Nothing waits."""
+    import torch
+
+    groups = getattr(optimizer, "param_groups", ())
+    many = max(1, STATE_SAMPLED // max(1, sum(len(group["params"]) for group in groups)))
+    for number, group in enumerate(groups):
+        states = [(each, optimizer.state.get(each) or {}) for each in group["params"] if each.dtype == torch.float32]
+        if "betas" not in group or not states:
+            continue
+        parts: list[list[torch.Tensor]] = [[], [], []]
+        for parameter, state in states:
+            parts[0].append(sampled(parameter, many))
+            for part, name in zip(parts[1:], ("exp_avg", "exp_avg_sq"), strict=True):
+                part.append(sampled(state[name], many) if name in state else torch.zeros_like(parts[0][-1]))
+        steps: Any = states[0][1].get("step", group.get("step", 0))
+        known = isinstance(steps, int) or (isinstance(steps, torch.Tensor) and steps.is_cpu)
+        settings: dict[str, Any] = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
+        first = group.get("initial_lr")
+        settings |= {"betas": tuple(map(float, group["betas"])), "first_lr": None if first is None else float(first)}
+        settings |= {"kind": type(optimizer).__name__, "steps": int(steps) if known else None}
+        yield number, (settings, torch.cat([each for part in parts for each in part]).float())
 
 
 def weights_held(model: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...], torch.Tensor | None]]:

@@ -39,6 +39,13 @@ VALUES = ("values", "old_values", "returns")
 """Names of the tensors that a critic's loss gets."""
 
 
+def shifted(values: Numbers, by: int, fill: float = 0) -> Numbers:
+    """Return a mask or values [B, A] shifted by some columns, without what leaves them; what comes in is `fill`."""
+    moved, size = np.full_like(values, fill), values.shape[1] - abs(by)
+    moved[:, max(by, 0) : max(by, 0) + size] = values[:, max(-by, 0) : max(-by, 0) + size]
+    return moved
+
+
 def side_of(name: str) -> str:
     """Return the side that a tensor comes from."""
     return ROLLOUT if name == "rollout_log_probs" else TRAINER

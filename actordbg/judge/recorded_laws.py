@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.judge import advantage_laws, step_laws
-from actordbg.judge.recorded_calls import VALUES, Answer, Numbers, RecordedCall, RecordedLaw, Violation, side_of
+from actordbg.judge.recorded_calls import VALUES, Answer, Numbers, RecordedCall, RecordedLaw, Violation, shifted, side_of
 from actordbg.judge.weight_ladder import unequal_ranks
 
 POSITIVE = {True: 1e-3, False: 0.05}
@@ -89,17 +90,33 @@ def _positive(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 under the action mask", highest, side_of(name))
 
 
+def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
+    """Mark actions whose log-prob is exactly 0.0, and by another side is not, bool [B, A]; None if that cannot be told."""
+    known = call.log_probs()
+    greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
+    if name not in known or other not in known or greedy:
+        return None
+    top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
+    least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
+    return (known[name] == 0) & (known[other] < least) & call.active
+
+
+def _ahead(call: RecordedCall) -> Numbers | None:
+    """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. None if that cannot be told."""
+    if (zeros := _zeros(call, "rollout_log_probs", "old_log_probs")) is None:
+        return None
+    said = (call.log_probs()["rollout_log_probs"] != 0) & call.active
+    return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
+
+
 def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
-        known = call.log_probs()
         for name, other in (("rollout_log_probs", "old_log_probs"), ("old_log_probs", "log_probs")):
-            greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
-            if name not in known or other not in known or greedy:
+            if (bad := _zeros(call, name, other)) is None:
                 continue
-            top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
-            least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
-            bad = (known[name] == 0) & (known[other] < least) & call.active
-            worst = -np.where(bad, known[other], 0.0).min(1, initial=0.0)
+            if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
+                bad = bad & ~ahead  # which the mask's law names
+            worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
             words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
             answer.rows(call, bad.any(1), words, worst, side_of(name))
 
@@ -109,10 +126,17 @@ def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
         said = call.log_probs().get("rollout_log_probs")
         for by in (-1, 1, -2, 2) if said is not None else ():
             assert call.active is not None
-            bad = call.active.any(1) & (_moved(said != 0, by) == call.active).all(1) & (call.active != (said != 0)).any(1)
+            bad = call.active.any(1) & (shifted(said != 0, by) == call.active).all(1) & (call.active != (said != 0)).any(1)
             if bad.sum() * 2 > call.active.any(1).sum():
                 words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
                 answer.rows(call, bad, words, side=TRAINER)
+                break
+        else:
+            if (ahead := _ahead(call)) is not None and ahead.any():
+                many = int(ahead.sum(1).max())
+                side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
+                words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
+                answer.rows(call, ahead.any(1), words, side=side)
     single = [call for call in calls if call.holes is not None and call.fact("multi_turn") is False]
     for call in single:
         assert call.holes is not None
@@ -120,13 +144,6 @@ def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
     silent = [call for call in calls if call.holes is not None and call.fact("multi_turn") is None]
     if not any(call.holes is not None and call.holes.any() for call in silent):
         answer.looked_at += sum(call.rows for call in silent)
-
-
-def _moved(mask: Numbers, by: int) -> Numbers:
-    """Return a mask [B, A] shifted by some columns, without what leaves it."""
-    moved, size = np.zeros_like(mask), mask.shape[1] - abs(by)
-    moved[:, max(by, 0) : max(by, 0) + size] = mask[:, max(-by, 0) : max(-by, 0) + size]
-    return moved
 
 
 def _end_token(calls: Sequence[RecordedCall]) -> int | None:
@@ -285,6 +302,10 @@ LAWS = (
     RecordedLaw(
         "actions", "a step has actions to learn from", "trl#6369",
         "let responses end within the completion length, or do not mask truncated ones", _OF_LOSS, "", step_laws.actions, True,
+    ),
+    RecordedLaw(
+        "alignment", "the log-probs of rollout, old policy and base are those of their own tokens", "ms-swift PR#8196",
+        "align log-probs with tokens: the log-prob at t is of the id at t + 1", _OF_LOSS, EITHER, step_laws.alignment,
     ),
     RecordedLaw(
         "rows", "the log-probs of rollout, old policy and base are those of their own row", "open-instruct#1473",

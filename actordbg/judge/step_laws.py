@@ -22,6 +22,7 @@ from actordbg.judge.recorded_calls import (
     Terms,
     Violation,
     aggregation,
+    shifted,
     side_of,
 )  # fmt: skip
 
@@ -153,6 +154,22 @@ def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
             for call, row in moved[:1]:
                 text = f"{words}: {name} are those of another row, in {len(moved)} of {plural(len(rows), 'row')}"
                 answer.violations.append(Violation(call.record.dump_id, text, row, side=side_of(name)))
+
+
+def alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        active: Numbers = call.active
+        known = {name: np.where(active, values.astype("f8"), np.nan) for name, values in call.log_probs().items()}
+        for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
+            if name not in known or "log_probs" not in known:
+                continue
+            own, said, bad = known["log_probs"], known[name], np.zeros(call.rows, bool)
+            enough, words = (np.isfinite(own).sum(1) >= ALIKE) & (_apart(said, own) > FAR), ""
+            for by in (-1, 1, -2, 2):
+                late = enough & (_apart(said, shifted(own, -by, np.nan)) < AS_ANOTHER * _apart(said, own))
+                if late.sum() * 2 > max(int(enough.sum()), 1):
+                    bad, words = late, f"{name} are shifted by {by:+} against those of the loss"
+            answer.rows(call, bad, words, side=side_of(name))
 
 
 def _apart(ours: Numbers, theirs: Numbers) -> Numbers:

@@ -168,6 +168,8 @@ def _own_in_words(own: ComparisonRecord, dtype: str) -> str:
 def _left(replay: ReplaySummary, known: Sequence[str]) -> Iterator[str]:
     """Yield what was not checked beyond what is `known`."""
     truth, laws = replay.truth, replay.laws
+    for package, name in replay.resolved.get("foreign_code", {}).items():
+        yield f"the code of {package} ({name}), which is not transformers'"
     if truth is not None and truth.rounding_id is None:
         yield "rounding on these inputs (fixed limits were used)"
     if truth is not None and truth.compared < replay.counts.inputs and not known:

@@ -30,6 +30,7 @@ from actordbg.document.blocks import FAILED, RIGHT, TRAINER, UNCHECKED, WRONG, V
 from actordbg.judge.loss_terms import kl_terms
 from actordbg.judge.recorded_calls import Terms
 from actordbg.judge.step_laws import LOSS_OFF, MOVED
+from actordbg.steps.adam_update import broken, unchecked
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
 from actordbg.steps.run_step import Side, StepFigures
 from actordbg.steps.step_plan import ENTROPY
@@ -41,12 +42,13 @@ LEAST = 1e-3
 COUNT_OFF = 1e-5
 """Largest relative error of a recorded number of tokens, which is an fp32 tensor."""
 
-_MOST_RANKS = 4
-"""Ranks whose figures are told."""
 FAR, WORST = 5.0, 0.3
 """A log-prob is wrong, with the right weights, if it is this many times what rounding costs, and so many nats, from fp32's."""
 UNKNOWN = "unknown"
 """The name of a fault that is none of the known ones."""
+
+_MOST_RANKS = 4
+"""Ranks whose figures are told."""
 APART = 0.05
 """A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
 
@@ -255,6 +257,7 @@ def causes_of(figures: StepFigures) -> list[StepCause]:
     replayed = [None if why_no_norm(figures) else each.get(ENTROPY) for each in figures.reference.figures]
     entropies = replayed or [None] * len(figures.step.micro_batches)
     causes = [*normalization(figures.step), *formula(figures.step, entropies), *forward(figures)]
+    causes += [StepCause(*each) for each in broken(figures.step)]
     cause = None if why_no_norm(figures) else of_norm(figures)
     if cause is not None and (figures.weights.same or cause.name != UNKNOWN):
         causes.append(cause)
@@ -329,13 +332,15 @@ def verdict_of(figures: StepFigures) -> Verdict:
         norms = (step.grad_norm, replayed.grad_norm, reference.grad_norm)
         said += f"; the norm is {number(norms[0], 5)}, replayed {number(norms[1], 5)}, in fp32 {number(norms[2], 5)}"
         said += f"; {figures.weights.words}"
+        said += "" if unchecked(step) else "; the update is Adam's"
     following = "actordbg lint"
     if (distance := step.rollout_apart) > APART:
         said += f"; rollout and trainer are {number(distance, 3)} nats apart, and which of them is right is not checked"
         said += " (explain --against rollout)"
         of_step, model = in_shell(f"step={step.number} and grad_enabled"), in_shell(figures.config.model)
         following = f"actordbg replay --where {of_step} --model {model} --keep-tensors"
-    return Verdict(UNCHECKED if left else RIGHT, said, shown, left, following)
+    word = UNCHECKED if left else RIGHT
+    return Verdict(word, said, shown, [*left, *filter(None, [unchecked(step)])], following)
 
 
 def _apart(figures: StepFigures) -> str:

@@ -244,6 +244,23 @@ def cancelling(step: Step) -> None:
     step.finish(divided_by=0.5)
 
 
+def ahead(tokens: int) -> Callable[[Step], None]:
+    """A mask that begins some tokens before the first that the rollout sampled."""
+    return lambda step: [t["rollout_log_probs"][:, :tokens].zero_() for t in step.tensors] and None
+
+
+def late(name: str) -> Callable[[Step], None]:
+    """Log-probs `name` one token late, where tokens are unlikely enough to tell them apart."""
+
+    def plant(step: Step) -> None:
+        for tensors in step.tensors:
+            for each in ("log_probs", "old_log_probs", "rollout_log_probs"):
+                tensors[each] *= 4
+            tensors[name] = tensors[name].roll(1, 1)
+
+    return plant
+
+
 def alone(step: Step) -> None:
     """A token that is as likely as all that top-p keeps: its log-prob after that is 0."""
     fact("rollout.top_p", 0.5)(step)
@@ -344,6 +361,10 @@ FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
     "a row twice in a step that was scored once": (scored(1), {"duplicates", "groups"}, TRAINER),
     "a mask one column early": (early_mask, {"mask", "truncation"}, TRAINER),
     "log-probs of another row (open-instruct#1473)": (other_rows("rollout_log_probs"), {"rows"}, ROLLOUT),
+    "three tokens of the prompt in the mask": (ahead(3), {"mask"}, TRAINER),
+    "a first token without a log-prob": (ahead(1), {"mask"}, EITHER),
+    "the rollout's log-probs one token late": (late("rollout_log_probs"), {"alignment"}, ROLLOUT),
+    "old log-probs one token late": (late("old_log_probs"), {"alignment", "ratio"}, TRAINER),
     "old log-probs of another row": (other_rows("old_log_probs"), {"rows", "ratio"}, TRAINER),
 }
 

@@ -70,8 +70,8 @@ def stored(store: Store, *trajectories: Trajectory) -> Store:
     return store
 
 
-def as_rows(store: Store, *rows: Ids) -> None:
-    """Publish a dump of the run whose rows are padded on the left."""
+def as_rows(store: Store, *rows: Ids, actions: Ids | None = None) -> None:
+    """Publish a dump of the run whose rows are padded on the left. actions: the positions in each row that count as actions."""
     publish(store, 0)
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
@@ -81,7 +81,11 @@ def as_rows(store: Store, *rows: Ids) -> None:
 
     record = DumpRecord(dump_id=make_dump_id(moment, 0, 1, "0" * 8), run="r", rank=0, timestamp=moment, batch_size=len(rows),
                         seq_len=width, tokens=int(mask.sum()), action_len=0)  # fmt: skip
-    store.publish_dump(*payload.encode(record, {"sequences": ids, "attention_mask": mask}))
+    tensors = {"sequences": ids, "attention_mask": mask}
+    if actions is not None:
+        acts = torch.stack([torch.arange(width) - width + len(row) for row in rows])
+        tensors["action_mask"] = torch.isin(acts, torch.tensor(actions))[:, 1:]
+    store.publish_dump(*payload.encode(record, tensors))
 
 
 def test_ids_that_stay_the_same_are_right_and_rows_of_the_training_are_found(store: Store, model: Path, tokenizer: Any):
@@ -214,6 +218,16 @@ def test_a_cut_at_the_end_is_no_difference_and_actions_that_moved_are(store: Sto
     ((start, stop), second) = good.ranges
     moved = Trajectory(**{**vars(good), "ranges": ((start + 1, stop + 1), second)})
     assert [fault["kind"] for fault in turns_answer(stored(store, moved))["faults"]] == ["other actions"]
+
+
+@pytest.mark.parametrize("early", [0, 3])
+def test_a_mask_of_the_training_that_covers_what_no_turn_sampled_is_the_trainers_fault(store: Store, tokenizer: Any, early: int):
+    good, other = conversation(tokenizer), conversation(tokenizer, number=1)
+    actions = [at for start, stop in good.ranges for at in range(start - early, stop)]
+    as_rows(store, list(good.trained), list(other.trained), actions=actions)
+    answer = turns_answer(stored(store, good, other))
+    assert answer["verdict"] == ("WRONG" if early else "RIGHT"), answer.sentence
+    assert [(fault["kind"], fault["side"]) for fault in answer["faults"]] == [("other actions", "trainer")] * (2 if early else 0)
 
 
 def test_without_recorded_turns_it_says_how_to_record_them(store: Store):

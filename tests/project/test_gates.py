@@ -47,6 +47,30 @@ def loads_that_may_ask(source: str) -> Iterator[int]:
             yield node.lineno
 
 
+PARSES = {
+    "json.loads",
+    "json.load",
+    "json.JSONDecoder",
+    "msgspec.json.decode",
+    "msgspec.json.Decoder",
+    "yaml.load",
+    "pickle.load",
+}
+
+
+def parses_json(source: str) -> Iterator[int]:
+    """Yield the lines that parse JSON by themselves: `[],[],[]` becomes 20 times its bytes of objects, in whatever file it is."""
+    tree = ast.parse(source)
+    for function, call in calls(tree):
+        limited = any("read_regular" in ast.unparse(word) and "4096" in ast.unparse(word) for word in call.args)
+        if function in PARSES and not limited:
+            yield call.lineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in ("json", "msgspec.json"):
+            yield node.lineno
+
+
+OWN_CHILD = "the answer of a process that we started, or what it is told"
 GATES: dict[str, tuple[Callable[[str], Iterator[int]], dict[str, str]]] = {
     "a child's input is not ours": (
         starts_with_our_input,
@@ -55,6 +79,32 @@ GATES: dict[str, tuple[Callable[[str], Iterator[int]], dict[str, str]]] = {
     "a model's code": (
         loads_that_may_ask,
         {"trainers/openrlhf/cpu.py": "hands on what the trainer passed; its code meets `model_code.guard`"},
+    ),
+    "one strict JSON": (
+        parses_json,
+        {
+            "formats/record_reading.py": "the gate",
+            "formats/encoding.py": "a record that this process has just encoded",
+            "records/comparison_record.py": "its decoder, given to the gate; a record as plain data",
+            "records/replay_record.py": "a specification that the gate has parsed, encoded again",
+            "catalog/dump_rows.py": "lines whose bytes and brackets are counted before",
+            "catalog/tables.py": "a file of this package",
+            "capture/control.py": "a switch of at most LARGEST bytes, in the training process",
+            "capture/loss_points.py": "a list of this process, in the training process",
+            "capture/writer_process.py": OWN_CHILD,
+            "campaign/family_matrix.py": "the small model that it made",
+            "actor/family_models.py": OWN_CHILD,
+            "doctor/checkup.py": OWN_CHILD,
+            "install/patch_target.py": OWN_CHILD,
+            "install/ray_hooks.py": "this process's environment",
+            "install/trailer.py": "one line of the installed package that is patched",
+            "replay/rank_launcher.py": OWN_CHILD,
+            "reduce/trial_host.py": OWN_CHILD,
+            "reduce/trials.py": OWN_CHILD,
+            "document/command_result.py": "what this process has just written",
+            "cli/output.py": "what this process has just written",
+            "measure/log_lines.py": "a line of a training log that the user names",
+        },
     ),
 }
 
@@ -74,6 +124,11 @@ def test_there_is_no_way_around_a_gate(gate: str) -> None:
     [
         ("a child's input is not ours", "subprocess.run(a)\nsubprocess.Popen(a, stdin=n)\nsubprocess.run(a, input=b)", [1]),
         ("a child's input is not ours", "os.execv(a, b)\nfrom subprocess import run", [1, 2]),
+        (
+            "one strict JSON",
+            "json.loads(a)\nstrict_json(a, json.loads)\njson.loads(read_regular(p, 4096))\nmsgspec.json.decode(a)",
+            [1, 4],
+        ),
         ("a model's code", "A.from_pretrained(p)\nA.from_pretrained(p, trust_remote_code=trust)\nf = A.from_config", [1, 3]),
         ("a model's code", "A.from_pretrained(p, trust_remote_code=True)\nA.from_config(c, trust_remote_code=None)", [1, 2]),
     ],

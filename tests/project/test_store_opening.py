@@ -23,7 +23,7 @@ ALLOWED = {
     "trainers/recorded_model.py": "the books of a process, by their own `open`",
     "catalog/tables.py": "a file of this package",
     "cli/check.py": "the summary page of a GitHub workflow, which its runner names",
-    "measure/log_lines.py": "a log that the user names, exported or of lines, a pipe of the shell too",
+    "measure/log_lines.py": "a log that the user names, a pipe of the shell too",
     "catalog/migrate.py": "a script of this package",
     "doctor/checkup.py": "/proc, and a module of this package",
     "dumps/child_pool.py": "an old pickle that the user names",

@@ -114,7 +114,7 @@ def test_a_step_of_which_a_part_is_missing_is_not_judged(tmp_path: Path, part: s
 
 def test_an_entropy_term_is_not_judged_by_other_weights(tmp_path: Path):
     figures = figures_of(tmp_path, moved=0.5, entropy="missing")
-    (left,) = verdict_of(figures).not_checked
+    left, _ = verdict_of(figures).not_checked
     assert not causes_of(figures) and left.startswith("the entropy term that backward gets, and the gradient's norm")
 
 
@@ -138,7 +138,7 @@ def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path)
 
 def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an_error(tmp_path: Path):
     figures = figures_of(tmp_path / "experts", facts={"aux_loss_coef": 0.01}, applied="twice")
-    (left,) = verdict_of(figures).not_checked
+    left, _ = verdict_of(figures).not_checked
     assert verdict_of(figures).word == "NOT CHECKED" and "what backward gets" in left and "auxiliary" in left
     figures = figures_of(tmp_path / "odd")
     last = figures.step.micro_batches[-1].loss

@@ -6,8 +6,10 @@ python locatecases.py SCENARIO MODEL_CACHE
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -307,6 +309,49 @@ def compiled(cache: Path) -> None:
         with patch.object(session.model, "_compiled_call_impl", wrong):
             found = local(session, dump_of("both", rows=3, length=40))
         assert [place.what for place in found.located.wrong] == ["the compiled model"] and not found.unchecked, found.said
+
+
+def eager_in_place_of_sdpa(_sdpa: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    """The formula of transformers' eager attention, which a mask of None or of booleans means nothing to."""
+    seen = mask if mask is not None else torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, torch.finfo(query.dtype).min)
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return eager(module, query, key, value, mask, scaling=module.scaling, dropout=0.0)
+
+
+def scaled_by(factor: float) -> Any:
+    def attend(sdpa: Any, module: Any, *given: Any, scaling: float, **more: Any) -> Any:
+        return sdpa(module, *given, scaling=factor * scaling, **more)
+
+    return attend
+
+
+@contextlib.contextmanager
+def registered(attend: Any) -> Iterator[None]:
+    """Register another sdpa in the whole process, as a fused kernel does: transformers' own model has it, too."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS.register("sdpa", functools.partial(attend, sdpa))
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa)
+
+
+def foreign(cache: Path) -> None:
+    """A healthy kernel of another's is right though it rounds like eager attention; one that scales wrongly is not. Both are named."""
+    for family in ("llama", "qwen3"):
+        for dtype, factor in (("bf16", 1.01), ("fp16", 1.01), ("fp32", 1.0001)):
+            for attend, word in ((eager_in_place_of_sdpa, RIGHT), (scaled_by(factor), WRONG)):
+                model = four_layers(cache, family)
+                config = ReplayConfig(model=model, dtype=dtype, attn="sdpa", through="rows", packing=True)
+                with registered(attend), open_actor(config, model_cache=cache) as session:
+                    found = local(session, dump_of("both", rows=3, length=64), backward=dtype != "fp16")
+                    assert [*session.resolved["foreign_code"].values()] == ["sdpa attention"], session.resolved
+                said = found.said, [place.what for place in found.located.wrong]
+                assert found.word == word and not found.differences, (family, dtype, said)
+                assert word == RIGHT or said[1][0].startswith("the attention of"), said
 
 
 def kernels(cache: Path) -> None:
