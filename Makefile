@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo rollout-faults matrix-demo check test whole static lint types imports fast pytest bytecode kills fuzz bench gpu-kit soak figures same families census faults repros examples docs pictures site compat hooks clean
+.PHONY: demo rollout-faults matrix-demo check test whole static lint types imports fast pytest bytecode kills fuzz bench gpu-kit soak figures same families census faults repros findings examples docs pictures site compat hooks clean
 # A file's tests share what they build, so a file stays with one process. The files that take longest come first
 # (tests/support/heavy.py), the others in the order of the alphabet: so all processes end at about the same time.
 # Two processes more than cores: many tests wait, for a hang to be noticed or for a process to end.
@@ -119,7 +119,7 @@ CENSUS := benchmarks/census.jsonl
 census: $(VENV)/.test
 	$(BIN)/python tests/support/census.py $(CENSUS) .census $(SEEDS)
 
-# Seventy-one faults planted in small models, in bf16 and fp32: red or green, the right module, the right cause. Four minutes.
+# Seventy-three faults planted in small models, in bf16 and fp32: red or green, the right module, the right cause. Four minutes.
 faults: $(VENV)/.test
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support OMP_NUM_THREADS=1 $(BIN)/python tests/support/plantedfaults.py everything .census
 
@@ -128,6 +128,15 @@ REPROS := .repros
 
 repros: $(VENV)/.test
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support OMP_NUM_THREADS=1 $(BIN)/python tests/support/plantedrepros.py $(REPROS)
+
+# What surprised us in other software, run again: findings/README.md. What passed is not run again; an install of each, some minutes.
+findings:
+	mkdir -p .findings
+	for script in findings/*.sh; do \
+	  name=$$(basename $$script .sh); test -e .findings/$$name && continue; \
+	  if bash $$script > .findings/$$name.log 2>&1; then touch .findings/$$name; echo "as found: $$name"; \
+	  else echo "CHANGED: $$name (.findings/$$name.log)"; changed=1; fi; \
+	done; test -z "$$changed"
 
 # A store to play with, in examples/store; examples/README.md is the tour.
 examples: $(VENV)/.demo

@@ -99,4 +99,5 @@ def _build(folder: Path, config: dict[str, Any]) -> None:
 
     kind = config.pop("model_type")
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config)).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config), trust_remote_code=False)
+    model.save_pretrained(folder)

@@ -16,8 +16,10 @@ makes of the outputs of the modules before it. Only the weights and the configur
     experts: the k likeliest of softmax(router(x)), weighed by their probabilities, in most models divided by their sum
         tokens whose last choice is a near tie are not judged                         arXiv:2401.04088
 
-The unit of an error is what fp32 costs the formula, scaled to the truth's dtype. A model is recognized by its class, its
-parameters' names and its configuration; nothing is said of any other model.
+The unit of an error is what fp32 costs the formula, scaled to the truth's dtype. A model in half precision is held against its
+formulas too: there the unit is what that dtype costs them, with norms, angles and softmax in fp32, as in a healthy model. So a
+norm that loses its cast is seen, which no truth shows. A model is recognized by its class, its parameters' names and its
+configuration; nothing is said of any other model.
 
 Example:
     check = against_formulas(model, ids)        # None: not recognized
@@ -45,7 +47,7 @@ from actordbg.base.units import plural
 from actordbg.records.locate_record import FormulaCheck
 
 MOST_TOKENS = 512
-_LIMIT = 8.0
+_LIMIT, _NARROW_LIMIT = 8.0, 1.15
 _NEAR_TIE = 1e-3
 """Probabilities of experts that are nearer to each other than this part may change places by rounding."""
 _LOGITS = 16
@@ -111,11 +113,11 @@ def recognized(model: Any) -> bool:
 
 
 def against_formulas(model: Any, ids: Tensor) -> FormulaCheck | None:
-    """Compare the modules of the truth's model, in fp32 or fp64, on a row `ids` [n].
+    """Compare the modules of the truth's model, or of the clean model in the suspect's dtype, on a row `ids` [n].
 
     None for a model without formulas, or if they cannot be computed here, such as for want of memory.
     """
-    if len(ids) == 0 or not recognized(model) or next(model.parameters()).dtype not in (torch.float32, torch.float64):
+    if len(ids) == 0 or not recognized(model):
         return None
     try:
         return _Formulas(model, ids[:MOST_TOKENS]).run()
@@ -134,6 +136,9 @@ class _Formulas:
         self.weights: dict[str, Tensor] = dict(model.named_parameters())
         self.outputs: dict[str, Tensor] = {}
         self.judged = 0
+        own = next(model.parameters()).dtype
+        self.narrow = own if own in (torch.bfloat16, torch.float16) else None
+        self.near_tie = max(_NEAR_TIE, 16 * torch.finfo(own).eps)
         self.wrong: list[tuple[float, float, str]] = []
 
     def run(self) -> FormulaCheck:
@@ -190,18 +195,19 @@ class _Formulas:
         """Compare a module's output with its formula of the outputs `inputs`."""
         given, have = [self.outputs[each] for each in inputs], self.outputs[name]
         want = self._computed(formula, given, torch.float64)
-        rounded = self._computed(formula, given, torch.float32).double()
+        rounded = self._computed(formula, given, self.narrow or torch.float32).double()
         if not bool(want.isfinite().all()):
             return
         self.judged += 1
-        narrow, eps = torch.finfo(torch.float32).eps, torch.finfo(have.dtype).eps
-        unit = max(_rms(rounded - want) * eps / narrow, _rms(want) * eps / 4, 1e-300)
-        if not (ratio := _rms(have.double() - want) / unit) <= _LIMIT:
+        eps, of_unit = torch.finfo(have.dtype).eps, torch.finfo(self.narrow or torch.float32).eps
+        least, limit = (64, _NARROW_LIMIT * (1 + 4 / math.sqrt(have.numel()))) if self.narrow else (4, _LIMIT)
+        unit = max(_rms(rounded - want) * eps / of_unit, _rms(want) * eps / least, 1e-300)
+        if not (ratio := _rms(have.double() - want) / unit) <= limit:
             gain = float((have.double() * want).sum() / want.square().sum().clamp(min=1e-300))
             self.wrong.append((ratio, gain, name))
 
     def _computed(self, formula: Callable[..., Any], given: list[Tensor], dtype: torch.dtype) -> Tensor:
-        self.dtype = dtype
+        self.dtype, self.wide = dtype, torch.promote_types(dtype, torch.float32)
         result: Tensor = formula(*(values.to(dtype) for values in given))
         return result
 
@@ -214,12 +220,15 @@ class _Formulas:
 
     def _embedded(self) -> Tensor:
         values = self.weights["model.embed_tokens.weight"][self.ids].to(self.dtype)
-        return values * math.sqrt(self.config.hidden_size) if self.kind.gemma else values
+        return values * values.new_tensor(math.sqrt(self.config.hidden_size)) if self.kind.gemma else values
 
     def _normed(self, name: str, values: Tensor) -> Tensor:
         weight = self._weight(f"{name}.weight")
-        squares: Tensor = values.square().mean(-1, keepdim=True) + self.config.rms_norm_eps
-        return values * squares.rsqrt() * (1 + weight if self.kind.gemma else weight)
+        wide = values.to(self.wide)
+        scaled: Tensor = wide * (wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps).rsqrt()
+        if self.kind.gemma:
+            return (scaled * (1 + weight.to(self.wide))).to(self.dtype)
+        return scaled.to(self.dtype) * weight
 
     def _gated(self, name: str, values: Tensor) -> Tensor:
         if self.kind.fused:
@@ -231,25 +240,27 @@ class _Formulas:
     def _routed(self, name: str, values: Tensor) -> Tensor:
         """Return what experts give; of tokens whose last choice is a near tie, what the model gave."""
         config, count = self.config, self.config.num_experts_per_tok
-        likeliest, chosen = self._applied(f"{name}.gate", values).softmax(-1).sort(-1, descending=True)
+        likeliest, chosen = self._applied(f"{name}.gate", values).softmax(-1, self.wide).sort(-1, descending=True)
         chances = likeliest[:, :count]
         shares = chances / chances.sum(-1, keepdim=True) if getattr(config, "norm_topk_prob", True) else chances
         result = torch.zeros_like(values)
         for expert in range(getattr(config, self.kind.experts)):
-            share = (shares * (chosen[:, :count] == expert)).sum(-1, keepdim=True)
+            share = (shares * (chosen[:, :count] == expert)).sum(-1, keepdim=True).to(self.dtype)
             of = share.squeeze(-1).nonzero().squeeze(-1)
             both, down = (self.weights[f"{name}.experts.{which}_proj"][expert].to(self.dtype) for which in ("gate_up", "down"))
             gate, up = linear(values[of], both).chunk(2, -1)
             result[of] += share[of] * linear(silu(gate) * up, down)
-        clear = chances[:, -1] - likeliest[:, count:].amax(-1) > _NEAR_TIE * chances[:, -1]
+        clear = chances[:, -1] - likeliest[:, count:].amax(-1) > self.near_tie * chances[:, -1]
         return result.where(clear[:, None], self.outputs[name].to(self.dtype))
 
     def _attended(self, index: int, values: Tensor) -> Tensor:
         name, config, count = f"model.layers.{index}.self_attn", self.config, len(values)
         size, positions = head_size_of(config), torch.arange(count, device=values.device)
-        frequencies, factor = frequencies_of(rope_of(config, index) or {}, size, values, config.max_position_embeddings)
-        angles = torch.outer(positions.to(self.dtype), frequencies)
-        cos, sin = factor * angles.cos().repeat(1, 2), factor * angles.sin().repeat(1, 2)
+        frequencies, factor = frequencies_of(
+            rope_of(config, index) or {}, size, values.to(self.wide), config.max_position_embeddings
+        )
+        angles = torch.outer(positions.to(self.wide), frequencies)
+        cos, sin = ((factor * each.repeat(1, 2)).to(self.dtype) for each in (angles.cos(), angles.sin()))
         fused = self._applied(f"{name}.qkv_proj", values) if self.kind.fused else None
         widths = [size * each for each in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
         parts = dict(zip("qkv", torch.split(fused, widths, -1), strict=True)) if fused is not None else {}
@@ -273,7 +284,7 @@ class _Formulas:
         unseen = distance < 0
         if window := window_of(config, index):
             unseen |= distance >= window
-        mixed = scores.masked_fill(unseen, -math.inf).softmax(-1) @ value
+        mixed = scores.masked_fill(unseen, -math.inf).softmax(-1, self.wide).to(self.dtype) @ value
         return self._applied(f"{name}.o_proj", mixed.transpose(0, 1).reshape(count, -1))
 
     def _logits(self, values: Tensor) -> Tensor:

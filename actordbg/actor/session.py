@@ -42,8 +42,8 @@ from actordbg.actor.backends.backend import Backend, change_compilation, compile
 from actordbg.actor.backends.training import Training
 from actordbg.actor.endpoint_session import EndpointSession
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
-from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.sharing import host_key
+from actordbg.actor.truth_model import code_of
 from actordbg.actor.truth_session import Decided, TruthSession
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.choices import choose, first_of
@@ -51,7 +51,7 @@ from actordbg.config.replay_config import COMPILE_BACKENDS, ENDPOINT, ReplayConf
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import ReplayedCall, read_result
-from actordbg.trainers.rows_actor import change_attention, describe, follow_adapters, resolved_dtype
+from actordbg.trainers.rows_actor import change_attention, describe, follow_adapters, resolved_attention, resolved_dtype
 
 if TYPE_CHECKING:
     from actordbg.debug.replay_stops import ReplayStops
@@ -71,8 +71,6 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
     to be wrong here), EnvironmentProblem (the trainer or the model is missing); whatever torch, transformers or DeepSpeed
     raise while building passes through.
     """
-    require_consent(config.model, model_cache)
-    guard(config.model)
     kind: type[Any] = TruthSession if config.truth else EndpointSession if config.backend == ENDPOINT else ActorSession
     session = kind(config, defaults, model_cache)
     try:
@@ -94,7 +92,7 @@ class ActorSession(Decided):
     ) -> None:
         os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         began = time.perf_counter()
-        self.decide(config, defaults)
+        self.decide(config, defaults, model_cache)
         self.model_cache = model_cache
         self._actors = actors_of(self.choices)
         self._actors.prepare_process()
@@ -194,7 +192,7 @@ class ActorSession(Decided):
         if not self.takes(config, defaults):
             known.refuse(config, choose(config, defaults, self._facts), self._facts)
             raise Unsupported("this configuration needs another Actor", hint="start another process for it")
-        self.decide(config, defaults)
+        self.decide(config, defaults, self.model_cache)
         change_attention(self.model, self.choices)
         if (config.compile or before.compile) and not config.deepcompile:
             change_compilation(self._backend, config)
@@ -288,7 +286,8 @@ class ActorSession(Decided):
     def _describe(self) -> dict[str, Any]:
         """Describe what was built, read off the objects themselves."""
         actor, through = self.actor, self.choices.through
-        source = Path(inspect.getfile(type(actor)))
+        source, attn = Path(inspect.getfile(type(actor))), resolved_attention(self.model)
+        foreign = {package: name for package, name in code_of(self.model, attn).items() if package != "transformers"}
         return {
             **describe(self.model, self.choices, self.device),
             "dtype": resolved_dtype(self.model),
@@ -299,6 +298,7 @@ class ActorSession(Decided):
             "actor_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
             "versions": dict(self._facts.versions),
             **({"through": through} if through == "rows" or self.choices.adapter else {}),
+            **({"foreign_code": foreign} if foreign else {}),
             **({"compile_backend": self.config.compile_backend or COMPILE_BACKENDS[0]} if self.config.compile else {}),
             **self._backend.facts(),
         }

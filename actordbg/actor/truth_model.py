@@ -94,16 +94,51 @@ _NO_MODULES = ("torch", "accelerate", "safetensors", *sys.stdlib_module_names)
 """Packages of other functions that transformers' files import."""
 
 
+def code_of(model: Any, attn: str = "eager") -> dict[str, str]:
+    """Name the packages, beside torch, whose code computes a model, each with a part of it: `{"mine": "LlamaMLP"}`.
+
+    A forward that was replaced, or a function beside it, or the attention registered as `attn`, counts as the package whose file
+    has its code, whatever its name says; and so does what it wraps.
+    """
+    parts = {getattr(module.forward, "__func__", module.forward): type(module).__name__ for module in model.modules()}
+    scopes = [inspect.unwrap(type(module).forward).__globals__ for module in model.modules()]
+    own = [scope for scope in scopes if scope["__name__"].startswith("transformers.")]
+    parts |= {value: name for scope in own for name, value in scope.items() if inspect.isfunction(value)}
+    return _packages(parts | _registered(attn))
+
+
+def is_own_attention(attn: str) -> bool:
+    """Return whether the attention that is registered under this name is transformers' own code."""
+    return _packages(_registered(attn)).keys() <= {"transformers"}
+
+
+def _registered(attn: str) -> dict[Any, str]:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return {ALL_ATTENTION_FUNCTIONS[attn]: f"{attn} attention"} if attn in ALL_ATTENTION_FUNCTIONS else {}
+
+
+def _packages(parts: Mapping[Any, str]) -> dict[str, str]:
+    """Name the packages that functions come from, and what they wrap, each with the name of one. The files of code decide."""
+    files = {getattr(module, "__dict__", {}).get("__file__"): name for name, module in list(sys.modules.items())}
+    packages: dict[str, str] = {}
+    for function, name in parts.items():
+        while function is not None:
+            function = getattr(function, "func", function)  # of a partial
+            file = function.__code__.co_filename if hasattr(function, "__code__") else ""
+            package = files.get(file, Path(file).stem) if file else type(function).__module__
+            packages.setdefault(package.partition(".")[0], name)
+            function = getattr(function, "__wrapped__", None)
+    return {package: name for package, name in packages.items() if package not in _NO_MODULES}
+
+
 def shared_code(model: Any) -> list[str]:
     """Name the packages, beside torch, whose code computes this model: a fault in them is in the truth as well.
 
-    A module, or a function beside it, that was replaced counts as the package that replaced it; a file of transformers that was
-    edited since its installation is named.
+    A file of transformers that was edited since its installation is named.
     """
-    forwards = {inspect.unwrap(type(module).forward) for module in model.modules()}
+    packages, forwards = code_of(model), {inspect.unwrap(type(module).forward) for module in model.modules()}
     own = [forward for forward in forwards if forward.__module__.startswith("transformers.")]
-    beside = {value for forward in own for value in forward.__globals__.values() if inspect.isfunction(value)}
-    packages = {function.__module__.partition(".")[0] for function in forwards | beside}.difference(_NO_MODULES)
     sources, edited = {inspect.getfile(forward) for forward in own}, []
     with contextlib.suppress(metadata.PackageNotFoundError):  # imported from a folder that is no installation
         edited = [

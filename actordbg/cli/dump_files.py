@@ -94,7 +94,7 @@ def _import_bundle(store: Store, paths: Sequence[str]) -> None:
     keep_answer(vars(summary) | {"store": store.root, "path": paths[0]})
     there = f"; {plural(summary.present, 'file')} already there" * bool(summary.present)
     say(f"imported {summary.contents}{there}")
-    say_next("actordbg check")
+    say_next(f"actordbg report {summary.replay}" if summary.replay else "actordbg check")
 
 
 def _writable(ctx: typer.Context) -> Store:

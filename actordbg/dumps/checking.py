@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CatalogProblem, NewerFormat, StoreProblem
-from actordbg.capture.control import Control
+from actordbg.capture.control import LARGEST, Control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import FOLDERS, refresh
@@ -66,7 +66,7 @@ def format_file(store: Store, deep: bool) -> Iterator[Finding]:
     """Check FORMAT: this program reads the store's format."""
     path = store.format_path
     try:
-        version = json.loads(read_regular(path))["format"]
+        version = json.loads(read_regular(path, 4096))["format"]
     except FileNotFoundError:
         yield Finding(path, "no-format")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -314,7 +314,7 @@ CHECKS: dict[str, Check] = {
     "replays": replays,
     "records": records,
     "switches": files_check(
-        "controls", "damaged-control", lambda path: Control.from_json(read_regular(path)), beside="control.json"
+        "controls", "damaged-control", lambda path: Control.from_json(read_regular(path, LARGEST)), beside="control.json"
     ),
     "counters": files_check("counters", "damaged-counters", read_counters, by_run=True),
     "weights": files_check(WEIGHTS, "damaged-weights", read_weights, by_run=True),

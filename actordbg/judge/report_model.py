@@ -138,7 +138,7 @@ class ReplaySummary(Timed):
     """A replay: its inputs, the configuration that ran, and its results.
 
     comparisons: the newest comparison (as A) with each other replay, the truth and the run's recorded outputs. why: what stopped
-    it, and the end of its log.
+    it, and the end of its log. whose: who else wrote it; "" if it is this user's.
     """
 
     label: str
@@ -169,11 +169,20 @@ class ReplaySummary(Timed):
     ranks: RankAgreement | None = None
     laws: LawSummary | None = None
     why: str = ""
+    whose: str = ""
 
     @property
     def truth(self) -> ComparisonRun | None:
         """The newest comparison with the truth."""
-        return next((row for row in self.comparisons if row.against_kind == "truth"), None)
+        return self._newest("truth")
+
+    @property
+    def recorded(self) -> ComparisonRun | None:
+        """The newest comparison with the run's recorded outputs."""
+        return self._newest("golden")
+
+    def _newest(self, kind: str) -> ComparisonRun | None:
+        return next((row for row in self.comparisons if row.against_kind == kind), None)
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ def summary_of(data: ReplayData, name: str = "A") -> ReplaySummary:
         ranks=agreement_of(results, spec.config),
         laws=laws_of(results, spec.config),
         why=data.why,
+        whose=data.whose,
     )
 
 

@@ -76,11 +76,13 @@ def clean_model(session: ActorSession, device: torch.device) -> Iterator[Loaded]
     path, trust = _path_of(session), consent.is_given(session.config.model)
 
     def whole() -> Any:
-        loads, attn = model_class(path, trust).from_pretrained, clean_attention(session)
-        model = loads(path, trust_remote_code=trust, attn_implementation=attn, torch_dtype=dtype_of(session))
+        attn, dtype = clean_attention(session), dtype_of(session)
+        model = model_class(path, trust).from_pretrained(
+            path, trust_remote_code=trust, attn_implementation=attn, torch_dtype=dtype
+        )
         return model.to(device).eval()
 
-    with _unpartitioned(), _without_ring(session), _loaded(session, device, None, whole) as loaded:
+    with _unpartitioned(), _loaded(session, device, None, whole) as loaded:
         loaded.model.config.use_cache = False
         yield loaded
 
@@ -157,25 +159,8 @@ def _path_of(session: ActorSession) -> str:
 
 
 def clean_attention(session: ActorSession) -> str:
-    """Return the attention kernel of the clean model: the suspect's, or what a ring divides."""
-    return session.choices.attn if session.ring_group is None else "sdpa"
-
-
-@contextlib.contextmanager
-def _without_ring(session: ActorSession) -> Iterator[None]:
-    """Give transformers its own sdpa back, if a ring replaced it in the whole process."""
-    if session.ring_group is None:
-        yield
-        return
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    held = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention_forward
-    try:
-        yield
-    finally:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = held
+    """Return the attention kernel of the clean model: the suspect's if that is transformers' own, else eager."""
+    return session.choices.attn if truth_model.is_own_attention(session.choices.attn) else "eager"
 
 
 @contextlib.contextmanager

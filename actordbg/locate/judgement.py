@@ -13,9 +13,11 @@ are wide; a fault there reads thousands. Where the clean model has no error at a
 dtype's rounding of the truth. Ranks that split a matrix round their partial sums, and ranks that average gradients round the
 average, which the clean model does not do, so with N of them these limits are sqrt(N) times as wide.
 
-The clean model runs in the suspect's attention kernel, so what that kernel leaves out (sdpa has no soft cap of the attention
-logits) is missing in both. Where the clean model's attention is off by much more than rounding (`far_off`), transformers' eager
-attention is the healthy one, and the kernel has to come as near to the truth (`hold_against_eager`).
+Two healthy kernels round differently: eager attention may be 1.35 times as far from the truth as sdpa. So the clean model runs in
+the suspect's attention kernel and in transformers' eager attention, and a place that is as near to the truth as one of them is
+right. What the kernel leaves out (sdpa has no soft cap of the attention logits) would be missing in both models, so where it is
+much worse than eager attention it is wrong itself (`hold_against_eager`). A kernel that is not transformers' own is never the
+clean model's.
 """
 
 from __future__ import annotations
@@ -52,8 +54,11 @@ def judge(
     notes: tuple[str, ...] = (),
     ranks: int = 1,
     lost: Mapping[str, str] = {},
+    eager: Mapping[Key, Sums] = {},
 ) -> Located:
     """Hold the suspect's errors against the clean model's, place by place.
+
+    eager: the clean model's errors with eager attention; a place that is as near to the truth as those is right, too.
 
     features: of each token, for `pattern_of`. ranks: how many average the gradients of parameters. lost: a
     sentence, by parameter, about experts that no gradient reaches.
@@ -82,10 +87,13 @@ def judge(
             heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
             chosen = not tape.values[key][0].is_floating_point()
             rounded = torch.bfloat16 if chosen else dtype  # a choice has no rounding of its own
-            place = _place(key, forcing.sums[key], clean, tape.lengths, rounded, math.sqrt(forcing.part[1]), ratios, features)
+            wider = math.sqrt(forcing.part[1])
+            place = _place(key, forcing.sums[key], clean, tape.lengths, rounded, wider, ratios, features)
+            if is_wrong(place) and key in eager and not chosen:
+                place = _place(key, forcing.sums[key], eager[key], tape.lengths, rounded, wider, ratios, features)
             judged.append(replace(place, what=f"{ROUTING} {key[0]}") if chosen else place)
     judged += [_wrong_integers(key, tokens, features) for key, tokens in forcing.wrong.items()]
-    wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
+    wrong = [place for place in judged if is_wrong(place)]
     wrong.sort(key=lambda place: (is_backward(place.kind), -math.inf if place.ratio is None else -place.ratio))
     gradients = sum(is_backward(place.kind) for place in judged)
     return Located(
@@ -100,6 +108,11 @@ def judge(
         notes=notes,
         **(_heat(heat, features) if wrong else {}),
     )
+
+
+def is_wrong(place: PlaceResult) -> bool:
+    """Check whether a place, or a row of it, exceeds its limit, or is not finite."""
+    return bool(place.rows) or place.ratio is None or place.ratio > place.limit
 
 
 def _heat(by_layer: Mapping[str, Tensor], features: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,31 +239,19 @@ def is_attention(key: Key) -> bool:
 _BEHIND_ATTENTION = ("o_proj", "out_proj", "c_proj", "dense", "norm")
 
 
-_FAR = 8.0
-"""Relative errors above this many roundings of the dtype are worth a run of eager attention. Healthy kernels: 0.2 to 2."""
 _OTHER = {torch.bfloat16: 1.5, torch.float16: 1.5, torch.float32: 8.0}
 """Kernels whose errors differ by more than this factor compute different things. Healthy ones: 1.15 in bf16."""
 
 
-def far_off(clean: dict[Key, Sums], dtype: torch.dtype) -> list[Key]:
-    """Return the places behind attention where the clean model is further from the truth than rounding explains."""
-    return [
-        key for key, sums in clean.items()
-        if is_attention(key) and _rms(sums) > _FAR * torch.finfo(dtype).eps * math.sqrt(sums.truths)
-    ]  # fmt: skip
+def hold_against_eager(clean: dict[Key, Sums], eager: dict[Key, Sums], dtype: torch.dtype) -> tuple[float, int] | None:
+    """Replace the clean model's errors by those of its eager attention in the places behind attention where its kernel is worse.
 
-
-def hold_against_eager(clean: dict[Key, Sums], eager: dict[Key, Sums], far: list[Key], dtype: torch.dtype) -> float:
-    """Replace the clean model's errors by those of its eager attention at the places `far` where its kernel is worse.
-
-    Return the largest ratio of the two, 0 if no place was replaced.
+    Return the largest ratio of the two and the number of such places, None if there are none.
     """
-    largest = 0.0
-    for key in far:
-        ratio = _rms(clean[key]) / _rms(eager[key]) if key in eager and _rms(eager[key]) else 0.0
-        if ratio > _OTHER[dtype]:
-            clean[key], largest = eager[key], max(largest, ratio)
-    return largest
+    ratios = {key: _rms(clean[key]) / max(_rms(eager[key]), 1e-300) for key in clean.keys() & eager.keys() if is_attention(key)}
+    worse = {key: ratio for key, ratio in ratios.items() if ratio > _OTHER[dtype]}
+    clean |= {key: eager[key] for key in worse}
+    return (max(worse.values()), len(worse)) if worse else None
 
 
 def kernel_in_words(attn: str, config: Any, ratio: float, count: int) -> str:

@@ -16,6 +16,7 @@ the same model without its graph. Both run freely, on their own values, and are 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,7 +36,7 @@ from actordbg.laws.jacobian import ring_of
 from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, samples_of, truth, without_gradient
 from actordbg.locate.forced_forward import Forcing, Recording
 from actordbg.locate.inside import layout_of, looked_into, suspicious
-from actordbg.locate.judgement import far_off, hold_against_eager, judge, kernel_in_words
+from actordbg.locate.judgement import hold_against_eager, judge, kernel_in_words
 from actordbg.locate.places import Key, Sums, Tape, places_of
 from actordbg.records.locate_record import EVERYTHING, GRADIENT, OUT, FormulaCheck, Located, Operation
 from actordbg.store.payload import Dump
@@ -59,6 +60,7 @@ class LocateRun:
     tell: Callable[[str], None] = lambda name: None
     out_of_step: str = ""
     _floor: dict[Key, Sums] = field(default_factory=dict)
+    _eager: dict[Key, Sums] = field(default_factory=dict)
     _unchecked: dict[str, str] = field(default_factory=dict)
     _formulas: FormulaCheck | None = None
     _lost: dict[str, str] = field(default_factory=dict)
@@ -68,8 +70,9 @@ class LocateRun:
 
     def run(self) -> Located:
         """Judge every place. What cannot be judged is named in `unchecked`; no error of it fails the input."""
+        began = time.monotonic()
         try:
-            return self._located()
+            return replace(self._located(), seconds=time.monotonic() - began)
         finally:
             release(self.session.device)  # the peaks of later inputs are their own
 
@@ -87,8 +90,8 @@ class LocateRun:
         notes: tuple[str, ...] = ()
         if self.session.config.compiles:
             notes += ("a compiled graph was judged at its border, the log-probs; all other places ran eagerly",)
-        if sum(tape.lengths) < int(self.call.inputs["attention_mask"].sum()):
-            notes += (f"judged {sum(tape.lengths):,} tokens: at most {MOST_TOKENS:,} of a row",)
+        if (left := int(self.call.inputs["attention_mask"].sum()) - sum(tape.lengths)) > 0:
+            self._unchecked["later tokens"] = f"{left:,} of them, since at most {MOST_TOKENS:,} of a row are judged"
         if not self.backward:
             notes += ("judged without a backward (--backward judges gradients too)",)
         notes += tuple(filter(None, [self._memory]))
@@ -96,7 +99,7 @@ class LocateRun:
             notes += (f"{human_bytes(tape.spill.spilled)} of the truth's values were in temporary files",)
         forcing.unchecked = self._unchecked | forcing.unchecked
         ranks = dist.get_world_size() if self.together else 1
-        located = judge(tape, forcing, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost)
+        located = judge(tape, forcing, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost, self._eager)
         located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, forcing))
         return replace(located, resident_bytes=self._resident, spilled_bytes=tape.spill.spilled)
 
@@ -194,21 +197,26 @@ class LocateRun:
         )
         self.tell("locate: healthy")
         with clean_model(self.session, device) as loaded, torch.set_grad_enabled(self._follows):
-            model = loaded.model
+            model, attended = loaded.model, (index >= 0).long().to(device)
             follow_adapters(model, record.actor)
-            self._healthy = samples_of(model, trained)
-            forcing, attended = Forcing(tape, index.flatten()), (index >= 0).long().to(device)
-            with self.session.autocast(record), loaded.under(forcing):
-                self._run(model, batch, padded, attended)
-            attn, dtype = clean_attention(self.session), dtype_of(self.session)
-            if attn != "eager" and (far := far_off(forcing.sums, dtype)):
-                model.set_attn_implementation("eager")
-                eager = Forcing(tape, index.flatten())
-                with torch.no_grad(), self.session.autocast(record), loaded.under(eager):
+            samples = samples_of(model, trained)
+
+            def forced() -> dict[Key, Sums]:
+                forcing = Forcing(tape, index.flatten())
+                with self.session.autocast(record), loaded.under(forcing):
                     self._run(model, batch, padded, attended)
-                if ratio := hold_against_eager(forcing.sums, eager.sums, far, dtype):
-                    self._kernel = kernel_in_words(attn, model.config.get_text_config(), ratio, len(far))
-        self._floor = forcing.sums
+                return forcing.sums
+
+            self._floor, self._healthy = forced(), dict(samples)
+            attn, dtype = clean_attention(self.session), dtype_of(self.session)
+            if attn != "eager":
+                model.set_attn_implementation("eager")
+                self._eager = forced()
+                if count := hold_against_eager(self._floor, self._eager, dtype):
+                    self._kernel = kernel_in_words(attn, model.config.get_text_config(), *count)
+            with torch.no_grad():
+                narrow = against_formulas(model, max(rows, key=len))
+            self._formulas = narrow if narrow and narrow.differs else self._formulas
 
     def _run(self, model: Any, ids: Tensor, weights: Tensor, real: Tensor | None = None) -> Tensor | None:
         """Run rows [R, n] padded on the right, and the backward of -sum(weights [R, n - 1] * log-probs) if gradients are on.

@@ -5,6 +5,7 @@ Both scenarios run in one process of its own (`actorcases.run_scenario`), with t
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -47,6 +48,14 @@ def shared(cache: Path) -> None:
             with patch.object(place, name, other):
                 found = truth_model.shared_code(session._model)
                 assert found == ["__main__", "transformers"], (name, found)
+        right = modeling_llama.LlamaMLP.forward
+
+        @functools.wraps(right)  # which has the name and the module of what it wraps
+        def scaled(module: Any, values: Any) -> Any:
+            return 1.05 * right(module, values)
+
+        with patch.object(modeling_llama.LlamaMLP, "forward", scaled):
+            assert truth_model.code_of(session._model)["__main__"] == "LlamaMLP"
         with patch.object(truth_model, "_digest", lambda data: "of other bytes"):
             assert "an edited modeling_llama.py" in truth_model.shared_code(session._model)
 

@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 """Family, what its configuration adds, and how many of its modules have formulas."""
 DTYPES = (("bfloat16", torch.float32), ("float32", torch.float64))
+NARROW = (("bfloat16", torch.bfloat16), ("float16", torch.float16))
 IDS = torch.randint(3, VOCAB, (90,), generator=torch.Generator().manual_seed(1))
 
 
@@ -52,7 +53,7 @@ def truth_of(cache: Path, name: str, weights: str, dtype: torch.dtype) -> Any:
 
 def healthy(cache: Path) -> None:
     for name, (*_, modules) in FAMILIES.items():
-        for weights, dtype in DTYPES:
+        for weights, dtype in (*DTYPES, *NARROW):
             found = against_formulas(truth_of(cache, name, weights, dtype), IDS)
             told = (found.modules, found.tokens, found.differs) if found else (0, 90, "")
             assert told == (modules, 90, ""), (name, weights, found)
@@ -66,6 +67,15 @@ def of_norm(model: Any) -> Any:
 def of_epsilon(model: Any) -> Any:
     def forward(self: Any, values: Any) -> Any:
         return self.weight * values * torch.rsqrt(values.square().mean(-1, keepdim=True) + 2e-6)
+
+    return patch.object(model.LlamaRMSNorm, "forward", forward)
+
+
+def of_cast(model: Any) -> Any:
+    """Leave out the norm's cast to fp32, which a truth in fp32 does not show."""
+
+    def forward(self: Any, values: Any) -> Any:
+        return self.weight * (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + self.variance_epsilon))
 
     return patch.object(model.LlamaRMSNorm, "forward", forward)
 
@@ -141,6 +151,14 @@ PATCHES = {
 def patched(cache: Path) -> None:
     from transformers.models.llama import modeling_llama
 
+    for weights, dtype in (*DTYPES, *NARROW):
+        model = truth_of(cache, "llama3", weights, dtype)
+        with of_cast(modeling_llama):
+            found = against_formulas(model, IDS)
+        assert found is not None and ("LlamaRMSNorm (replaced by" in found.differs) is ((weights, dtype) in NARROW), (
+            dtype,
+            found,
+        )
     for weights, dtype in DTYPES:
         model = truth_of(cache, "llama3", weights, dtype)
         for plant, words in PATCHES.items():
