@@ -79,7 +79,9 @@ def _optimizer(change: Callable[[Any], None]) -> Plant:
     """Change torch's optimizer before each of its steps; a scheduler sets the learning rate anew after it."""
 
     def stepped(original: Any, strategy: Any, optimizer: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        change(getattr(model, "model", model).optimizer.optimizer)
+        engine = getattr(model, "model", model)
+        if engine.is_gradient_accumulation_boundary():
+            change(engine.optimizer.optimizer)
         return original(strategy, optimizer, model, *args, **kwargs)
 
     return _around("openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.optimizer_step", stepped)

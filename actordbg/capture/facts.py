@@ -8,6 +8,7 @@ read once per class. An argument given by position or by name, or left to its de
 | a dense tensor of a plain dtype | `tensors`, by name (so do the tensors in `**mm_inputs`) |
 | None, bool, int, finite float, str, and lists, tuples or dicts of them | `arguments` |
 | a ProcessGroup (or None for a parameter called `..._group`) | `groups`: its size and this process's rank in it |
+| a context that does nothing (`nullcontext`, an empty `ExitStack`) | `arguments`: its type as `context.NAME`, not replayed |
 | anything else | `extra`: its name and its *type*, never its text; the dump is not replayable |
 | a string that no JSON holds (half of a surrogate pair) | `extra`, as a Python literal; not replayable either |
 
@@ -33,6 +34,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -285,11 +287,21 @@ def sort_into(bound: Bound, name: str, value: Any) -> None:
         bound.room, why = room, str(error) if isinstance(value, str) or str(error) == _TOO_LARGE else ""
     bound.arguments.pop(name, None)
     bound.groups.pop(name, None)
+    if _does_nothing(value):
+        bound.arguments[f"context.{name}"] = f"{type(value).__name__}, which does nothing"
+        return
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and isinstance(value, dist.ProcessGroup):
         bound.groups[name] = {"size": int(value.size()), "rank": int(value.rank())}
     else:
         bound.extra[name] = scrub(f"an argument of type {type(value).__module__}.{type(value).__qualname__}{why}")
+
+
+def _does_nothing(value: Any) -> bool:
+    """Return whether this is a context manager that does nothing, as trainers pass where nothing is to be entered."""
+    if type(value) is nullcontext:
+        return value.enter_result is None
+    return type(value) in (ExitStack, AsyncExitStack) and not value.__dict__.get("_exit_callbacks")
 
 
 def _unstorable_tensor(tensor: torch.Tensor) -> str:

@@ -30,7 +30,7 @@ Example::
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -88,23 +88,29 @@ def fold(judgements: Sequence[Judgement]) -> LastVerdict:
     """Return the last verdict of a dump. judgements: the newest first."""
     mine = [each for each in judgements if each.mine and each.configuration is not None]
     theirs = [each for each in judgements if not each.mine and each.configuration is not None]
-    ordered = [*_runs(mine), *_runs(theirs), *judgements]
+    newest = _newest(mine) or _newest(theirs) or next(iter(judgements), None)
     verdict, broken = _of_newest(mine)
-    return LastVerdict(ordered[0].number if ordered else None, verdict, ", ".join(broken) or None, _of_newest(theirs)[0])
+    word, _ = _of_newest(theirs)
+    return LastVerdict(newest.number if newest else None, verdict, ", ".join(broken) or None, word)
 
 
-def _runs(judgements: Iterable[Judgement]) -> list[Judgement]:
-    """Return the replays that were run for themselves."""
-    return [each for each in judgements if not each.command.startswith(LOCATED)]
+def _newest(judgements: Sequence[Judgement]) -> Judgement | None:
+    """Return the newest replay that was run for itself, else any; None without one."""
+    return next((each for each in judgements if not each.command.startswith(LOCATED)), judgements[0] if judgements else None)
 
 
 def _of_newest(judgements: Sequence[Judgement]) -> tuple[str | None, list[str]]:
     """Return the word of the newest replay's configuration, of a matrix the worst one, and what made it so."""
-    newest = next(iter(_runs(judgements) or judgements), None)
+    newest = _newest(judgements)
     if newest is None:
         return None, []
+    if not newest.command.startswith(MATRIX):
+        return _word([each for each in judgements if each.configuration == newest.configuration], newest)
     together = {each.configuration for each in judgements if _occasion(each) == _occasion(newest)}
-    words = [_word([each for each in judgements if each.configuration == one]) for one in sorted(together, key=str)]
+    words = []
+    for configuration in sorted(together, key=str):
+        under = [each for each in judgements if each.configuration == configuration]
+        words.append(_word(under, _newest(under) or newest))
     worst = min((word for word, _ in words), key=WORST_FIRST.index)
     return worst, list(dict.fromkeys(rule for word, broken in words if word == worst for rule in broken))
 
@@ -115,17 +121,18 @@ def _occasion(judgement: Judgement) -> str:
     return command.partition(",")[0] if command.startswith(MATRIX) else judgement.replay_id
 
 
-def _word(judgements: Sequence[Judgement]) -> tuple[str, list[str]]:
+def _word(judgements: Sequence[Judgement], newest: Judgement) -> tuple[str, list[str]]:
     """Return the word of a configuration, and the rules that broke. judgements: under it, the newest first."""
-    newest = (_runs(judgements) or judgements)[0]
     asked: dict[str, tuple[str, Judgement]] = {}
     for each in judgements:
         for rule, answer in each.answers.items():
             if answer not in _UNASKED:
                 asked.setdefault(rule, (answer, each))
+    failed = [] if newest.status in (PASSED, STOPPED) else [newest.status]
+    if not asked:
+        return (FAILED if failed else UNCHECKED), failed
     broken = [rule for rule, (answer, each) in asked.items() if breaks(answer, each.accept)]
-    failed = [rule for rule, (answer, _) in asked.items() if answer == RAISED]
-    failed += [newest.status] if newest.status not in (PASSED, STOPPED) else []
+    failed = [*(rule for rule, (answer, _) in asked.items() if answer == RAISED), *failed]
     if broken:
         return WRONG, [*broken, *failed]
     if failed:
@@ -182,7 +189,10 @@ def _judgements(connection: Connection, names: Sequence[str], marks: str) -> Map
     for judgement in passed.values():
         if judgement.replay_id in models:
             judgement.answers[IDENTITY] = models[judgement.replay_id]
-    sql = f"SELECT replay_id, dump_id, law, verdict FROM law_answer WHERE dump_id IN ({marks})"
+    bad = (
+        f"SELECT dump_id FROM law_answer WHERE dump_id IN ({marks}) AND verdict IN ('{BROKEN}', '{NONDETERMINISTIC}', '{RAISED}')"
+    )
+    sql = f"SELECT replay_id, dump_id, law, verdict FROM law_answer WHERE dump_id IN ({bad})"  # of others nothing is broken
     for replay_id, dump_id, law, answer in connection.execute(sql, names):
         if (replay_id, dump_id) in passed:
             passed[replay_id, dump_id].answers.setdefault(law, answer)

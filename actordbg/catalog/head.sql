@@ -263,5 +263,7 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
+CREATE INDEX ix_law_answer_identity ON law_answer (replay_id, verdict) WHERE law = 'identity';
+
 INSERT INTO alembic_version VALUES ('0019');
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Index
+from sqlalchemy import Index, text
 from sqlmodel import Field
 
 from actordbg.catalog.models import Table, json_field
@@ -94,7 +94,10 @@ class LawAnswer(Table, table=True):
     """Verdict of a law on a dump in a replay."""
 
     __tablename__ = "law_answer"
-    __table_args__ = (Index("ix_law_answer_dump", "dump_id", "verdict"),)
+    __table_args__ = (
+        Index("ix_law_answer_dump", "dump_id", "verdict"),
+        Index("ix_law_answer_identity", "replay_id", "verdict", sqlite_where=text("law = 'identity'")),
+    )
 
     replay_id: str = Field(primary_key=True, foreign_key="replay.replay_id", ondelete="CASCADE")
     """the replay"""

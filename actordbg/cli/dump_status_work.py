@@ -72,8 +72,9 @@ class ProcessRow:
 def status_of(store: Store, everything: bool) -> dict[str, Any]:
     """Return a store's recording state: the current run and others that still record, or, with `everything`, every run.
 
-    `total` sums the processes; `unreadable` counts skipped counters files. `jobs`: switches of single jobs that are on. `rings`:
-    flight recorder files on this machine. `damaged_switches`: why each unreadable switch is unreadable.
+    `earlier`: how many processes are left out. `total` sums the others; `unreadable` counts skipped counters files. `jobs`:
+    switches of single jobs that are on. `rings`: flight recorder files on this machine. `damaged_switches`: why each unreadable
+    switch is unreadable.
     """
     controls: list[Control | None] = []
     damaged = []
@@ -85,15 +86,19 @@ def status_of(store: Store, everything: bool) -> dict[str, Any]:
             controls.append(None)
     control, jobs = controls[0], [job for job in controls[1:] if job is not None and job.enabled]
     rows, unreadable = process_rows(store, datetime.now(timezone.utc))
+    known = len(rows)
     if not everything and (control is not None or jobs):
-        current = {switch.run for switch in (control, *jobs) if switch is not None}
-        rows = [row for row in rows if row.run in current or row.state == "on" or row.pending]
+        switches = [switch for switch in (control, *jobs) if switch is not None]
+        current, since = {switch.run for switch in switches}, min(switch.since for switch in switches)
+        # a job whose run has a name of its own (ACTORDBG_RUN) follows the switch as well: it reported since
+        rows = [row for row in rows if row.run in current or row.since >= since or row.state == "on" or row.pending]
     return {
         "store": str(store.root),
         "enabled": control is not None and control.enabled,
         "control": asdict(control) if control else None,
         "processes": rows,
         "total": total_of(rows),
+        "earlier": known - len(rows),
         "unreadable": unreadable,
         "jobs": [asdict(job) for job in jobs],
         "rings": list(map(_ring_row, find_rings(store))),
@@ -197,8 +202,11 @@ def say_status(answer: dict[str, Any]) -> None:
     if answer["processes"]:
         _say_processes(answer)
     else:
-        on = answer["enabled"] or answer["jobs"]
-        say("No process has reported yet." if on else "No process has reported.")
+        on, earlier = answer["enabled"] or answer["jobs"], answer["earlier"]
+        if earlier:
+            say(f"No process of this run has reported; --all shows {plural(earlier, 'recording actor')} of earlier runs.")
+        else:
+            say("No process has reported yet." if on else "No process has reported.")
         if on and shutil.disk_usage(answer["store"]).free < FULL_BYTES:
             note("the store's disk is full, so processes cannot report lost calls: free space with `actordbg dump prune`")
     _say_rings(answer["rings"])

@@ -183,7 +183,11 @@ _OUTPUTS = {
     "quiet": _output("quiet", bool, False, "Print only the result.", "--quiet", "-q", rank=19),
     "store": _output("store", str | None, None, "The store; also valid before the command.", rank=20, metavar="DIR|URL"),
     "color": _output(
-        "color", Literal["auto", "always", "never"], "auto", "Color verdicts (default: in a terminal, without NO_COLOR).", rank=60
+        "color",
+        Literal["auto", "always", "never"],
+        "auto",
+        "Color verdicts (default: in a terminal that can).",
+        rank=60,
     ),
     "format": _output(
         "format", Literal["text", "md", "json"] | None, None, "Print in this format.", "--format", "-f", rank=90, hidden=True

@@ -191,7 +191,8 @@ def _print(text: str) -> None:
     """Print cleaned text, with its verdict words in color: capitals anywhere, other words alone in a cell of a table."""
     if wanted.json and _facts is not None:
         return
-    colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if wanted.color == "auto" else wanted.color == "always"
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    colored = not plain if wanted.color == "auto" else wanted.color == "always"
     if colored and wanted.format == "text":
         from actordbg.document.blocks import TONES
 

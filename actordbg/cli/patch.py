@@ -271,6 +271,7 @@ def adapters(
 
 
 def demo(
+    ctx: typer.Context,
     trainer: Literal["ppo", "sft"] = option(
         "ppo", "Training to run. ppo: train_ppo_ray under Ray; sft: train_sft under deepspeed, in half the time."
     ),
@@ -290,15 +291,17 @@ def demo(
     from actordbg.demo.demo_steps import Demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an interruption: the training's processes and the files go first
+    store = Path(given) if (given := ctx.find_root().params.get("store")) else None
+    for folder in filter(None, (keep, store)):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is not empty", hint="pass a new or empty folder")
     if keep is None:
         directory = Path(mkdtemp(prefix="actordbg-demo-"))
     else:
-        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-            raise UsageError(f"{keep} is not empty", hint="pass a new or empty folder")
         keep.mkdir(parents=True, exist_ok=True)
         directory = keep.resolve()
     try:
-        Demo(trainer, directory, say_lines).run()
+        Demo(trainer, directory, say_lines, "store" if store is None else str(store.absolute())).run()
     except BaseException:
         if keep is None:
             rmtree(directory, ignore_errors=True)

@@ -91,10 +91,9 @@ def _options(command: str) -> Iterator[inspect.Parameter]:
             "autocompletion": of_values(values) if values else None,
         }
         yield parameter(setting.name, (str if setting.named else setting.kind) | None, option(None, setting.help, named, **facts))
-        if setting.shorthand:
-            name, value = setting.shorthand
+        for name, value in setting.shorthands.items():
             short = option(None, f"Alias of {setting.flag} {value}.", f"--{name}", hidden=True)
-            yield parameter(_SHORT + setting.name, bool | None, short)
+            yield parameter(_SHORT + name.replace("-", "_"), bool | None, short)
 
 
 def _settings_of(command: str) -> list[Setting]:
@@ -130,9 +129,9 @@ def merged_settings(command: str, **options: Any) -> Given:
     for name, setting in SETTINGS.items():
         if setting.named and name in given:  # numbers that may have names ("all")
             given[name] = _parsed(setting, given[name], setting.flag)
-        if setting.shorthand is not None and options.get(_SHORT + name):
-            short, value = setting.shorthand
-            _add(given, setting, value, f"--{short}")
+        for short, value in setting.shorthands.items():
+            if options.get(_SHORT + short.replace("-", "_")):
+                _add(given, setting, value, f"--{short}")
     known = {setting.option: setting for setting in _settings_of(command)}
     for words in options.get(_SET) or ():
         name, equals, text = words.partition("=")

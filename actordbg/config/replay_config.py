@@ -148,7 +148,8 @@ class ReplayConfig:
         help="Attention (default: flash_attention_2 with CUDA and flash-attn, else sdpa).",
         rank=7, column="attention: flash_attention_2, sdpa or eager",
         values=ATTENTIONS, words="{}", brief={"flash_attention_2": "flash"}, unset="the machine's attention",
-        axis=Axis("default: flash_attention_2,sdpa", ("flash_attention_2", "sdpa")), shorthand=("no-flash-attn", "sdpa"),
+        axis=Axis("default: flash_attention_2,sdpa", ("flash_attention_2", "sdpa")),
+        shorthands={"flash-attn": "flash_attention_2", "no-flash-attn": "sdpa"},
         switchable=True, beside_truth=(None, "eager"),
     )  # fmt: skip
     compile: bool = deciding_setting(
@@ -265,7 +266,7 @@ class ReplayConfig:
         0,
         help=f"Check the laws (invariance checks) on N inputs ({USUAL_LAWS} without a number).",
         metavar="[N|all]", column="number of inputs whose laws were checked",
-        least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthand=("no-laws", 0), words="laws of {} inputs",
+        least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthands={"no-laws": 0}, words="laws of {} inputs",
         commands=_JUDGES, beside_truth=(0,),
     )  # fmt: skip
     name: str | None = run_setting(

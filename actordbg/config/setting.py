@@ -40,8 +40,8 @@ class Setting:
     kind: bool, int, float or str. default: None means "as the dump's record has it, else what suits the machine".
     stored: its key in files and its column in the catalog. option: its name on the command line, without dashes.
     rank: where `--help` shows it, the most used settings first; it has room for fifteen options.
-    bare: the value of an option that is typed without a value. shorthand: an option
-    that stands for a value, (option, value).
+    bare: the value of an option that is typed without a value. shorthands: options
+    that stand for a value.
     named: numbers that have a name, such as all.
     values: all valid values; least: the smallest number; above: what the number must exceed.
     words: its words in a label: a format of the value, the words for off and on, or by value. brief: like words, but shorter.
@@ -63,7 +63,7 @@ class Setting:
     metavar: str | None = None
     rank: int = 40
     bare: str | None = None
-    shorthand: tuple[str, Any] | None = None
+    shorthands: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     named: Mapping[str, int] = dataclasses.field(default_factory=dict)
     values: tuple[Any, ...] = ()
     least: int | None = None

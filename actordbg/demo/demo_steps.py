@@ -43,11 +43,15 @@ def file_state(path: Path) -> tuple[str, int, int]:
 
 @dataclass
 class Demo:
-    """A run of the demo with the program `trainer`, in `directory` (empty or new). `tell` prints a line for the user."""
+    """A run of the demo with the program `trainer`, in `directory` (empty or new). `tell` prints a line for the user.
+
+    store: path of its store (empty or new), absolute or below the directory.
+    """
 
     trainer: str
     directory: Path
     tell: Callable[[str], None]
+    store: str = "store"
     _started: float = field(default_factory=time.monotonic)
     _dumping: bool = False
 
@@ -88,7 +92,7 @@ class Demo:
             self.tell(f"$ {self._as_typed(job.command)}")
             job.wait(self._follow)
         self._actordbg("dump", "status")
-        if next(iter(Store(self.directory / "store").iter_dumps()), None) is None:
+        if next(iter(Store(self.directory / self.store).iter_dumps()), None) is None:
             raise LaunchProblem(
                 "the training ran, but nothing was recorded", hint="run it again with --keep DIR and read training/*.log"
             )
@@ -108,7 +112,7 @@ class Demo:
             self._actordbg("dump", "enable", "--calls", "forward,loss")
 
     def _replay(self) -> None:
-        replays = Store(self.directory / "store").replays
+        replays = Store(self.directory / self.store).replays
         before = {*replays.glob("*")}
         options = ("--model", "training/model", "--max-inputs", "4", "--backend", "deepspeed", "--zero-stage", "2")
         self._actordbg("replay", "--where", QUERY, *options)
@@ -125,8 +129,8 @@ class Demo:
         self.tell("identical, with the same mode and modification time")
 
     def _actordbg(self, *arguments: str) -> None:
-        """Show and run `actordbg --store store ARGUMENTS` in the demo's directory; its output goes where ours goes."""
-        words = ["actordbg", "--store", "store", *arguments]
+        """Show and run `actordbg --store STORE ARGUMENTS` in the demo's directory; its output goes where ours goes."""
+        words = ["actordbg", "--store", self.store, *arguments]
         self.tell(f"$ {shlex.join(words)}")
         command = [sys.executable, "-m", *words]
         environment = self._environment()

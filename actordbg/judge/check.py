@@ -95,6 +95,9 @@ class CheckedReplay:
         """Return the verdict. of: the number of dumps the sample was drawn from. more: options of `replay_verdict`."""
         left = tuple(self._left())
         verdict = replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, local=self.local, **more)
+        explained, laws = self.comparison.explained if self.comparison else None, self.summary.laws
+        if explained is not None and explained.causes and laws is not None and laws.broken:  # the law does not know the cause
+            verdict = replace(verdict, said=f"{verdict.said}; {explained.sentences[0]}")
         if verdict.word == RIGHT and self.weights is not None:
             unknown = self.weights.same is None
             said = verdict.said if unknown else f"{verdict.said}; {self.weights.words}"

@@ -196,7 +196,7 @@ def _importance(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 
 def _limited(weights: Numbers, low: float, high: float, *, clips: bool) -> Numbers:
-    """Return weights clipped to limits, or 0 outside of them; a limit of NaN is none."""
+    """Return weights clipped to limits, or 0 outside of them; a limit that is NaN does not count."""
     if clips:
         return np.fmin(np.fmax(weights, low), high)
     return np.where((weights < low) | (weights > high), 0.0, weights)
@@ -339,7 +339,7 @@ LAWS = (
         advantage_laws.advantage_of_row, True,
     ),
     RecordedLaw(
-        "bound", "an advantage is one that rewards over their standard deviation can give", "NeMo-RL PR#4158",
+        "bound", "an advantage is within what rewards over their standard deviation can give", "NeMo-RL PR#4158",
         "look at the rewards of its group, and at what was done to advantages later", _ESTIMATED, TRAINER,
         advantage_laws.bound, True,
     ),
@@ -392,7 +392,7 @@ LAWS = (
     RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",
         "look at what broadcasts weights at the start, and at gradients that are not averaged",
-        ("hashes of the weights (run --hash-weights) on several ranks",), TRAINER, _ranks, True,
+        ("recorded weights of several ranks",), TRAINER, _ranks, True,
     ),
     RecordedLaw(
         "duplicates", "no row is in a step twice", "open-instruct#1473",

@@ -20,7 +20,7 @@ from actordbg.catalog import query
 from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, number, section
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, weights_of
+from actordbg.formats.weight_hashes import WEIGHTS, ParameterHash, WeightRecord, weights_of
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.records.run_files import read_sync, read_weights
@@ -214,7 +214,7 @@ def unequal_ranks(root: Path, calls: Iterable[Any]) -> Iterator[tuple[Any, str]]
     parameters differ from rank to rank, "" if none does. Shards are not compared, nor a model of which ranks hold other parts.
     """
     files: dict[Path, tuple[Any, WeightRecord]] = {}
-    for call in calls:
+    for call in {(call.run, call.pid, call.instance, call.step, call.role is None): call for call in calls}.values():
         path = weights_of(root, call)
         if path is not None and (path not in files or call.role is not None):
             with contextlib.suppress(StoreProblem, OSError):
@@ -227,15 +227,28 @@ def unequal_ranks(root: Path, calls: Iterable[Any]) -> Iterator[tuple[Any, str]]
         if len(by_rank) < 2 or any(len(each) > 1 for each in by_rank.values()):
             continue  # a rank that was there twice: another job of this run
         (_, first), *others = (by_rank[rank][0] for rank in sorted(by_rank))
-        whole = {name: each for name, each in first.parameters.items() if each.part is None and each.sha256}
+        whole = {name: each for name, each in first.parameters.items() if each.part is None}
         for call, record in others:
-            same = {name for name in whole if whole[name].shape == getattr(record.parameters.get(name), "shape", None)}
-            differ = [name for name in whole if name in same and record.parameters[name].sha256 not in (None, whole[name].sha256)]
+            same = {
+                name: known
+                for name, each in whole.items()
+                if (other := record.parameters.get(name))
+                and other.shape == each.shape
+                and (known := _alike(each, other)) is not None
+            }
+            differ = [name for name, alike in same.items() if not alike]
             if not same or (differ and not _is_replica(root, call, first)):
                 continue
             at = "" if record.step is None else f"step {record.step}: "
             many = f"{len(differ)} of {plural(len(same), 'parameter')} differ between ranks {first.rank} and {record.rank}"
             yield call, f"{at}{many}: {_names(differ)}" if differ else ""
+
+
+def _alike(ours: ParameterHash, theirs: ParameterHash) -> bool | None:
+    """Return whether two ranks held the same parameter, by its hash, else by its sample; None if neither has both."""
+    if ours.sha256 and theirs.sha256:
+        return ours.sha256 == theirs.sha256
+    return ours.sample == theirs.sample if ours.sample and theirs.sample and theirs.part is None else None
 
 
 def _is_replica(root: Path, call: Any, held: WeightRecord) -> bool:

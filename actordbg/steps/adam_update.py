@@ -28,7 +28,6 @@ OFF, SHARE = 2e-3, 0.1
 """A law is broken if it is off by so much, relative to the change itself, in so many of the elements that change."""
 _ULP = 4e-7
 """A few roundings of fp32, relative."""
-_SETTINGS = ("betas", "eps", "weight_decay")
 
 
 def unchecked(step: RecordedStep) -> str:
@@ -58,7 +57,7 @@ def _settings(step: RecordedStep, group: GroupState) -> Iterator[tuple[str, str,
         yield "learning rate", f"the optimizer's learning rate is {base:g}, the trainer's {wanted:g}{times}", remedy
     elif group.lr > base * (1 + 1e-6):
         yield "learning rate", f"the learning rate is {group.lr:g}, above the {base:g} that its schedule begins from", remedy
-    for name in _SETTINGS[:2]:
+    for name in ("betas", "eps"):
         own, asked = np.atleast_1d(getattr(group, name)), step.fact(f"adam.{name}")
         if asked is not None and not np.allclose(own, asked, rtol=1e-6, atol=0.0):
             yield name, f"Adam's {name} is {own.tolist()}, the trainer's {asked}", remedy

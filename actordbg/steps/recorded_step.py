@@ -80,7 +80,8 @@ class RecordedStep:
 
     def by_rank(self, name: str) -> dict[int, Any]:
         """Return a value by rank, where each rank recorded one; that of its first micro-batch."""
-        return {each.loss.record.rank: each.loss.fact(name) for each in reversed(self.micro_batches)}
+        values = ((each.loss.record.rank, each.loss.fact(name)) for each in reversed(self.micro_batches))
+        return {rank: value for rank, value in values if value is not None}
 
     @property
     def fp32(self) -> bool:

@@ -257,7 +257,7 @@ def causes_of(figures: StepFigures) -> list[StepCause]:
     replayed = [None if why_no_norm(figures) else each.get(ENTROPY) for each in figures.reference.figures]
     entropies = replayed or [None] * len(figures.step.micro_batches)
     causes = [*normalization(figures.step), *formula(figures.step, entropies), *forward(figures)]
-    causes += [StepCause(*each) for each in broken(figures.step)]
+    causes += {name: StepCause(name, *more) for name, *more in broken(figures.step)}.values()  # of several groups, one
     cause = None if why_no_norm(figures) else of_norm(figures)
     if cause is not None and (figures.weights.same or cause.name != UNKNOWN):
         causes.append(cause)

@@ -4,7 +4,7 @@
     store/control.json                               the dump switch, replaced atomically
     store/controls/<run>.json                        the switch of a named job
     store/counters/<run>/<rank>-<host>-<pid>-<instance>.json   what each recording actor counted, replaced by its writer
-    store/weights/<run>/<rank>-<host>-<pid>-<instance>-<call>.json   hashes of weights, on request (`run --hash-weights`)
+    store/weights/<run>/<rank>-<host>-<pid>-<instance>-<call>.json   the weights of a step: samples, and hashes on request
     store/syncs/<run>/<rank>-<host>-<pid>-<number>.json   what engines were sent and got, on request (`run --hash-weights`)
     store/turns/<run>/<host>-<pid>-<number>.json     token ids of a rollout, turn by turn, on request (`run --turns`)
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -70,6 +71,24 @@ def test_of_what_cannot_be_stored_only_the_type_is_said(value: Any):
     bound, kind = bind(ForkWithVisualInputs, ids(), visual_inputs=value), type(value)
     assert bound.extra == {"visual_inputs": f"an argument of type {kind.__module__}.{kind.__qualname__}"}
     assert "visual_inputs" not in bound.arguments
+
+
+def entered() -> contextlib.ExitStack:
+    stack = contextlib.ExitStack()
+    stack.callback(print)
+    return stack
+
+
+@pytest.mark.parametrize("value", [contextlib.ExitStack(), contextlib.AsyncExitStack(), contextlib.nullcontext()])
+def test_a_context_that_does_nothing_is_recorded_by_its_type_and_leaves_a_call_replayable(value: Any):
+    bound = bind(ForkWithVisualInputs, ids(), visual_inputs=value)
+    assert bound.extra == {} and "visual_inputs" not in bound.arguments
+    assert bound.arguments["context.visual_inputs"].startswith(type(value).__name__)
+
+
+@pytest.mark.parametrize("value", [entered(), contextlib.nullcontext(5), type("Own", (contextlib.ExitStack,), {})()])
+def test_a_context_that_may_do_something_is_of_an_unknown_type(value: Any):
+    assert "visual_inputs" in bind(ForkWithVisualInputs, ids(), visual_inputs=value).extra
 
 
 class NotLookedAt(dict):

@@ -115,12 +115,12 @@ def publish(store: Store, run_name: str, rank: int, **counts: Any) -> Ledger:
 
 
 def test_status_shows_what_processes_counted_in_eighty_columns_and_earlier_runs_only_if_asked_for(store, monkeypatch):
+    publish(store, "before", 0, closed=True)
     run(store, "enable", "--run", "a")
     publish(
         store, "a", 1023, role="reference", calls=1_234_567, captured=1_200_000, bytes=900 * 2**30, dropped_of_queue_full=4567,
         sampled_out_of_every=30_000, last_error="OSError: no space",
     )  # fmt: skip
-    publish(store, "before", 0, closed=True)
     sound = next(store.counters.glob("a/*.json"))
     (store.counters / "a" / "0001-x.json").write_text("{")
     (store.counters / "a" / "0002-x.json").write_text(json.dumps(json.loads(sound.read_bytes()) | {"calls": -1}))
@@ -140,6 +140,18 @@ def test_status_shows_what_processes_counted_in_eighty_columns_and_earlier_runs_
     words = " ".join(out.split())
     assert "1,234,567 calls = 1,200,000 captured + 4,567 dropped + 30,000 sampled out" in words
     assert "queue_full 4567; last: OSError: no space" in words
+
+
+def test_status_shows_jobs_with_a_run_of_their_own_and_never_says_that_none_reported(store):
+    """Two jobs under ACTORDBG_RUN had ended, and the status said that no process had reported yet."""
+    publish(store, "long ago", 0, closed=True)
+    run(store, "enable", "--run", "a")
+    assert run(store, "status", "--json")["earlier"] == 1
+    assert "reported yet" not in run(store, "status") and "--all" in run(store, "status")
+    for name in ("first", "second"):
+        publish(store, name, 0, closed=True)
+    answer = run(store, "status", "--json")
+    assert ([row["run"] for row in answer["processes"]], answer["earlier"]) == (["first", "second"], 1)
 
 
 def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(store, tmp_path):

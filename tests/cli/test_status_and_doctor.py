@@ -31,11 +31,11 @@ def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkey
     said = invoke(store, "status").stdout
     for line in (
         "no patch found: there is no OpenRLHF here", "1 of 2 passed, interrupted: `actordbg replay --resume r-01`",
-        "failed      1 dump in their last replay: `actordbg replay --failed`", "not yet     1 dump never replayed",
+        "bad         1 dump whose last verdict is WRONG or FAILED: `actordbg replay --lf`", "not yet     1 dump never replayed",
     ):  # fmt: skip
         assert line in said, said
     held = json.loads(invoke(store, "status", "--json").stdout)
-    assert (held["state"], held["holds"]["dumps"], held["holds"]["failed"], held["holds"]["last"]) == (None, 3, 1, "r-01")
+    assert (held["state"], held["holds"]["dumps"], held["holds"]["bad"], held["holds"]["last"]) == (None, 3, 1, "r-01")
     with pytest.raises(EnvironmentProblem):
         invoke(store, "status", "--python", "/nope")
 

@@ -35,12 +35,15 @@ def screen_of(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Screen:
 def test_a_verdict_is_colored_and_broken_between_words_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "wanted", output.OutputOptions())
     blocks = [Verdict("WRONG", "word " * 40, toy=True, next="actordbg report last")]
-    for no_color in ("", "1"):
+    for no_color, terminal in (("", "xterm"), ("1", "xterm"), ("", "dumb")):
         screen = screen_of(monkeypatch)
         monkeypatch.setenv("NO_COLOR", no_color)
+        monkeypatch.setenv("TERM", terminal)
         output.say_answer(CommandResult(True, {}, blocks))
         lines = screen.getvalue().splitlines()
-        assert lines[0].startswith("WRONG (TOY MODEL): word" if no_color else "\x1b[31mWRONG\x1b[0m (TOY MODEL): word")
+        assert lines[0].startswith(
+            "WRONG (TOY MODEL): word" if no_color or terminal == "dumb" else "\x1b[31mWRONG\x1b[0m (TOY MODEL): word"
+        )
         assert len(lines) > 2 and lines[-1] == "next: actordbg report last"
 
 

@@ -28,10 +28,12 @@ def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
         built(usual, {"backend": "plain", "zero_stage": 3})
 
 
-def test_no_flash_attn_is_attn_sdpa():
-    assert built({"attn": "eager"}, dict(merged_settings("replay", attn=None, short_attn=True))).attn == "sdpa"
-    with pytest.raises(UsageError, match="--no-flash-attn and --attn flash_attention_2 conflict"):
-        merged_settings("replay", attn="flash_attention_2", short_attn=True)
+@pytest.mark.parametrize(("short", "attn"), [("no_flash_attn", "sdpa"), ("flash_attn", "flash_attention_2")])
+def test_flash_attn_and_no_flash_attn_are_values_of_attn(short: str, attn: str):
+    given = {f"short_{short}": True}
+    assert built({"attn": "eager"}, dict(merged_settings("replay", attn=None, **given))).attn == attn
+    with pytest.raises(UsageError, match=f"--{short.replace('_', '-')} and --attn eager conflict"):
+        merged_settings("replay", attn="eager", **given)
 
 
 def test_a_wrong_line_in_the_file_is_named():

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 import roots
 from amounts import WHOLE
+from typer.testing import CliRunner
 
-from actordbg.base.errors import EnvironmentProblem, LaunchProblem
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem, UsageError
 from actordbg.base.processes import session_members
+from actordbg.cli.app import app
 from actordbg.demo import demo_steps as steps
 from actordbg.demo.demo_steps import Demo, file_state, require_modules
 from actordbg.demo.demo_training import TrainingProgress
@@ -65,6 +67,8 @@ def test_a_command_is_run_with_the_words_that_are_shown_without_settings_of_the_
     assert not [name for name in demo._environment() if name.startswith("ACTORDBG_")]
     with pytest.raises(LaunchProblem, match=r"actordbg --store store no-such-command.* exit code 2"):
         demo._actordbg("no-such-command")
+    Demo("sft", tmp_path, said.append, "/own/store")._actordbg("--version")
+    assert said[-1] == "$ actordbg --store /own/store --version"
     with pytest.raises(LaunchProblem, match="selected no recorded call"):
         Recorded("sft", tmp_path)._replay()
 
@@ -155,3 +159,14 @@ def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path: Path)
     assert following.startswith("actordbg ") and Path(page).is_file()
     before, after = (re.search(rf"sha256 {word} +(\w{{64}})", output) for word in ("before", "after"))
     assert before and after and before[1] == after[1]
+
+
+def test_the_store_that_is_typed_is_the_demos_and_has_to_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Demo, "run", lambda demo: said.append(demo.store))
+    said: list[str] = []
+    typed = ["--store", str(tmp_path / "own"), "demo", "--keep", str(tmp_path / "work")]
+    assert CliRunner().invoke(app, typed).exit_code == 0 and said == [str(tmp_path / "own")]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "FORMAT").touch()
+    refused = CliRunner().invoke(app, typed[:3])
+    assert isinstance(refused.exception, UsageError) and "is not empty" in refused.exception.message and len(said) == 1

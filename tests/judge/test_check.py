@@ -24,7 +24,7 @@ from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
 from actordbg.judge.check import CheckedReplay, check_data, run_check
 from actordbg.judge.exports import junit_xml, workflow_commands
-from actordbg.records.comparison_record import ComparisonRecord
+from actordbg.records.comparison_record import ComparisonRecord, ExplainedOutputs, NamedCause
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
@@ -72,6 +72,14 @@ def test_modules_that_agree_with_their_formulas_are_not_left_unchecked(store: St
     write_replay(store, "r-03", INPUTS, truth="fp32")
     answer = run_check(store, load_spec(store, "r-01")).verdict(of=3)
     assert answer.word == "RIGHT" and "modules of kernels_of_mine (shared with the truth)" in answer.not_checked
+
+
+def test_a_cause_that_was_fitted_is_named_beside_a_broken_law(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = NamedCause("temperature", "temperature 0.9 was applied", "", "", left=0.0)
+    explained = ExplainedOutputs(0.1, 1e-6, tokens=9, dumps=1, causes=(cause,), what="log-probs")
+    monkeypatch.setattr(check, "with_explanation", lambda _store, record, **_: replace(record, explained=explained))
+    _, answer = checked(store, change=off, result=lambda index: LAWLESS)
+    assert answer.word == "WRONG" and LAW["words"] in answer.sentence and cause.said in answer.sentence
 
 
 def off(index: int, made: dict[str, Any]) -> dict[str, Any]:

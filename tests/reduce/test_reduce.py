@@ -37,6 +37,7 @@ from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings
 from actordbg.judge.comparing import compare, save
+from actordbg.records.comparison_record import MISMATCH, DumpComparison, Figures
 from actordbg.records.replay_record import ResultRecord
 from actordbg.reduce import handover, reduction, suspects, templates
 from actordbg.reduce import trials as running
@@ -56,7 +57,7 @@ from actordbg.reduce.case import (
     drawn,
     normalized,
 )  # fmt: skip
-from actordbg.reduce.fingerprint import Fingerprint, _of_failure
+from actordbg.reduce.fingerprint import Fingerprint, _of_failure, fingerprint_of
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction
 from actordbg.reduce.script import _flat, _main, in_a_folder, launched, render
@@ -185,6 +186,17 @@ def test_the_same_fault_is_the_same_error_law_or_module() -> None:
         and not place.matches(replace(place, module="lm_head"))
         and not place.matches(None)
     )
+
+
+@pytest.mark.parametrize(("far", "kind"), [(0.0, GRADIENT), (1.0, DIFFERENCE)])
+def test_a_parameter_called_A_log_is_no_difference_of_log_probs(far: float, kind: str) -> None:
+    name = "model.layers.0.mixer.A_log"
+    reason = f"parameter_distance 0.9 is above 0.5 ({name})"
+    tokens = Figures(9, max_abs=far)
+    dump = DumpComparison("d", MISMATCH, (reason,), log_probs=tokens, parameter_distance=0.9, worst_parameter=name)
+    record = mock.Mock(verdict=MISMATCH, dumps=(dump,), thresholds={"max_abs": 0.5}, furthest=None)
+    found = fingerprint_of(mock.Mock(data=mock.Mock(results=()), local=None, comparison=record))
+    assert found is not None and found.kind == kind
 
 
 SCRIPTS = {

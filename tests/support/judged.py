@@ -113,7 +113,7 @@ def judge(session: Any, dump: Any, against: tuple[Values, Values, bool], folder:
     outcome = session.run(dump, backward=backward, keep=True)
     answers = [each.to_dict() for each in LawRun(session, dump, outcome, backward, together).run()]
     located = asdict(LocateRun(session, dump, outcome, backward, together).run())
-    extra = {IDENTITY: identities_of(session), LOCATED: located, LAWS: answers}
+    extra = {IDENTITY: identities_of(session, ran=True), LOCATED: located, LAWS: answers}
     extra = ResultRecord("r", "d", PASSED, extra=extra).to_dict()["extra"]  # through JSON's types
     local = verdict_of([ResultRecord("r", "d", PASSED, extra=extra)])
     assert local is not None

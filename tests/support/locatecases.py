@@ -32,7 +32,7 @@ from actordbg.locate.identity import identities_of
 from actordbg.locate.locate_run import LocateRun
 from actordbg.locate.streaming import Streamed
 from actordbg.locate.verdict import RIGHT, WRONG, LocalVerdict, lines_of, verdict_of
-from actordbg.records.locate_record import GRADIENT, IDENTITY, LOCATED
+from actordbg.records.locate_record import GRADIENT, IDENTITY, LOCATED, VALUES
 from actordbg.records.replay_record import PASSED, ResultRecord
 
 
@@ -55,7 +55,9 @@ def local(session: Any, dump: Any, backward: bool = False, together: bool = Fals
     """The verdict that a result with this session's model gives, through JSON's types."""
     outcome = session.run(dump, backward=backward)
     located = asdict(LocateRun(session, dump, outcome, backward, together).run())
-    extra = ResultRecord("r", "d", PASSED, extra={IDENTITY: identities_of(session), LOCATED: located}).to_dict()["extra"]
+    extra = ResultRecord("r", "d", PASSED, extra={IDENTITY: identities_of(session, ran=True), LOCATED: located}).to_dict()[
+        "extra"
+    ]
     verdict = verdict_of([ResultRecord("r", "d", PASSED, extra=extra)])
     assert verdict is not None and verdict.located is not None
     return verdict
@@ -266,6 +268,10 @@ def faults(cache: Path) -> None:
                     assert f"the code of {L1}.input_layernorm: with mul added" in found.said, case
 
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+"""Frequencies that transformers changes in a forward of more than 32 tokens."""
+
+
 def others(cache: Path) -> None:
     """An untied head, positions that run on, another dump's tokens; and what has no clean counterpart is named, never right."""
     tied = four_layers(cache, "llama", tie_word_embeddings=True)
@@ -277,7 +283,18 @@ def others(cache: Path) -> None:
         )
         session.model.model.layers[1].train()
         of_a_layer = "model.layers.1 is in training mode, the model in evaluation mode"
-        assert of_a_layer in identities_of(session)[0]["differences"]
+        assert of_a_layer in [each["said"] for each in identities_of(session)[0]["differences"]]
+    following = four_layers(cache, "llama", rope_parameters=DYNAMIC, max_position_embeddings=32)
+    with open_actor(ReplayConfig(model=following, dtype="bf16", through="rows"), model_cache=cache) as session:
+        found = local(session, dump_of(length=64))
+        assert found.word == RIGHT and any("sets it anew for each length" in why for why in found.unchecked), found
+        session.model.model.rotary_emb.original_inv_freq.mul_(1.01)
+        assert [each.name for each in local(session, dump_of(length=64)).findings] == ["model.rotary_emb.original_inv_freq"]
+    with open_actor(ReplayConfig(model=four_layers(cache, "llama"), dtype="fp32", through="rows"), model_cache=cache) as session:
+        weight = session.model.get_parameter(f"{L1}.mlp.up_proj.weight")
+        weight.data.mul_(1 + 1e-3 * torch.randn(weight.shape))  # as between two steps: no factor explains it
+        (finding,) = local(session, dump_of()).findings
+        assert (finding.kind, finding.factor) == (VALUES, None), finding
     with open_actor(ReplayConfig(model=four_layers(cache, "llama"), dtype="bf16", packing=True), model_cache=cache) as session:
         with positions_run_on():
             found = local(session, dump_of())

@@ -402,7 +402,11 @@ def norms_late(module: Any, right: Any) -> Any:
         for name in names:
             object.__setattr__(module, name, lambda values: values)
         turn = scope.apply_rotary_pos_emb  # type: ignore[attr-defined]
-        late = lambda *each, **named: tuple(norm(values) for norm, values in zip(norms, turn(*each, **named), strict=True))  # noqa: E731
+
+        def late(*each: Any, **named: Any) -> tuple[Any, ...]:
+            pairs = zip(norms, turn(*each, **named), strict=True)
+            return tuple(norm(values.transpose(1, 2)).transpose(1, 2) for norm, values in pairs)
+
         try:
             with patch.object(scope, "apply_rotary_pos_emb", late):
                 return right(*given, **more)
