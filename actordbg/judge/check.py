@@ -68,7 +68,7 @@ class CheckedReplay:
     @cached_property
     def summary(self) -> ReplaySummary:
         """Summarize the replay."""
-        return summary_of(self.data)
+        return replace(summary_of(self.data), local=self.local)
 
     @property
     def truths(self) -> tuple[DumpComparison, ...]:
@@ -83,7 +83,7 @@ class CheckedReplay:
     def verdict(self, *, of: int, **more: Any) -> Verdict:
         """Return the verdict. of: the number of dumps the sample was drawn from. more: options of `replay_verdict`."""
         left = tuple(self._left())
-        verdict = replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, local=self.local, **more)
+        verdict = replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, **more)
         return verdict if self.lint is None else with_lint(verdict, self.lint)
 
     @cached_property
@@ -106,9 +106,6 @@ class CheckedReplay:
             yield "whether the model has the weights of that step (run --hash-weights)"
         if self.comparison is not None:
             yield from self.comparison.unjudged
-        if self.local is not None and (unchecked := self.local.unchecked):
-            more = f" and {len(unchecked) - 1} more (`actordbg locate {self.data.spec.replay_id}`)" * (len(unchecked) > 1)
-            yield f"module by module: {unchecked[0]}{more}"
         if self.shared:
             yield f"modules of {', '.join(self.shared)} (shared with the truth)"
 
