@@ -340,7 +340,7 @@ class ComparisonRecord(StoredRecord):
     @property
     def unjudged(self) -> tuple[str, ...]:
         """The parts that the verdict does not cover, in words: A's model, dumps, gradients, gradients with their norm only."""
-        phrases = [*self.left]
+        phrases = []
         left = [dump for dump in self.dumps if dump.verdict == NOT_COMPARED]
         if left:
             why = next((reason for dump in left for reason in dump.not_compared.values()), "")
@@ -353,7 +353,7 @@ class ComparisonRecord(StoredRecord):
             phrases.append(
                 f"the gradients of {by_norm} of {len(self.dumps)} dumps, but for their norm (--keep-gradients keeps them)"
             )
-        return tuple(phrases)
+        return (*phrases, *self.left)
 
 
 def _gradients_left(dump: DumpComparison) -> str:
