@@ -22,7 +22,14 @@ from benchmarks import real_step
 from benchmarks.bench_capture import with_error
 from benchmarks.real_step import SETTLE_SECONDS, Actor, Training
 
-WAYS: dict[str, dict[str, Any]] = {"forward": {}, "forward and loss": {"calls": ("forward", "loss")}}
+_BOTH = {"calls": ("forward", "loss")}
+WAYS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "forward, without weights": (False, {}),
+    "forward": (True, {}),
+    "forward and loss, without weights": (False, _BOTH),
+    "forward and loss": (True, _BOTH),
+}
+"""By name, whether the weights of each step are sampled, and the switch. Here each micro-batch is a step of its own."""
 
 
 class Strategy:
@@ -89,6 +96,7 @@ class WithLoss(Training):
         super().__init__(folder)
         self.slot.packages.add("openrlhf")
         self._actor.model.global_steps, self._actor.model.get_global_grad_norm = 0, lambda: 1.0
+        self._actor.model.optimizer = self._optimizer
         self._trainer = Trainer(self._actor, loss, Strategy(self._optimizer))
         self._old = torch.full((4, 31), -2.0)
 
@@ -120,10 +128,12 @@ def run(each: int = 150) -> None:
     """Print, for each way, its step over the two neighbors that are off, in CPU time of the training thread, and the noise."""
     torch.set_num_threads(1)
     loss = stand_in()(is_correction_level="token")
-    for way, limits in WAYS.items():
+    for way, (samples, limits) in WAYS.items():
         real_step.OURS[way] = {"writer": "process", **limits}
         with tempfile.TemporaryDirectory() as folder:
             training = WithLoss(Path(folder), loss)
+            if not samples:
+                training.slot.recorder._weights = lambda *_: None
             steps = training.in_turn(way, each)
             training.close()
         usual = median(seconds for which, seconds in steps if which == "off")

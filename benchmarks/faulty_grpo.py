@@ -24,7 +24,7 @@ _SIZES = {
     "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4, "max_completion_length": 20,
     "max_steps": 3, "save_steps": 1, "learning_rate": 3e-3, "temperature": 0.8, "logging_steps": 1,
 }  # fmt: skip
-CASES = FAULTS | {name: Fault(lambda _: None, "", "explain", "", more) for name, more in HEALTHY.items()}
+CASES = FAULTS | {name: Fault(lambda _: None, "", "explain", "", more, more.get("step", 0)) for name, more in HEALTHY.items()}
 """All runs; without a side a run is healthy."""
 
 
@@ -39,6 +39,7 @@ def train(folder: Path, name: str) -> None:
     fault = CASES[name]
     options = dict(fault.more)
     dtype = options.pop("dtype", "float32")
+    options.pop("step", None)
     Server.model_path, Server.dtype = str(folder / "model"), "bfloat16" if "bf16" in name else dtype
     vars(vllm_generation).update(is_vllm_available=lambda: True, VLLMClient=Server)
     fault.plant(trl)

@@ -164,6 +164,13 @@ FAULTS: dict[str, Fault] = {
     "shift": Fault(_server(returned=lambda ids, v: (ids, [*v[1:], v[-1]])), "rollout", "explain", "shifted by +1"),
     "another-row": Fault(_server(returned=of_another), "rollout", "lint", "those of another row"),
     "stale-weights": Fault(_server(is_stale=True), "rollout", "explain", "weights were those of", step=2),
+    "engine-temperature-later": Fault(
+        _server(cooler=0.7), "rollout", "explain", "temperature was", {"num_iterations": 2}, step=1
+    ),
+    "shift-later": Fault(
+        _server(returned=lambda ids, v: (ids, [*v[1:], v[-1]])), "rollout", "explain", "shifted", {"num_iterations": 2}, step=1
+    ),
+    "engine-temperature-in-bf16": Fault(_server(cooler=0.7), "rollout", "explain", "temperature was"),
     "engine-top-p": Fault(_server(top_p=0.8), "rollout", "explain", "top-p"),
     "top-p-with-correction": Fault(_server(top_p=0.8), "rollout", "lint", "sampling was cut to top_p 0.8", {"top_p": 0.8}),
     "appended-end": Fault(_server(returned=appended_end), "rollout", "lint", "placeholder"),
@@ -193,5 +200,11 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "healthy-bf16": _BF16,
     "healthy-bf16-autocast": {"bf16": True},
     "healthy-bf16-grpo": _BF16 | _AGAIN,
+    "healthy-fp32-two-iterations": {"num_iterations": 2, "step": 1},
+    "healthy-fp32-gspo": {"num_iterations": 2, "importance_sampling_level": "sequence", "loss_type": "grpo", "step": 1},
+    "healthy-bf16-two-iterations": _BF16 | {"num_iterations": 2, "step": 1},
+    "healthy-fp32-later-steps": {"steps_per_generation": 4, "step": 1},
+    "healthy-fp32-engine-bf16": {},
+    "healthy-fp32-two-iterations-engine-bf16": {"num_iterations": 2, "step": 1},
 }
-"""Options of healthy runs, by name."""
+"""Options of healthy runs, by name, and the step that is judged: behind an update, a rollout is of the policy before it."""

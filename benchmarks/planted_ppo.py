@@ -75,6 +75,36 @@ def _scored_warmer(original: Any, actor: Any, *args: Any, **kwargs: Any) -> Any:
     return original(actor, *args, **kwargs)
 
 
+def _optimizer(change: Callable[[Any], None]) -> Plant:
+    """Change torch's optimizer before each of its steps; a scheduler sets the learning rate anew after it."""
+
+    def stepped(original: Any, strategy: Any, optimizer: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        change(getattr(model, "model", model).optimizer.optimizer)
+        return original(strategy, optimizer, model, *args, **kwargs)
+
+    return _around("openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.optimizer_step", stepped)
+
+
+def _no_moments(optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        for name in state.keys() & {"exp_avg", "exp_avg_sq"}:
+            state[name].zero_()
+
+
+def _groups(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Any], None]:
+    return lambda optimizer: [group.update(change(group)) for group in optimizer.param_groups] and None
+
+
+def _last_repeated(original: Any, actor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the second last log-prob in the place of the last."""
+    import torch
+
+    result = original(actor, *args, **kwargs)
+    log_probs, *rest = result if isinstance(result, tuple) else (result,)
+    log_probs = torch.cat((log_probs[:, :-1], log_probs[:, -2:-1]), 1)
+    return (log_probs, *rest) if isinstance(result, tuple) else log_probs
+
+
 def _loss(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
     """Change the arguments that the loss is computed of, behind those that are recorded."""
     names = ("log_probs", "old_log_probs", "advantages", "action_mask", "rollout_log_probs")
@@ -133,6 +163,12 @@ def _taken(change: Callable[[Any, Any], None]) -> Plant:
 
 def _early_mask(_: Any, experience: Any) -> None:
     experience.action_mask = experience.action_mask.roll(-1, 1)
+
+
+def _prompt_in_mask(_: Any, experience: Any) -> None:
+    """Let the action mask begin with the last three tokens of the prompt."""
+    mask = experience.action_mask
+    experience.action_mask = mask | mask.roll(-1, 1) | mask.roll(-2, 1) | mask.roll(-3, 1)
 
 
 def _second_bos(tokenizer: Any, experience: Any) -> None:
@@ -345,6 +381,21 @@ FAULTS: dict[str, Fault] = {
                 lambda original, strategy, loss, *args, **kwargs: original(strategy, loss + loss, *args, **kwargs)),
         TRAINER, "step", "applied twice",
     ),
+    "Adam's state zeroed": Fault(_optimizer(_no_moments), TRAINER, "step", "second moment", _SAVED, step=2, steps=4),
+    "learning rate x3": Fault(
+        _optimizer(_groups(lambda group: {"lr": 3 * group["lr"]})), TRAINER, "step", "3 times it", _SAVED, step=2, steps=4
+    ),
+    "learning rate x10, from the start": Fault(
+        _engine_config(lambda strategy: {"optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95]}}}),
+        TRAINER, "step", "10 times it", _SAVED, step=2, steps=4,
+    ),
+    "weight decay 5 on all": Fault(
+        _optimizer(_groups(lambda _: {"weight_decay": 5.0})), TRAINER, "step", "weight decay", _SAVED, step=2, steps=4
+    ),
+    "last log-prob repeated": Fault(
+        _around("openrlhf.models.actor:Actor.forward", _last_repeated),
+        TRAINER, "step", "own weights give", _SAVED, step=2, steps=4,
+    ),
     "dynamic batch": Fault(_nothing, TRAINER, "step", "only the gradient of the last", _DYNAMIC, ranks=2),
     "wrong sign": Fault(_loss(lambda given: {"advantages": -given["advantages"]}), TRAINER, "step", "sign"),
     "loss without its mask": Fault(
@@ -362,6 +413,12 @@ FAULTS: dict[str, Fault] = {
         TRAINER, "lint", "sampled at temperature 1, scored at 1.25",
     ),
     "mask one early": Fault(_taken(_early_mask), TRAINER, "lint", "the action mask is shifted by -1"),
+    "prompt in the mask": Fault(_taken(_prompt_in_mask), TRAINER, "lint", "tokens before the rollout's first"),
+    "prompt in the mask, by turns": Fault(_taken(_prompt_in_mask), TRAINER, "turns", "count as actions"),
+    "old log-probs rolled by one": Fault(
+        _buffered(lambda experience: setattr(experience, "action_log_probs", experience.action_log_probs.roll(1, 1))),
+        TRAINER, "lint", "old_log_probs are shifted by",
+    ),
     "no advantages": Fault(
         _buffered(lambda experience: experience.advantages.zero_()), TRAINER, "lint", "every advantage is 0"
     ),

@@ -18,6 +18,7 @@ from actordbg.catalog.tables import FUNCTIONS, OPERATORS, WHERE_COLUMNS
 TABLES: tuple[Any, ...] = (
     models.Caller, models.Dump, models.Replay, models.Result, lab_models.ComparisonRun, lab_models.Comparison,
     lab_models.LawAnswer, models.DamagedFile, models.ScannedFolder, models.ReadFile,
+    models.Unjudged,
 )  # fmt: skip
 """Every table, in the order of the page."""
 

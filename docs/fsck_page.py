@@ -12,7 +12,7 @@ LOOKS_AT = {
     "packs": "each pack: index, and each dump in it",
     "doubles": "dumps that lie in a pack and in a file",
     "replays": "specifications, journals, results, kept tensors",
-    "records": "comparisons, noise floors, matrices, memory",
+    "records": "comparisons, noise floors, matrices",
     "switches": "dump switches",
     "counters": "counters of recording processes",
     "weights": "hashes of the weights that recorded calls met",

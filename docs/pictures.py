@@ -97,7 +97,7 @@ def main(source: str | None, replay: str) -> None:
         work = Path(folder)
         store = filled(Path(source) if source else None, work)
         actordbg(store, f"report {replay}", "--output", str(work / "report.html"))
-        actordbg(store, "matrix --show last", "--html", str(work / "matrix.html"))
+        actordbg(store, "matrix --show last", "-o", str(work / "matrix.html"))
         from actordbg.catalog import query
         from actordbg.store.layout import Store
         from actordbg.ui.ui_pages import run_page

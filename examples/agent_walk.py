@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 import actordbg
 
@@ -64,10 +64,12 @@ def recorded(folder: Path, model: Any, *, scored_at: float = 1.0, late: int = 0)
 
 def packing(folder: Path) -> str:
     """Rows of a pack meet in the state of linear attention."""
-    from actordbg.actor.family_models import FAMILIES, build_families
+    from actordbg.actor.family_models import FAMILIES
 
     recorded(folder, small_model(folder / "unused"))
-    build_families({folder / "model": FAMILIES["qwen3_5"].config})
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**FAMILIES["qwen3_5"].config)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
     return "actordbg check --model MODEL --packing --no-backward"
 
 

@@ -42,7 +42,7 @@ class EndpointSession(Decided):
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
         began = time.perf_counter()
-        self.decide(config, defaults)
+        self.decide(config, defaults, model_cache)
         self._client = EngineClient(config.url or "", config.served_model, config.timeout_s)
         served = self._client.connect()
         architecture = find_model(config.model) or {}

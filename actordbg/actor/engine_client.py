@@ -18,20 +18,25 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
+from actordbg.actor.hub_model import answered_within
 from actordbg.base.errors import EnvironmentProblem, Unsupported, UsageError
+from actordbg.formats.record_reading import strict_json
 
 TOKEN = "ACTORDBG_ENDPOINT_TOKEN"
 VLLM, SGLANG = "vLLM", "SGLang"
 NO_LOG_PROB = -9999.0
 """What vLLM sends for minus infinity."""
-_MOST_BYTES = 2**30
+_MOST_BYTES, _MOST_VALUES = 2**28, 2**22
+"""Limits of an answer: its bytes, and the values in it. vLLM's have six for each token."""
+_LEAST_TOKEN = 7
+"""A token of up to so many characters is no secret, and may be part of a number."""
 
 
 def checked_url(url: str) -> str:
@@ -43,7 +48,7 @@ def checked_url(url: str) -> str:
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--url {url.partition('@')[2] or url!r:.80} is not the address of a server", hint=hint)
+        raise UsageError("--url is not the address of a server", hint=hint)  # unread, it may hold a password anywhere
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError("--url has credentials or a query, which would be stored", hint=f"put a token into {TOKEN}")
     if parts.scheme == "http" and not is_loopback(parts.hostname):
@@ -137,7 +142,7 @@ class EngineClient:
         path = "/reset_prefix_cache" if self.kind == VLLM else "/flush_cache"
         try:
             self._open(path, b"")
-        except HTTPError as error:
+        except _Refusal as error:
             if error.code in (404, 405, 501) or (error.code == 400 and self.kind == SGLANG):
                 return False
             raise self._refused(path, error) from None
@@ -151,17 +156,18 @@ class EngineClient:
     def _try(self, path: str) -> Any:
         """Return the JSON object of an address that a server may not have; {} if it has not."""
         try:
-            answer = json.loads(self._open(path))
-        except (HTTPError, ValueError, RecursionError):
+            answer = strict_json(self._open(path), json.loads)
+        except (_Refusal, ValueError):
             return {}
         return answer if isinstance(answer, dict) else {}
 
     def _json(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
-            return json.loads(self._open(path, None if body is None else json.dumps(body).encode()))
-        except HTTPError as error:
+            answer = self._open(path, None if body is None else json.dumps(body).encode())
+            return strict_json(answer, json.loads, _MOST_VALUES)
+        except _Refusal as error:
             raise self._refused(path, error) from None
-        except (ValueError, RecursionError):
+        except ValueError:
             raise Unsupported(f"{self.url}{path} did not answer JSON", hint="--url: vLLM's or SGLang's server") from None
 
     def _open(self, path: str, body: bytes | None = None) -> bytes:
@@ -169,33 +175,50 @@ class EngineClient:
         if not (token.isascii() and token.isprintable()):
             raise EnvironmentProblem(f"{TOKEN} has characters that no header may have", hint="set it to the token alone")
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        request = Request(self.url + path, body, headers)
+
+        def ask() -> bytes:
+            try:
+                with self._opener.open(request, timeout=self._timeout_s) as response:
+                    return _without(token, response.read(_MOST_BYTES + 1))
+            except HTTPError as error:
+                raise _Refusal(error.code, _without(token, error.read(2**16))) from None
+
         try:
-            with self._opener.open(Request(self.url + path, body, headers), timeout=self._timeout_s) as response:
-                data: bytes = response.read(_MOST_BYTES + 1)
-        except HTTPError:
-            raise
+            data = answered_within(self._timeout_s, ask)
         except (URLError, OSError, HTTPException) as error:
-            why = getattr(error, "reason", None) or repr(error)
+            said = str(getattr(error, "reason", None) or repr(error))
+            why = _without(token, said.encode(errors="replace")).decode()
             hint = "start the server, check --url, or raise --timeout"
             raise EnvironmentProblem(f"{self.url} does not answer: {why}", hint=hint) from None
         if len(data) > _MOST_BYTES:
-            raise Unsupported(f"{self.url}{path} answered more than 1 GiB", hint="replay shorter inputs")
+            raise Unsupported(f"{self.url}{path} answered more than {_MOST_BYTES:,} bytes", hint="replay shorter inputs")
         return data
 
-    def _refused(self, path: str, error: HTTPError) -> Exception:
-        """Return the error of a status that is not 200, with what the server said."""
-        try:
-            said = json.loads(error.read(2**16))
-            said = said.get("error", said) if isinstance(said, dict) else said
-            text = str(said.get("message", said) if isinstance(said, dict) else said)[:300]
-        except (ValueError, OSError, HTTPException, RecursionError):
-            text = error.reason
-        what = f"{self.url}{path} answered {error.code}: {text}"
+    def _refused(self, path: str, error: _Refusal) -> Exception:
+        """Return the error of a status that is not 200, with what the server said, unless it is about the token."""
+        what = f"{self.url}{path} answered {error.code}"
         if error.code in (401, 403):
             return EnvironmentProblem(what, hint=f"put the server's token into {TOKEN}")
+        with suppress(ValueError):
+            said = strict_json(error.said, json.loads)
+            said = said.get("error", said) if isinstance(said, dict) else said
+            what += f": {str(said.get('message', said) if isinstance(said, dict) else said)[:300]}"
         if error.code >= 500:
             return EnvironmentProblem(what, hint="see the server's log")
         return Unsupported(what, hint="the server must return log-probs of the prompt, for inputs of this length")
+
+
+class _Refusal(Exception):
+    """An answer with another status than 200. said: its body."""
+
+    def __init__(self, code: int, said: bytes) -> None:
+        self.code, self.said = code, said
+
+
+def _without(token: str, said: bytes) -> bytes:
+    """Return what a server said without the token that it was sent: it may say it anywhere, and facts about it are stored."""
+    return said.replace(token.encode(), b"TOKEN") if len(token) > _LEAST_TOKEN else said
 
 
 @contextmanager

@@ -7,23 +7,17 @@ a model of two layers and a vocabulary of 256 shows it in seconds. Its configura
 Weights are drawn wide (`initializer_range`), so that attention is not flat and a leaked token shows. Dropout is off, so that any
 remaining difference comes from the code.
 
-    build_families({Path("work/qwen3"): FAMILIES["qwen3"].config})
+    python -m benchmarks.families qwen3     # runs one; `make families` runs all
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actordbg.actor.hub_model import read_json
-from actordbg.actor.model_code import guard, own_code
-from actordbg.actor.models import once
+from actordbg.actor.model_code import own_code
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.sources import parse_toml
 
@@ -73,35 +67,30 @@ def config_of_model(folder: Path) -> dict[str, Any]:
         raise Unsupported(f"{folder} ships with code: {code}", hint="families are built from transformers' own code")
     family = next((candidate for candidate in FAMILIES.values() if candidate.model_type == kind), Family(kind, kind))
     small = {name: value for name, value in family.config.items() if name in own or name in family.adds or name in _ALWAYS}
-    return {name: value for name, value in own.items() if name not in _OF_WEIGHTS} | small
+    return {name: value for name, value in _fewer_layers(own, small).items() if name not in _OF_WEIGHTS} | small
+
+
+def _fewer_layers(own: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """Cut what a configuration says of each layer (lists as `layer_types`, tables by number) to as many layers as `small` has.
+
+    The layers that are kept are, where they fit, one of each kind, in their order.
+    """
+    layers, fewer = own.get("num_hidden_layers"), small.get("num_hidden_layers")
+    if not isinstance(layers, int) or not isinstance(fewer, int) or fewer >= layers:
+        return own
+    lists = {name: value for name, value in own.items() if isinstance(value, list) and len(value) == layers}
+    tables = {name: value for name, value in own.items() if isinstance(value, dict) and value and all(map(str.isdigit, value))}
+    kinds = [str([value[layer] for value in lists.values()]) for layer in range(layers)]
+    first_of_kind = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    kept = sorted(list(dict.fromkeys([*first_of_kind, *range(layers)]))[:fewer])
+    cut: dict[str, Any] = {name: [value[layer] for layer in kept] for name, value in lists.items()}
+    for name, table in tables.items():
+        cut[name] = {str(new): table[str(layer)] for new, layer in enumerate(kept) if str(layer) in table}
+    return own | cut
 
 
 _ALWAYS = ("model_type", "initializer_range", "vocab_size")
 _OF_WEIGHTS = ("quantization_config", "torch_dtype", "dtype", "architectures")
-
-
-def build_families(configs: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
-    """Build a random fp32 model of each configuration in its folder; return the folders that failed, with the reason.
-
-    Runs in another process: transformers writes to the terminal, and a configuration may need more memory than there is.
-    """
-    problems: dict[Path, str] = {}
-    left = [path for path in configs if not (path / "config.json").is_file()]
-    while left:
-        orders = [[str(path), configs[path]] for path in left]
-        command = [sys.executable, "-m", "actordbg.actor.family_models"]
-        ran = subprocess.run(command, input=json.dumps(orders), capture_output=True, text=True, check=False)
-        lines = ran.stdout.splitlines()
-        results = {Path(name): why for name, why in (json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK))}
-        problems |= {path: why for path, why in results.items() if why}
-        left = [path for path in left if path not in results]
-        if left:
-            last = (ran.stderr.strip().splitlines() or ["no output"])[-1]
-            problems[left.pop(0)] = f"the process that built it ended with exit code {ran.returncode}: {last}"
-    return problems
-
-
-_MARK = "built: "
 
 
 def _build(folder: Path, config: dict[str, Any]) -> None:
@@ -110,20 +99,5 @@ def _build(folder: Path, config: dict[str, Any]) -> None:
 
     kind = config.pop("model_type")
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config)).save_pretrained(folder)
-
-
-def _run_as_program() -> None:
-    for name, config in json.loads(sys.stdin.read()):
-        guard(name)  # a configuration may name a kernel of the hub
-        why = ""
-        try:
-            once(Path(name), partial(_build, config=config))
-        except Exception as error:  # noqa: BLE001 - a configuration may fail in any way, and the others are still built
-            why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        sys.stdout.write(f"{_MARK}{json.dumps([name, why])}\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    _run_as_program()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config), trust_remote_code=False)
+    model.save_pretrained(folder)

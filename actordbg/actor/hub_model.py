@@ -24,13 +24,17 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.owners import read_owned
 from actordbg.config.choices import installed_versions, is_local
 from actordbg.config.replay_config import TINY
+from actordbg.formats.record_reading import MOST_VALUES, strict_json
 
+T = TypeVar("T")
 TIMEOUT_S = 5.0
 """How long the hub may take for one response."""
 DEADLINE_S = 12.0
@@ -85,10 +89,15 @@ def base_of(model: str) -> str | None:
     return base if isinstance(base, str) else None
 
 
+def _json_of(path: Path) -> Any:
+    """Read a model's file, a link in the hub's cache too. It may have Infinity; a FIFO, or more than 64 MiB, is an OSError."""
+    return strict_json(read_owned(path)[0], json.loads, MOST_VALUES)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a model's file; {} if it cannot be read, since transformers cannot read it either."""
     try:
-        data = json.loads(path.read_bytes())
+        data = _json_of(path)
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
@@ -112,7 +121,7 @@ def read_config(folder: Path, fault: str) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise FileNotFoundError(2, f"there is no {_CONFIG}")
-        config = json.loads(path.read_bytes())
+        config = _json_of(path)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"{path} is not JSON"
         raise EnvironmentProblem(f"{fault}: {reason}", hint="name a model's folder, with its config.json") from None
@@ -177,22 +186,35 @@ def _ask(model: str) -> Path:
     """Request the model's config.json from the hub; EnvironmentProblem if that fails or misses the deadline."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-    answers: list[Path | Exception] = []
+    def ask() -> Path:  # the first request is not repeated, which the later ones would be
+        get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=TIMEOUT_S)
+        return Path(hf_hub_download(model, _CONFIG, etag_timeout=TIMEOUT_S))
 
-    def ask() -> None:
-        try:  # the first request is not repeated, which the later ones would be
-            get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=TIMEOUT_S)
-            answers.append(Path(hf_hub_download(model, _CONFIG, etag_timeout=TIMEOUT_S)))
-        except Exception as error:  # noqa: BLE001 - the hub's libraries raise their HTTP client's errors; all mean "no model"
-            answers.append(error)
+    try:
+        return answered_within(DEADLINE_S, ask)
+    except Exception as error:  # noqa: BLE001 - the hub's libraries raise their HTTP client's errors; all mean "no model"
+        raise _problem(model, error) from None
 
-    thread = threading.Thread(target=ask, name="ask-the-hub", daemon=True)  # left behind if the hub does not respond
+
+def answered_within(seconds: float, ask: Callable[[], T]) -> T:
+    """Return a server's whole answer, or raise what `ask` raises; TimeoutError later, however often a byte of it comes."""
+    answers: list[T] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="ask-a-server", daemon=True)  # left behind if the server does not respond
     thread.start()
-    thread.join(DEADLINE_S)
-    answer = answers[0] if answers else TimeoutError(f"no answer within {DEADLINE_S:g} s")
-    if isinstance(answer, Exception):
-        raise _problem(model, answer) from None
-    return answer
+    thread.join(seconds)
+    for error in errors:
+        raise error
+    if not answers:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answers[0]
 
 
 def _problem(model: str, error: Exception) -> EnvironmentProblem:

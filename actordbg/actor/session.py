@@ -42,7 +42,6 @@ from actordbg.actor.backends.backend import Backend, change_compilation, compile
 from actordbg.actor.backends.training import Training
 from actordbg.actor.endpoint_session import EndpointSession
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
-from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.sharing import host_key
 from actordbg.actor.truth_model import code_of
 from actordbg.actor.truth_session import Decided, TruthSession
@@ -72,8 +71,6 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
     to be wrong here), EnvironmentProblem (the trainer or the model is missing); whatever torch, transformers or DeepSpeed
     raise while building passes through.
     """
-    require_consent(config.model, model_cache)
-    guard(config.model)
     kind: type[Any] = TruthSession if config.truth else EndpointSession if config.backend == ENDPOINT else ActorSession
     session = kind(config, defaults, model_cache)
     try:
@@ -95,7 +92,7 @@ class ActorSession(Decided):
     ) -> None:
         os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         began = time.perf_counter()
-        self.decide(config, defaults)
+        self.decide(config, defaults, model_cache)
         self.model_cache = model_cache
         self._actors = actors_of(self.choices)
         self._actors.prepare_process()
@@ -195,7 +192,7 @@ class ActorSession(Decided):
         if not self.takes(config, defaults):
             known.refuse(config, choose(config, defaults, self._facts), self._facts)
             raise Unsupported("this configuration needs another Actor", hint="start another process for it")
-        self.decide(config, defaults)
+        self.decide(config, defaults, self.model_cache)
         change_attention(self.model, self.choices)
         if (config.compile or before.compile) and not config.deepcompile:
             change_compilation(self._backend, config)

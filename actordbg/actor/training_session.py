@@ -15,7 +15,6 @@ from torch import Tensor
 from actordbg.actor import randomness
 from actordbg.actor.backends.backend import set_seed
 from actordbg.actor.backends.training import Norms, Training
-from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.session import ActorSession, loss_of
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
@@ -30,8 +29,6 @@ class TrainingSession(ActorSession):
     """An Actor with its optimizer. Raises the same errors as `actordbg.actor.session.open_actor`."""
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, training: Training) -> None:
-        require_consent(config.model, model_cache)
-        guard(config.model)
         super().__init__(config, defaults, model_cache, training)
         self._checkpoints = training.gradient_checkpointing
         if self._checkpoints:

@@ -41,6 +41,7 @@ from actordbg.actor import truth_model
 from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.from_papers import against_formulas
+from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.models import locate
 from actordbg.actor.truth_model import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
@@ -62,8 +63,14 @@ class Decided:
     config: ReplayConfig
     choices: Choices
 
-    def decide(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
-        """Decide all settings. Raises Unsupported, before anything changed, for a configuration that is known to fail here."""
+    def decide(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
+        """Decide all settings. No session loads a model before this: here a model's own code meets both of its walls.
+
+        Raises, before anything changed, UnsafeInput for a model with code and without consent, Unsupported for a configuration
+        that is known to fail here.
+        """
+        require_consent(config.model, model_cache)
+        guard(config.model)
         facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
         choices = choose(config, defaults, facts)
         known.refuse(config, choices, facts)
@@ -93,7 +100,7 @@ class TruthSession(Decided):
 
     def _load(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         began = time.perf_counter()
-        self.decide(config, defaults)
+        self.decide(config, defaults, self._cache)
         set_seed(self.choices.seed)
         self._place = Place.from_environment()
         self._device = self._place.device()

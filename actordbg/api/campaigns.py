@@ -13,6 +13,7 @@ from actordbg.actor.model_code import require_consent
 from actordbg.actor.rules import find_trainer, require_torch
 from actordbg.api.desk import Desk, DumpSelection, to_judge
 from actordbg.base.errors import UsageError
+from actordbg.base.owners import is_own, name_of
 from actordbg.base.units import new_replay_id, plural
 from actordbg.campaign import run_matrix as matrices
 from actordbg.campaign.cell_outcomes import context_of, require_common, shown_path
@@ -187,11 +188,11 @@ def resumed_check(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
 
 def shown_check(store: Store, name: str) -> CommandResult:
     """Return the answer of a check that ran, complete or not."""
-    record, _ = load_train_check(store.require(), name)
+    record, owner = load_train_check(store.require(), name)
     paths = {cell.index: log_of(record, cell) for cell in record.cells if cell.steps}
     logs = {index: shown_path(path) for index, path in paths.items() if path.is_file()}
     data = {"check": record, "good": is_good(record), "verdicts": verdicts(record), "logs": logs}
-    return CommandResult(is_good(record), data, train_document(record, logs))
+    return CommandResult(is_good(record), data, train_document(record, logs, "" if is_own(owner) else name_of(owner)))
 
 
 def _check_plan(record: TrainCheckRecord) -> CommandResult:

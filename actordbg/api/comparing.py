@@ -22,7 +22,7 @@ from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import comparison_charts, document
 from actordbg.judge.explain_outputs import with_explanation
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
-from actordbg.judge.sides import RECORDED_NAMES
+from actordbg.judge.sides import RECORDED_NAMES, TRUTH, rests_on_others
 from actordbg.judge.thresholds import asked
 from actordbg.judge.wrong_tokens import wrong_tokens
 from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, NoiseRecord
@@ -67,14 +67,17 @@ def compared(
     path = kept(desk, record)
     desk.settle()
     moves = floor.floor.get("max_abs") if floor else None
-    blocks = document(record, worst, comparison_charts(store, record, texts, moves) if charts else [])
+    others = rests_on_others(store, record)
+    blocks = document(record, worst, comparison_charts(store, record, texts, moves) if charts else [], others)
     if (pattern := wrong_tokens(store, record)) is not None:
         blocks.insert(2, Paragraph(f"Wrong tokens: {pattern.sentence}."))
     if b in RECORDED_NAMES and (weights := (get_replay(store, judged).resolved or {}).get(RECORDED_WEIGHTS)):
         blocks.insert(2, Paragraph(f"Weights: {weights}."))
     if path is not None:
         desk.client.note(f"saved as {path}", minor=True)
-    return CommandResult(record.good, {**vars(record), "good": record.good}, blocks)
+    by_others = record.b.kind == TRUTH and rests_on_others(store, record, subject=False)
+    good = record.good and not by_others
+    return CommandResult(good, {**vars(record), "good": good}, blocks)
 
 
 def with_truth(desk: Desk, replay_id: str) -> ComparisonRecord:

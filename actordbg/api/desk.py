@@ -185,7 +185,7 @@ class Desk:
 class DumpSelection:
     """Which dumps to replay: a condition or files, at most `max_inputs` of them in this order (time, length or shuffle).
 
-    failed: only dumps that did not pass last time. longest, diverse: the N longest, or the N most different.
+    failed: only dumps whose last verdict is WRONG or FAILED. longest, diverse: the N longest, or the N most different.
     """
 
     where: str | None = None
@@ -211,7 +211,7 @@ class DumpSelection:
         if (given or self.failed) and (len(given) > 1 or self.files):
             words = [f"--{name}" for name in (*["input-file"] * bool(self.files), *given)]
             raise UsageError(f"{' and '.join(words or ['--failed'])} cannot be combined", hint="use only one")
-        where = selections.joined(self.where, selections.FAILED) if self.failed else self.where
+        where = selections.joined(self.where, selections.BAD) if self.failed else self.where
         for name, count in given.items():
             where = getattr(selections, name)(open_fresh(store.require(), where), where, count)
         return replace(self, where=where, failed=False, longest=None, diverse=None)

@@ -10,14 +10,13 @@ from actordbg.api.comparing import with_truth
 from actordbg.api.desk import Desk, counting
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import new_replay_id
+from actordbg.base.owners import is_own
+from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_models import ComparisonRun
-from actordbg.catalog.query import LOCATED
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
-from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge import explanation
-from actordbg.judge.check import CheckedReplay
+from actordbg.judge.check import CheckedReplay, located_spec, worst_unlocated
 from actordbg.judge.explained_sides import ExplainedEngine, ExplainedRollout, explain_engine, explain_rollout
 from actordbg.judge.lint import lint
 from actordbg.judge.load_replays import load
@@ -26,35 +25,21 @@ from actordbg.judge.token_charts import heat_chart
 from actordbg.locate.verdict import lines_of, verdict_of
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.journal import SPEC
-from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.plan import law_order
 from actordbg.replay.replay_data import data_of
-from actordbg.replay.supervise import load_spec, run_replay
+from actordbg.replay.supervise import run_replay, spec_and_owner
 
 
-def of_one_input(spec: ReplaySpec, command: str = "") -> ReplaySpec:
-    """Make a new replay of the input that shows the most, in which every place is judged and nothing else is kept."""
-    config = replace(
-        spec.config, laws=0, vary=None, truth=None, align=None, keep_tensors=False, keep_gradients=False, memory_snapshot=False
-    )
-    return replace(
-        spec,
-        replay_id=new_replay_id(),
-        created_at=now_timestamp(),
-        config=config,
-        inputs=(spec.inputs[law_order(spec.inputs)[0]],),
-        command=command,
-        locate=1,
-    )
-
-
-def run_located(desk: Desk, spec: ReplaySpec, command: str) -> tuple[ReplaySpec, Sequence[ResultRecord]]:
+def run_located(
+    desk: Desk, spec: ReplaySpec, command: str, item: ReplayInput | None = None
+) -> tuple[ReplaySpec, Sequence[ResultRecord]]:
     """Judge the model of `spec` module by module on one of its inputs, in another replay; return that and its results.
 
-    command: what that replay records as its command.
+    command: what that replay records as its command. item: the input; None: the one that shows the most.
     """
-    spec = of_one_input(spec, command)
+    spec = located_spec(spec, [item or spec.inputs[law_order(spec.inputs)[0]]], command)
     desk.runnable(spec.config, spec.inputs)
     with desk.progress("locating", 1) as advance:
         run_replay(desk.store, spec, on_event=counting(advance))
@@ -74,7 +59,7 @@ def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandR
     }.get(word, f"actordbg report {spec.replay_id}")
     unchecked = local.unchecked if local and word in (RIGHT, WRONG) else ()
     chart = heat_chart(local.located) if local and local.located else None
-    about = {"looked_at": local.looked_at, "unchecked": local.unchecked, **asdict(local)} if local else {}
+    about = {name: getattr(local, name) for name in ("looked_at", "unchecked", "differences")} | asdict(local) if local else {}
     verdict = Verdict(word, said, not_checked=unchecked[:1], next=following)
     blocks = [*section("", lines_of(local) if local else ()), *([chart] if chart else [])]
     data = {"word": word, "good": verdict.good, "replay_id": spec.replay_id, **about}
@@ -107,7 +92,6 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
     (data,) = load(store, [spec.replay_id]).replays
     record, own = (_saved(desk, data.comparisons, kind) for kind in (TRUTH, GOLDEN))
     why = ""
-    located: Sequence[ResultRecord] = ()
     passed = any(result.status == PASSED for result in data.results)
     if record is None and passed:
         try:
@@ -115,13 +99,19 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
         except ActordbgError as problem:
             why = problem.message
         (data,) = load(store, [spec.replay_id]).replays
-    if passed and verdict_of(data.results) is None:
+    why = why or ("" if passed else "no input passed")
+    findings = lint(store.root, [given.path for given in spec.inputs])
+    check = CheckedReplay(data, record, why, own, lint=findings)
+    if passed:
+        check = replace(check, located=_located_before(desk, spec))
+        wrong = worst_unlocated(check)
         try:
-            located = _located(desk, spec)
+            if check.local is None or wrong:
+                results = run_located(desk, spec, f"{LOCATED}{spec.replay_id}", *wrong[:1])[1]
+                check = replace(check, located=(*check.located, *results))
         except ActordbgError as problem:
             desk.client.note(f"not judged module by module: {problem.message}")
-    why = why or ("" if passed else "no input passed")
-    return CheckedReplay(data, record, why, own, lint=lint(store.root, [given.path for given in spec.inputs]), located=located)
+    return check
 
 
 def _saved(desk: Desk, rows: Sequence[ComparisonRun], kind: str) -> ComparisonRecord | None:
@@ -135,13 +125,13 @@ def _saved(desk: Desk, rows: Sequence[ComparisonRun], kind: str) -> ComparisonRe
     return None
 
 
-def _located(desk: Desk, spec: ReplaySpec) -> Sequence[ResultRecord]:
-    """Return the results of an earlier `locate` of this configuration, or run it now, on the input that shows the most."""
-    wanted = of_one_input(spec)
-    for path in sorted(desk.store.replays.glob(f"*/{SPEC}"), reverse=True):
+def _located_before(desk: Desk, spec: ReplaySpec) -> list[ResultRecord]:
+    """Return the results of this user's earlier replays that judged inputs of `spec` module by module under its configuration."""
+    wanted, results = located_spec(spec, spec.inputs), list[ResultRecord]()
+    for path in sorted(desk.store.replays.glob(f"*/{SPEC}")):
         with contextlib.suppress(ActordbgError):  # damaged, or of a newer version: other commands report it
-            there = load_spec(desk.store, path.parent.name)
-            alike = all(getattr(there, name) == getattr(wanted, name) for name in ("config", "inputs", "versions"))
-            if there.locate and alike and (results := data_of(desk.store, there).results):
-                return results
-    return run_located(desk, spec, f"{LOCATED}{spec.replay_id}")[1]
+            there, owner = spec_and_owner(desk.store, path.parent.name)
+            alike = there.config == wanted.config and there.versions == wanted.versions
+            if is_own(owner) and there.locate and alike and set(there.inputs) <= set(spec.inputs):
+                results += data_of(desk.store, there).results
+    return results

@@ -114,8 +114,10 @@ def _result(engine: OwnEngine, spec: ReplaySpec, slot: int, begun: dict[str, Any
         """Nothing waits for a step of a check."""
 
     on_law, on_place = (on_step if slot < count else None for count in (spec.config.laws, spec.locate))
+    on_model = on_step if item is spec.inputs[-1] else None
     try:
-        fields = engine.run(item, engine.load(item), recorded=True, on_law=on_law, on_place=on_place)
+        loaded = engine.load(item)
+        fields = engine.run(item, loaded, recorded=True, on_law=on_law, on_place=on_place, on_model=on_model)
     except Exception as error:
         if fault := machine_fault(error, engine.folder):
             raise fault from error

@@ -11,11 +11,11 @@ from actordbg.api.desk import Desk
 from actordbg.base.errors import CorruptDump, NothingToDo, StoreProblem, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
-from actordbg.catalog.query import comparisons, get_replay, open_fresh, select_dumps
+from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.bundle import pack_bundle, upload
-from actordbg.judge.sides import GOLDEN, TRUTH
+from actordbg.judge.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.records.comparison_record import GOOD, MISMATCH, ComparisonRecord
 from actordbg.reduce.case import CRASH, ERROR, HANG
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
@@ -46,7 +46,7 @@ def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
             raise UsageError(f"comparison {record.comparison_id} has no replay", hint="name a replay")
         return Subject(record.comparison_id, record.a.replay_id, record.b.kind == GOLDEN, record)
     replay_id = get_replay(store, name).replay_id
-    rows = {row.against_kind: row for row in reversed(comparisons(store, replay_id))}
+    rows = {row.against_kind: row for row in reversed(own_comparisons(open_fresh(store), replay_id))}
     wrong = [rows[kind] for kind in (TRUTH, "replay") if kind in rows and rows[kind].verdict == MISMATCH]
     for row in wrong[:1]:
         return Subject(replay_id, replay_id, compared=ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json"))

@@ -291,23 +291,6 @@ class StoreCommands:
         return noise(self._desk, _chosen(where, files, order, max_inputs), self._flags(settings))
 
     @consenting
-    def curve(
-        self, quantity: str, *replays: str, where: str | None = None, by: str = "seq_len", of: str = "both",
-        budget: float | None = None, at: Sequence[int] = (), measure: str | None = None, batch_size: int | None = None,
-        trust_remote_code: bool = False, **settings: Any,
-    ) -> CommandResult:  # fmt: skip
-        """Model "memory" (bytes) or "time" (seconds) by length under the configurations of replays, by default of all.
-
-        by: "seq_len" or "tokens". of: "both" passes, "forward" or "backward". budget: find the longest length that fits. at:
-        lengths to estimate. measure: first replay synthetic inputs of such lengths, "512,1024", in rows of `batch_size`, under
-        each configuration with these settings.
-        """
-        from actordbg.api.measuring import curve
-
-        about: dict[str, Any] = {"by": by, "of": of, "budget": budget, "at": at, "measure": measure, "batch_size": batch_size}
-        return curve(self._desk, quantity, replays, where, self._flags(settings), **about)
-
-    @consenting
     def matrix(
         self, where: Where = None, *, files: Sequence[str | Path] = (), order: str = "time", max_inputs: int | None = None,
         truth: str | None = ANY_WIDER, power: bool = False, skip_known: bool = False, baseline: str | None = None,
@@ -358,20 +341,6 @@ class StoreCommands:
         from actordbg.api.campaigns import resumed_check, shown_check
 
         return resumed_check(self._desk, check, dry_run=dry_run) if run else shown_check(self._store, check)
-
-    @consenting
-    def families(self, *names: str, keep: Path | None = None, trust_remote_code: bool = False, **settings: Any) -> CommandResult:
-        """Check small random models of these families, by default of all known ones, as `actordbg families` does.
-
-        Uses no dumps of the store. keep: work in this folder and keep it.
-        """
-        from actordbg.api.family_checks import families
-
-        desk = self._desk
-        flags = self._flags(settings, tuple(AXES))
-        asked = desk.asked({name: value for name, value in flags.items() if name not in AXES})
-        command = desk.command("families", None, asked.config)
-        return families(asked, flags, names, desk.client, keep=keep, command=command)
 
 
 def _chosen(

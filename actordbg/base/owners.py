@@ -51,21 +51,34 @@ def origin_file(path: Path) -> Path:
     return path.with_name(f".{path.name}.from")
 
 
+def whose(*paths: Path) -> str:
+    """Describe who else wrote the first of these files that is not this user's own; "" if all are. Missing files are nobody's."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            owner = os.lstat(path).st_uid
+            if words := (origin_of(path) if is_own(owner) else name_of(owner)):
+                return words
+    return ""
+
+
 def read_owned(path: Path, *, links: bool = True) -> tuple[bytes, Owner]:
     """Read a regular file; return its bytes and its owner, who is unknown if an `origin_file` says that it was downloaded.
 
     Raises OSError if it cannot be opened, is not a regular file, is larger than any file of ours, or is a link without `links`.
     """
     data, owner = _read(path, links)
-    if not is_own(owner):
-        return data, owner
+    return data, (origin_of(path) or owner) if is_own(owner) else owner
+
+
+def origin_of(path: Path) -> str | None:
+    """Describe who wrote an imported or downloaded file, by its `origin_file`; None if it was made here."""
     try:
         origin = _read(origin_file(path), False)[0][:300].decode(errors="replace")
     except FileNotFoundError:
-        return data, owner
+        return None
     except OSError:
         origin = "elsewhere"
-    return data, f"somebody with access to {origin}"
+    return f"somebody with access to {origin}"
 
 
 def _read(path: Path, links: bool) -> tuple[bytes, int]:

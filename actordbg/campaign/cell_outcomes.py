@@ -17,13 +17,14 @@ from typing import Any
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, MachineFault, Refused, UsageError
+from actordbg.base.owners import whose
 from actordbg.campaign.cells import unavailable
 from actordbg.campaign.matrix_document import MatrixContext
 from actordbg.judge.agreement import agreement_of, ranks_in_words, violation_in_words
 from actordbg.judge.comparison_document import flat_where_it_matters
 from actordbg.judge.summary import summarise
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED
-from actordbg.records.journal import SUPERVISOR, Event, rank_journal, rank_log, read_events, read_results
+from actordbg.records.journal import SPEC, SUPERVISOR, Event, rank_journal, rank_log, read_events, read_results
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.records.replay_record import PASSED as INPUT_PASSED
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
@@ -132,7 +133,9 @@ def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
             logs[cell.index] = shown_path(log)
         with contextlib.suppress(ActordbgError):  # pruned or damaged: the table is still worth showing
             replays.append(data_of(store, load_spec(store, cell.replay_id)))
-    context = MatrixContext(gone=tuple(gone), logs=logs)
+    matrices = [store.matrices / f"{name}.json" for name in (record.matrix_id, record.baseline) if name]
+    specs = [store.replays / cell.replay_id / SPEC for cell in record.cells if cell.replay_id is not None]
+    context = MatrixContext(gone=tuple(gone), logs=logs, whose=whose(*matrices, *specs))
     if not replays:
         return context
     chosen = next((data for data in replays if data.resolved), replays[0])

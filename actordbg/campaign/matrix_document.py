@@ -67,6 +67,8 @@ class MatrixContext:
     """Replays of cells that are no longer in the store."""
     logs: dict[int, str] = field(default_factory=dict)
     """The log of each cell that has one, by its index, relative to the current folder."""
+    whose: str = ""
+    """Who else wrote the matrix, its baseline or a cell's replay; "" if all is this user's."""
 
 
 def matrix_document(record: MatrixRecord, context: MatrixContext) -> list[Block]:
@@ -94,7 +96,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext) -> list[Block]
     return [
         Heading(f"matrix {record.matrix_id}", 1),
         *([Paragraph(f"The matrix is {state}.")] if state != "complete" else []),
-        matrix_verdict(record),
+        matrix_verdict(record, context.whose),
         *_heat_map(record),
         _table(record, context),
         Paragraph(_LEGEND),
@@ -249,8 +251,8 @@ MOST_COLUMNS = 6
 """Columns of a heat map that a phone can still scroll through."""
 
 
-def matrix_verdict(record: MatrixRecord) -> Verdict:
-    """Return the verdict over all cells."""
+def matrix_verdict(record: MatrixRecord, whose: str = "") -> Verdict:
+    """Return the verdict over all cells. whose: who else wrote it, or a cell."""
     ran = [cell for cell in record.cells if cell.status in (PASSED, FAILED)]
     judged = [cell for cell in ran if cell.verdict is not None and not cell.unjudged]
     toy = all(str(cell.config.get("model", TINY)) == TINY for cell in record.cells)
@@ -274,7 +276,7 @@ def matrix_verdict(record: MatrixRecord) -> Verdict:
         figures.insert(0, ("max diff from the truth", f"{number(max(off), 2)} nats"))
     if fastest is not None:
         figures.append((f"fastest forward{f' ({TOY_MODEL})' * toy}: {fastest.name}", f"{seconds(fastest.forward_s)} s"))
-    return Verdict(word, said, figures, left, _next(record, bad, fastest), toy)
+    return Verdict(word, said, figures, left, _next(record, bad, fastest), toy, whose=whose)
 
 
 def _next(record: MatrixRecord, bad: Sequence[MatrixCell], fastest: MatrixCell | None) -> str:

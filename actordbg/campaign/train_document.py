@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from actordbg.base.foreign_text import in_shell
@@ -221,8 +221,8 @@ _COLUMNS = ("configuration", "result", "first", "last", "falls", "loss", "|g|", 
 _PLURAL = {"agrees": "agree", "DIVERGES": "DIVERGE"}
 
 
-def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Block]:
-    """Build the document of a check, top to bottom. logs: path of a cell's log, by index."""
+def train_document(record: TrainCheckRecord, logs: Mapping[int, str], whose: str = "") -> list[Block]:
+    """Build the document of a check, top to bottom. logs: path of a cell's log, by index. whose: who else wrote it."""
     pairs = list(zip(record.cells, verdicts(record), strict=True))
     requested = requested_of(record)
     legend = (
@@ -242,7 +242,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
     links = [logs.get(cell.index, "") for cell in record.cells]
     return [
         Heading(f"training check {record.check_id}", 1),
-        train_verdict(record, requested),
+        replace(train_verdict(record, requested), whose=whose),
         *train_charts(record),
         Grid(_COLUMNS, [_row(*pair) for pair in pairs], {"configuration", "result", "falls", "diverges"}, links),
         Paragraph(legend),

@@ -9,12 +9,12 @@ A cell's folder is a replay's folder plus `training.json`, the optimizer's setti
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from actordbg.formats.record_reading import strict_json
 from actordbg.formats.store_files import read_regular
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput
 from actordbg.replay.actor_engine import OnceEngine
@@ -59,7 +59,7 @@ class TrainEngine(OnceEngine):
         from actordbg.actor.training_session import TrainingSession
 
         self.refuse_resumption("training")
-        settings = json.loads(read_regular(self.folder / TRAINING))
+        settings = strict_json(read_regular(self.folder / TRAINING))
         self._training = Training(**{**settings, "betas": (settings["betas"][0], settings["betas"][1])})
         self._done, self.tainted = 0, False
         defaults = defaults_of(self.root, self.spec.inputs)

@@ -83,7 +83,7 @@ DEFAULT_FREE_FLOOR = 5 * 2**30
 """Capture stops while the store's file system has less free space than this, in bytes."""
 POLL_SECONDS = 0.5
 """Time between two polls of the file."""
-_LARGEST = 2**20
+LARGEST = 2**20
 _HINT = "rewrite it with `actordbg dump enable` or `actordbg dump disable`"
 
 
@@ -226,7 +226,7 @@ class ControlWatcher:
             seen = (path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if seen == self._seen:
                 return self.current
-            control = Control.from_json(os.read(descriptor, _LARGEST))
+            control = Control.from_json(os.read(descriptor, LARGEST))
             if control.enabled:
                 self._store.require()
         except ActordbgError as error:

@@ -46,6 +46,7 @@ DISTRIBUTIONS = ["openrlhf", "torch", "transformers", "deepspeed", "flash-attn",
 _CONFIG_FACTS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "use_cache", "sliding_window",
+    "bos_token_id",
 )  # fmt: skip
 _ROLES = (("reference", "reference"), ("policy", "policy"), ("actormodel", "policy"), ("ema", "ema"), ("critic", "critic"))
 

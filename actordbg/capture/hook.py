@@ -183,6 +183,15 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
     return forward
 
 
+def hash_weights(root: str) -> None:
+    """Hash the weights of calls that this process, and not its forks, records into a store: `run --hash-weights`.
+
+    At the first recorded call of each step the training thread then waits for a hash of each parameter, before the model runs: a
+    copy to the host and one to two seconds for each gigabyte that this rank holds. Buffers are not hashed.
+    """
+    _slot(root).recorder.hashes = True
+
+
 def _slot(root: str) -> Slot:
     """Return this process's only slot for a store."""
     store = StoreFiles(root)

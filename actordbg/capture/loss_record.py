@@ -180,9 +180,7 @@ class LossSlot:
         try:
             inputs = of.inputs
             binder, own = self._context(loss, of, {*map(id, (*args, *inputs.values(), *given.values()))})
-            entered: Item | None = type(recorder).enter(  # not through a wrapper, which would hash the weights again
-                recorder, binder, known, args, {**inputs, **given, **own}, of.control
-            )
+            entered: Item | None = recorder.enter(binder, known, args, {**inputs, **given, **own}, of.control)
             return entered
         finally:
             known.model = None

@@ -34,6 +34,7 @@ from actordbg.capture.ring import Ring, RingEntry
 from actordbg.capture.snapshot import LOW, Snapshot
 from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, timestamp_of
 from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, OWN_NUMBERS, PLACE, SAMPLED, aligned, sealed
+from actordbg.formats.weight_hashes import StepWeights
 
 MEDIAN_OF, MEDIAN_FROM = 64, 5
 ERROR = PLACE["dropped.error"]
@@ -257,14 +258,15 @@ class Item:
     """A recorded call. `standing`: its state in the books: OPEN (undecided), CAPTURED, DROPPED or SAMPLED, the last two for a
     `reason`.
 
-    `own`: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then `Layout.described`. It ran from `began`
-    to `until` (monotonic, ns); on a device `timer` runs, and `seconds` may be called once the device is done. `outputs`: copies
-    of the returned tensors. `ended`: triggers can judge it. `nbytes`: bytes reserved in the queue; 0 for a call that only the
-    ring keeps. `held`: holds on its place in the ring; `kept`: holds that stay. `whole`: it is copied and can be written.
-    `deferred`: it is queued after it ran. `handled`: the writer has processed it. `failed`: the recorder failed during the call,
-    so it is not one of the last calls. `cause`: dump id of the triggered call that followed it. `path`: its dump file, once
-    published; `written`: its record and safetensors bytes (only if calls before a trigger are kept). `offered`: it was sent to
-    the writer process; `ahead`: bytes of the file that the writer process published.
+    `own`: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then `Layout.described`. It ran from
+    `began` to `until` (monotonic, ns); on a device `timer` runs, and `seconds` may be called once the device is done.
+    `outputs`: copies of the returned tensors; `weights`: those that it met. `ended`: triggers can judge it. `nbytes`: bytes
+    reserved in the queue, 0 for a call that only the ring keeps. `held`: holds on its place in the ring; `kept`: holds that
+    stay. `whole`: it is copied and can be written. `deferred`: it is queued after it ran. `handled`: the writer has processed
+    it. `failed`: the recorder failed during the call, so it is not one of the last calls. `cause`: dump id of the triggered
+    call that followed it. `path`: its dump file, once published; `written`: its record and safetensors bytes (only if calls
+    before a trigger are kept). `offered`: it was sent to the writer process; `ahead`: bytes of the file that the writer process
+    published.
     """
 
     entry: RingEntry = NOWHERE
@@ -274,6 +276,7 @@ class Item:
     device: torch.device | None = None
     snapshot: Snapshot | None = None
     outputs: Snapshot | None = None
+    weights: StepWeights | None = None
     timer: Callable[[], Callable[[], float]] | None = None
     error: dict[str, Any] | None = None
     seconds: Callable[[], float] | None = None

@@ -35,6 +35,7 @@ from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import LOSS, RNG_PREFIX
 from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
+from actordbg.formats.weight_hashes import StepWeights, step_weights
 
 T = TypeVar("T")
 COMPILED = "torch.compile traces the whole forward, so its calls cannot be recorded: compile only actor.model to record them"
@@ -45,7 +46,7 @@ class Instance:
     """An actor of this process, by weak reference (a DPO process holds a policy and a reference).
 
     `ledger`: the books of the current run; `ledgers`: by run name. `control`: the switch at its last lookup. `about`: facts read
-    at its first recorded call.
+    at its first recorded call. `weights`: those that its last recorded call met.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Instance:
     control: Control | None = None
     ledger: Ledger = None  # type: ignore[assignment]  # `Recorder.meet` sets it before anybody sees the instance
     about: dict[str, Any] | None = None
+    weights: StepWeights | None = None
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     kinds: dict[Any, Kind] = field(default_factory=dict)
 
@@ -65,6 +67,7 @@ class Recorder:
     `control`: the switch in force, None while recording is off; `on_change` is called when it may have changed. `stray` counts
     calls that the recorder failed to count. `compiled`: torch.compile traced a forward. `last`: the last call that was copied,
     while losses are recorded too. `losses_alone`: no Actor was called, so that the switch is off unless losses are recorded.
+    `hashes`: weights are hashed too, for which the training thread waits (`run --hash-weights`).
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Recorder:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.pid = os.getpid()
-        self.stray, self.compiled, self.losses_alone = 0, False, False
+        self.stray, self.compiled, self.losses_alone, self.hashes = 0, False, False, False
         self._written = False
         self._timeout = EXIT_SECONDS
         self._strays_booked = 0
@@ -242,6 +245,8 @@ class Recorder:
         call = facts.facts_of_call(actor)
         if instance.role is None or instance.about is None:
             self._observe(instance, actor, call)
+        if item.reason is None or control.triggers:
+            item.weights = self.attempt(lambda: self._weights(instance, actor, item, call[0]))
         if control.with_rng:
             places = (value.device for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.is_cuda)
             kwargs = kwargs | {RNG_PREFIX + name: state for name, state in facts.states(next(places, None)).items()}
@@ -299,6 +304,34 @@ class Recorder:
             instance.role = instance.ledger.role = "policy"
         if instance.about is None:
             instance.about = (self.attempt(lambda: facts.facts_of_actor(actor)) or {}) | getattr(actor, "recorded_fields", {})
+
+    def _weights(self, instance: Instance, actor: Any, item: Item, step: int) -> StepWeights | None:
+        """Return the weights that a call meets, which are taken at the first recorded call of an optimizer step.
+
+        Where steps are unknown, only hashes are taken, whenever a parameter was changed. A loss has those of its forward.
+        """
+        known = step != facts.NO_STEP
+        if instance.about is None or instance.about.get("point") == LOSS or not (known or self.hashes):
+            return None
+        met: Any = item.ledger, step
+        if not known:
+            met = item.ledger, [each._version for each in facts.unwrap(actor.model).parameters()]
+        if instance.weights is None or instance.weights.met != met:
+            instance.weights = self.attempt(lambda: self._taken(actor, item)) or StepWeights()
+            instance.weights.met, instance.weights.step = met, step if known else None
+            if self.hashes and instance.weights.copies is not None:
+                self.writer.publish_weights(item.ledger, instance.weights)  # at once: the process may die
+        return instance.weights
+
+    def _taken(self, actor: Any, item: Item) -> StepWeights | None:
+        model = facts.unwrap(getattr(actor, "model", None))
+        busy = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+        if busy or not isinstance(model, torch.nn.Module):
+            return None
+        optimizer = getattr(actor.model, "optimizer", None) if LOSS in item.control.calls else None
+        taken = step_weights(model, self._copier.outputs, hashed=self.hashes, optimizer=optimizer)
+        taken.call_index = item.number
+        return taken
 
     def _hand_over(self, item: Item) -> Item | None:
         """Queue a call that can be queued at once. Returns the item if `leave` has to be called with it."""

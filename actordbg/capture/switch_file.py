@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from actordbg.base.fault import StoreProblem
-from actordbg.capture.control import CONTROL_FORMAT, Control
+from actordbg.capture.control import CONTROL_FORMAT, LARGEST, Control
 from actordbg.formats.dump_record import FORWARD
 from actordbg.formats.store_files import StoreFiles, atomic_write, read_regular
 
@@ -23,7 +23,7 @@ def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
     """Read the store's switch, or a named job's; None if it was never set. Raises StoreProblem or NewerFormat."""
     path = store.control_of(job)
     try:
-        return Control.from_json(read_regular(path))
+        return Control.from_json(read_regular(path, LARGEST))
     except FileNotFoundError:
         return None
     except OSError as error:

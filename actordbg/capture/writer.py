@@ -42,7 +42,8 @@ from actordbg.capture.snapshot import LOGITS_SUM
 from actordbg.capture.watch import Notices
 from actordbg.formats.dump_record import OUTPUT_PREFIX, SUFFIX, DumpRecord
 from actordbg.formats.ringfile import CAPTURED, OPEN
-from actordbg.formats.store_files import FULL_DISK, StoreFiles
+from actordbg.formats.store_files import FULL_DISK, StoreFiles, atomic_write
+from actordbg.formats.weight_hashes import WEIGHTS, StepWeights
 
 QUEUE_BYTES = 256 * 2**20
 """Most bytes of copied tensors and arguments that wait to be written."""
@@ -396,11 +397,22 @@ class Writer:
     def _count(self, item: Item, path: Path, nbytes: int, pinned: bool, fired: TriggerResult | None) -> None:
         """Close the books of an item whose file is published, and rotate."""
         item.captured(nbytes, fired.trigger if fired else None)
+        if item.weights is not None and item.weights.copies is not None:
+            self.publish_weights(item.ledger, item.weights)
         self._notices.over("disk_full", "write_error", "error", "disk_floor")
         if item.control.keep_bytes is not None and not pinned:
             rotation = self._rotation(item.ledger)
             rotation.add(path, nbytes)
             rotation.apply(item.control.keep_bytes)
+
+    def publish_weights(self, ledger: Ledger, weights: StepWeights) -> None:
+        """Write the weights that a captured call met, unless an earlier call had them. A failure is told once."""
+        try:
+            record = weights.record(ledger.identity)
+            atomic_write(self._store.root / WEIGHTS / record.run / record.name, record.to_json().encode())
+        except (OSError, RuntimeError) as error:  # a disk, a lost device
+            self._notices.warn("weights", f"weights are not recorded: {describe(error)}")
+        weights.copies = None
 
     def _describe(self, item: Item, fired: TriggerResult | None) -> tuple[DumpRecord, bytes]:
         """Return the record and the payload to store."""

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from actordbg.base.errors import CatalogProblem, UnwritableCatalog
+from actordbg.formats.record_reading import strict_json
 from actordbg.formats.store_files import file_system, open_regular
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def decoded(columns: Mapping[str, Column], rows: Iterable[Sequence[Any]]) -> Ite
                     row[name] = row[name] != 0
             for name in texts:
                 if row[name] is not None:
-                    row[name] = json.loads(row[name])
+                    row[name] = strict_json(row[name], json.loads)
             yield row
     except (TypeError, ValueError) as error:
         raise CatalogProblem(f"the catalog has a damaged row: {error}", hint=REBUILD) from None

@@ -41,12 +41,13 @@ MAX_WILDCARDS = 6
 
 @dataclass
 class Part:
-    """A piece of the SQL with its kind ("duration" and "null" occur inside only) and its bound values."""
+    """A piece of the SQL with its kind ("duration" and "null" occur inside only) and bound values. words: a column's values."""
 
     sql: str
     kind: str
     params: list[Any]
     literal: Any = None
+    words: tuple[str, ...] = ()
 
 
 def _made(sql: str, kind: str, parts: Iterable[Part]) -> Part:
@@ -76,7 +77,7 @@ class ExpressionWriter:
         if column is None:
             raise _unknown_column(name, bool(node.this.args.get("quoted")))
         self.columns.add(column.name)
-        return Part(column.sql, column.kind, [])
+        return Part(column.sql, column.kind, [], words=column.words)
 
     def literal(self, node: Any) -> Part:
         if node.args.get("is_string"):
@@ -197,6 +198,10 @@ class ExpressionWriter:
         for kind, converted in ((TIME, self._as_time), (BOOL, _as_flag)):
             if kind in (left.kind, right.kind):
                 left, right = converted(left), converted(right)
+        for column, value in ((left, right), (right, left)):
+            if column.words and isinstance(value.literal, str) and value.literal not in column.words:
+                hint = f"write one of {', '.join(column.words)}; a comparison's own word is the column `compared`"
+                raise refusal(f"{_sql(node)!r}: {shortened(value.literal)!r} is not a verdict of a dump", hint)
         if left.kind != right.kind:
             raise refusal(
                 f"{_sql(node)!r} compares a {left.kind} with a {right.kind}", "text goes in 'single quotes', numbers do not"

@@ -53,7 +53,10 @@ CREATE TABLE dump (
     bytes INTEGER NOT NULL,  -- size of the dump file in bytes; for a packed dump, its share of the pack
     pack VARCHAR,  -- the pack file that holds it, below the store; NULL for a dump file
     caller INTEGER NOT NULL,  -- the caller, which has the shared columns
-    last_result INTEGER,  -- newest result of this dump
+    last_result INTEGER,  -- newest result of this dump; that of a truth or a variation only if there is no other
+    verdict VARCHAR,  -- last verdict: RIGHT, WRONG, FAILED or NOT CHECKED; NULL if nothing judged it
+    broken VARCHAR,  -- what made it WRONG or FAILED: laws, identity, local, ranks, truth, recorded, failed, crashed, hung; NULL otherwise
+    theirs VARCHAR,  -- last verdict by imported or downloaded replays, which do not count for `verdict`; NULL without any
     PRIMARY KEY (dump_id),
     FOREIGN KEY (caller) REFERENCES caller (id),
     FOREIGN KEY (last_result) REFERENCES result (id) ON DELETE SET NULL
@@ -68,6 +71,8 @@ CREATE TABLE replay (
     selection VARCHAR,  -- the --where expression that selected them
     ordering VARCHAR,  -- their order: time, length or shuffled
     command VARCHAR,  -- the command line
+    origin VARCHAR,  -- who wrote it, if it was imported or downloaded; NULL if it was made in this store
+    configuration VARCHAR,  -- digest of the settings that change its numbers, as they ran; NULL for truths and variations, which judge nothing
     config JSON,  -- the configuration as requested
     resolved JSON,  -- the configuration as the workers reported it; NULL before that
     versions JSON,  -- versions of the packages that ran it
@@ -175,6 +180,7 @@ CREATE TABLE comparison_run (
     noise_id VARCHAR,  -- the noise floor that was applied; NULL without one
     reasons VARCHAR,  -- reasons for the verdict as a whole, in words
     rounding_id VARCHAR,  -- the replay whose rounding set the limits; NULL for flat ones
+    origin VARCHAR,  -- who wrote it, if it was imported or downloaded; NULL if it was made in this store
     excludes JSON,  -- by fault, the smallest size that would have been a mismatch
     PRIMARY KEY (comparison_id)
 );
@@ -195,8 +201,8 @@ CREATE TABLE comparison (
 CREATE TABLE law_answer (
     replay_id VARCHAR NOT NULL,  -- the replay
     dump_id VARCHAR NOT NULL,  -- the dump
-    law VARCHAR NOT NULL,  -- the law: rerun, neighbour, padding, ...
-    verdict VARCHAR NOT NULL,  -- kept, within-rounding, broken, nondeterministic or not-checked
+    law VARCHAR NOT NULL,  -- the law: rerun, neighbour, padding, ...; also identity and local (`locate`), ranks (`--align same`)
+    verdict VARCHAR NOT NULL,  -- kept, within-rounding, broken, nondeterministic, not-checked, or raised: checking it raised an error
     PRIMARY KEY (replay_id, dump_id, law),
     FOREIGN KEY (replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
 );
@@ -224,6 +230,11 @@ CREATE TABLE read_file (
     PRIMARY KEY (path)
 );
 
+CREATE TABLE unjudged (
+    dump_id VARCHAR NOT NULL,  -- the dump
+    PRIMARY KEY (dump_id)
+);
+
 CREATE INDEX ix_caller_rank_run ON caller (rank, run);
 
 CREATE INDEX ix_dump_caller_seq_len ON dump (caller, seq_len);
@@ -242,6 +253,8 @@ CREATE INDEX ix_dump_timestamp ON dump (timestamp);
 
 CREATE INDEX ix_dump_tokens ON dump (tokens);
 
+CREATE INDEX ix_dump_verdict ON dump (verdict) WHERE verdict IS NOT NULL;
+
 CREATE INDEX ix_result_dump ON result (dump_id, finished_at);
 
 CREATE INDEX ix_result_status ON result (status);
@@ -250,5 +263,5 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0018');
+INSERT INTO alembic_version VALUES ('0019');
 

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate, record_rows
+from actordbg.catalog import dump_verdicts, migrate, record_rows
 from actordbg.catalog.sources import Source, packs
 from actordbg.catalog.tables import COLUMNS, OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
@@ -99,6 +99,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
         summary.comparisons = len(Source(store, "comparisons").look().take().changed)
+        _judge_dumps(store)
 
     revision, usable = (None, False) if rebuild else migrate.look(path)
     made = not usable and migrate.make_anew(store, take_in, rebuild=rebuild)
@@ -256,6 +257,15 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         folder.take(count)
         summary.added, summary.removed = summary.added + folder.added, summary.removed + folder.removed
     summary.damaged += odd_files(rejected)
+
+
+def _judge_dumps(store: Store) -> None:
+    """Fold the verdicts of all dumps with news, some in each transaction; those that a killed refresh left too."""
+    with engine.connect_readonly(store.catalog_path) as reader:
+        has_news = reader.execute("SELECT 1 FROM unjudged LIMIT 1").fetchone()
+    while has_news:
+        with engine.plain_transaction(store.catalog_path) as connection:
+            has_news = dump_verdicts.fold_news(connection)
 
 
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:

@@ -59,6 +59,8 @@ class ComparisonRun(Table, table=True):
     """reasons for the verdict as a whole, in words"""
     rounding_id: str | None
     """the replay whose rounding set the limits; NULL for flat ones"""
+    origin: str | None
+    """who wrote it, if it was imported or downloaded; NULL if it was made in this store"""
     excludes: dict[str, Any] = json_field()
     """by fault, the smallest size that would have been a mismatch"""
 
@@ -99,6 +101,6 @@ class LawAnswer(Table, table=True):
     dump_id: str = Field(primary_key=True)
     """the dump"""
     law: str = Field(primary_key=True)
-    """the law: rerun, neighbour, padding, ..."""
+    """the law: rerun, neighbour, padding, ...; also identity and local (`locate`), ranks (`--align same`)"""
     verdict: str
-    """kept, within-rounding, broken, nondeterministic or not-checked"""
+    """kept, within-rounding, broken, nondeterministic, not-checked, or raised: checking it raised an error"""

@@ -5,12 +5,14 @@ Nothing is stored only here.
 
     caller ──< dump           one row for each dump file with a readable header; `caller` has the columns that many calls share
                 └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
+                    verdict      its last verdict, from everything that judged it (`dump_verdicts`)
     replay ──< result         one row for each dump that a replay reached
            └──< comparison    distance of a result from another one, by `compare`
     comparison_run            one row for each file of `compare`; its dumps are in `comparison`
     law_answer                verdicts of the laws on a dump in a replay
     damaged_file              invalid dump files, with the reason
     scanned_folder, read_file bookkeeping: what need not be read again
+    unjudged                  bookkeeping: dumps whose verdict is folded again at the end of a refresh
 
 A result may outlive its dump: pruning dumps keeps their results. `comparison`, `comparison_run` and `law_answer` are in
 `lab_models`. Files that no query asks for (matrices, noise floors, memory recordings) have no rows.
@@ -175,12 +177,19 @@ class Dump(DumpColumns, table=True):
         Index("ix_dump_step", "step"),
         Index("ix_dump_pack", "pack", sqlite_where=text("pack IS NOT NULL")),
         Index("ix_dump_last_result", "last_result", sqlite_where=text("last_result IS NOT NULL")),
+        Index("ix_dump_verdict", "verdict", sqlite_where=text("verdict IS NOT NULL")),
     )
 
     caller: int = Field(foreign_key="caller.id")
     """the caller, which has the shared columns"""
     last_result: int | None = Field(foreign_key="result.id", ondelete="SET NULL")
-    """newest result of this dump"""
+    """newest result of this dump; that of a truth or a variation only if there is no other"""
+    verdict: str | None
+    """last verdict: RIGHT, WRONG, FAILED or NOT CHECKED; NULL if nothing judged it"""
+    broken: str | None
+    """what made it WRONG or FAILED: laws, identity, local, ranks, truth, recorded, failed, crashed, hung; NULL otherwise"""
+    theirs: str | None
+    """last verdict by imported or downloaded replays, which do not count for `verdict`; NULL without any"""
 
 
 class ReplayColumns(Table):
@@ -202,6 +211,10 @@ class ReplayColumns(Table):
     """their order: time, length or shuffled"""
     command: str | None
     """the command line"""
+    origin: str | None
+    """who wrote it, if it was imported or downloaded; NULL if it was made in this store"""
+    configuration: str | None
+    """digest of the settings that change its numbers, as they ran; NULL for truths and variations, which judge nothing"""
     config: dict[str, Any] = json_field()
     """the configuration as requested"""
     resolved: dict[str, Any] | None = json_field()
@@ -339,6 +352,13 @@ class ScannedFolder(Table, table=True):
     """its modification time when it was listed; -1 if too fresh to rely on"""
 
 
+class Unjudged(Table, table=True):
+    """A dump with news since its verdict was folded."""
+
+    dump_id: str = Field(primary_key=True)
+    """the dump"""
+
+
 class ReadFile(Table, table=True):
     """A file of a replay, a comparison, a noise floor or a matrix, and its state when it was read."""
 
@@ -363,6 +383,9 @@ class DumpRow(CallerColumns, DumpColumns):
     """
 
     timestamp: str  # type: ignore[assignment]
+    verdict: str | None
+    broken: str | None
+    theirs: str | None
     status: str | None
     error: str | None
     signature: str | None
@@ -370,6 +393,7 @@ class DumpRow(CallerColumns, DumpColumns):
     backward_s: float | None
     peak_memory: int | None
     replay: str | None
+    model: str | None
     path: str
 
 

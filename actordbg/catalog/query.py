@@ -25,12 +25,14 @@ from actordbg.base.owners import is_mine
 from actordbg.base.units import LAST, LEAST_OF_HANDLE, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
+from actordbg.catalog.dump_verdicts import LOCATED, MATRIX
 from actordbg.catalog.tables import (
     BOTH_THERE,
     CALLER,
     COLUMNS,
     DUMP_COLUMNS,
     DUMP_TAIL,
+    JUDGED,
     LAST_RESULT,
     TIME,
     WHERE_COLUMNS,
@@ -81,8 +83,8 @@ class Catalog:
     summary: index.IndexSummary
 
 
-_OF_LAST_RESULT = ("status", "error", "signature", "forward_s", "backward_s", "peak_memory", "replay")
-_DUMP_ROW = DUMP_COLUMNS | dict.fromkeys(_OF_LAST_RESULT, Column("str", False, ""))
+_OF_LAST_RESULT = ("status", "error", "signature", "forward_s", "backward_s", "peak_memory", "replay", "model")
+_DUMP_ROW = DUMP_COLUMNS | dict.fromkeys((*JUDGED, *_OF_LAST_RESULT), Column("str", False, ""))
 _DUMP_SQL = ", ".join(WHERE_COLUMNS[name].sql for name in _DUMP_ROW)
 _COUNTED = ("passed", "failed", "crashed", "hung")
 _COUNT = "(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND +r.status = '{}')"
@@ -93,9 +95,9 @@ _REPLAY_ROW = _OWN | dict.fromkeys(_COUNTED, Column("int", False, ""))
 _REPLAY_SQL = ", ".join((*(f"p.{name}" for name in _OWN), *map(_COUNT.format, _COUNTED)))
 _CURRENT = (
     "comparison_id IN (SELECT comparison_id FROM (SELECT c.comparison_id, max(c.created_at || c.comparison_id) "
-    f"FROM comparison_run AS c WHERE {BOTH_THERE} GROUP BY c.replay_id, c.against))"
+    f"FROM comparison_run AS c WHERE {BOTH_THERE} GROUP BY c.replay_id, c.against, c.origin))"
 )
-"""Condition for the newest comparison of each pair whose replays exist."""
+"""Condition for the newest comparison of each pair whose replays exist; imported ones hide none that was made here."""
 
 
 def open_fresh(store: Store, where: str | None = None, on_progress: index.Progress | None = None) -> Catalog:
@@ -257,8 +259,8 @@ def list_replays(source: Store | Catalog, limit: int | None = None) -> list[Repl
 def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[ReplayRow]:
     """Return the replays that `@1`, `@2`, ... mean, the newest first: this user's, without truths, variations and matrix cells.
 
-    Other commands start those, so users do not know them; and other users replay in a shared store. If this user has no replays,
-    returns anybody's. With `typed`, a truth that was requested through `actordbg replay` counts too.
+    Other commands start those, so users do not know them; others' replays lie in a shared store, or were imported. If this user
+    has no replays, returns anybody's. With `typed`, a truth that was requested through `actordbg replay` counts too.
     """
     catalog = _catalog(source)
     rows = [
@@ -267,8 +269,8 @@ def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[Re
         if not (row.config.get("oracle") or row.config.get("vary"))
         or (typed and {"actordbg", "replay"} <= {*(row.command or "").split()})
     ]
-    direct = (row for row in rows if not (row.command or "").startswith(_BY_OTHERS))
-    return [row for row in direct if is_mine(catalog.store.replays / row.replay_id)] or rows
+    direct = (row for row in rows if not (row.command or "").startswith((MATRIX, LOCATED)))
+    return [row for row in direct if row.origin is None and is_mine(catalog.store.replays / row.replay_id)] or rows
 
 
 def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> ReplayRow | None:
@@ -279,10 +281,6 @@ def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> Rep
 
 OPEN = ("interrupted", "unfinished")
 """Statuses of a replay that did not end: it was interrupted, or it is running or was killed."""
-LOCATED = "modules of replay "
-"""Beginning of the command of the replay in which `explain` judges another replay's modules."""
-_BY_OTHERS = ("matrix ", LOCATED)
-"""Beginnings of the commands of replays that other commands start: `matrix.run_matrix` its cells."""
 
 
 def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:

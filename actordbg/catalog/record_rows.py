@@ -8,6 +8,8 @@ The result of a dump that finished last counts, whatever the order of reading.""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump
+from actordbg.base.owners import origin_of
 from actordbg.catalog.tables import shared
+from actordbg.config.as_ran import as_ran, deciding
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.store_files import OddFile, open_regular, read_regular
@@ -28,7 +32,8 @@ from actordbg.records.comparison_record import (
     Figures,
 )
 from actordbg.records.journal import SPEC, Event, last_results, read_chunks, result_of
-from actordbg.records.replay_record import ReplaySpec, ResultRecord
+from actordbg.records.locate_record import local_answers
+from actordbg.records.replay_record import BROKEN, KEPT, RAISED, LawAnswer, ReplaySpec, ResultRecord, answers_of
 from actordbg.store.layout import Store
 
 Row = dict[str, Any]
@@ -36,18 +41,14 @@ UNFINISHED = "unfinished"
 _STATUSES = ("complete", "interrupted", "failed")
 
 
-def read_comparison(root: Path, path: str) -> ComparisonRecord:
-    """Read the record in a file. StoreProblem or OSError if it cannot be read, or belongs to another file."""
+def comparison_rows(root: Path, path: str) -> dict[str, list[Row]]:
+    """Return the rows of a comparison's file, by table. StoreProblem or OSError if it cannot be read, or is another's."""
     record = ComparisonRecord.from_json(read_regular(root / path))
     if f"comparisons/{record.comparison_id}.json" != path:
         raise CorruptDump(f"the file belongs to {record.comparison_id!s:.80}")
-    return record
-
-
-def rows_of(record: ComparisonRecord) -> dict[str, list[Row]]:
-    """Return the rows of a comparison's record, by table."""
     dumps = [_compared_dump(record, dump) for dump in record.dumps]
-    return {"comparison_run": [_comparison_run(record)], "comparison": dumps}
+    run = _comparison_run(record) | {"origin": origin_of(root / path)}
+    return {"comparison_run": [run], "comparison": dumps}
 
 
 def _comparison_run(record: ComparisonRecord) -> Row:
@@ -150,7 +151,8 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
         spec, known = ReplaySpec.from_json(read_regular(root / path)), {}
         if spec.replay_id != replay_id:
             raise CorruptDump(f"its spec.json belongs to {spec.replay_id}")
-        news = News(spec_columns(spec) | {"status": UNFINISHED, "finished_at": None, "resolved": None}, anew=True)
+        begun = {"status": UNFINISHED, "finished_at": None, "resolved": None, "origin": origin_of(root / path)}
+        news = News(spec_columns(spec) | begun, anew=True)
         news.files[path] = mark
     for path in (path for path in paths if path.endswith(".jsonl")):
         try:
@@ -209,6 +211,19 @@ def spec_columns(spec: ReplaySpec) -> Row:
 
 
 def setting_columns(requested: dict[str, Any], resolved: dict[str, Any] | None) -> Row:
-    """Return the columns of `replay` for each setting: as the workers resolved it, else as requested."""
+    """Return the columns of `replay` for each setting, as the workers resolved it, else as requested, and `configuration`."""
     values = requested | {name: value for name, value in (resolved or {}).items() if isinstance(value, str | int | float)}
-    return {setting.stored: values.get(setting.stored) for setting in SETTINGS.values()}
+    ran = as_ran(requested, resolved)
+    judges = not (ran["truth"] or ran["vary"])
+    digest = hashlib.sha256(json.dumps(deciding(ran), sort_keys=True).encode()).hexdigest()[:16] if judges else None
+    return {setting.stored: values.get(setting.stored) for setting in SETTINGS.values()} | {"configuration": digest}
+
+
+def answers_in(record: ResultRecord, config: dict[str, Any]) -> Iterator[Row]:
+    """Yield the columns of `law_answer` for what a result says: of laws, the model, its modules, and ranks that have to agree."""
+    answers = [*answers_of(record.extra), *local_answers(record.extra)]
+    lane = record.extra.get("lane")
+    if config.get("align") == "same" and isinstance(lane, dict):
+        answers.append(LawAnswer("ranks", BROKEN if lane.get("differ") else KEPT))
+    for answer in answers:
+        yield shared(answer, "law_answer") | ({"verdict": RAISED} if answer.raised else {})

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from actordbg.catalog.query import (
     Catalog,
@@ -30,9 +31,18 @@ from actordbg.catalog.query import (
 )
 from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, joins, shortened
 from actordbg.catalog.where import all_of, compile_where, guarded, parts_of
+from actordbg.config.replay_config import TINY, TOY_MODEL
 
-FAILED = "status in ('failed', 'crashed', 'hung')"
-"""Dumps that did not pass in their last replay."""
+BAD = "verdict in ('WRONG', 'FAILED')"
+"""Dumps whose last verdict is bad."""
+
+
+def verdict_of(row: Any) -> str | None:
+    """Return a dump's last verdict for a list: "WRONG: neighbour", "RIGHT (TOY MODEL)", "theirs: RIGHT"; None if it has none."""
+    word = row.verdict or (f"theirs: {row.theirs}" if row.theirs else None)
+    if word and row.model == TINY:
+        word += f" ({TOY_MODEL})"
+    return f"{word}: {row.broken}" if row.broken else word
 
 
 def joined(where: str | None, more: str) -> str:
@@ -80,7 +90,7 @@ def named(rows: Iterable[DumpRow]) -> str:
 
 def _words(row: DumpRow) -> tuple[object, ...]:
     kept = row.triggered or row.recovered
-    return row.run, row.function, row.role, row.padding, row.training, kept, row.status, row.action_len == 0
+    return row.run, row.function, row.role, row.padding, row.training, kept, row.verdict, row.action_len == 0
 
 
 def _distance(row: DumpRow, other: DumpRow) -> float:
@@ -135,7 +145,7 @@ def _held(catalog: Catalog, name: str) -> str:
 @dataclass(frozen=True)
 class Holdings:
     """Contents of a store. dumps: their number; in_packs: those that lie in packs. newest: UTC time of the newest dump.
-    never_replayed, failed: dumps by their last result. damaged: unreadable files. replays: those of this user; other_replays:
+    never_replayed, bad: dumps by last result and verdict. damaged: unreadable files. replays: those of this user; other_replays:
     those that other commands started. last: id of the newest replay, with its status, inputs and passed inputs. trainers: dumps
     of each trainer.
     """
@@ -146,7 +156,7 @@ class Holdings:
     in_packs: int
     newest: str | None
     never_replayed: int
-    failed: int
+    bad: int
     damaged: int
     replays: int
     other_replays: int
@@ -163,10 +173,9 @@ def holdings(catalog: Catalog) -> Holdings:
     newest = select_dumps(catalog, order="newest", limit=1)
     own = list_own_replays(catalog)
     last = own[0] if own else None
-    bad = f"CASE WHEN r.{FAILED} THEN 1 END"
-    counts = f"count(*), count(d.pack), count(*) - count(r.status), count({bad})"
+    counts = f"count(*), count(d.pack), count(*) - count(r.status), count(CASE WHEN d.{BAD} THEN 1 END)"
     tally = f"SELECT {counts} FROM dump AS d {CALLER} {LAST_RESULT} WHERE k.point = 'forward'"
-    ((dumps, packed, fresh, failed),) = answers(catalog, tally)
+    ((dumps, packed, fresh, bad),) = answers(catalog, tally)
     trainers = f"SELECT k.trainer, count(*) FROM dump AS d {CALLER} WHERE k.trainer IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
     return Holdings(
         store=str(catalog.store.root),
@@ -175,7 +184,7 @@ def holdings(catalog: Catalog) -> Holdings:
         in_packs=packed,
         newest=newest[0].timestamp if newest else None,
         never_replayed=fresh,
-        failed=failed,
+        bad=bad,
         damaged=len(damaged_files(catalog)),
         replays=len(own),
         other_replays=len(list_replays(catalog)) - len(own),

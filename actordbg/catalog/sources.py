@@ -66,21 +66,24 @@ class Source:
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
         """Read the rows of a file (path below the store), and the damage in it. StoreProblem or OSError."""
-        from actordbg.catalog.record_rows import read_comparison, rows_of
+        from actordbg.catalog.record_rows import comparison_rows
 
-        return rows_of(read_comparison(self.store.root, path)), []
+        return comparison_rows(self.store.root, path), []
 
     def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
         """Replace the rows of a file; return how many are new."""
         self.remove(writer, [path])
         for table, made in rows.items():
             writer.put(table, made)
+        writer.has_news(row["dump_id"] for row in rows["comparison"])
         return 1
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
         """Remove the rows of vanished or damaged files; return how many."""
         for path in paths:
-            writer.remove_rows(("comparison", "comparison_run"), "comparison_id", Path(path).stem)
+            name = Path(path).stem
+            writer.has_news(writer.first("SELECT dump_id FROM comparison WHERE comparison_id = ?", name))
+            writer.remove_rows(("comparison", "comparison_run"), "comparison_id", name)
         return len(paths)
 
     def begin(self, writer: CatalogWriter) -> None:

@@ -9,10 +9,9 @@ from functools import cache
 from typing import Any
 
 from actordbg.catalog.dump_rows import DUMP_COLUMNS, Columns
-from actordbg.catalog.record_rows import Marks, News, setting_columns
+from actordbg.catalog.record_rows import Marks, News, answers_in, setting_columns
 from actordbg.catalog.tables import COLUMNS, OF_A_RANK, Damaged, shared, to_micros
-from actordbg.records.locate_record import local_answers
-from actordbg.records.replay_record import answers_of
+from actordbg.records.locate_record import IDENTITY
 
 _OF_CALLER = tuple(name for name in DUMP_COLUMNS if name in COLUMNS["caller"])
 """Columns of a dump's caller, in the order of the rows of `dump_rows`."""
@@ -49,7 +48,8 @@ class CatalogWriter:
         self.executemany(sql, zip(*own.values(), strict=True))
         added = self.connection.total_changes - before
         if self.execute("SELECT 1 FROM result LIMIT 1").fetchone():
-            self._point_to_last_result(columns[0])
+            replayed = "INSERT OR IGNORE INTO unjudged SELECT dump_id FROM result WHERE dump_id = ? LIMIT 1"
+            self.executemany(replayed, [(dump_id,) for dump_id in columns[0]])
         return added
 
     def _callers(self, run_name: str, columns: Columns) -> list[int]:
@@ -145,29 +145,37 @@ class CatalogWriter:
                 self.executemany(f"DELETE FROM {table} WHERE replay_id = ? AND dump_id = ?", which)
         self.put("replay", [news.row | setting_columns(news.row["config"], news.row["resolved"])])
         self.put("result", (shared(result, "result") | {"replay_id": replay_id} for result in results.values()))
+        answered = set()
         for dump_id, result in results.items():
-            keys = {"replay_id": replay_id, "dump_id": dump_id}
-            answers = [*answers_of(result.extra), *local_answers(result.extra)]
-            self.put("law_answer", (shared(answer, "law_answer") | keys for answer in answers))
-        self._point_to_last_result(sorted({*gone, *results}))
+            answers = [row | {"replay_id": replay_id, "dump_id": dump_id} for row in answers_in(result, news.row["config"])]
+            self.put("law_answer", answers)
+            answered |= {row["law"] for row in answers}
+        self.has_news({*gone, *results})
+        if news.anew or IDENTITY in answered:  # what it says of its model, and its configuration, is about all its dumps
+            self._has_news_of(replay_id)
         marks = ((path, replay_id, *mark) for path, mark in news.files.items())
         names = ("path", "replay_id", "size", "mtime_ns", "offset")
         self.put("read_file", [dict(zip(names, mark, strict=True)) for mark in marks])
 
-    def _point_to_last_result(self, dump_ids: Sequence[str]) -> None:
-        self.executemany(
-            "UPDATE dump SET last_result = (SELECT id FROM result WHERE result.dump_id = dump.dump_id "
-            "ORDER BY finished_at DESC, replay_id DESC LIMIT 1) WHERE dump_id = ?",
-            [(dump_id,) for dump_id in dump_ids],
+    def has_news(self, dump_ids: Iterable[str]) -> None:
+        """Note dumps whose verdict is to be folded again (`dump_verdicts`)."""
+        self.executemany("INSERT OR IGNORE INTO unjudged VALUES (?)", [(dump_id,) for dump_id in dump_ids])
+
+    def _has_news_of(self, replay_id: str) -> None:
+        """Note the dumps of a replay, and those that were compared with it."""
+        compared = "SELECT c.dump_id FROM comparison_run AS f JOIN comparison AS c USING (comparison_id)"
+        self.has_news(
+            self.first(
+                f"SELECT dump_id FROM result WHERE replay_id = ?1 UNION {compared} WHERE ?1 IN (f.against, f.rounding_id)",
+                replay_id,
+            )
         )
 
     def remove_replays(self, replay_ids: Sequence[str]) -> None:
-        """Remove replays whose folders are gone, and their results; their dumps then point to the newest remaining result."""
-        affected: list[str] = []
+        """Remove replays whose folders are gone, and their results; their dumps are judged by what remains."""
         for replay_id in replay_ids:
-            affected += self.first("SELECT dump_id FROM result WHERE replay_id = ?", replay_id)
+            self._has_news_of(replay_id)
             self.remove_rows(("replay", "read_file"), "replay_id", replay_id)
-        self._point_to_last_result(affected)
 
     def forget_file(self, path: str) -> None:
         """Forget that a file was read, and any damage noted for it or its contents."""

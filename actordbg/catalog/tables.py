@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actordbg.base.errors import ActordbgError, CatalogProblem, StoreProblem, WhereError
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG
 from actordbg.formats.store_files import OddFile
 
 ODD_FILE = "odd-file"
@@ -45,9 +46,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
     for table, columns in json.loads(Path(__file__).with_name("columns.json").read_text(encoding="utf-8")).items()
 }
 """The columns of each table by name."""
-_OWN = ("id", "caller", "last_result")
+JUDGED = ("verdict", "broken", "theirs")
+_OWN = ("id", "caller", "last_result", *JUDGED)
 DUMP_COLUMNS = {name: column for name, column in (COLUMNS["dump"] | COLUMNS["caller"]).items() if name not in _OWN}
-"""The columns of a dump and of its caller."""
+"""The columns of a dump and of its caller that were recorded."""
 OF_A_RANK = "caller IN (SELECT id FROM caller WHERE run = ? AND rank = ?)"
 """Condition that selects the dumps of a run's rank."""
 
@@ -81,11 +83,12 @@ def shared(record: Any, table: str) -> dict[str, Any]:
 
 
 NUMBER, TEXT, TIME, BOOL = "number", "text", "time", "yes/no"
+VERDICTS = (RIGHT, WRONG, FAILED, UNCHECKED)
 
 
 @dataclass(frozen=True)
 class WhereColumn:
-    """A column of `--where`: its name, kind, SQL, description, and the join that it needs.
+    """A column of `--where`: its name, kind, SQL, description, the join that it needs, and all its values if they are few.
 
     A time is a number in SQL, microseconds since 1970.
     """
@@ -95,6 +98,7 @@ class WhereColumn:
     sql: str
     doc: str
     join: str = ""
+    words: tuple[str, ...] = ()
 
 
 CALLER = "JOIN caller AS k ON k.id = d.caller"
@@ -116,7 +120,7 @@ _MEANING = {
     "golden_entropy_max_abs": "largest absolute difference from the entropies that the run recorded, nats",
 }
 """Descriptions of columns whose comment in the table refers to another column."""
-_OF_LAST_COMPARISON = ("verdict", "against", "max_abs", "clip_share")
+_OF_LAST_COMPARISON = {"compared": "verdict", "against": "against", "max_abs": "max_abs", "clip_share": "clip_share"}
 BOTH_THERE = (
     "EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.replay_id) "
     "AND (c.against = 'golden' OR EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.against))"
@@ -126,9 +130,8 @@ _COMPARISON_SQL = (
     f"(SELECT c.{{}} FROM comparison AS c WHERE c.dump_id = d.dump_id AND {BOTH_THERE} ORDER BY c.created_at DESC LIMIT 1)"
 )
 """A column of the dump's newest comparison, of any replay: a look-up in an index."""
-_BROKEN_LAW = (
-    "(SELECT l.law FROM law_answer AS l WHERE l.dump_id = d.dump_id AND l.verdict = 'broken' ORDER BY l.replay_id DESC LIMIT 1)"
-)
+_LAST_MODEL = "(SELECT p.model FROM replay AS p WHERE p.replay_id = r.replay_id)"
+_WORDS = dict.fromkeys(("verdict", "theirs"), VERDICTS)
 
 
 DUMP_TAIL = (
@@ -142,23 +145,24 @@ def _where_columns() -> Iterator[WhereColumn]:
     def described(name: str, table: str, stored: str, sql: str, of: str = "", join: str = "") -> WhereColumn:
         column = COLUMNS[table][stored]
         text = _MEANING.get(name, column.comment).replace("NULL", "null").removesuffix(", in microseconds since 1970")
-        return WhereColumn(name, TIME if name in _TIMES else _KINDS[column.type], sql, of + text, join)
+        kind = TIME if name in _TIMES else _KINDS[column.type]
+        return WhereColumn(name, kind, sql, of + text, join, _WORDS.get(name, ()))
 
     for name in DUMP_COLUMNS:
         if name in COLUMNS["caller"]:
             yield described(name, "caller", name, f"k.{name}", join=CALLER)
         else:
             yield described(name, "dump", name, f"d.{name}")
+    for name in JUDGED:
+        yield described(name, "dump", name, f"d.{name}")
     for name, stored in _OF_LAST_RESULT.items():
         yield described(name, "result", stored, f"r.{stored}", "last result: ", LAST_RESULT)
     yield described("replayed_at", "result", "finished_at", "micros(r.finished_at)", "last result: ", LAST_RESULT)
-    for name in _OF_LAST_COMPARISON:
-        yield described(name, "comparison", name, _COMPARISON_SQL.format(name), "last comparison: ")
+    yield described("model", "replay", "model", _LAST_MODEL, "last result: ", LAST_RESULT)
+    for name, stored in _OF_LAST_COMPARISON.items():
+        yield described(name, "comparison", stored, _COMPARISON_SQL.format(stored), "last comparison: ")
     handle = "short handle, as tables show it: the beginning of the id's last part"
     yield WhereColumn("dump", TEXT, f"substr({DUMP_TAIL}, 1, 8)", handle)
-    yield WhereColumn(
-        "law_broken", TEXT, _BROKEN_LAW, "a law that failed in the newest replay with a failed law; null without one"
-    )
 
 
 WHERE_COLUMNS: dict[str, WhereColumn] = {column.name: column for column in _where_columns()}
@@ -171,7 +175,7 @@ def joins(names: Iterable[str]) -> str:
     return " ".join(join for join in (CALLER, LAST_RESULT) if join in needed)
 
 
-HEADINGS = {"S": "seq_len", "B": "batch_size", "last": "status"}
+HEADINGS = {"S": "seq_len", "B": "batch_size"}
 """Headings of `dump ls` that are not names of columns, and their columns."""
 
 FUNCTIONS: dict[str, str] = {

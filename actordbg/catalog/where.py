@@ -171,7 +171,7 @@ def _value(column: WhereColumn, number: str | None, text: str | None) -> Any:
     if column.kind == TIME and text is not None:
         moment = parse_moment(text)
         return micros_of(moment) if moment is not None else None
-    return text if column.kind == TEXT else None
+    return text if column.kind == TEXT and (not column.words or text in column.words) else None
 
 
 def parts_of(text: str) -> list[str]:

@@ -24,7 +24,8 @@ from actordbg.causes.computations import Closed, Laid
 class Cause:
     """A way to be wrong. said: the sentence, with {amount} and {own}. thread: a public report of it, "" if none is known.
 
-    own: from the model, the size at which nothing is wrong; None if this model cannot have this cause. sizes: to try, absolute;
+    own: from the model, the size at which nothing is wrong; None if this model cannot have this cause. parts: from the model,
+    where it can be: each is a cause of its own, `NAME: PART`, and `planted` gets the part for the size. sizes: to try, absolute;
     near: to try, times `own`. along: the scale, log or linear, in which a continuous size is fitted between these; "": the cause
     is there or not. laid: gets the attended tokens and the sampled ones, bool [B, S]. expected: healthy in rollouts. spreads:
     log-probs' noise grows by own / size. rounds: a run in bf16 does it, and is right.
@@ -36,7 +37,8 @@ class Cause:
     thread: str
     own: Callable[[Any], float | None]
     closed: Callable[[Any, float], Closed] | None = None
-    planted: Callable[[Any, float], AbstractContextManager[Any]] | None = None
+    planted: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
+    parts: Callable[[Any], list[str]] | None = None
     laid: Callable[[Any, Any, float], Laid] | None = None
     sizes: tuple[float, ...] = ()
     near: tuple[float, ...] = ()
@@ -51,6 +53,8 @@ class Cause:
 
 
 SHIFT, ROWS, PLACEHOLDER, WEIGHTS, NAN = "shift", "other rows", "placeholder", "weights", "not finite"
+PRECISION, OLDER, UNKNOWN_POLICY, UNKNOWN_PRECISION = "precision", "older policy", "unknown policy", "unknown precision"
+"""What is no fault of a side: the dtype that it computes in, and a policy that was updated since."""
 
 BANK: tuple[Cause, ...] = (
     Cause(
@@ -219,6 +223,29 @@ BANK: tuple[Cause, ...] = (
         lambda model: 0.0 if by.adapters(model) else None, planted=by.without_adapters, sizes=(1,),
     ),
     Cause(
+        "adapter of",
+        "the adapter of {part} was not applied",
+        "compare the target modules of both sides; an engine may take an adapter without those that it does not know",
+        "vllm#51594",
+        by.nothing, planted=by.without_adapters, parts=by.adapted, sizes=(1,),
+    ),
+    Cause(
+        "adapter scale",
+        "the adapter's scale was {amount} times the saved one",
+        "compare lora_alpha, r and use_rslora of both sides (adapter_config.json)",
+        "",
+        lambda model: 1.0 if any(by.scales(model)) else None, planted=by.adapter_scale,
+        sizes=(1 / 16, 1 / 8, 1 / 4, 1 / 2, 0.7, 0.85, 1.15, 1.4, 2, 3, 4, 6, 8, 16, 32, 64), along="log",
+    ),
+    Cause(
+        "adapter alpha",
+        "the saved adapter has no effect (its alpha is 0), and these had it at a scale of {amount}",
+        "save adapter_config.json with the alpha of the training, or the replay is of the base model",
+        "",
+        lambda model: None if any(by.scales(model)) or not by.scales(model) else 0.0, planted=by.adapter_scale,
+        sizes=tuple(2 ** (step / 2) for step in range(-4, 13)),
+    ),
+    Cause(
         SHIFT,
         "log-probs are shifted by {amount} tokens in their rows",
         "align log-probs with tokens: the log-prob at t is of the id at t + 1",
@@ -241,7 +268,7 @@ BANK: tuple[Cause, ...] = (
     ),
     Cause(
         WEIGHTS,
-        "the weights were those of {model}",
+        "the weights were those of {part}",
         "synchronize the weights before each rollout, and check that they arrive",
         "trl#5312",
         by.never,
@@ -253,6 +280,40 @@ BANK: tuple[Cause, ...] = (
         "OpenRLHF#1120",
         by.never,
     ),
+    Cause(
+        PRECISION,
+        "right to the rounding of {part}, in which its weights or its computation are",
+        "",
+        "",
+        by.never,
+    ),
+    Cause(
+        OLDER,
+        "of the policy before an update, as old_log_probs are: {amount} nats from these",
+        "",
+        "",
+        by.never,
+    ),
+    Cause(
+        UNKNOWN_POLICY,
+        "{amount} nats from old_log_probs, of whose policy there is no truth",
+        "give the checkpoint before the update: --other-model PATH",
+        "",
+        by.never,
+    ),
+    Cause(
+        UNKNOWN_PRECISION,
+        "as near as the rounding of {part} leaves them, and too few to say whether they are computed in it",
+        "replay more inputs, or with the dtype of the engine",
+        "",
+        by.never,
+    ),
 )  # fmt: skip
-"""All causes. The last five move log-probs without a model, or are given as further models: `fit` knows how."""
+"""All causes. The last move log-probs without a model, or are given as further models, dtypes, policies: `fit` knows how."""
 BY_NAME = {cause.name: cause for cause in BANK}
+
+
+def cause_and_part(name: str) -> tuple[Cause, str]:
+    """Return the cause of a fit's name, and its part: of "adapter of: lm_head", `adapter of` and lm_head; "" without one."""
+    cause, _, part = name.partition(": ")
+    return BY_NAME[cause], part

@@ -177,9 +177,12 @@ def narrow_head(model: Any, _size: float) -> Iterator[None]:
 
     def narrow(module: Any, inputs: Any, output: Any) -> Any:
         with DisableTorchFunction():
-            return (inputs[0].bfloat16() @ module.weight.bfloat16().T).to(output.dtype)
+            logits = inputs[0].bfloat16() @ module.weight.bfloat16().T
+            return (logits if module.bias is None else logits + module.bias.bfloat16()).to(output.dtype)
 
-    hook = model.get_output_embeddings().register_forward_hook(narrow)
+    head = model.get_output_embeddings()
+    head = getattr(head, "base_layer", head)  # its adapter is added behind it, and stays
+    hook = head.register_forward_hook(narrow)
     yield
     hook.remove()
 
@@ -222,13 +225,42 @@ def other_activation(model: Any, size: float) -> AbstractContextManager[None]:
     ])  # fmt: skip
 
 
-def adapters(model: Any) -> list[Any]:
-    return [module for module in model.modules() if hasattr(module, "_disable_adapters") and not module._disable_adapters]
+def adapters(model: Any, part: Any = "") -> dict[str, Any]:
+    """Return the modules with an adapter, by name: all, or those with `part` at the end of their name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "_disable_adapters") and not module._disable_adapters and f".{name}".endswith(f".{part}" * bool(part))
+    }
+
+
+MOST_ADAPTED = 32
+"""Modules with an adapter up to which each is a part of its own: a part costs a forward of the truth."""
+
+
+def adapted(model: Any) -> list[str]:
+    """Return the kinds of modules that have an adapter, such as `q_proj`, and, where they are few, each such module."""
+    names = list(adapters(model))
+    kinds = {name.rpartition(".")[2] for name in names}
+    return sorted({*(kinds if len(kinds) > 1 else ()), *(names if 1 < len(names) <= MOST_ADAPTED else ())})
+
+
+def scales(model: Any) -> list[float]:
+    """Return the scale of each adapter of each module: LoRA's alpha / r."""
+    return [scale for module in adapters(model).values() for scale in getattr(module, "scaling", {}).values()]
+
+
+def adapter_scale(model: Any, size: float) -> AbstractContextManager[None]:
+    """Set the scales to `size` times their own, or to `size` if all are 0."""
+    layers, known = [module for module in adapters(model).values() if hasattr(module, "scaling")], any(scales(model))
+    given = [{name: size * (scale if known else 1.0) for name, scale in layer.scaling.items()} for layer in layers]
+    return _set([(layer, "scaling", scaling) for layer, scaling in zip(layers, given, strict=True)])
 
 
 @contextmanager
-def without_adapters(model: Any, _size: float) -> Iterator[None]:
-    layers = adapters(model)
+def without_adapters(model: Any, part: Any) -> Iterator[None]:
+    """Disable the adapters of modules whose name ends with `part`; all for a size, which is no name."""
+    layers = adapters(model, part if isinstance(part, str) else "").values()
     for layer in layers:
         layer.enable_adapters(False)
     yield

@@ -10,7 +10,8 @@ a healthy bf16 model reaches 5 to 7 standard errors of white noise along a cause
 fits.
 
 **Two regimes.** Where the mean of |y| is above `ACCEPTED` times the noise, a cause is accepted if what it leaves is at most
-`ACCEPTED` times the noise (or `EXPLAINED` of what it was); if none is, the cause is unknown. Below, y looks like rounding token
+`ACCEPTED` times the noise and it takes away half of what is beyond the noise; if none does, the cause is unknown. (A cause that
+rounds may leave `EXPLAINED` of what it does itself: values flip at some tokens.) Below, y looks like rounding token
 by token, and a cause is named only if its amount, with the real differences as regressors beside it, is `HIDDEN` standard errors
 from none, where the real differences themselves, each fitted in the same way, stay below a third of that. Within the noise
 nothing else is searched: with as many rows as there are, some other row always fits a little better.
@@ -26,23 +27,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from actordbg.causes.bank import BY_NAME, ROWS, SHIFT, WEIGHTS
+from actordbg.causes.bank import BY_NAME, ROWS, SHIFT, WEIGHTS, cause_and_part
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ACCEPTED = 1.5
 """A fit is accepted if it leaves at most so many times the noise."""
 EXPLAINED = 1 / 100
-"""A fit is accepted too if it leaves at most this share: in fp32 a value that is rounded to bf16 flips at some tokens."""
+"""A fit of a cause that rounds is accepted too if it leaves at most this share of what it moves."""
 HIDDEN = 12.0
 APART = 3.0
+SHARED = 0.15
+"""A side computes in another dtype if its correlation with that dtype's rounding is above this, and 3 standard errors."""
 FEWEST = 16
 """Tokens below which nothing is fitted; a row of fewer than half as many is not searched for."""
 ZERO = -1e-3
@@ -55,7 +58,7 @@ class TokenSample:
 
     curves: by cause, (size, log-probs [T]) of each tried size. own: by cause, the size at which nothing is wrong. healthy [H, T]
     and drawn [K, T]: differences from the truth in the run's dtype. weights: by name, log-probs [T] of the truth with other
-    weights.
+    weights. hidden: whether a cause is searched for that no token shows. beside [M, T]: differences along which it is not.
     """
 
     recorded: Array
@@ -66,6 +69,8 @@ class TokenSample:
     curves: Mapping[str, Sequence[tuple[float, Array]]] = field(default_factory=dict)
     own: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, Array] = field(default_factory=dict)
+    beside: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    hidden: bool = True
 
     @cached_property
     def noise(self) -> float:
@@ -102,7 +107,7 @@ class FitResult:
     """The answer. named: the cause first, then those that cannot be told from it. expected: causes that are healthy in a rollout.
 
     before: the mean of |recorded - truth|, nats, over `tokens`. nearest: the best fit that was not accepted, if the cause is
-    unknown.
+    unknown and it takes away half of the difference.
     """
 
     before: float
@@ -122,7 +127,7 @@ class FitResult:
 def fit(sample: TokenSample) -> FitResult:
     """Name the causes of a sample's difference. A sample of fewer than `FEWEST` tokens gets no name."""
     zeros = (sample.recorded == 0.0) & (sample.truth < ZERO)
-    expected = {name: points[0][1] for name, points in sample.curves.items() if points and BY_NAME[name].expected}
+    expected = {name: points[0][1] for name, points in sample.curves.items() if points and cause_and_part(name)[0].expected}
     first = np.zeros(len(zeros), bool)
     for values in expected.values():
         first |= np.abs(values - sample.truth) > sample.noise / 10
@@ -134,10 +139,9 @@ def fit(sample: TokenSample) -> FitResult:
     nearest = None
     if before > ACCEPTED * sample.noise:
         fits = sorted(_fits(sample, counted), key=lambda each: each.left)
-        accepted = [each for each in fits if each.left <= max(ACCEPTED * _allowed(sample, each), before * EXPLAINED)]
-        named = tuple(_together(sample, accepted, counted))
-        nearest = next((each for each in fits if each.left < before), None)
-    else:
+        named = tuple(_together(sample, [each for each in fits if _explains(sample, each, before, counted)], counted))
+        nearest = next((each for each in fits if each.left <= before / 2), None)
+    elif sample.hidden:
         named = tuple(_hidden(sample, counted))
     explained = named[0].predicted if named else sample.truth
     placeholders = int((zeros & ~(explained > ZERO)).sum())
@@ -145,12 +149,41 @@ def fit(sample: TokenSample) -> FitResult:
     return FitResult(before, sample.noise, int(counted.sum()), named, placeholders, benign, None if named else nearest)
 
 
+def fit_to(sample: TokenSample, old: Array) -> FitResult:
+    """Name the causes of a difference from log-probs that a policy without a truth was recorded with, old [T].
+
+    Causes move them as they move the truth. Both have noise, and nothing is searched for within it.
+    """
+    apart, twice = old - sample.truth, math.sqrt(2)
+    curves = {name: [(size, values + apart) for size, values in points] for name, points in sample.curves.items()}
+    healthy, drawn = sample.healthy * twice, sample.drawn * twice
+    return fit(replace(sample, truth=old, curves=curves, healthy=healthy, drawn=drawn, weights={}, hidden=False))
+
+
+def rounds_as(sample: TokenSample, fitted: FitResult, rounded: Array) -> bool | None:
+    """Check whether what is left of a difference goes along with the rounding of another dtype; None if that is open.
+
+    rounded: log-probs [T] of a computation in that dtype. Kernels round in different ways and share a part: 0.29 to 0.59 for
+    eager attention against sdpa or a cache, in bf16 and fp16; an epsilon of the norms, below bf16's rounding, has 0.02 to 0.06.
+    """
+    left = sample.recorded - (fitted.nearest.predicted if fitted.nearest else sample.truth)
+    of_dtype = rounded - sample.truth
+    both = np.isfinite(left) & np.isfinite(of_dtype)
+    left, of_dtype = left[both], of_dtype[both]
+    if len(left) < FEWEST or not of_dtype.std() or mean_apart(left, 0.0) > ACCEPTED * mean_apart(of_dtype, 0.0):
+        return False
+    shared, error = float(np.corrcoef(left, of_dtype)[0, 1]), 3 / math.sqrt(len(left))
+    if shared > max(SHARED, error):
+        return True
+    return None if shared + error > SHARED else False
+
+
 def refined(sample: TokenSample, fitted: FitResult) -> list[tuple[str, float]]:
     """Return the sizes to compute around the best fit of a continuous cause that explains much, if they may improve it: it leaves
     more than noise, or the nearest tried size is more than 3 % away.
     """
     best = fitted.named[0] if fitted.named else fitted.nearest
-    if best is None or best.amount is None or best.z is not None or not (best.name in BY_NAME and BY_NAME[best.name].along):
+    if best is None or best.amount is None or best.z is not None or not cause_and_part(best.name)[0].along:
         return []
     known = [sample.own[best.name], *(size for size, _ in sample.curves[best.name])]
     near = min(abs(size / best.amount - 1) for size in known) < 0.03
@@ -159,28 +192,38 @@ def refined(sample: TokenSample, fitted: FitResult) -> list[tuple[str, float]]:
     return [(best.name, size) for factor in (0.99, 1.0, 1.01) if (size := best.amount * factor) not in known]
 
 
+def mean_apart(a: Array, b: Array | float) -> float:
+    """Return the mean of |a - b| over the tokens that both have, nats; 0 without any."""
+    apart = np.abs(a - b)
+    return float(apart[np.isfinite(apart)].mean()) if np.isfinite(apart).any() else 0.0
+
+
 def _mean(values: Array, where: Array) -> float:
     chosen = np.abs(values[where & np.isfinite(values)])
     return float(chosen.mean()) if len(chosen) else math.inf
 
 
-def _allowed(sample: TokenSample, of: CauseFit) -> float:
-    """Return the noise under a cause: that of log-probs at a low temperature is larger, as its logits are."""
-    spreads = of.name in BY_NAME and BY_NAME[of.name].spreads and of.amount
-    return sample.noise * (max(1.0, sample.own[of.name] / of.amount) if spreads and of.amount else 1.0)
+def _explains(sample: TokenSample, of: CauseFit, before: float, counted: Array) -> bool:
+    """Check whether a fit leaves noise alone, and takes away at least half of what is beyond the noise."""
+    cause, noise = cause_and_part(of.name)[0], sample.noise
+    if cause.spreads and of.amount:  # log-probs at a low temperature have more noise, as their logits have
+        noise *= max(1.0, sample.own[of.name] / of.amount)
+    flips = EXPLAINED * _mean(of.predicted - sample.truth, counted) if cause.rounds else 0.0
+    return of.left <= max(ACCEPTED * noise, flips) and of.left <= (before + sample.noise) / 2
 
 
 def _fits(sample: TokenSample, counted: Array) -> Iterator[CauseFit]:
     """Yield the best fit of each cause."""
     for name, points in sample.curves.items():
-        if BY_NAME[name].expected or not points:
+        cause = cause_and_part(name)[0]
+        if cause.expected or not points:
             continue
-        if BY_NAME[name].along:
+        if cause.along:
             yield _along(sample, name, points, counted)
         else:
             yield min((_scored(sample, name, size, values, counted) for size, values in points), key=lambda each: each.left)
     for name, values in sample.weights.items():
-        yield _scored(sample, f"{WEIGHTS} {name}", None, values, counted)
+        yield _scored(sample, f"{WEIGHTS}: {name}", None, values, counted)
     shifted = min(
         (_scored(sample, SHIFT, lag, _shifted(sample, lag), counted) for lag in (-2, -1, 1, 2)), key=lambda each: each.left
     )
@@ -302,7 +345,7 @@ def _hidden(sample: TokenSample, counted: Array) -> Iterator[CauseFit]:
     """Yield a cause that token by token is hidden in the noise, and those of its kin that cannot be told from it."""
     fits = []
     for name, points in sample.curves.items():
-        cause = BY_NAME[name]
+        cause = cause_and_part(name)[0]
         if cause.expected or not points:
             continue
         size, values = min(points, key=lambda pair: abs(_mean(pair[1] - sample.truth, counted) - sample.noise))
@@ -327,7 +370,8 @@ def _amount(sample: TokenSample, slope: Array, counted: Array) -> tuple[float, f
     Returns the amount, its standard error (from the draws, fitted likewise), and the amounts in the healthy differences.
     """
     draws = np.where(counted, np.nan_to_num(sample.draws), 0.0)
-    healthy = np.where(counted, np.nan_to_num(sample.healthy), 0.0)
+    known = np.concatenate([sample.healthy, sample.beside]) if len(sample.beside) else sample.healthy
+    healthy = np.where(counted, np.nan_to_num(known), 0.0)
     if len(draws) < 4 or not slope.any():
         return None
     variance = (draws**2).mean(0) / 2 + (draws**2).sum() / (2 * len(draws) * max(int(counted.sum()), 1))

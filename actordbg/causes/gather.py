@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actordbg.causes.bank import BY_NAME
 from actordbg.causes.fit import Array, TokenSample
 
 PREFIX = "cause/"
@@ -50,7 +49,7 @@ def sample_of(pieces: Sequence[Piece], own: Mapping[str, float]) -> TokenSample:
         values = chosen([piece.causes[full] for piece in pieces])
         if name == NOISE:
             drawn.append(values - truth)
-        elif name in own and name in BY_NAME:
+        elif name in own:
             curves.setdefault(name, []).append((float(size), values))
     shared = min((len(piece.healthy) for piece in pieces), default=0)
     healthy = [chosen([piece.healthy[index] for piece in pieces]) - truth for index in range(shared)]

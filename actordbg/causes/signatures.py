@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.causes.bank import BANK, BY_NAME
+from actordbg.causes.bank import BANK, cause_and_part
 from actordbg.causes.computations import Closed, Laid
 from actordbg.causes.gather import NOISE, PREFIX
 
@@ -30,7 +30,12 @@ Rows = Callable[[Mapping[str, Closed]], Mapping[str, Tensor]]
 
 def owns(model: Any, dtype: torch.dtype) -> dict[str, float]:
     """Return, by name, the size at which nothing is wrong, of every cause that this model can have in a run in `dtype`."""
-    signatures = {cause.name: cause.own(model) for cause in BANK if not (cause.rounds and dtype is torch.bfloat16)}
+    signatures = {
+        f"{cause.name}: {part}" if part else cause.name: cause.own(model)
+        for cause in BANK
+        if not (cause.rounds and dtype is torch.bfloat16)
+        for part in (cause.parts(model) if cause.parts else [""])
+    }
     return {name: own for name, own in signatures.items() if own is not None}
 
 
@@ -45,17 +50,18 @@ def tensors(model: Any, wanted: str, dtype: torch.dtype, rows: Rows, arranged: A
     """
     own = owns(model, dtype)
     if wanted == ALL:
-        asked = [(name, size) for name in own for size in BY_NAME[name].tried(own[name])]
+        asked = [(name, size) for name in own for size in cause_and_part(name)[0].tried(own[name])]
     else:
         asked = [(name, float(size)) for name, _, size in (text.partition("=") for text in wanted.split(","))]
-    closed = {f"{name}={size!r}": make(model, size) for name, size in asked if (make := BY_NAME[name].closed)}
+    closed = {f"{name}={size!r}": make(model, size) for name, size in asked if (make := cause_and_part(name)[0].closed)}
     log_probs = dict(rows(closed))
     log_probs.pop("")
     for name, size in asked:
-        if (lay := BY_NAME[name].laid) is not None:
+        cause, part = cause_and_part(name)
+        if (lay := cause.laid) is not None:
             log_probs[f"{name}={size!r}"] = arranged(lay, size)
-        if (plant := BY_NAME[name].planted) is not None:
-            with plant(model, size):
+        if (plant := cause.planted) is not None:
+            with plant(model, part or size):
                 log_probs[f"{name}={size!r}"] = rows({})[""]
     for seed in range(DRAWS if wanted == ALL else 0):
         with rounded(model, torch.finfo(dtype).eps / 2, seed):

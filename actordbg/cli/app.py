@@ -17,8 +17,6 @@ from actordbg import __version__
 from actordbg.base.errors import ActordbgError, EnvironmentProblem
 from actordbg.cli.lazy import Command, CommandGroup, Section, group_class
 
-OLD_TRUTH = {"token_normalize_func": lambda token: "truth" if token == "oracle" else token}
-"""Context settings that accept the old spelling of --truth, which no help shows."""
 ACTION, LIST = "quiet json", "file csv quiet json"
 FACTS, DOCUMENT = "file quiet json", "file html md format quiet json"
 CHARTS = f"{DOCUMENT} plot"
@@ -43,38 +41,25 @@ DUMP = CommandGroup(
         Command("Remove dumps.", "dump_files:prune", f"empty {ACTION}"),
     ),
 )
-CURVE = CommandGroup(
-    "curve",
-    "Model memory and time by length; see what fits.",
-    (
-        Command("Show peak memory by length, and the longest that fits.", "curve:memory", CHARTS),
-        Command("Show time by length, and the longest that fits.", "curve:time", CHARTS),
-    ),
-    old="curve",
-)
 MEMORY = CommandGroup(
     "memory",
     "Track process memory over time; find where two diverge.",
     (
         Command("Sample the memory of running processes over time.", "memory:watch", f"csv {DOCUMENT}"),
-        Command("Show recorded samples: peaks and growth.", "memory:show", DOCUMENT),
         Command("Find where two runs' memory diverges.", "memory:compare", DOCUMENT),
-        Command("List memory recordings, newest first.", "memory:ls", LIST),
     ),
     old="memory",
 )
 MEASURE = CommandGroup(
     "measure",
-    "Measure noise, memory, time; check trainings.",
+    "Measure noise and memory; check trainings.",
     (
         Command(
             "Measure a configuration's own numerical noise.",
             "measure:noise",
             f"empty {DOCUMENT}",
-            settings=OLD_TRUTH,
             old="noise",
         ),
-        CURVE,
         MEMORY,
         Command(
             "Train a few steps under each configuration and compare.",
@@ -83,7 +68,6 @@ MEASURE = CommandGroup(
             old="train-check",
         ),
         Command("Compare training losses step by step.", "compare:compare_logs", CHARTS, old="compare-logs"),
-        Command("Test a small model of each family against laws and truth.", "measure:families", DOCUMENT, old="families"),
     ),
 )
 STORE = CommandGroup(
@@ -139,7 +123,6 @@ CONTENTS = (
                 "Replay recorded inputs outside the job.",
                 "replay:replay",
                 f"empty {FACTS}",
-                settings=OLD_TRUTH,
                 also=(
                     Command(
                         "List replays, newest first, with short handles.",
@@ -151,9 +134,7 @@ CONTENTS = (
                     Command("Attach to a rank at a breakpoint.", "attach:attach", "", old="attach"),
                 ),
             ),
-            Command(
-                "Find which setting combinations run and are right.", "matrix:matrix", f"empty {DOCUMENT}", settings=OLD_TRUTH
-            ),
+            Command("Find which setting combinations run and are right.", "matrix:matrix", f"empty {DOCUMENT}"),
         ),
     ),
     Section(
@@ -171,7 +152,7 @@ CONTENTS = (
                 DOCUMENT,
                 label="reduce, repro, bundle",
             ),
-            Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT, settings=OLD_TRUTH),
+            Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT),
             Command("Replay an optimizer step: loss, norm, known faults.", "step:step", DOCUMENT, label="step, turns, weights"),
             Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
             MEASURE,

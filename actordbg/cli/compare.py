@@ -103,8 +103,8 @@ def compare_logs(
     logs: list[str] = argument(
         ...,
         "LOG",
-        "Logs, plain or .gz; - for standard input; TensorBoard event files or their folder; W&B exports as .csv "
-        "(FILE#RUN selects a run) or .jsonl.",
+        "Logs, plain or .gz; - for standard input; exports as JSON, JSON lines or CSV; TensorBoard's event files; trackio's "
+        "database. FILE#RUN selects a run.",
     ),
     each: bool = option(False, "Compare every pair of logs (default: all with the first)."),
     metric: str | None = option(
@@ -125,13 +125,13 @@ def compare_logs(
 ) -> object:
     """Compare training losses step by step.
 
-    Reads the losses from training logs (progress bars included), TensorBoard files and W&B exports. Compares any number of logs
+    Reads the losses from training logs (progress bars included) and from exports of trackers. Compares any number of logs
     with the first. A relative difference is |a - b| / max(|a|, |b|). Lists the steps that reach --threshold, the largest
     difference first, and says whether the losses fall.
 
     Exit code: 1 if the rule is not met, a value is NaN or infinite, or the logs have fewer than three steps in common.
 
-    Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
+    Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 -o losses.png
     """
     from actordbg.api.measuring import compare_logs
 

@@ -94,7 +94,7 @@ def _import_bundle(store: Store, paths: Sequence[str]) -> None:
     keep_answer(vars(summary) | {"store": store.root, "path": paths[0]})
     there = f"; {plural(summary.present, 'file')} already there" * bool(summary.present)
     say(f"imported {summary.contents}{there}")
-    say_next("actordbg check")
+    say_next(f"actordbg report {summary.replay}" if summary.replay else "actordbg check")
 
 
 def _writable(ctx: typer.Context) -> Store:
@@ -291,7 +291,7 @@ def _say_packed(answer: dict[str, Any]) -> None:
 def prune(
     ctx: typer.Context,
     where: Where = None,
-    older_than: str | None = option(None, "Remove dumps older than this, e.g. 7d, 12h.", metavar="AGE"),
+    older_than: str | None = option(None, "Remove dumps that came into the store longer ago than this, e.g. 7d.", metavar="AGE"),
     keep: str | None = option(None, "Remove the oldest dumps until at most this much is left, e.g. 10GB.", metavar="SIZE"),
     damaged: bool = option(False, "Only corrupt files, not newer-format or unreadable ones."),
     pinned: bool = option(False, "Also remove protected dumps (default: keep them)."),
@@ -345,6 +345,8 @@ def prune(
 def _say_pruned(plan: PrunePlan) -> None:
     if plan.spared:
         note(f"keeping {plural(plan.spared, 'protected dump')}; pass --pinned to remove them as well")
+    if plan.recent:
+        note(f"keeping {plural(plan.recent, 'dump')} that came into the store since, though recorded before")
     if not plan.files and not plan.failed:
         say("nothing to remove")
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -45,8 +46,8 @@ def ls(
     """List dumps, newest first.
 
     Columns for --where: rank, seq_len, timestamp, batch_size, tokens, padding, action_len, run, step, role, training,
-    source, bytes, ... and from the last result: status, error, signature, forward_s, backward_s, peak_memory, replay.
-    `actordbg dump columns` lists all.
+    source, bytes, ... the last verdict: verdict, broken, theirs; and from the last result: status, error, signature,
+    forward_s, backward_s, peak_memory, replay. `actordbg dump columns` lists all.
 
     Exit code: 5 if no dump matches.
 
@@ -71,7 +72,7 @@ def ls(
 
 
 def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
-    from actordbg.catalog.selections import reasons
+    from actordbg.catalog.selections import reasons, verdict_of
 
     if not rows:
         say(f"no dump matches {where}" if where else "there are no dumps in this store yet")
@@ -79,10 +80,10 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
             note(reason)
         return
     trainers, wide = len({row.trainer for row in rows}) > 1, output.table_width() >= _WIDE
-    named = ("dump", *["trainer"] * trainers, "rank", "role", "B", "S", "tokens", "trigger", "last", *["when", "run"] * wide)
+    named = ("dump", *["trainer"] * trainers, "rank", "role", "B", "S", "tokens", "trigger", "verdict", *["when", "run"] * wide)
     cells = [
         (row.dump_id, *[row.trainer] * trainers, row.rank, row.role, row.batch_size, row.seq_len, row.tokens,
-         row.triggered or row.recovered or ("protected" if row.pinned else None), row.status,
+         row.triggered or row.recovered or ("protected" if row.pinned else None), verdict_of(row),
          *[ago(row.timestamp), row.run] * wide)
         for row in rows
     ]  # fmt: skip
@@ -129,7 +130,8 @@ def show(
     path = catalog.store.root / row.path
     record = read_record(path)
     hashes = weights_of(catalog.store.root, record)
-    answer = {name: getattr(row, name) for name in ("path", "bytes", "trainer", "adapter", "function")} | {
+    names = ("path", "bytes", "trainer", "adapter", "function", "verdict", "broken", "theirs", "model")
+    answer = {name: getattr(row, name) for name in names} | {
         "record": record,
         "tensors": _tensors(record, path if values else None),
         "results": results_of_dump(catalog, row.dump_id),
@@ -198,9 +200,12 @@ def _say_dump(answer: dict[str, Any]) -> None:
 
 def _facts(answer: dict[str, Any]) -> dict[str, Any]:
     record, trainer, adapter = answer["record"], answer["trainer"], answer["adapter"]
+    from actordbg.catalog.selections import verdict_of
+
     yes = {name: cell(getattr(record, name)) for name in ("training", "grad_enabled", "packing_samples")}
     extra = ", ".join(f"{name} ({why})" for name, why in record.extra.items())
     return {
+        "verdict": verdict_of(SimpleNamespace(**answer)),
         "file": f"{answer['path']} ({human_bytes(answer['bytes'])})",
         "run": record.run,
         "time": record.timestamp,

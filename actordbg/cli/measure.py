@@ -1,15 +1,13 @@
-"""`actordbg noise`, `families`, `train-check` and `actor init`: what a configuration does, beside replaying and judging dumps."""
+"""`actordbg noise`, `train-check` and `actor init`: what a configuration does, beside replaying and judging dumps."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import typer
 
 from actordbg.cli.options import (
     ConfirmOption,
-    argument,
     option,
     refuse_beside,
 )
@@ -37,41 +35,6 @@ def noise(
 
     flags = flags_of(settings)
     return opened(ctx, machines=machines).noise(chosen.selection, **flags)
-
-
-@takes_settings("families")
-def families(
-    ctx: typer.Context,
-    names: list[str] | None = argument(
-        None, "NAME|DIR", "Families, or folders with a config.json (default: all known families)."
-    ),
-    settings: Given = NONE,
-    keep: Path | None = option(
-        None, "Work in DIR and keep it, continuing an earlier run there (default: a temporary folder).", metavar="DIR"
-    ),
-    list_: bool = option(False, "List the known families and run nothing."),
-) -> object:
-    """Test a small model of each family against laws and truth.
-
-    Builds a small random model of each family, without network access, and runs a matrix on small synthetic inputs: fp32 and
-    bf16, sdpa and eager, packed and not. Checks the laws in every cell and compares it with the truth. A folder's config.json
-    gives a small model of that configuration, with your own windows, scalings and flags; its weights are not read.
-
-    With --keep, an interrupted run continues, and a list can be run in parts: results in DIR with the same options and versions
-    are reused.
-
-    Takes seconds per family.
-
-    Exit code: 1 if a family is wrong or fails.
-
-    Example: actordbg families qwen3_5 mixtral --packing on
-    """
-    from actordbg.api.family_checks import known_families
-    from actordbg.cli.terminal import opened
-
-    if list_:
-        return known_families()
-    return opened(ctx).families(*(names or ()), keep=keep, **settings)
 
 
 @takes_settings("train-check")

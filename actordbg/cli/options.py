@@ -208,9 +208,8 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
     if suffixes:
         shown = [suffix for suffix in suffixes if suffix not in (".htm", ".markdown")]
         text = f"Write the result to FILE: {', '.join(shown)}; repeatable."
-        old = [f"--{word}" for word in ("html", "plot") if word in named]  # spellings of earlier versions
         rank = 12 if "html" in named else 19
-        options.insert(0, _output("files", list[Path] | None, None, text, "-o", "--output", *old, rank=rank, metavar="FILE"))
+        options.insert(0, _output("files", list[Path] | None, None, text, "-o", "--output", rank=rank, metavar="FILE"))
 
     def called(**given: Any) -> Any:
         mine = {option.name: given.pop(option.name) for option in options}

@@ -356,6 +356,8 @@ def write_files(answer: Any, blocks: Sequence[Block] = ()) -> None:
             continue
         if form == "csv":
             rows = json.loads(as_json_text(answer))
+            for row in rows:
+                row.update(row.pop("not_finite", {}))
             text = renderings.as_csv(list(rows[0]) if rows else (), rows)
         elif form == "json":
             text = as_json_text(answer, 2) + "\n"

@@ -172,8 +172,8 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
     if held.last:
         ended = "" if held.last_status == "complete" else f", {held.last_status}: `actordbg replay --resume {held.last}`"
         yield "last", f"{held.last}, {ago(held.last_at or '')}, {held.last_passed} of {held.last_inputs} passed{ended}"
-    if held.failed:
-        yield "failed", f"{plural(held.failed, 'dump')} in their last replay: `actordbg replay --failed`"
+    if held.bad:
+        yield "bad", f"{plural(held.bad, 'dump')} whose last verdict is WRONG or FAILED: `actordbg replay --lf`"
     if held.dumps and held.never_replayed == held.dumps:
         yield "next", "actordbg check"
     elif held.never_replayed:

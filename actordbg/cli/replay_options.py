@@ -42,7 +42,7 @@ class ChosenInputs:
     )
     order: Literal["time", "length", "shuffle"] | None = option_field(None, "Input order (default: time).", rank=30)
     shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", hidden=True)
-    failed: bool = option_field(False, "Only dumps that did not pass last time.", "--failed", "--lf", rank=2)
+    failed: bool = option_field(False, "Only dumps whose last verdict is WRONG or FAILED.", "--failed", "--lf", rank=2)
     longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, rank=30)
     diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, rank=18)
     random_seed: int = option_field(42, "Seed of the shuffle.", rank=30)

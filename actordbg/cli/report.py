@@ -95,7 +95,7 @@ def replays(
         named = ["name"] if any(replay["name"] for replay in shown) else []
         cells = [
             (replay["handle"] or "", *[replay[name] or "" for name in ("replay_id", *named)], ago(replay["created_at"]),
-             passed_of(replay), replay["verdict"], replay["configuration"])
+             passed_of(replay), "theirs: " * bool(replay["whose"]) + replay["verdict"], replay["configuration"])
             for replay in shown
         ]  # fmt: skip
         if shown:

@@ -53,7 +53,7 @@ def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[...,
     """Decorate a command: replace its parameter `settings` by the settings of `command`. Also applies `takes_groups`."""
     options = list(_options(command))
     mine = [setting for setting in _settings_of(command) if setting.bare is not None]
-    bare = {f"--{name}": str(setting.bare) for setting in mine for name in (setting.option, setting.old_option) if name}
+    bare = {setting.flag: str(setting.bare) for setting in mine}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         called = takes_options("settings", options, partial(merged_settings, command))(takes_groups(function))
@@ -104,7 +104,7 @@ def _settings_of(command: str) -> list[Setting]:
 def _takes_list(setting: Setting, command: str) -> bool:
     """Check whether the command takes a comma-separated list of values."""
     of_training = command == "train-check" and setting.name in TRAINING_AXES
-    return setting.axis is not None and (command in ("matrix", "families") or of_training)
+    return setting.axis is not None and (command == "matrix" or of_training)
 
 
 def _axis(setting: Setting) -> inspect.Parameter:

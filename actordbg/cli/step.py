@@ -49,7 +49,7 @@ def turns(
 
     Needs a run recorded with `run --turns`. Compares what each turn was given with the turns before it, what the rollout handed
     to the trainer with all turns, and recorded calls with that. Names the first id that differs and its kind: retokenized, border
-    lost, template drops text, extra BOS, EOS appended. --tokenizer adds the text, which some kinds are known by.
+    lost, template drops text, extra BOS, two BOS, EOS appended. --tokenizer adds the text, which some kinds are known by.
 
     --template proves that a conversation's prefix stays a prefix as turns are added, on made-up and recorded conversations.
 

@@ -11,7 +11,6 @@ complete Ray runtime environment. It also ships actordbg and the trainer if they
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sysconfig
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from typing import Any
 from actordbg.base.errors import UsageError
 from actordbg.cluster.node_store import StoreElsewhere
 from actordbg.debug.replay_stops import POST_MORTEM
+from actordbg.formats.record_reading import strict_json
 from actordbg.trainers.trainer import TRAINER
 
 DEFAULT_MAX_FAILURES = 3
@@ -80,7 +80,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
         if path.suffix == ".json":
-            data = json.loads(text)
+            data = strict_json(text)
         else:
             import yaml
 

@@ -84,6 +84,16 @@ def telling(values: Mapping[str, Any]) -> Values:
     return {setting.name: values[setting.name] if _has(setting, values) else setting.idle for setting in _TELLING}
 
 
+def deciding(values: Mapping[str, Any]) -> Values:
+    """Return the settings that change results. Plain ranks are independent, so their number does not count, nor does a seed."""
+    apart = _DECIDE_NOTHING | ({"nproc"} if values["backend"] == "plain" else set())
+    return {name: value for name, value in telling(values).items() if SETTINGS[name].numbers and name not in apart}
+
+
+_DECIDE_NOTHING = {"vary", "seed"}
+"""Settings that do not change what a configuration computes."""
+
+
 def costs(values: Mapping[str, Any]) -> Values:
     """Return the settings that affect time and memory."""
     return {name: value for name, value in telling(values).items() if SETTINGS[name].cost}

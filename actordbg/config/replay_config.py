@@ -52,7 +52,7 @@ NOT_NAMES = ("last", "all", "truth", "golden", "recorded")
 
 _REPLAYS = ("replay", "check", "noise", "matrix")
 _JUDGES = ("replay", "check", "matrix")
-_NO_TRAINING = (*_REPLAYS, "families", "actor init", "curve")
+_NO_TRAINING = (*_REPLAYS, "actor init")
 _NO_CURVE = (*_REPLAYS, "actor init", "train-check", "step")
 deciding_setting = partial(setting, numbers=True, cost=True)
 """A setting that changes the results, and time or memory."""
@@ -212,7 +212,7 @@ class ReplayConfig:
         help="Compute the truth instead: the same weights in plain PyTorch, one unpadded row at a time, eager, in fp32 or fp64 "
         "(bf16, fp16: that dtype's own rounding).",
         metavar="[fp32|fp64]", column="dtype of the truth, fp32 or fp64; NULL if the replay is not a truth",
-        stored="oracle", resolved="oracle", old_option="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
+        stored="oracle", resolved="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
         unset="no truth", quiet=(None,), commands=("replay", "noise"), flag_only=True,
         decides_truth=True,
     )  # fmt: skip
@@ -241,7 +241,7 @@ class ReplayConfig:
         600.0,
         help="Time limit per input, compilation included (default 600).",
         rank=18, metavar="SECONDS", column="time limit of each input, in seconds",
-        option="timeout", above=0, words="timeout {:g} s", commands=(*_NO_CURVE, "families"),
+        option="timeout", above=0, words="timeout {:g} s", commands=_NO_CURVE,
     )  # fmt: skip
     keep_tensors: bool = run_setting(
         True,
@@ -278,7 +278,7 @@ class ReplayConfig:
         None,
         help="Do not fail on this law verdict.",
         column="the accepted law verdict; NULL if none",
-        values=ACCEPTABLE, words="{} accepted", commands=(*_JUDGES, "families"),
+        values=ACCEPTABLE, words="{} accepted", commands=_JUDGES,
     )  # fmt: skip
 
     @property

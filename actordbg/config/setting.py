@@ -20,7 +20,7 @@ from actordbg.base.errors import UsageError
 
 ENVIRONMENT = "ACTORDBG_REPLAY_"
 """Prefix of the settings' environment variables."""
-COMMANDS = ("replay", "check", "locate", "noise", "matrix", "families", "actor init", "curve", "train-check", "step")
+COMMANDS = ("replay", "check", "locate", "noise", "matrix", "actor init", "train-check", "step")
 """The commands that take settings."""
 _SWITCH = {"on": True, "off": False, "yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}
 
@@ -40,7 +40,7 @@ class Setting:
     kind: bool, int, float or str. default: None means "as the dump's record has it, else what suits the machine".
     stored: its key in files and its column in the catalog. option: its name on the command line, without dashes.
     rank: where `--help` shows it, the most used settings first; it has room for fifteen options.
-    old_option: a spelling that still works. bare: the value of an option that is typed without a value. shorthand: an option
+    bare: the value of an option that is typed without a value. shorthand: an option
     that stands for a value, (option, value).
     named: numbers that have a name, such as all.
     values: all valid values; least: the smallest number; above: what the number must exceed.
@@ -62,7 +62,6 @@ class Setting:
     option: str
     metavar: str | None = None
     rank: int = 40
-    old_option: str | None = None
     bare: str | None = None
     shorthand: tuple[str, Any] | None = None
     named: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -64,7 +64,8 @@ def own_user_only() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
         Path(folder, "sitecustomize.py").write_text(inspect.getsource(own_user) + "\nguard()\n", encoding="utf-8")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))}
-        if subprocess.run([sys.executable, "-c", _LETS_ALL_IN], env=environment, check=False).returncode:
+        asks = [sys.executable, "-c", _LETS_ALL_IN]
+        if subprocess.run(asks, env=environment, stdin=subprocess.DEVNULL, check=False).returncode:
             raise Unsupported(
                 f"{sys.executable} ignores PYTHONPATH, so any user of this machine could connect to debugpy and run code as you",
                 hint="drop --debugpy: the prompt of --break is open only to you",

@@ -29,6 +29,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from actordbg.formats.record_reading import strict_json
+
 CONTINUE, QUIT, DETACH, LOST = "continue", "quit", "detach", "lost"
 """Words that end a stop: continue; end this input; continue without further breakpoints; the rank at the prompt is gone."""
 _HELLO_S = 10.0
@@ -119,8 +121,8 @@ class Line:
         self.connection.settimeout(timeout_s)
         text = b""
         with contextlib.suppress(OSError):
-            text = self._file.readline()
-        message: Message | None = json.loads(text) if text.endswith(b"\n") else None
+            text = self._file.readline(2**26)
+        message: Message | None = strict_json(text) if text.endswith(b"\n") else None
         return message
 
     def follow(self, answer: Callable[[str], str]) -> Message:

@@ -129,10 +129,11 @@ class Demo:
         words = ["actordbg", "--store", "store", *arguments]
         self.tell(f"$ {shlex.join(words)}")
         command = [sys.executable, "-m", *words]
-        code = subprocess.run(command, cwd=self.directory, env=self._environment(), check=False).returncode
-        if code != 0:
+        environment = self._environment()
+        ran = subprocess.run(command, cwd=self.directory, env=environment, stdin=subprocess.DEVNULL, check=False)
+        if ran.returncode != 0:
             raise LaunchProblem(
-                f"`{shlex.join(words)}` ended with exit code {code}",
+                f"`{shlex.join(words)}` ended with exit code {ran.returncode}",
                 hint="see its message above; run it again with --keep DIR to keep the files",
             )
 

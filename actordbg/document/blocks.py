@@ -9,6 +9,7 @@ which are for pages (`page`), because the blocks beside them have the same conte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
@@ -83,7 +84,8 @@ TONES = {
 
 def tone_of(text: str) -> str | None:
     """Return the tone of a verdict word, or of a text that begins with one."""
-    return TONES.get(text) or TONES.get(text.partition(" ")[0])
+    word = re.split(r"[:(]", text, maxsplit=1)[0].strip()
+    return TONES.get(word) or TONES.get(word.partition(" ")[0])
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ class Verdict:
 
     word: RIGHT, WRONG, FAILED or NOT CHECKED; "" if the command measures and does not judge. said: the rest of the sentence.
     figures: (name, value), the deciding figure first. not_checked: what the word does not cover. next: the command to run next.
-    toy: whether the built-in toy model ran. wrong, right: which of several sides are, such as ROLLOUT and TRAINER, where the
-    command tells; wrong is EITHER if it could be any.
+    toy: whether the built-in toy model ran. whose: who else says so, if it rests on what this user did not compute.
+    wrong, right: which of several sides are, such as ROLLOUT and TRAINER, where the command tells; wrong is EITHER if any.
     """
 
     word: str
@@ -104,6 +106,7 @@ class Verdict:
     toy: bool = False
     wrong: Sequence[str] = ()
     right: Sequence[str] = ()
+    whose: str = ""
 
     @property
     def tone(self) -> str:
@@ -112,13 +115,14 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Check whether the word is RIGHT."""
-        return self.word == RIGHT
+        """Check whether the word is RIGHT, and this user's own."""
+        return self.word == RIGHT and not self.whose
 
     @property
     def heading(self) -> str:
-        """The word, marked if a toy model ran: "RIGHT (TOY MODEL)"."""
-        return f"{self.word} ({TOY_MODEL})" if self.toy and self.word else self.word
+        """The word, marked if a toy model ran or somebody else says so: "RIGHT (TOY MODEL; by alice (uid 1001))"."""
+        marks = [TOY_MODEL] * self.toy + [f"by {self.whose}"] * bool(self.whose)
+        return f"{self.word} ({'; '.join(marks)})" if marks and self.word else self.word
 
     @property
     def text(self) -> str:
@@ -205,7 +209,8 @@ class VerdictData(SentenceData, total=False):
     """The part of a result's JSON that every judging command has, with the fields of `Verdict`.
 
     verdict: its word. sentence: the whole verdict. charts: title, words and Vega-Lite specification of each. good: whether the
-    exit code is 0, which the command adds. wrong, right: absent where no side is judged.
+    exit code is 0, which the command adds. wrong, right: absent where no side is judged. whose: absent if it is this user's own.
+    not_finite: the places of figures that are null because they are NaN or infinite, with their names; absent without one.
     """
 
     figures: Sequence[tuple[str, str]]
@@ -214,6 +219,8 @@ class VerdictData(SentenceData, total=False):
     good: bool
     wrong: Sequence[str]
     right: Sequence[str]
+    not_finite: dict[str, str]
+    whose: str
 
 
 def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
@@ -225,7 +232,7 @@ def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
         for block in blocks
         if isinstance(block, Chart)
     ]
-    omitted = {"word", "said", "toy"} | {name for name in ("wrong", "right") if not data[name]}
+    omitted = {"word", "said", "toy"} | {name for name in ("wrong", "right", "whose") if not data[name]}
     return {name: value for name, value in data.items() if name not in omitted} | {"charts": charts}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,8 +129,41 @@ class CommandResult(Mapping[str, Any]):
 
 
 def as_json_text(answer: Any, indent: int | None = None) -> str:
-    """Encode a result as JSON."""
-    return in_json(json.dumps(answer, default=_plain, indent=indent, ensure_ascii=False, allow_nan=False))
+    """Encode a result as JSON. A figure that is not finite is null, and the result, or its row of a list, has `not_finite`:
+    the place of each such figure, such as `laws[1].violations[0].size`, with NaN, Infinity or -Infinity.
+    """
+    encode = partial(json.dumps, default=_plain, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        text = encode(answer)
+    except ValueError:
+        plain = json.loads(json.dumps(answer, default=_plain), parse_constant=_NotFinite)
+        text = encode([_with_nulls(row) for row in plain] if isinstance(plain, list) else _with_nulls(plain))
+    return in_json(text)
+
+
+@dataclass(frozen=True)
+class _NotFinite:
+    """A figure that JSON has no number for. name: NaN, Infinity or -Infinity."""
+
+    name: str
+
+
+def _with_nulls(value: Any) -> Any:
+    """Replace the figures of a result that are not finite by None, and name them under `not_finite`."""
+    names: dict[str, str] = {}
+
+    def replaced(held: Any, place: str) -> Any:
+        if isinstance(held, _NotFinite):
+            names[place] = held.name
+            return None
+        if isinstance(held, dict):
+            return {key: replaced(item, f"{place}.{key}" if place else key) for key, item in held.items()}
+        if isinstance(held, list):
+            return [replaced(item, f"{place}[{at}]") for at, item in enumerate(held)]
+        return held
+
+    result = replaced(value, "")
+    return result | {"not_finite": names} if names and isinstance(result, dict) else result
 
 
 def _plain(value: Any) -> Any:

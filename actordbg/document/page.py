@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -151,7 +152,7 @@ def save(charts: Sequence[Chart], path: Path) -> bool:
         return False
     import vl_convert
 
-    parts = [{**chart.specification, "title": chart.title, "width": WIDTH} for chart in charts]
+    parts = [{**_visible(chart.specification), "title": chart.title, "width": WIDTH} for chart in charts]
     picture = {"$schema": SCHEMA, "vconcat": parts, "background": "white"}
     drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{path.suffix.lower()[1:]}")(picture)
     write_named(path, drawn.encode() if isinstance(drawn, str) else drawn)
@@ -292,11 +293,15 @@ def _chart(chart: Chart, number: int) -> str:
 
 
 def _visible(value: Any) -> Any:
-    """Escape invisible characters in a specification's texts, which vega draws unchanged, and replace dump ids by handles."""
+    """Return a specification as vega gets it: texts, which it draws unchanged, without invisible characters and with handles
+    for dump ids; figures that are not finite, which JSON does not have, as null.
+    """
     if isinstance(value, str):
         return in_line(with_handles(value))
     if isinstance(value, dict):
         return {name: _visible(item) for name, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # vega leaves such a point out
     return [_visible(item) for item in value] if isinstance(value, list) else value
 
 

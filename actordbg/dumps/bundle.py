@@ -9,7 +9,8 @@ files of a store, byte for byte, without logs; or dumps without their token ids 
 **Nothing in it is trusted.** A member is a regular file that the manifest names, with a path that a store may have; sizes are
 limited before anything is written; dumps, specifications, comparisons and headers of tensors are checked, and journals are read
 later by a reader that skips damaged lines. An existing file is never replaced, and a replay that the store has gets no new files.
-Nothing is executed, and what an imported replay says is approved like another user's (`base.owners.origin_file`).
+Nothing is executed; what an imported replay would run is approved like another user's, and what it or a comparison says is named
+as theirs (`base.owners.origin_file`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -44,8 +46,9 @@ from actordbg.dumps.redaction import Redaction
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.encoding import pack_line
-from actordbg.formats.store_files import atomic_write, make_folder, open_regular, read_regular
-from actordbg.records.comparison_record import ComparisonRecord, strict_json
+from actordbg.formats.record_reading import MOST_VALUES, values_in
+from actordbg.formats.store_files import MOST_BYTES, atomic_write, make_folder, open_regular, read_regular
+from actordbg.records.comparison_record import ComparisonRecord, stored_json
 from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
@@ -56,9 +59,11 @@ BUNDLE_SUFFIX = ".tar.zst"
 HUB = "hf://datasets/"
 FORMAT = 1
 MANIFEST = "manifest.json"
-MOST_MANIFEST, MOST_FILES = 2**26, 10**6
+MOST_FILES = 10**6
 MOST_FILE = 2**34
-"""Limits of what is read from a bundle: bytes of its manifest, number of files, bytes of one file."""
+"""Limits of what is read from a bundle: number of files, bytes of one file."""
+_MOST_HEADER = 2**16
+"""Bytes of a header that has a long name, or other facts, of a member."""
 _FREE, _RATIO = 2**28, 100
 """A bundle may unpack to this many bytes, or to so many times its size: journals compress well, a bomb better."""
 _NAME = r"(?!\.)[A-Za-z0-9._+@-]{1,200}"
@@ -71,7 +76,7 @@ _MEMBER = re.compile(
 @dataclass(frozen=True)
 class BundleSummary:
     """What was packed or imported. present: files that the store had, which no other
-    figure counts. size: of the archive, bytes.
+    figure counts. size: of the archive, bytes. replay: the newest of an imported bundle that is no truth; "" without one.
     """
 
     path: Path
@@ -81,6 +86,7 @@ class BundleSummary:
     present: int = 0
     size: int = 0
     redacted: bool = False
+    replay: str = ""
 
     @property
     def contents(self) -> str:
@@ -154,6 +160,17 @@ def _dump_files(places: Iterable[Path], redaction: Redaction | None) -> Iterator
 # ---- opening ----
 
 
+class _Member(tarfile.TarInfo):
+    """A member whose further headers are small: `tarfile` reads each of them whole, before it gives the member."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        member = super().frombuf(buf, encoding, errors)
+        if not member.isreg() and member.size > _MOST_HEADER:
+            raise UnsafeInput(f"the bundle has a header of {member.size:,} bytes", hint="do not use this bundle")
+        return member
+
+
 class _Limited(io.RawIOBase):
     """Reads what `stream` decompresses to, at most `most` bytes."""
 
@@ -188,32 +205,38 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
             open(open_regular(path.resolve()), "rb") as file,
             zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file) as stream,
         ):
-            with tarfile.open(fileobj=_Limited(stream, most), mode="r|") as archive:  # type: ignore[call-overload]
-                files = dict(_members(archive))
+            with tarfile.open(fileobj=_Limited(stream, most), mode="r|", tarinfo=_Member) as archive:  # type: ignore[call-overload]
+                files = dict(_members(archive, MOST_VALUES + path.stat().st_size))
     except OSError as error:
         raise EnvironmentProblem(
             f"cannot read {path}: {error.strerror or error}", hint="name a bundle that you can read"
         ) from None
-    except (zstandard.ZstdError, tarfile.TarError, EOFError, ValueError) as error:
+    except (zstandard.ZstdError, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         raise CorruptDump(f"{path} is not a bundle, or is damaged: {error}", hint="copy it again") from None
     for name, data in files.items():
         _check_as_its_kind(name, data)
     new = {name: data for name, data in files.items() if not _is_there(store, name, data)}
     _check_replays(files, new)
-    written: list[Path] = []
+    good, written = False, list[Path]()
     try:
         for name in sorted(new, key=lambda name: name.endswith(f"/{SPEC}")):  # a replay is one once it has its specification
             target = store.root / name
             make_folder(target.parent)
-            if name.endswith(f"/{SPEC}"):
-                atomic_write(origin_file(target), str(path.name).encode())
-            atomic_write(target, new[name])
-            written.append(target)
+            contents = {target: new[name]}
+            if name.endswith(f"/{SPEC}") or name.startswith("comparisons/"):  # who wrote it is known before it is there
+                contents = {origin_file(target): os.fsencode(path.name), **contents}
+            for place, data in contents.items():
+                written.append(place)
+                atomic_write(place, data)
+        good = True
     except OSError as error:
-        for target in written:
-            target.unlink(missing_ok=True)
         raise StoreProblem(f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store") from None
-    return replace(_counted(path, new), present=len(files) - len(new), size=path.stat().st_size)
+    finally:  # whatever stopped it, Ctrl-C too
+        for place in reversed(written if not good else []):
+            place.unlink(missing_ok=True)
+    specs = [ReplaySpec.from_json(data) for name, data in files.items() if name.endswith(f"/{SPEC}")]
+    replay = max((spec.replay_id for spec in specs if not (spec.config.truth or spec.config.vary)), default="")
+    return replace(_counted(path, new), present=len(files) - len(new), size=path.stat().st_size, replay=replay)
 
 
 def _check_replays(files: Collection[str], new: Collection[str]) -> None:
@@ -227,25 +250,31 @@ def _check_replays(files: Collection[str], new: Collection[str]) -> None:
             raise Conflict(f"the store has this replay without {name}", hint=hint)
 
 
-def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
-    """Yield the members that the manifest names, each with its bytes, after all that can be checked without its kind."""
+def _members(archive: tarfile.TarFile, values: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the members that the manifest names, each with its bytes, after all that can be checked without its kind.
+
+    values: those that all its JSON may have. Later each line of a journal is an object in memory, with all that it holds.
+    """
     listed: dict[str, Any] | None = None
     for member in archive:
         if not member.isreg() or member.issparse():
             raise UnsafeInput(f"{member.name!r:.120} in the bundle is not a plain file", hint="ask for a bundle without links")
         if listed is None:
-            if member.name != MANIFEST or member.size > MOST_MANIFEST:
+            if member.name != MANIFEST or member.size > MOST_BYTES:
                 raise CorruptDump("it does not begin with a manifest: this is not a bundle", hint="`actordbg bundle` makes one")
             listed = _manifest(_content(archive, member))
             continue
         entry = listed.pop(member.name, None)
         if entry is None or not _MEMBER.fullmatch(member.name):
             raise UnsafeInput(f"{member.name!r:.120} does not belong into a bundle", hint="do not use this bundle")
-        if member.size != entry["size"] or member.size > MOST_FILE:
+        if member.size != entry["size"] or member.size > (MOST_BYTES if member.name.endswith(".json") else MOST_FILE):
             raise UnsafeInput(f"{member.name} is not of the size that the manifest says", hint="do not use this bundle")
         data = _content(archive, member)
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise CorruptDump(f"{member.name} in the bundle is damaged", hint="copy the bundle again")
+        values -= values_in(data) if member.name.endswith((".json", ".jsonl")) else 0
+        if values < 0:
+            raise UnsafeInput("the bundle's records have more values than its size allows", hint="do not use this bundle")
         yield member.name, data
     if listed is None or listed:
         missing = next(iter(listed or {"manifest.json": 0}))
@@ -259,7 +288,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 def _manifest(data: bytes) -> dict[str, Any]:
     try:
-        manifest = strict_json(data)
+        manifest = stored_json(data)
         if manifest["format"] != FORMAT:
             raise NewerFormat(
                 f"the bundle has format {manifest['format']!r:.40}, this actordbg reads {FORMAT}", hint="upgrade actordbg"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CatalogProblem, NewerFormat, StoreProblem
-from actordbg.capture.control import Control
+from actordbg.capture.control import LARGEST, Control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import FOLDERS, refresh
@@ -40,7 +40,6 @@ from actordbg.formats.weight_syncs import SYNCS
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixRecord
-from actordbg.records.memory_record import MemoryRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.records.run_files import read_counters, read_sync, read_trajectory, read_weights
 from actordbg.store.layout import UNPRINTABLE, Store, known_regular
@@ -56,7 +55,7 @@ _FOLDERS = re.compile(
     r"(controls|comparisons|noise|matrices|memory|events|models|reports|reductions|rings|quarantine|cache)|(counters|weights|syncs|turns|packs|backups)(/[^/]+)?"
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
-"""What a store may hold. `events` and `backups` are those of earlier versions."""
+"""What a store may hold. `events`, `backups` and `memory` are those of earlier versions."""
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
 _NOT_LOOKED_INTO = ("models", "reports", "reductions", "rings", "quarantine", "cache")
@@ -67,7 +66,7 @@ def format_file(store: Store, deep: bool) -> Iterator[Finding]:
     """Check FORMAT: this program reads the store's format."""
     path = store.format_path
     try:
-        version = json.loads(read_regular(path))["format"]
+        version = json.loads(read_regular(path, 4096))["format"]
     except FileNotFoundError:
         yield Finding(path, "no-format")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -254,7 +253,6 @@ _RECORDS: dict[str, tuple[Any, str]] = {
     "comparisons": (ComparisonRecord, "comparison_id"),
     "noise": (NoiseRecord, "noise_id"),
     "matrices": (MatrixRecord, "matrix_id"),
-    "memory": (MemoryRecord, "memory_id"),
 }
 """By folder, the record that its files hold, and the field that names the file."""
 
@@ -316,7 +314,7 @@ CHECKS: dict[str, Check] = {
     "replays": replays,
     "records": records,
     "switches": files_check(
-        "controls", "damaged-control", lambda path: Control.from_json(read_regular(path)), beside="control.json"
+        "controls", "damaged-control", lambda path: Control.from_json(read_regular(path, LARGEST)), beside="control.json"
     ),
     "counters": files_check("counters", "damaged-counters", read_counters, by_run=True),
     "weights": files_check(WEIGHTS, "damaged-weights", read_weights, by_run=True),

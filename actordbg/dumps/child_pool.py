@@ -13,7 +13,6 @@ Example::
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -39,6 +38,7 @@ from actordbg.dumps.decode import (
 )
 from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY, MAX_ANSWER
 from actordbg.dumps.pickle_machine import corrupt, unsafe
+from actordbg.formats.record_reading import strict_json
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -138,7 +138,7 @@ def answer_to_dump(answer: bytes, size: int) -> LegacyDump:
     Raises the error that the child reported, or UnsafeInput if no sound child gives such an answer.
     """
     try:
-        data = json.loads(answer)
+        data = strict_json(answer)
         if "error" in data:
             raise _ERRORS[data["error"]](str(data["message"]))
         dump = msgspec.convert(data["ok"], LegacyDump)

@@ -143,6 +143,7 @@ def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
     try:
         for dump_id in staying:
             writer = writer or PackWriter(path.parent)
+            writer.arrived = path.stat().st_mtime
             writer.add(*places.read_exactly(places.packed_place(os.fspath(path), dump_id)))
             if writer.is_full:
                 writer.publish()
@@ -166,12 +167,13 @@ def _pack_run(store: Store, paths: Sequence[str], summary: PackSummary, tell: Ca
             path = store.root / place
             try:
                 record, line, payload = places.read_exactly(path)
-                size = path.stat().st_size
+                state = path.stat()
                 dumpfile.check(record, payload, str(path))
                 check_place(store, record, place)
                 writer = writer or PackWriter(store.packs / record.run)
                 writer.add(record, line, payload)
-                going.append((path, size))
+                writer.arrived = max(writer.arrived, state.st_mtime)
+                going.append((path, state.st_size))
             except FileNotFoundError:  # removed meanwhile
                 pass
             except ActordbgError as error:
@@ -196,6 +198,9 @@ def write_out(store: Store, place: str) -> Path:
     path = store.dump_path(record)
     if not os.path.lexists(path):
         atomic_write(path, pack_line(line, payload, UNPACK_LEVEL))
+        if parts := places.split_place(place):
+            arrived = (store.root / parts[0]).stat().st_mtime
+            os.utime(path, (arrived, arrived))
     if dumpfile.read_payload(path) != (record, payload):
         raise StoreProblem(f"{store.relative(path)} exists and is another dump")
     return path

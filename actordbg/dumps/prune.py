@@ -5,6 +5,9 @@ A plan says what would be removed and why; `apply` removes just that. Removing i
 without following links: a path that leads elsewhere is refused. Packed dumps are removed by rewriting their pack without them;
 if an interrupted `dump pack` also left a file of such a dump, both are removed. Pinned (protected) dumps are spared unless
 requested.
+
+The age of a dump is that of its place: the time when it came into this store. A dump that was recorded long ago and imported a
+minute ago is a minute old. So packing and unpacking keep the time of a file.
 """
 
 from __future__ import annotations
@@ -41,18 +44,19 @@ class Doomed:
 @dataclass(frozen=True)
 class PrunePlan:
     """What to remove, and how much that is; `failed` names what could not be removed. `spared`: pinned dumps that the conditions
-    select and that stay."""
+    select and that stay. `recent`: dumps recorded before the age that is asked for, which came into the store since."""
 
     files: list[Doomed]
     bytes: int
     done: bool = False
     failed: list[tuple[str, str]] = field(default_factory=list)
     spared: int = 0
+    recent: int = 0
 
     def followed_by(self, later: PrunePlan) -> PrunePlan:
         """Merge this plan with a plan that was carried out after it."""
         files, failed = [*self.files, *later.files], [*self.failed, *later.failed]
-        return PrunePlan(files, self.bytes + later.bytes, self.done and later.done, failed, later.spared)
+        return PrunePlan(files, self.bytes + later.bytes, self.done and later.done, failed, later.spared, later.recent)
 
 
 def plan_prune(
@@ -68,15 +72,20 @@ def plan_prune(
     of these, with `keep_bytes`, the oldest until the store's dumps take no more than that. With `damaged` broken files
     instead (not those that only a newer actordbg can read, nor unreadable files).
     """
-    spared, short = 0, False
+    spared, short, recent = 0, False, 0
     if damaged:
         doomed = _damaged(catalog)
     else:
         conditions = [where] if where is not None else []
+        moment = max(0.0, time.time() - (older_than_s or 0.0))
         if older_than_s is not None:
-            before = format_timestamp(datetime.fromtimestamp(max(0.0, time.time() - older_than_s), timezone.utc))
+            before = format_timestamp(datetime.fromtimestamp(moment, timezone.utc))
             conditions.append(f"timestamp < {quoted(before)}")
         chosen = dump_files(catalog, all_of(conditions if pinned else [*conditions, "not pinned"]) or None)
+        if older_than_s is not None:
+            selected, arrived = len(chosen), _arrivals(catalog.store, chosen)
+            chosen = [(path, size) for path, size in chosen if arrived[path] < moment]
+            recent = selected - len(chosen)
         if keep_bytes is not None:
             excess = dump_bytes(catalog) - keep_bytes
             short = sum(size for _, size in chosen) < excess
@@ -89,7 +98,19 @@ def plan_prune(
             catalog, [path for path, _ in chosen]
         )
     files = sorted(doomed, key=lambda item: item.path)
-    return PrunePlan(files, sum(item.bytes for item in files), spared=spared)
+    return PrunePlan(files, sum(item.bytes for item in files), spared=spared, recent=recent)
+
+
+def _arrivals(store: Store, chosen: list[tuple[str, int]]) -> dict[str, float]:
+    """Return when each of these dumps came into the store, in seconds since 1970; now for one that is gone."""
+    arrived: dict[str, float] = {}
+    holders = {path: (split_place(path) or (path, ""))[0] for path, _ in chosen}
+    for holder in set(holders.values()):
+        try:
+            arrived[holder] = (store.root / holder).lstat().st_mtime
+        except OSError:
+            arrived[holder] = time.time()
+    return {path: arrived[holder] for path, holder in holders.items()}
 
 
 def apply(store: Store, plan: PrunePlan) -> PrunePlan:
@@ -111,7 +132,7 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
                 while folder not in (store.dumps, store.packs, store.root / TURNS):
                     folder.rmdir()
                     folder = folder.parent
-    return PrunePlan(removed, sum(item.bytes for item in removed), True, failed, plan.spared)
+    return PrunePlan(removed, sum(item.bytes for item in removed), True, failed, plan.spared, plan.recent)
 
 
 def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], list[tuple[str, str]]]:

@@ -3,7 +3,8 @@
 `json.loads` accepts more than valid JSON, and more than a program can handle later: NaN and infinity (which `json.dumps` then
 refuses), lone surrogates (which no terminal and no database accepts), encodings other than UTF-8, nesting just below the
 recursion limit (which fails one call deeper), and 4 MB of `[],[],[]` that become 90 MB of lists. All of these are ValueErrors in
-`strict_json`. `parse_record` adds the contract of a record: every field's type, range and name.
+`strict_json`, through which every file of a store, a bundle, a model and a server goes. `parse_record` adds the contract of a
+record: every field's type, range and name.
 
 Example::
 
@@ -39,6 +40,8 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_SIZE = 2**48
 """More elements than a tensor can have."""
+MOST_VALUES = 2**21
+"""Values of a whole file, as `MAX_VALUES` counts them: 64 MiB as our own records are laid out have no more."""
 
 
 def damaged(message: str) -> CorruptDump:
@@ -53,7 +56,7 @@ def parse_record(text: str | bytes) -> DumpRecord:
     Raises NewerFormat for an unknown version and CorruptDump for anything that is not a record.
     """
     try:
-        data = strict_json(text.encode() if isinstance(text, str) else text)
+        data = strict_json(text)
     except ValueError as error:
         raise damaged(f"the record is not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -86,12 +89,20 @@ def strict_header(data: bytes) -> dict[str, Any]:
     return header
 
 
-def strict_json(data: bytes, decode: Callable[[str], Any] | None = None) -> Any:
-    """Parse a JSON text in UTF-8. Raises ValueError for anything else, and for text that is too large or too deeply nested."""
-    text = str(data, "utf-8")
-    brackets = text.count("[") + text.count("{")
-    if brackets + text.count(",") > MAX_VALUES:
-        raise ValueError(f"it has more than {MAX_VALUES} values")
+def values_in(data: bytes) -> int:
+    """Count the values of a JSON text, at least: its commas and opening brackets. Each may take 30 times its bytes of memory."""
+    return sum(map(data.count, (b"[", b"{", b",")))
+
+
+def strict_json(data: str | bytes, decode: Callable[[str], Any] | None = None, most: int = MAX_VALUES) -> Any:
+    """Parse a JSON text in UTF-8. Raises ValueError for anything else, and for text that is too large or too deeply nested.
+
+    decode: `json.loads` where a file may have what only Python writes, such as NaN. most: values that the text may have.
+    """
+    data = data.encode() if isinstance(data, str) else data
+    if values_in(data) > most:
+        raise ValueError(f"it has more than {most} values")
+    text, brackets = str(data, "utf-8"), data.count(b"[") + data.count(b"{")
     try:
         value = (decode or _decode)(text)
         too_deep = brackets > MAX_DEPTH and _levels(value) > MAX_DEPTH

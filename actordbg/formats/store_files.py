@@ -55,7 +55,7 @@ class StoreFiles:
     def require(self) -> Self:
         """Check that a store of a known format is here. Raises StoreProblem or NewerFormat."""
         try:
-            data = json.loads(read_regular(self.format_path))
+            data = json.loads(read_regular(self.format_path, 4096))
             version = data["format"]
             if type(version) is not int:
                 raise TypeError(f"its format is {version!r:.40}")

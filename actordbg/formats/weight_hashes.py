@@ -1,13 +1,14 @@
-"""Hashes of the weights at a recorded call: a file per model, step and rank, on request (`run --hash-weights`).
+"""The weights that a recorded call met: a file per model, optimizer step and rank.
 
     store/weights/<run>/<rank>-<host>-<pid>-<instance>-<call>.json
 
-For each parameter, the file has its whole shape, its dtype, and the SHA-256 of the bytes that this rank held. For a shard that
-is a run of elements of the flattened parameter (FSDP2 over dimension 0, a ZeRO-3 partition), it also has the range of elements,
-so that a replay can hash the same elements of its own weights, however they are sharded. The file holds from its call until the
+For each parameter, the file has its whole shape, its dtype, and a sample of the elements that this rank held, evenly spaced; with
+`run --hash-weights` also the SHA-256 of them all. For a shard that is a run of elements of the flattened parameter (FSDP2 over
+dimension 0, a ZeRO-3 partition), it also has the range of elements, so that a replay can take the same elements of its own
+weights, however they are sharded. The file holds from its call until the end of its step; where the step is unknown, until the
 next file of the same instance.
 
-Only hashing imports torch, never reading.
+Only taking weights imports torch, never reading.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.dump_record import DumpRecord, dtype_name, now_timestamp
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +40,17 @@ MET_WEIGHTS = "met_weights"
 by file, of weights that it does not have. unknown: number of inputs for which neither is known."""
 _PIECE = 2**24
 """Elements that are copied to the host at a time."""
+SAMPLED = 16
+"""Elements of a parameter, or of a rank's part of it, that are sampled. A step at a learning rate of 1e-6 changes 1 to 2 % of the
+elements of a bf16 model: some tens of those of a model with 300 parameters.
+"""
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+_SAMPLE = re.compile(rf"([0-9a-f]{{8}}){{0,{SAMPLED}}}\Z")
+STATE_SAMPLED = 1024
+"""Elements of an optimizer that are sampled."""
+_STATE = re.compile(rf"[0-9a-f]{{0,{48 * STATE_SAMPLED}}}\Z")
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "base_model.model.")
+"""Prefixes that torch.compile, activation checkpointing and peft add to parameter names."""
 
 
 def check_sizes(sizes: Iterable[int], most: int = 2**62) -> None:
@@ -59,9 +72,9 @@ class RunFile:
 
 @dataclass(frozen=True)
 class ParameterHash:
-    """The hash of a parameter. part: (first, count) of the hashed elements of the flattened parameter, None for all.
-
-    sha256: None if nothing was hashed; `why_not` says why.
+    """What identifies a parameter. part: (first, count) of the elements of the flattened parameter that the rank held, None for
+    all. sha256: of these, None if they were not hashed. sample: `sampled` elements of them as float32, little-endian, in hex; ""
+    if none were taken, and `why_not` says why.
     """
 
     dtype: str
@@ -69,18 +82,45 @@ class ParameterHash:
     part: tuple[int, int] | None = None
     sha256: str | None = None
     why_not: str = ""
+    sample: str = ""
 
     def __post_init__(self) -> None:
         check_sizes((*self.shape, *(self.part or ())))
         if self.sha256 is not None and not _HEX.match(self.sha256):
             raise ValueError("a hash is invalid")
+        if not _SAMPLE.match(self.sample):
+            raise ValueError("a sample is invalid")
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """A sample of what an optimizer holds for a group of parameters, and the group's settings, before the step.
+
+    kind: the optimizer's class. steps: how often it stepped; None if only a device knows. first_lr: what its schedule begins
+    from, None without a schedule. sample: elements of the parameters in fp32, then of Adam's two moments, in hex as `in_hex`.
+    """
+
+    kind: str
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    sample: str
+    steps: int | None = None
+    first_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.sample) % 24 or not _STATE.match(self.sample):
+            raise ValueError("a sample is invalid")
 
 
 @dataclass(frozen=True)
 class WeightRecord(RunFile):
-    """The parameters of a model at a step, as one rank held them. call_index: the first recorded call with these weights."""
+    """The parameters of a model at a step, as one rank held them. call_index: the first recorded call with these weights.
+    optimizer: of an Adam whose parameters are in fp32, where losses are recorded.
+    """
 
-    what = "a file of weight hashes"
+    what = "a file of recorded weights"
     run: str
     rank: int
     host: str
@@ -92,6 +132,7 @@ class WeightRecord(RunFile):
     seconds: float
     nbytes: int
     parameters: dict[str, ParameterHash] = field(default_factory=dict)
+    optimizer: tuple[GroupState, ...] = ()
 
     @property
     def name(self) -> str:
@@ -126,3 +167,155 @@ def sha256_of(tensor: torch.Tensor) -> str:
     for piece in tensor.detach().reshape(-1).split(_PIECE):  # type: ignore[no-untyped-call]
         digest.update(piece.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def sampled(tensor: torch.Tensor, most: int = SAMPLED) -> torch.Tensor:
+    """Return at most so many elements of a tensor, evenly spaced in its flattened order, where they are: nothing waits."""
+    flat: torch.Tensor = tensor.detach()  # type: ignore[no-untyped-call]
+    flat = flat if flat.is_contiguous() else flat.reshape(-1)
+    size = flat.numel()
+    return flat.as_strided((min(size, most),), (max(1, size // most),), flat.storage_offset())
+
+
+def in_hex(sample: torch.Tensor) -> str:
+    """Return elements as float32, little-endian, in hex."""
+    import ctypes
+
+    plain = sample.float().cpu().contiguous()
+    return ctypes.string_at(plain.data_ptr(), plain.nbytes).hex() if plain.numel() else ""
+
+
+@dataclass(slots=True)
+class StepWeights:
+    """The weights that a call met, on their way to a file. met: the ledger and the moment that they hold for. held: for each
+    parameter its name, `weights_held`'s facts, its SHA-256 if hashed, and where its sample is: the device and how many elements.
+    groups: the settings of the optimizer's groups, whose samples are copied by their numbers. copies: a snapshot of the samples
+    of each device, concatenated; None if there is nothing to write, or no longer.
+    """
+
+    met: Any = None
+    call_index: int = 0
+    step: int | None = None
+    seconds: float = 0.0
+    nbytes: int = 0
+    held: Sequence[tuple[str, tuple[Any, ...], str | None, Any, int]] = ()
+    groups: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    copies: Any = None
+
+    def record(self, who: Any) -> WeightRecord:
+        """Wait for the copies, and return the file's content. who: the ledger's identity."""
+        self.copies.wait()
+        copies, at = self.copies.tensors(), Counter[Any]()
+        parameters = {}
+        for name, facts, sha256, device, count in self.held:
+            sample = in_hex(copies[device][at[device] : at[device] + count]) if count else ""
+            at[device] += count
+            plain, parameters[plain] = described(name, facts, sha256=sha256, sample=sample)
+        groups = tuple(GroupState(**group, sample=in_hex(copies[number])) for number, group in self.groups.items())
+        own = (who.run, who.rank, who.host, who.pid, who.instance, self.call_index, self.step, now_timestamp())
+        return WeightRecord(*own, round(self.seconds, 3), self.nbytes, parameters, groups)
+
+
+def step_weights(
+    model: torch.nn.Module, copied: Callable[[Mapping[Any, torch.Tensor]], Any], *, hashed: bool, optimizer: Any = None
+) -> StepWeights:
+    """Take the weights of a model. copied: copies tensors of devices by key, without waiting. hashed: wait for a hash of all.
+    optimizer: its state is sampled too, if it is an Adam; that in a wrapper of DeepSpeed's counts.
+    """
+    import torch
+
+    began, nbytes, samples = time.perf_counter(), 0, defaultdict[Any, list[torch.Tensor]](list)
+    held: list[tuple[str, tuple[Any, ...], str | None, Any, int]] = []
+    with torch.no_grad():
+        for name, facts, local in weights_held(model):
+            sha256, device, count = None, None, 0
+            if local is not None and hashed:
+                sha256, nbytes = sha256_of(local), nbytes + local.nbytes
+            if local is not None and local.is_floating_point() and local.element_size() > 1:
+                sample, device = sampled(local), local.device
+                samples[device].append(sample)
+                count = len(sample)
+            elif local is not None and not hashed:
+                facts = (*facts[:4], "elements of its dtype are not sampled")
+            held.append((name, facts, sha256, device, count))
+        states = dict(_states(getattr(optimizer, "optimizer", optimizer)))
+        joined = {device: torch.cat(each) for device, each in samples.items()}
+        copies = copied(joined | {number: sample for number, (_, sample) in states.items()})
+    groups = {number: group for number, (group, _) in states.items()}
+    return StepWeights(held=held, groups=groups, copies=copies, seconds=time.perf_counter() - began, nbytes=nbytes)
+
+
+def _states(optimizer: Any) -> Iterator[tuple[int, tuple[dict[str, Any], torch.Tensor]]]:
+    """Yield the settings of each group of an Adam, and a sample of its parameters and moments: [3 n], float32. Nothing waits."""
+    import torch
+
+    groups = getattr(optimizer, "param_groups", ())
+    many = max(1, STATE_SAMPLED // max(1, sum(len(group["params"]) for group in groups)))
+    for number, group in enumerate(groups):
+        states = [(each, optimizer.state.get(each) or {}) for each in group["params"] if each.dtype == torch.float32]
+        if "betas" not in group or not states:
+            continue
+        parts: list[list[torch.Tensor]] = [[], [], []]
+        for parameter, state in states:
+            parts[0].append(sampled(parameter, many))
+            for part, name in zip(parts[1:], ("exp_avg", "exp_avg_sq"), strict=True):
+                part.append(sampled(state[name], many) if name in state else torch.zeros_like(parts[0][-1]))
+        steps: Any = states[0][1].get("step", group.get("step", 0))
+        known = isinstance(steps, int) or (isinstance(steps, torch.Tensor) and steps.is_cpu)
+        settings: dict[str, Any] = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
+        first = group.get("initial_lr")
+        settings |= {"betas": tuple(map(float, group["betas"])), "first_lr": None if first is None else float(first)}
+        settings |= {"kind": type(optimizer).__name__, "steps": int(steps) if known else None}
+        yield number, (settings, torch.cat([each for part in parts for each in part]).float())
+
+
+def weights_held(model: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...], torch.Tensor | None]]:
+    """Yield each parameter's name, what it is as `described` reads it, and the part that this rank holds, None if unknown."""
+    for name, parameter in model.named_parameters():
+        local, part, why_not = _local(name, parameter)
+        dtype = parameter.dtype if local is None else local.dtype
+        yield name, (dtype, getattr(parameter, "ds_shape", parameter.shape), part, None, why_not), local
+
+
+def described(name: str, held: tuple[Any, ...], **more: Any) -> tuple[str, ParameterHash]:
+    """Return the plain name of a parameter, and its record. held: of `weights_held`. more: the record's other fields."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    dtype, shape, *rest = held
+    return name, replace(ParameterHash(dtype_name(dtype), tuple(shape), *rest), **more)
+
+
+def _local(name: str, parameter: Any) -> tuple[torch.Tensor | None, tuple[int, int] | None, str]:
+    """Return this rank's part of a parameter, its place in the flattened whole, and why the part is unknown ("" if known)."""
+    if "_fsdp_wrapped_module." in name or "_flat_param" in name:
+        return None, None, "a shard of FSDP1, which does not say where it starts"
+    if parameter.is_meta:
+        return None, None, "it has no values"
+    if hasattr(parameter, "ds_tensor"):
+        return _partition(parameter)
+    if not hasattr(parameter, "placements"):
+        return parameter, None, ""
+    sharded = [(at, each) for at, each in enumerate(parameter.placements) if not each.is_replicate()]
+    if not sharded:
+        return parameter.to_local(), None, ""
+    ((at, placement), *more) = sharded
+    if more or type(placement).__name__ != "Shard" or placement.dim != 0:
+        return None, None, f"sharded as {parameter.placements}"
+    size, ranks, rank = parameter.shape[0], parameter.device_mesh.size(at), parameter.device_mesh.get_local_rank(at)
+    row = parameter[0].numel() if size else 0
+    first = min(-(-size // ranks) * rank, size)
+    local = parameter.to_local()
+    return local, (first * row, local.numel()), ""
+
+
+def _partition(parameter: Any) -> tuple[torch.Tensor | None, tuple[int, int] | None, str]:
+    """Return a partition of ZeRO-3: equal runs of the flattened parameter, the last padded."""
+    import torch
+
+    held = parameter.ds_tensor
+    if held.is_meta or str(getattr(getattr(held, "status", None), "name", "AVAILABLE")) != "AVAILABLE":
+        return None, None, "its partition is on a disk"
+    rank = torch.distributed.get_rank(getattr(parameter, "ds_process_group", None))
+    first = min(rank * held.numel(), parameter.ds_numel)
+    count = min(held.numel(), parameter.ds_numel - first)
+    return held.reshape(-1)[:count], (first, count), ""

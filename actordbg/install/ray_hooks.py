@@ -165,7 +165,7 @@ def child_environment(
     """Build the environment of COMMAND. Raises EnvironmentProblem if our folder cannot be in PYTHONPATH.
 
     stops: replace `breakpoint()` by ours. adapters: as `actordbg.trainers.find_adapter.carried_form` writes them. hash_weights:
-    hash the weights of recorded calls (`actordbg.capture.weight_recording`). turns: record the turns of rollouts.
+    hash the weights of recorded calls (`actordbg.capture.hook.hash_weights`). turns: record the turns of rollouts.
     """
     if os.pathsep in FOLDER:
         raise EnvironmentProblem(

@@ -10,6 +10,8 @@ computes the replay and then the truth, which saves a start; under other backend
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +19,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from actordbg.base.errors import ActordbgError, MachineFault
-from actordbg.base.units import plural
+from actordbg.base.units import new_replay_id, plural
+from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.config.as_ran import as_ran, label
-from actordbg.document.blocks import WRONG, Block, Chart, Heading, Paragraph, Verdict
-from actordbg.formats.weight_hashes import met_weights
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Heading, Paragraph, Verdict
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.weight_hashes import MET_WEIGHTS, met_weights
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
 from actordbg.judge.explain_outputs import with_explanation
@@ -31,6 +37,7 @@ from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import replay_details
 from actordbg.judge.report_model import ReplaySummary
+from actordbg.judge.same_weights import WeightsMet, weights_met
 from actordbg.judge.sides import OTHER_WEIGHTS, RECORDED
 from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
@@ -38,14 +45,18 @@ from actordbg.locate.verdict import LocalVerdict, verdict_of
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
 from actordbg.records.journal import read_results, read_standing
 from actordbg.records.locate_record import formula_checks
-from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord, answers_of, violations
 from actordbg.replay.group_engine import WarmGroups
+from actordbg.replay.plan import other_lengths
 from actordbg.replay.replay_data import ReplayData, data_of
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 
 REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what the dtype costs"
 EXPLAINING, NAMING = "comparing with recorded outputs", "looking for a cause"
+OTHER_LENGTHS = 0.2
+"""Part of the replay's time, a tenth of the whole check's, in which inputs of other lengths are judged module by module."""
+_FEW = 3
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class CheckedReplay:
     """The result of a check. comparison: with the truth; None without a truth, and `no_truth` says why.
 
     own: the comparison with the run's recorded outputs, if requested. shared: packages whose code the truth runs too.
-    lint: the laws of the recorded data, if they were checked. located: results of another replay that judged this replay's model,
+    lint: the laws of the recorded data, if they were checked. located: results of other replays that judged this replay's model,
     module by module.
     """
 
@@ -84,12 +95,42 @@ class CheckedReplay:
         """Return the verdict. of: the number of dumps the sample was drawn from. more: options of `replay_verdict`."""
         left = tuple(self._left())
         verdict = replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, **more)
+        if verdict.word == RIGHT and self.weights is not None:
+            unknown = self.weights.same is None
+            said = verdict.said if unknown else f"{verdict.said}; {self.weights.words}"
+            verdict = replace(verdict, word=UNCHECKED if unknown else RIGHT, said=said)
         return verdict if self.lint is None else with_lint(verdict, self.lint)
+
+    @cached_property
+    def weights(self) -> WeightsMet | None:
+        """Whether the model has the weights of the recorded outputs that it was compared with; None if there are none."""
+        truths = {dump.dump_id: dump.log_probs for dump in self.truths}
+        pairs = [(own.log_probs, truths.get(own.dump_id)) for own in self.owns if own.verdict != NOT_COMPARED]
+        if self.own is None or not pairs:
+            return None
+        measured = [(own.mean_abs, true.mean_abs) for own, true in pairs if own and true]
+        apart, rounding = (
+            float(np.mean([each or 0.0 for each in of])) for of in zip(*measured or [(math.nan, 0.0)], strict=True)
+        )
+        met = met_weights(self.data.resolved)
+        others = {} if met.get("same") else met.get("other", {})  # whose outputs are left out
+        as_recorded = self.own.a.dtype == self.own.b.dtype
+        return weights_met(
+            {MET_WEIGHTS: met | {"other": others}} if met else {},
+            fp32=self.own.b.dtype == "fp32",
+            apart=apart if as_recorded else math.nan,
+            rounding=rounding,
+        )
 
     @cached_property
     def local(self) -> LocalVerdict | None:
         """The verdict on the model, module by module; None without the laws."""
         return verdict_of([*self.data.results, *self.located])
+
+    @property
+    def unlocated(self) -> list[ReplayInput]:
+        """Inputs of lengths that no judged input has, one of each."""
+        return other_lengths(self.data.spec.inputs, self.local.judged if self.local else ())
 
     def _left(self) -> Iterator[str]:
         """Yield what was not compared: recorded outputs by reason (for other weights, with the condition that excludes them),
@@ -102,10 +143,15 @@ class CheckedReplay:
         for why, count in left.most_common():
             text = f"the outputs of the run in {count:,} of {plural(len(self.owns), 'dump')}: {why}"
             yield f"{text} ({known})" if why == OTHER_WEIGHTS else text
-        if self.own is not None and self.own.verdict == MISMATCH and met_weights(self.data.resolved).get("unknown", 1):
-            yield "whether the model has the weights of that step (run --hash-weights)"
+        if self.weights is not None and self.weights.same is None:
+            yield self.weights.words
         if self.comparison is not None:
-            yield from self.comparison.unjudged
+            yield from (text for text in self.comparison.unjudged if text not in self.comparison.left)
+        for item in worst_unlocated(self)[:1]:
+            yield f"module by module, the dump that is wrong: {item.dump_id}"
+        if (others := self.unlocated) and self.local is not None and self.local.judged:
+            few = ", ".join(f"{item.dump_id.rpartition('-')[2]} ({item.tokens:,} tokens)" for item in others[:_FEW])
+            yield f"module by module, inputs of other lengths: {few}{' ...' if len(others) > _FEW else ''}"
         if self.shared:
             yield f"modules of {', '.join(self.shared)} (shared with the truth)"
 
@@ -121,8 +167,9 @@ def run_check(
 ) -> CheckedReplay:
     """Run the replay `spec` and compare it with the truth; with `recorded` also with the run's recorded outputs.
 
-    If laws are checked, the model is also compared with transformers' own, and one input is judged module by module. Where that
-    names nothing, causes are fitted to log-probs that are not the truth's.
+    If laws are checked, the model is also compared with transformers' own, and one input is judged module by module, inputs of
+    other lengths as far as OTHER_LENGTHS allows, and the worst of those known to be wrong. Where that names nothing, causes are
+    fitted to log-probs that are not the truth's.
     on_stage: called with the name of each stage as it begins. run: what runs it and the truth. callbacks: `on_event` of
     `run_replay`. Raises what `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
@@ -131,11 +178,21 @@ def run_check(
         callbacks["warm"] = warm
         warm.share(spec.replay_id)
         on_stage(REPLAYING)
+        began = time.monotonic()
         run(store, spec, **callbacks)
         callbacks["run"] = run
         data = data_of(store, spec)
         if not any(result.status == PASSED for result in data.results):
             return CheckedReplay(data, no_truth="no input passed")
+
+        def located_on(inputs: Sequence[ReplayInput]) -> Sequence[ResultRecord]:
+            if not inputs:
+                return ()
+            other = located_spec(spec, inputs, f"{LOCATED}{spec.replay_id}")
+            run(store, other, warm=warm)
+            return data_of(store, other).results
+
+        located = located_on(_affordable(CheckedReplay(data), OTHER_LENGTHS * (time.monotonic() - began)))
         warm.share(None)
         own = None
         if recorded:
@@ -149,7 +206,8 @@ def run_check(
             rounding = ensure_rounding(store, spec.replay_id, **callbacks)
             noise = newest_for(store, spec.replay_id)
             record = compare(store, spec.replay_id, truth, rounding=rounding, noise=noise)
-            local = verdict_of(data.results)
+            located = (*located, *located_on(worst_unlocated(CheckedReplay(data, record, located=located))[:1]))
+            local = verdict_of([*data.results, *located])
             if record.verdict == MISMATCH and (local is None or local.word != WRONG):  # no module was named
                 on_stage(NAMING)
                 record = with_explanation(store, record, **callbacks)
@@ -158,9 +216,54 @@ def run_check(
             fault.hint = f"fix that, then `actordbg compare {spec.replay_id} truth` continues"
             raise
         except ActordbgError as problem:
-            return CheckedReplay(data, no_truth=problem.message, own=own)
+            return CheckedReplay(data, no_truth=problem.message, own=own, located=located)
         (data,) = load(store, [spec.replay_id]).replays  # with its comparisons
-        return CheckedReplay(data, record, own=own, shared=_shared_code(store.replays / truth))
+        return CheckedReplay(data, record, own=own, shared=_shared_code(store.replays / truth), located=located)
+
+
+def located_spec(spec: ReplaySpec, inputs: Sequence[ReplayInput], command: str = "") -> ReplaySpec:
+    """Make a new replay of some inputs of `spec`, in which every place is judged and nothing else is kept."""
+    config = replace(
+        spec.config, laws=0, vary=None, truth=None, align=None, keep_tensors=False, keep_gradients=False, memory_snapshot=False
+    )
+    return replace(
+        spec,
+        replay_id=new_replay_id(),
+        created_at=now_timestamp(),
+        config=config,
+        inputs=tuple(inputs),
+        command=command,
+        locate=len(inputs),
+    )
+
+
+def worst_unlocated(check: CheckedReplay) -> list[ReplayInput]:
+    """Return the inputs that are known to be wrong, by the truth or by a law, the worst first.
+
+    [] where one of them was judged module by module, the model was not compared, or its fault is known.
+    """
+    local = check.local
+    if local is None or local.word == WRONG:
+        return []
+    known = [dump.dump_id for dump in check.truths if dump.verdict == MISMATCH]
+    known += [result.dump_id for result in check.data.results if violations(answers_of(result.extra))]
+    inputs = {item.dump_id: item for item in check.data.spec.inputs}
+    return [] if set(known) & set(local.judged) else [inputs[dump_id] for dump_id in known if dump_id in inputs]
+
+
+def _affordable(check: CheckedReplay, seconds: float) -> list[ReplayInput]:
+    """Return inputs of other lengths that can be judged module by module in so many seconds, by what the first one took."""
+    local = check.local
+    if local is None or local.located is None or not local.judged or local.word == WRONG:
+        return []
+    chosen = []
+    for item in check.unlocated:
+        longer = max(1.0, item.tokens / max(1, local.located.tokens))
+        takes = local.located.seconds * (1 + longer) / 2  # half of it is loading, and reading weights
+        if takes <= seconds:
+            seconds -= takes
+            chosen.append(item)
+    return chosen
 
 
 def _shared_code(truth: Path) -> list[str]:

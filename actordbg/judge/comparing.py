@@ -172,11 +172,17 @@ def of_one_rank(results: Iterable[ResultRecord], dumps: Sequence[DumpComparison]
     within: defaultdict[int, set[bool]] = defaultdict(set)
     for dump in dumps:
         if dump.verdict != NOT_COMPARED and dump.dump_id in ranks:
-            far = [name for name in OF_TOKENS if measures(dump).get(name, 0.0) > (dump.limits or limits).get(name, math.inf)]
-            within[ranks[dump.dump_id]].add(not far)
+            within[ranks[dump.dump_id]].add(not tokens_outside(dump, limits))
     bad = [rank for rank, states in within.items() if states == {False}]
     if len(bad) == 1 and len(within) > 1 and all(states == {True} for rank, states in within.items() if rank not in bad):
         yield f"all dumps of rank {bad[0]} are outside, and none of another rank: its weights may differ"
+
+
+def tokens_outside(dump: DumpComparison, limits: Mapping[str, float]) -> bool:
+    """Return whether log-probs differ by more than their limits, those of the dump if it has any, or are not finite."""
+    measured, limits = measures(dump), dump.limits or limits
+    odd = dump.log_probs is not None and dump.log_probs.nonfinite > 0
+    return odd or any(measured.get(name, 0.0) > limits.get(name, math.inf) for name in OF_TOKENS)
 
 
 def _wrong_truth(side: Side) -> list[str]:

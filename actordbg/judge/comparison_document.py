@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError
@@ -55,9 +56,10 @@ NARROW = ("bf16", "fp16")
 MOST, _EXAMPLES = 10, 3
 
 
-def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) -> list[Block]:
-    """Build the document with the `limit` worst dumps; 0: all dumps."""
-    return [Heading("actordbg compare", 1), comparison_verdict(record), *details(record, limit, charts)]
+def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = (), whose: str = "") -> list[Block]:
+    """Build the document with the `limit` worst dumps; 0: all dumps. whose: who else wrote what it rests on."""
+    verdict = replace(comparison_verdict(record), whose=whose)
+    return [Heading("actordbg compare", 1), verdict, *details(record, limit, charts)]
 
 
 def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) -> list[Block]:

@@ -41,6 +41,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from actordbg.formats.encoding import Array
+from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.judge.sides import Values, opened
 from actordbg.judge.thresholds import STRENGTH, weaker
 from actordbg.records.comparison_record import MATCH, MISMATCH, DumpComparison, Figures, ParameterFigures, WorstToken
@@ -314,7 +315,7 @@ def _opened(paths: Sequence[Path]) -> Iterator[_KeptGradients]:
     with ExitStack() as stack:
         handles = [stack.enter_context(opened(path)) for path in paths]
         names = [{key.removeprefix(PREFIX) for key in file.keys() if key.startswith(PREFIX)} for file in handles]  # noqa: SIM118
-        metadata = json.loads((handles[0].metadata() or {}).get("gradients", "{}"))
+        metadata = strict_json((handles[0].metadata() or {}).get("gradients", "{}"), json.loads, MOST_VALUES)
         sizes = {name: int(entry["numel"]) for name, entry in metadata.items()} if isinstance(metadata, dict) else {}
         yield _KeptGradients(handles, set.intersection(*names), sizes)
 

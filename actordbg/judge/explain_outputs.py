@@ -11,8 +11,8 @@ results where they are right. `actordbg.causes.fit` then fits what was recorded.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,20 @@ from actordbg.actor.hub_model import versions_of
 from actordbg.actor.rules import LEAKED
 from actordbg.base.errors import ActordbgError, Unsupported
 from actordbg.catalog import query
-from actordbg.causes.bank import BY_NAME, NAN, PLACEHOLDER, SHIFT, WEIGHTS
-from actordbg.causes.fit import ACCEPTED, Array, CauseFit, FitResult, fit, refined
+from actordbg.causes.bank import (
+    BY_NAME,
+    NAN,
+    OLDER,
+    PLACEHOLDER,
+    PRECISION,
+    SHIFT,
+    UNKNOWN_POLICY,
+    UNKNOWN_PRECISION,
+    cause_and_part,
+)
+from actordbg.causes.fit import ACCEPTED, Array, CauseFit, FitResult, TokenSample, fit, fit_to, mean_apart, refined, rounds_as
 from actordbg.causes.gather import PREFIX, Piece, sample_of
+from actordbg.config.replay_config import WIDER
 from actordbg.document.blocks import number
 from actordbg.judge.comparing import OF_TOKENS
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, wanted_rounding, wanted_truth
@@ -39,6 +50,8 @@ ROUNDS = 2
 """How often sizes around a fitted one are computed, for causes that are not linear."""
 
 
+_COARSER = {"fp32": ("fp16", "bf16"), "fp16": ("bf16",)}
+"""By the dtype of a replay, in which coarser ones a side may compute that is right."""
 RECORDED, REPLAYED = "recorded", "replayed"
 LOG_PROBS, ENTROPIES = "log_probs", "entropy"
 """What is explained: an attribute of `Values`."""
@@ -72,14 +85,17 @@ def explain_sides(
     of: str = LOG_PROBS,
     models: Sequence[str] = (),
     temperature: float | None = None,
+    coarser: Collection[str] = (),
+    old: Mapping[str, Mapping[str, Array]] = {},
     **callbacks: Any,
 ) -> dict[str, ExplainedOutputs]:
     """Fit the bank's causes to each of several sides, such as a rollout engine and the run.
 
     sides: by name, values by dump id, of the shape of a replay's; the dumps that all have are fitted, at most `MOST`. models:
     further models (checkpoints of other steps, the base without its adapter) whose weights a side may have had. temperature: the
-    configured one, if not the replay's. callbacks: passed to `run_replay`. Raises Unsupported if there is nothing to fit, and
-    what `run_replay` raises.
+    configured one, if not the replay's. coarser: sides that may compute in a coarser dtype than the replay. old: by side, what
+    the run recorded of its policy, which may have been updated since. callbacks: passed to `run_replay`. Raises
+    Unsupported if there is nothing to fit, and what `run_replay` raises.
     """
     ours = open_replay(query.open_fresh(store), replay_id)
     if REPLAYED not in sides and (blocked := why_not(ours, GoldenSide(store, ours, ours.inputs))):
@@ -99,36 +115,119 @@ def explain_sides(
         done = ensure_lone_rows(store, request, command=f"{what} of replay {replay_id}", **callbacks)
         return open_replay(query.open_fresh(store), done)
 
-    with_causes = replace(wanted, config=replace(wanted.config, causes="all")) if of == LOG_PROBS else wanted
-    of_models = {
-        model: replace(wanted, config=replace(wanted.config, model=model), versions=versions_of(model)) for model in models
-    }
-    truth = computed(with_causes, "causes")
-    alone = computed(_lone(rounding, usable, temperature), "the rounding") if rounding else None
-    others = {model: computed(request, "other weights") for model, request in of_models.items()}
-    own = dict(truth.resolved.get("causes") or {})
-    pieces = {
-        dump_id: piece for dump_id, values in usable.items() if (piece := _piece(dump_id, values, of, truth, alone, others))
-    }
-    if not pieces:
-        hint = f"`actordbg report {truth.info.replay_id}` says why; replay again to compute it anew"
-        raise Unsupported("none of the inputs has a truth", hint=hint)
-    temperatures = {truth.results[dump_id].extra.get("temperature") for dump_id in pieces}
-    explained = {}
-    for name, side in sides.items():
+    def with_rounding(truth: Wanted, rounding: Wanted | None, models: Sequence[str] = ()) -> _Held:
+        """Compute what sides are held against: the truth under every cause, each row alone, other models."""
+        caused = replace(truth, config=replace(truth.config, causes="all")) if of == LOG_PROBS else truth
+        right = computed(caused, "causes")
+        alone = computed(rounding, "the rounding") if rounding else None
+        others = {model: computed(_of_model(truth, model), "other weights") for model in models}
+        pieces = {
+            dump_id: piece for dump_id, values in usable.items() if (piece := _piece(dump_id, values, of, right, alone, others))
+        }
+        if not pieces:
+            hint = f"`actordbg report {right.info.replay_id}` says why; replay again to compute it anew"
+            raise Unsupported("none of the inputs has a truth", hint=hint)
+        return _Held(right, pieces, lambda near: computed(replace(truth, config=replace(truth.config, causes=near)), "causes"))
+
+    rounding = _lone(rounding, usable, temperature) if rounding else None
+    held, dtypes = with_rounding(wanted, rounding, models), _COARSER.get(ours.info.dtype or "", ())
+
+    def judged(
+        side: Mapping[str, Array], held: _Held, old: Mapping[str, Array] | None, dtypes: Sequence[str]
+    ) -> ExplainedOutputs:
+        """Explain a side: by the truth, else as the old policy's, else in a coarser dtype, else by the old policy's truth."""
+        sample, fitted = held.fit(side, beside=old)
+        earlier = sample.truth if old is None else held.sample(old).recorded
+        updated = mean_apart(earlier, sample.truth) > ACCEPTED * sample.noise
+        wrong = fitted.unknown or fitted.named
+        to_old = fit_to(sample, earlier) if updated and wrong else fitted
+        if updated and wrong and not to_old.unknown and not to_old.named:
+            return replace(held.told(to_old, OLDER), before=fitted.before)
+        if not fitted.unknown:
+            return held.told(fitted)
+        for dtype in dtypes:
+            if (explained := in_dtype(dtype, side, held, sample, fitted)) is not None:
+                return explained
+        for model in models if updated else ():
+            if mean_apart(earlier, sample.weights[model]) <= ACCEPTED * sample.noise:
+                of_model = with_rounding(_of_model(wanted, model), rounding and _of_model(rounding, model))
+                return judged(side, of_model, None, dtypes)
+        if updated and not to_old.named:
+            return replace(held.told(to_old, UNKNOWN_POLICY), unknown=False)
+        return held.told(to_old)
+
+    def in_dtype(
+        dtype: str, side: Mapping[str, Array], held: _Held, sample: TokenSample, fitted: FitResult
+    ) -> ExplainedOutputs | None:
+        """Explain a side by the truth of the weights in a coarser dtype, if it shares the rounding of that dtype."""
+        config = replace(held.truth.spec.config, dtype=dtype, truth=WIDER[dtype], causes=None)
+        truth = replace(_of_model(wanted, config.model or ""), config=config)
+        alone = replace(truth, config=replace(config, truth=dtype))
+        lone = computed(alone, "the rounding")
+        rounded = {dump_id: values.log_probs for dump_id in held.pieces if not isinstance(values := lone.read(dump_id), str)}
+        if held.pieces.keys() != rounded.keys():
+            return None
+        known = rounds_as(sample, fitted, held.sample(rounded).recorded)
+        if known is False:
+            return None
+        of_dtype = with_rounding(truth, alone)
+        found = of_dtype.fit(side)[1]
+        if found.unknown or (found.named and not known):
+            return None
+        return of_dtype.told(found, f"{PRECISION if known else UNKNOWN_PRECISION}: {dtype}")
+
+    return {name: judged(side, held, old.get(name), dtypes if name in coarser else ()) for name, side in sides.items()}
+
+
+def _of_model(wanted: Wanted, model: str) -> Wanted:
+    return replace(wanted, config=replace(wanted.config, model=model), versions=versions_of(model))
+
+
+@dataclass
+class _Held:
+    """What a side is held against: the truth of a model in a dtype, under every cause, and real computations in that dtype.
+
+    pieces: by dump id; their `recorded` is the replay's own. finer: computes the truth under further sizes, "NAME=SIZE,...".
+    """
+
+    truth: ReplaySide
+    pieces: dict[str, Piece]
+    finer: Callable[[str], ReplaySide]
+
+    @property
+    def own(self) -> dict[str, float]:
+        """By cause, the size at which nothing is wrong."""
+        return dict(self.truth.resolved.get("causes") or {})
+
+    def sample(self, side: Mapping[str, Array]) -> TokenSample:
+        """Gather the tokens of a side."""
+        return sample_of([replace(piece, recorded=side[dump_id]) for dump_id, piece in self.pieces.items()], self.own)
+
+    def fit(self, side: Mapping[str, Array], *, beside: Mapping[str, Array] | None = None) -> tuple[TokenSample, FitResult]:
+        """Fit the causes, and those sizes that may fit better. beside: log-probs that count as healthy within rounding."""
         for left in range(ROUNDS, -1, -1):
-            sample = sample_of([replace(piece, recorded=side[dump_id]) for dump_id, piece in pieces.items()], own)
+            sample = self.sample(side)
+            if beside is not None:
+                near = self.sample(beside).recorded - sample.truth
+                healthy = mean_apart(near, 0.0) <= ACCEPTED * sample.noise
+                sample = replace(sample, beside=near[None]) if healthy else sample
             fitted = fit(sample)
-            near = ",".join(f"{cause}={size!r}" for cause, size in refined(sample, fitted))
-            if not near or not left:
+            sizes = ",".join(f"{cause}={size!r}" for cause, size in refined(sample, fitted))
+            if not sizes or not left:
                 break
-            finer = computed(replace(wanted, config=replace(wanted.config, causes=near)), "causes")
-            pieces = {
-                dump_id: replace(piece, causes={**piece.causes, **finer.arrays(dump_id, PREFIX)})
-                for dump_id, piece in pieces.items()
-            }
-        explained[name] = told(fitted, own, len(pieces), next(iter(temperatures)) if len(temperatures) == 1 else None)
-    return explained
+            finer = self.finer(sizes)
+            for dump_id, piece in self.pieces.items():
+                self.pieces[dump_id] = replace(piece, causes={**piece.causes, **finer.arrays(dump_id, PREFIX)})
+        return sample, fitted
+
+    def told(self, fitted: FitResult, note: str = "") -> ExplainedOutputs:
+        """Put a fit into words. note: a name of the bank, of what is no fault; its amount is what is left."""
+        temperatures = {self.truth.results[dump_id].extra.get("temperature") for dump_id in self.pieces}
+        temperature = next(iter(temperatures)) if len(temperatures) == 1 else None
+        if note:
+            noted = CauseFit(note, fitted.before, None, np.zeros(0), fitted.before)
+            fitted = replace(fitted, expected=(*fitted.expected, noted))
+        return told(fitted, self.own, len(self.pieces), temperature)
 
 
 def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -> ComparisonRecord:
@@ -211,12 +310,11 @@ def told(fitted: FitResult, own: Mapping[str, float], dumps: int, temperature: f
 
 def _named(each: CauseFit, own: Mapping[str, float], temperature: float | None) -> NamedCause:
     """Describe a fit. An amount that has an error is given with it."""
-    model = each.name.removeprefix(f"{WEIGHTS} ")
-    cause = BY_NAME[WEIGHTS if model != each.name else each.name]
+    cause, part = cause_and_part(each.name)
     amount, error, none, said = each.amount, each.error, own.get(each.name), cause.said
     if each.name == "temperature" and temperature and amount:
         amount, error, none = amount * temperature, (error or 0.0) * temperature, temperature
         said = "temperature {own} was not applied" if none != 1.0 and abs(amount - 1.0) < 0.02 else said
     shown = f"{amount:+}" if cause.name == SHIFT else number(amount, 4) + (f" ± {number(error, 1)}" if error else "")
-    said = said.format(amount=shown, own=number(none, 4), model=model)
+    said = said.format(amount=shown, own=number(none, 4), part=part)
     return NamedCause(each.name, said, cause.remedy, cause.thread, amount, error, each.left, each.z)

@@ -16,25 +16,42 @@ A server (`--backend endpoint`) is a side too, once for each way in which it sco
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
-from actordbg.causes.fit import Array
+from actordbg.causes.bank import PLACEHOLDER, ROWS, SHIFT, UNKNOWN_POLICY, UNKNOWN_PRECISION, cause_and_part
+from actordbg.causes.fit import FEWEST, Array
 from actordbg.config.replay_config import ENDPOINT
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, WRONG, Block, Grid, Heading, Verdict, number, section
+from actordbg.document.blocks import (
+    EITHER,
+    RIGHT,
+    ROLLOUT,
+    TRAINER,
+    UNCHECKED,
+    WRONG,
+    Block,
+    Grid,
+    Heading,
+    Verdict,
+    number,
+    section,
+)
 from actordbg.judge.explain_outputs import MOST, explain_sides
 from actordbg.judge.recorded_calls import Numbers, RecordedCall
+from actordbg.judge.same_weights import WeightsMet, weights_met
 from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.records.comparison_record import ExplainedOutputs
 from actordbg.records.journal import ENGINE_WAYS
 from actordbg.store.layout import Store
 
 ENGINE, ALONE = "engine", "alone"
+_OLD = "old"
 _Side = Mapping[str, Array]
 """Arrays by dump id."""
 _DIFFERS = {
@@ -65,13 +82,32 @@ class ExplainedSides:
 
     @property
     def right(self) -> list[str]:
-        """The other sides."""
-        return [name for name in self.sides if name not in self.wrong]
+        """The sides that were judged, and are not wrong."""
+        return [name for name in self.sides if name not in (*self.wrong, *self.unjudged)]
+
+    @property
+    def unjudged(self) -> list[str]:
+        """The sides of which there is no truth, or too few tokens."""
+        few = (name for name, side in self.sides.items() if not side.wrong and side.tokens < FEWEST)
+        unknown = (
+            name
+            for name, side in self.sides.items()
+            for cause in side.also
+            if cause_and_part(cause.name)[0].name in (UNKNOWN_POLICY, UNKNOWN_PRECISION)
+        )
+        return [*few, *unknown]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of sides that are not wrong: a coarser dtype, an older policy."""
+        return [f"{name} log-probs: {cause.said}" for name, side in self.sides.items() for cause in side.also]
 
     @property
     def told(self) -> list[Block]:
         """Return what to do about the causes, and how far each side is from the truth."""
-        remedies = dict.fromkeys(cause.remedy for side in self.sides.values() for cause in side.causes)
+        remedies = dict.fromkeys(
+            cause.remedy for side in self.sides.values() for cause in (*side.causes, *side.also) if cause.remedy
+        )
         rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in self.sides.items()]
         table = Grid((_MEASURED, "measured", "noise"), rows, {_MEASURED})
         return [*section("What to do", remedies), Heading("How far apart", 3), table]
@@ -83,7 +119,8 @@ _MEASURED, _DASHBOARD = "mean of |difference|, nats", "name on a dashboard"
 @dataclass(frozen=True)
 class ExplainedRollout(ExplainedSides):
     """What is wrong between rollout and trainer. apart: the mean of |rollout - trainer|, nats. dashboards: the field's names for
-    how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations.
+    how far they are apart (`field_figures`). Both sides' distances from the truth are in their explanations. weights: whether the
+    truth has those of the trainer; with others, nobody is wrong.
     """
 
     rollout: ExplainedOutputs
@@ -91,6 +128,7 @@ class ExplainedRollout(ExplainedSides):
     apart: float
     dashboards: dict[str, float]
     engine: ExplainedOutputs | None = None
+    weights: WeightsMet | None = None
 
     @property
     def sides(self) -> dict[str, ExplainedOutputs]:  # type: ignore[override]
@@ -101,16 +139,29 @@ class ExplainedRollout(ExplainedSides):
     def verdict(self) -> Verdict:
         """Say which side is wrong, and why."""
         figures = [("rollout to trainer", f"{number(self.apart, 3)} nats")]
+        far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
+        missing = [f"the {name}'s log-probs" for name in self.unjudged]
+        unknown = self.weights is not None and not self.weights.same
+        left = [*missing, *([self.weights.words] if self.weights and unknown else [])]
+        named = any(self.sides[name].causes for name in self.wrong)
+        if self.weights and unknown and (self.weights.same is False or not named):
+            return Verdict(UNCHECKED, f"{' and '.join(self.sides)} are {far} nats from the truth", figures, left)
         if self.wrong:
             causes = [
                 text.replace("recorded log-probs", f"{name} log-probs")
-                for name, side in self.sides.items()
-                for text in side.sentences
+                for name in (*self.wrong, *self.right)
+                for text in self.sides[name].sentences
             ]
-            return Verdict(WRONG, "; ".join(causes), figures, wrong=self.wrong, right=self.right)
-        far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
+            return Verdict(WRONG, "; ".join(causes), figures, left, wrong=self.wrong, right=self.right)
+        if any(cause.name == PLACEHOLDER for side in self.sides.values() for cause in side.also):
+            return Verdict(WRONG, "; ".join(self.notes), figures, left, next="actordbg lint", wrong=(EITHER,))
+        if missing:
+            said = f"{' and '.join(missing)} over {self.rollout.tokens:,} tokens"
+            return Verdict(UNCHECKED, "; ".join([said, *self.notes]), figures)
+        identity = [self.weights.words] if self.weights else []
         every = f"{' and '.join(self.sides)} are {'both' if len(self.sides) == 2 else 'all'} right"
-        return Verdict(RIGHT, f"{every}: {far} nats from the truth over {self.rollout.tokens:,} tokens", figures)
+        said = f"{every}: {far} nats from the truth over {self.rollout.tokens:,} tokens"
+        return Verdict(RIGHT, "; ".join([said, *self.notes, *identity]), figures)
 
     @property
     def sentence(self) -> str:
@@ -197,14 +248,39 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
         name: {dump_id: np.where(masks[dump_id], values, np.nan) for dump_id, values in side.items()}
         for name, side in sides.items()
     }
-    explained = explain_sides(store, replay_id, sides, models=models, temperature=temperature, **callbacks)
     before = {dump_id: named["old_log_probs" if "old_log_probs" in named else "log_probs"] for dump_id, named in arrays.items()}
     rollout, run, old = (
         np.concatenate([of[dump_id][masks[dump_id]] for dump_id in arrays]).astype(np.float64)
         for of in (sides[ROLLOUT], sides[TRAINER], before)
     )
+    if (old != run).any():  # of a forward of their own, before an update or another kind of call
+        sides[_OLD] = {dump_id: np.where(masks[dump_id], values, np.nan) for dump_id, values in before.items()}
+    of_old = {ROLLOUT: sides[_OLD]} if _OLD in sides else {}
+    given: dict[str, Any] = {"models": models, "temperature": temperature, "coarser": (ROLLOUT, ENGINE), "old": of_old}
+    explained = explain_sides(store, replay_id, sides, **given, **callbacks)
+    trainer = explained[TRAINER]
+    if not trainer.wrong and _is_arranged(explained.get(_OLD)):
+        trainer = replace(explained[_OLD], what=f"{_OLD} log-probs")
     figures, apart = field_figures(rollout, run, old), float(np.abs(run - rollout).mean())
-    return ExplainedRollout(explained[ROLLOUT], explained[TRAINER], apart, figures, explained.get(ENGINE))
+    weights = _weights(ours, losses, sides[TRAINER], explained[TRAINER].noise)
+    return ExplainedRollout(explained[ROLLOUT], trainer, apart, figures, explained.get(ENGINE), weights)
+
+
+def _is_arranged(old: ExplainedOutputs | None) -> bool:
+    """Check whether old log-probs are wrong whatever the policy was: an update explains neither a shift nor other rows."""
+    return old is not None and any(cause.name in (SHIFT, ROWS) for cause in old.causes)
+
+
+def _weights(ours: ReplaySide, losses: Mapping[str, RecordedCall], recorded: _Side, noise: float) -> WeightsMet:
+    """Say whether a replay has the weights with which the trainer computed these log-probs. noise: of rounding, nats."""
+    distances: list[float] = []
+    for dump_id, loss in losses.items():
+        values = ours.read(dump_id)
+        if not isinstance(values, str) and loss.active is not None and values.log_probs.shape == loss.active.shape:
+            distances.append(float(np.abs(values.log_probs - recorded[dump_id])[loss.active].mean()))
+    fp32 = all(loss.fp32 for loss in losses.values())
+    as_recorded = distances and all((ours.dtype_of(dump_id) == "fp32") == fp32 for dump_id in losses)
+    return weights_met(ours.resolved, fp32=fp32, apart=float(np.mean(distances)) if as_recorded else math.nan, rounding=noise)
 
 
 def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:
@@ -269,7 +345,7 @@ def explain_engine(store: Store, replay_id: str, *, models: Sequence[str] = (), 
     if not masks:
         raise Unsupported(f"no input of replay {replay_id} has log-probs: {why}", hint="replay it again once the server scores")
     whole = {way: sides[way] for way in (ALONE, *_DIFFERS) if way in sides and sides[way].keys() == masks.keys()}
-    explained = explain_sides(store, replay_id, whole, models=models, **callbacks)
+    explained = explain_sides(store, replay_id, whole, models=models, coarser=[*whole], **callbacks)
     noise = explained[ALONE].noise
     moved = {way: words for way in whole if way != ALONE and (words := _moved(ours, whole[ALONE], whole[way], masks, noise))}
     return ExplainedEngine(str(ours.resolved.get("server")), explained, moved)

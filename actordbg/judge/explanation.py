@@ -18,12 +18,12 @@ from typing import Any
 from actordbg.base.units import plural
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Verdict, number, section
 from actordbg.judge.agreement import ranks_in_words, violation_in_words
-from actordbg.judge.check import CheckedReplay
+from actordbg.judge.check import CheckedReplay, worst_unlocated
 from actordbg.judge.comparison_document import conclusion, excluded
 from actordbg.judge.dump_figures import scaled_gradients
 from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens
-from actordbg.locate.verdict import place_in_words
+from actordbg.locate.token_patterns import MARKS
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
 from actordbg.records.locate_record import INTO, PlaceResult, is_backward
 from actordbg.records.replay_record import KEPT, WITHIN_ROUNDING, answers_of
@@ -106,9 +106,9 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     local = check.local
     if local is None:
         return (yield Evidence(NOT_CHECKED, "the model, module by module"))
-    for difference in local.differences[:MOST]:
-        rank = " on that rank" if " of " in difference.rpartition("(on ")[2] and "(on " in difference else ""
-        yield Evidence(WHAT, difference, f"find what sets it{rank} after the checkpoint is loaded, or load the weights again")
+    for finding, said in list(zip(local.findings, local.differences, strict=True))[:MOST]:
+        rank = " on that rank" if finding.ranks else ""
+        yield Evidence(WHAT, said, f"find what sets it{rank} after the checkpoint is loaded, or load the weights again")
     located = local.located
     if local.wrong_formula:
         yield Evidence(WHAT, local.wrong_formula, "update transformers, or patch that module: the truth runs it as well")
@@ -122,12 +122,12 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
         module, word = located.operation.module, located.operation.word
         code = f"read the code that {module} runs: a patched class, a fused kernel, a hook"
         of_word = Evidence(WHERE if local.differences else WHAT, local.operation)
-        remedy = _ISOLATION if "of other rows" in local.operation else _OF_OPERATION.get(word, code)
+        remedy = _ISOLATION if located.operation.other_rows else _OF_OPERATION.get(word, code)
         yield of_word if local.differences else replace(of_word, remedy=remedy)
     if located is not None and located.wrong:
         known = bool(local.differences or located.kernel or local.operation)
         first = located.wrong[0]
-        words = place_in_words(first, located.dtype, cause_known=known)
+        words = local.place_in_words(first, cause_known=known)
         yield Evidence(WHERE if known else WHAT, words, "" if known else _of_place(first))
         if also := [place.what for place in located.wrong[1 : 1 + MOST]]:
             yield Evidence(WHERE, f"also above {'its limit' if len(also) == 1 else 'their limits'}: {', '.join(also)}")
@@ -137,12 +137,14 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
         largest = (
             f" (the largest error is {number(located.largest, 3)} times its)" if not located.count and located.largest else ""
         )
-        yield Evidence(RULED_OUT, f"{many} places, {located.gradients:,} of them gradients: {near}{largest}")
-    if local.looked_at and not local.differences:
+        said = f"{many} places, {located.gradients:,} of them gradients: {near}{largest}, in {', '.join(local.judged)}"
+        if not worst_unlocated(check):  # whose fault may need what only they have
+            yield Evidence(RULED_OUT, said)
+    if local.looked_at and not local.findings:
         ranks = f" on {len(local.identities)} ranks" if len(local.identities) > 1 else ""
-        yield Evidence(
-            RULED_OUT, f"{local.looked_at:,} parameters, buffers, ties and attributes{ranks}: the checkpoint's, bit for bit"
-        )
+        when = "" if local.same_model else " when it was loaded"
+        said = f"{local.looked_at:,} parameters, buffers, ties and attributes{ranks}: the checkpoint's, bit for bit{when}"
+        yield Evidence(RULED_OUT, said)
     yield from (Evidence(NOT_CHECKED, why) for why in local.unchecked[:MOST])
 
 
@@ -164,6 +166,7 @@ _OF_OPERATION = {
     "sliding window": _MASK,
     "softmax scale": "pass the module's own `scaling` to the attention kernel, and check that nothing scales twice",
     "soft cap": "use a kernel that applies attn_logit_softcapping (`--attn eager` does)",
+    "order of operations": "call norms, rotary embeddings and activations in the order of transformers' own code",
     "activation": "use the activation that the configuration names (hidden_act)",
 }
 """By the word of an operation that differs: what to do."""
@@ -177,7 +180,7 @@ _OF_LAW = {
     "neighbour": _ISOLATION,
     "padding": "pass the attention mask to every layer, and positions that skip the padding",
     "future": "check the causal mask, and that label t + 1 belongs to logits t",
-    "jacobian": _ISOLATION,
+    "jacobian": "look for what adds gradients in the backward: an auxiliary loss in the graph, a hook",
     "order": _ISOLATION,
     "alone": _ISOLATION,
     "additivity": "check how the loss is normalized, and that gradients are zeroed between inputs",
@@ -236,7 +239,7 @@ def _truth(store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     yield Evidence(WHAT, f"{far} of {plural(len(record.compared), 'dump')} differ from the truth{largest}")
     if (pattern := wrong_tokens(store, record)) is not None:
         yield Evidence(
-            WHERE, f"wrong tokens: {pattern.sentence}", _ISOLATION if pattern.words.startswith("behind another") else ""
+            WHERE, f"wrong tokens: {pattern.sentence}", _ISOLATION if pattern.words.startswith(MARKS["packed"]) else ""
         )
     elif any(dump.verdict == MISMATCH and dump.worst_tokens for dump in record.dumps):
         yield Evidence(WHERE, "wrong tokens: no rule of rows, positions, lengths or ranks covers them")

@@ -5,8 +5,9 @@ temperature, and whether gradients are needed. It does not depend on packing, co
 cells of a matrix) share one truth.
 
 A stored truth is reused only with the same weights and under the same versions (`hub_model.DECIDE`): after an upgrade, or if the
-model's files changed, a new truth is computed. A replay whose weights no longer exist has no truth. Without torch no truth can be
-computed, so the versions to match are those under which the replay ran.
+model's files changed, a new truth is computed; also if the stored one was imported, or another user wrote it. A replay
+whose weights no longer exist has no truth. Without torch no truth can be computed, so the versions to match are those under
+which the replay ran.
 
 Example:
     truth = ensure_truth(store, replay_id)                   # "20250619T052608-9f3a2c"
@@ -23,6 +24,7 @@ from typing import Any
 
 from actordbg.actor.hub_model import DECIDE, WEIGHTS, find_model, versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
+from actordbg.base.owners import is_own
 from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
 from actordbg.config.choices import installed_versions
@@ -32,7 +34,7 @@ from actordbg.judge.sides import NON_FINITE, open_replay, tensors_path
 from actordbg.records.journal import SPEC, read_results, read_standing
 from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
-from actordbg.replay.supervise import ReplayOutcome, load_spec, run_replay
+from actordbg.replay.supervise import ReplayOutcome, load_spec, run_replay, spec_and_owner
 from actordbg.store.layout import Store
 
 _REFUSED = f"{Unsupported.__module__}.{Unsupported.__qualname__}"
@@ -171,14 +173,15 @@ def require_torch(wanted: Wanted) -> None:
 
 
 def find_truth(store: Store, wanted: Wanted) -> str | None:
-    """Return the id of the newest replay in the store that is this truth and has every input; None if there is none."""
+    """Return the id of this user's newest replay that is this truth and has every input; None if there is none."""
     decide = [name for name, setting in SETTINGS.items() if setting.decides_truth]
     for path in sorted(store.replays.glob(f"*/{SPEC}"), reverse=True):
         with contextlib.suppress(ActordbgError):  # damaged, or of a newer version: other commands report it
-            spec = load_spec(store, path.parent.name)
+            spec, owner = spec_and_owner(store, path.parent.name)
             there = spec.config
             if (
-                all(spec.versions.get(name) == wanted.versions.get(name) for name in DECIDE)
+                is_own(owner)  # another's truth may be anything
+                and all(spec.versions.get(name) == wanted.versions.get(name) for name in DECIDE)
                 and all(getattr(there, name) == getattr(wanted.config, name) for name in decide)
                 and there.keep_tensors
                 and (there.keep_gradients or not wanted.config.keep_gradients)

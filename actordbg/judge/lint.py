@@ -18,21 +18,30 @@ import numpy as np
 from actordbg.base.errors import ActordbgError
 from actordbg.base.units import grouped, plural, with_handles
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict, section
+from actordbg.formats.dump_record import LOSS
 from actordbg.judge.recorded_calls import Answer, RecordedCall, RecordedLaw, Violation
 from actordbg.judge.recorded_laws import LAWS
 from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED
 
 _NAMED = 3
 """Violations of a law that are named."""
+_HOW = {
+    LOSS: "policy losses (dump enable --calls forward,loss)",
+    "log_probs": "log-probs (dump enable --with-outputs, or --calls forward,loss)",
+}
+"""How to record what a law needs, where it is not the trainer that has to hand it over."""
 _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 """What a law raises on facts of a type that no recorder writes."""
 
 
 @dataclass
 class Findings:
-    """The answers of all laws, by name. dumps: how many were read. unreadable: the messages of those that were not."""
+    """The answers of all laws, by name. recorded: names of everything that the calls have. dumps: how many were read. unreadable:
+    the messages of those that were not.
+    """
 
     answers: dict[str, Answer] = field(default_factory=lambda: {law.name: Answer() for law in LAWS})
+    recorded: set[str] = field(default_factory=set)
     dumps: int = 0
     unreadable: list[str] = field(default_factory=list)
 
@@ -56,6 +65,11 @@ class Findings:
         """The laws that nothing recorded could check."""
         return [law for law in LAWS if self.state(law) == NOT_CHECKED]
 
+    def lacking(self, law: RecordedLaw) -> str:
+        """Return what was not recorded that a law needs, and how to record it; or, if all was, what it could not judge."""
+        missing = [name for name in law.needs if name not in self.recorded]
+        return _HOW.get(missing[0], missing[0]) if missing else self.answers[law.name].lacks or "calls that it is about"
+
     @property
     def wrong(self) -> tuple[str, ...]:
         """The side that is wrong by the first law that fails: ROLLOUT, TRAINER or EITHER; none if no side is."""
@@ -68,7 +82,8 @@ class Findings:
             first = self.broken[0]
             violation = self.answers[first.name].violations[0]
             others = f"; also fails: {', '.join(law.name for law in self.broken[1:])}" if self.broken[1:] else ""
-            return f"{first.name} ({first.thread}): {violation.words}, in {with_handles(violation.dump_id)}{others}"
+            row = "" if violation.row is None else f"row {violation.row} of "
+            return f"{first.name} ({first.thread}): {violation.words}, in {row}{with_handles(violation.dump_id)}{others}"
         held = f"{plural(len(self.held), 'law')} of recorded data {'holds' if len(self.held) == 1 else 'hold'}"
         return held if self.held else "no law of recorded data could be checked"
 
@@ -90,15 +105,17 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
     """Check all laws on the dumps at `paths`, below the folder `store`. A dump that cannot be read is counted and named."""
     findings, kept = Findings(), list[RecordedCall]()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        for call, answers in pool.map(lambda path: _read(store, path), paths):
+        for call, answers, names in pool.map(lambda path: _read(store, path), paths):
             on_dump(1)
             if isinstance(call, str):
                 findings.unreadable.append(call)
                 continue
             kept.append(call)
+            findings.recorded |= names
             for name, answer in answers.items():
                 findings.answers[name].looked_at += answer.looked_at
                 findings.answers[name].violations += answer.violations
+                findings.answers[name].lacks = answer.lacks or findings.answers[name].lacks
     findings.dumps = len(kept)
     for law in LAWS:
         if law.over_calls:
@@ -110,17 +127,21 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
 
 
 @np.errstate(all="ignore")
-def _read(store: Path, path: str) -> tuple[RecordedCall | str, dict[str, Answer]]:
-    """Read a dump, check the laws of single calls, and return the call trimmed; or why it cannot be read."""
+def _read(store: Path, path: str) -> tuple[RecordedCall | str, dict[str, Answer], set[str]]:
+    """Read a dump, check the laws of single calls, and return the call trimmed, with the names of what it has; or why it cannot
+    be read.
+    """
     answers = {law.name: Answer() for law in LAWS if not law.over_calls}
     try:
         call = RecordedCall.read(str(store / path))
+        call.root = store
         for law in LAWS:
             if not law.over_calls:
                 law.judge([call], answers[law.name])
-        return call.trim(), answers
+        names = call.recorded_names
+        return call.trim(), answers, names
     except (ActordbgError, OSError, *_ODD) as error:
-        return f"{path}: {getattr(error, 'message', error)}", answers
+        return f"{path}: {getattr(error, 'message', error)}", answers, set()
 
 
 def lint_blocks(findings: Findings) -> list[Block]:
@@ -131,7 +152,7 @@ def lint_blocks(findings: Findings) -> list[Block]:
         blocks.append(Grid(("law", "dump", "row", "what"), rows, left=("law", "dump", "what"), wraps=True))
         blocks.append(Items([f"{law.name}: {law.holds}. {law.thread}. Try: {law.remedy}" for law in findings.broken]))
     held = [f"{law.name}: {law.holds} ({plural(findings.answers[law.name].looked_at, 'check')})" for law in findings.held]
-    needs = grouped((law.needs, law.name) for law in findings.unchecked).items()
+    needs = grouped((findings.lacking(law), law.name) for law in findings.unchecked).items()
     lacking = [f"{', '.join(names)}: {'needs' if len(names) == 1 else 'need'} {need}" for need, names in needs]
     return [*blocks, *section("Laws that hold", held), *section("Not checked", lacking)]
 
@@ -148,7 +169,8 @@ def lint_data(findings: Findings) -> dict[str, Any]:
     """Return the result as data: each law with its state, what it looked at, thread, remedy and violations."""
     laws = [
         {"law": law.name, "verdict": findings.state(law)}
-        | {name: getattr(law, name) for name in ("holds", "thread", "remedy", "needs")}
+        | {name: getattr(law, name) for name in ("holds", "thread", "remedy")}
+        | {"needs": findings.lacking(law) if findings.state(law) == NOT_CHECKED else ""}
         | {"looked_at": answer.looked_at, "figure": "; ".join(map(": ".join, answer.figures))}
         | {"violations": [asdict(each) | {"side": each.side or law.side} for each in answer.violations]}
         for law, answer in ((law, findings.answers[law.name]) for law in LAWS)

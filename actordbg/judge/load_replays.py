@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
+from actordbg.base.owners import whose
 from actordbg.base.units import LAST, plural
 from actordbg.catalog import query
 from actordbg.catalog.query import DumpRow
@@ -22,6 +23,7 @@ from actordbg.catalog.where import quoted
 from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.report_model import Summary
+from actordbg.judge.sides import own_comparisons
 from actordbg.judge.summary import restrict, summarise
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, read_why
@@ -109,17 +111,18 @@ def _chosen(catalog: query.Catalog, names: Sequence[str]) -> list[query.ReplayRo
 def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
     spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
     results = query.results_for(catalog, row.replay_id)
-    compared = tuple(query.comparisons(catalog, row.replay_id))
+    compared = tuple(own_comparisons(catalog, row.replay_id))
     for comparison in compared:
         if not comparison.compared and not comparison.reasons:
             comparison.reasons = "; ".join(query.why_not_compared(catalog, comparison.comparison_id)[:_WHYS]) or None
     why = read_why(catalog.store.replays / row.replay_id)
-    return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why)
+    owner = whose(catalog.store.replays / row.replay_id / SPEC)
+    return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why, owner)
 
 
 def report_blocks(store: Store, material: Material, texts: Texts | None = None) -> list[Block]:
     """Build the whole report on these replays, with its charts."""
-    from actordbg.judge.replay_document import document  # `curve` loads replays without it
+    from actordbg.judge.replay_document import document  # an explanation loads replays without it
 
     summary = material.summary()
     charts = {replay.label: pictures(store, data, texts) for replay, data in zip(summary.replays, material.replays, strict=True)}

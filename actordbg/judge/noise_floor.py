@@ -34,10 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.owners import whose
 from actordbg.base.units import new_replay_id, plural
 from actordbg.catalog import query
-from actordbg.config.as_ran import as_ran, telling
-from actordbg.config.replay_config import SETTINGS, TINY, VARIATIONS, WIDER
+from actordbg.config.as_ran import as_ran, deciding
+from actordbg.config.replay_config import TINY, VARIATIONS, WIDER
 from actordbg.document.blocks import Block, Grid, Heading, Items, Paragraph, Verdict, number
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.comparing import compare
@@ -45,13 +46,12 @@ from actordbg.judge.find_truth import ensure_lone_rows, find_truth, wanted_truth
 from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.judge.thresholds import MEASURES, applied_to, measures
 from actordbg.records.comparison_record import NOT_COMPARED, DumpComparison, DumpNoise, Figures, NoiseRecord, NoiseVariant
+from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 
-NOT_THE_CONFIGURATION = {"vary", "seed"}
-"""Settings of a replay that do not change a configuration's log-probs."""
 UNCHANGED, REPEAT, ROUNDING = "unchanged", "repeat", "rounding"
 ROUNDING_MARGIN = 2.0
 FAULT = 10.0
@@ -118,7 +118,7 @@ def save(store: Store, record: NoiseRecord) -> Path:
 
 
 def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
-    """Return the newest noise floor of this replay's configuration that covers at least one of its dumps; None if none does."""
+    """Return this user's newest noise floor of this replay's configuration that covers any of its dumps; None if none does."""
     catalog = query.open_fresh(store)
     side = open_replay(catalog, replay_id)
     for path in sorted(store.noise.glob("*.json"), reverse=True):
@@ -127,6 +127,8 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
             measured = open_replay(catalog, record.replay_id)
         except (StoreProblem, UsageError):
             continue  # damaged (`fsck` reports it), or its replay and thus its resolved configuration was removed
+        if whose(path, store.replays / record.replay_id / SPEC):
+            continue  # somebody else's floor could hide any difference
         about_these = any(dump.dump_id in side.inputs for dump in record.dumps)
         if about_these and configuration_of(measured) == configuration_of(side):
             return record
@@ -134,10 +136,8 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
 
 
 def configuration_of(side: ReplaySide) -> dict[str, object]:
-    """Return the settings that affect results, as they ran. Plain ranks are independent, so their number does not count."""
-    settings = telling(as_ran(side.row.config, side.row.resolved))
-    apart = NOT_THE_CONFIGURATION | ({"nproc"} if settings["backend"] == "plain" else set())
-    return {name: value for name, value in settings.items() if SETTINGS[name].numbers and name not in apart}
+    """Return the settings that change results, as they ran."""
+    return deciding(as_ran(side.row.config, side.row.resolved))
 
 
 def _take_out_faults(moved: Moved, limits: Mapping[str, float]) -> list[str]:

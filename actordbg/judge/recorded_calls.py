@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from actordbg.base.units import plural
+from actordbg.document.blocks import ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_dump_id, timestamp_of
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
@@ -26,11 +28,27 @@ HEAD = 16
 """Actions of a row's beginning that are kept of its log-probs."""
 Numbers: TypeAlias = Any
 """A numpy array, whose shape the text beside it gives. (numpy's stubs do not follow comparisons of arrays.)"""
-_TRIMMED = ("row_keys", "prompts", "counts", "spans", "ends", "surprisal", "moved", "terms", "weightless", "holes", "heads")
+_TRIMMED = (
+    "row_keys", "prompts", "counts", "spans", "ends", "surprisal", "moved", "terms", "weightless", "holes", "heads", "estimates",
+)  # fmt: skip
+LOW, HIGH, FIRST, RETURN, COUNT = range(5)
+"""Columns of `RecordedCall.estimates`; five sums follow the last."""
 LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "action_log_probs")
 """Names of tensors of log-probs, which a call got or returned."""
 VALUES = ("values", "old_values", "returns")
 """Names of the tensors that a critic's loss gets."""
+
+
+def shifted(values: Numbers, by: int, fill: float = 0) -> Numbers:
+    """Return a mask or values [B, A] shifted by some columns, without what leaves them; what comes in is `fill`."""
+    moved, size = np.full_like(values, fill), values.shape[1] - abs(by)
+    moved[:, max(by, 0) : max(by, 0) + size] = values[:, max(-by, 0) : max(-by, 0) + size]
+    return moved
+
+
+def side_of(name: str) -> str:
+    """Return the side that a tensor comes from."""
+    return ROLLOUT if name == "rollout_log_probs" else TRAINER
 
 
 @dataclass(frozen=True)
@@ -73,7 +91,9 @@ def aggregation(loss: Mapping[str, Any]) -> str:
 
 
 class RecordedCall:
-    """A recorded call. `rows`: B. Arrays that the call does not have are None."""
+    """A recorded call. `rows`: B. Arrays that the call does not have are None. root: the store's folder, if it is known."""
+
+    root: Path | None = None
 
     def __init__(self, record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> None:
         self.record, self.rows = record, record.batch_size
@@ -108,6 +128,12 @@ class RecordedCall:
         return value
 
     @property
+    def recorded_names(self) -> set[str]:
+        """Everything that the call has a value for, by the names that `fact` and `array` take; LOSS for a loss."""
+        known = {*self._tensors, *(name for name, value in self.record.arguments.items() if value is not None)}
+        return {name.removeprefix(CONTEXT).removeprefix(OUTPUT_PREFIX) for name in known} | {self.record.point}
+
+    @property
     def forward_id(self) -> str | None:
         """The dump id of the forward whose log-probs a loss got; None if that was not recorded."""
         parts = self.array("forward")
@@ -125,6 +151,11 @@ class RecordedCall:
     def fp32(self) -> bool:
         """Check whether the model computes in fp32, whose rounding is far below that of other dtypes."""
         return self.record.model_dtype == "float32" and self.record.autocast_dtype is None
+
+    @property
+    def scaled(self) -> bool:
+        """Check whether the model computes in float16: its loss is scaled, and a step whose gradient overflows is left out."""
+        return "float16" in (self.record.model_dtype, self.record.autocast_dtype)
 
     @cached_property
     def sequences(self) -> Numbers | None:
@@ -257,6 +288,24 @@ class RecordedCall:
         return ~((advantages != 0) & self.active).any(1)
 
     @cached_property
+    def estimates(self) -> Numbers | None:
+        """Each row's advantages a and returns r, less its values, over its actions: the least and the largest a, the first a and
+        r, and the sums of 1, a, a^2, r, a r and r^2; float64 [B, 10], NaN for returns that were not recorded.
+        """
+        advantages, active = self.array("advantages"), self.active
+        if advantages is None or active is None or advantages.shape != active.shape or not active.size:
+            return None
+        a, r = advantages.astype("f8"), np.full(active.shape, np.nan)
+        returns, values = self.array("returns"), self.array("values")
+        if returns is not None and returns.shape == r.shape:
+            r = returns.astype("f8") - (values if values is not None and values.shape == r.shape else 0.0)
+        first = active.argmax(1)[:, None]
+        ends = [np.where(active, a, np.inf).min(1), np.where(active, a, -np.inf).max(1)]
+        ends += [np.take_along_axis(each, first, 1)[:, 0] for each in (a, r)]
+        sums = [np.where(active, each, 0.0).sum(1) for each in (np.ones_like(a), a, a * a, r, a * r, r * r)]
+        return np.stack([*ends, *sums], 1)
+
+    @cached_property
     def terms(self) -> Terms | None:
         """Return the sums of this loss's terms, recomputed from its arguments; None for a forward, and for an unknown loss."""
         return self.terms_with()
@@ -300,9 +349,12 @@ class Violation:
 
 @dataclass
 class Answer:
-    """What a law found. looked_at: rows, calls or steps that it could judge. figures: measures of healthy data, by name."""
+    """What a law found. looked_at: rows, calls or steps that it could judge. figures: measures of healthy data, by name. lacks:
+    what the last calls lacked that it could not judge.
+    """
 
     looked_at: int = 0
+    lacks: str = ""
     violations: list[Violation] = field(default_factory=list)
     figures: list[tuple[str, str]] = field(default_factory=list)
 
@@ -311,7 +363,8 @@ class Answer:
         self.looked_at += len(bad)
         for row in bad.nonzero()[0][:1]:
             many = f" ({plural(int(bad.sum()), 'row')})" if bad.sum() > 1 else ""
-            self.violations.append(Violation(call.record.dump_id, words + many, int(row), _size(sizes, row), side))
+            step = f"step {call.record.step}: " if call.is_loss and call.record.step is not None else ""
+            self.violations.append(Violation(call.record.dump_id, step + words + many, int(row), _size(sizes, row), side))
 
 
 def _size(sizes: Numbers | None, row: int) -> float | None:
@@ -322,15 +375,15 @@ def _size(sizes: Numbers | None, row: int) -> float | None:
 class RecordedLaw:
     """A law: what must hold, where people met it broken, what to do then, and what has to be recorded to check it.
 
-    side: which is wrong where it fails: ROLLOUT, TRAINER, EITHER if that is open, "" if it is neither. judge: gets one whole
-    call, or, if `over_calls`, all trimmed calls.
+    side: which is wrong where it fails: ROLLOUT, TRAINER, EITHER if that is open, "" if it is neither. needs: what has to be
+    recorded (`RecordedCall.recorded_names`). judge: gets one whole call, or, if `over_calls`, all trimmed calls.
     """
 
     name: str
     holds: str
     thread: str
     remedy: str
-    needs: str
+    needs: tuple[str, ...]
     side: str
     judge: Callable[[Sequence[RecordedCall], Answer], None]
     over_calls: bool = False

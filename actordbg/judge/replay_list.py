@@ -5,42 +5,45 @@ The verdicts come from the catalog alone, so a thousand replays take no longer t
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
+from actordbg.base.owners import whose
 from actordbg.base.units import passed_of, plural
 from actordbg.catalog import query
 from actordbg.catalog.query import Catalog
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import UNCHECKED, Block, Grid, Heading, Paragraph, Verdict, number
+from actordbg.judge.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.judge.verdicts import word_of_row
-from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC
-
-TRUTH = "truth"
-"""What B is in a comparison with the truth, and what a truth is called here."""
+from actordbg.records.journal import SPEC
+from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC, RAISED
 
 
 def listed(catalog: Catalog, *, everything: bool = False) -> list[dict[str, Any]]:
     """Return this user's replays, newest first; with `everything` also truths, variations, matrix cells and other users'.
 
-    handle: "@1", ...; None for what other commands and users ran. verdict: the word. truth: the newest verdict of a comparison
-    with the truth, max_abs the largest difference from it, in nats.
+    handle: "@1", ...; None for what other commands and users ran. verdict: the word. whose: who else wrote it.
+    truth: the newest verdict of a comparison with the truth, max_abs the largest difference from it, in nats.
     """
     own = query.list_own_replays(catalog)
     handles = {row.replay_id: f"@{number}" for number, row in enumerate(own, 1)}
-    truths = {row.replay_id: row for row in reversed(query.comparisons(catalog)) if row.against_kind == TRUTH}
-    sql = "SELECT DISTINCT replay_id, verdict FROM law_answer WHERE verdict IN (?, ?)"
-    lawless = [tuple(row) for row in query.answers(catalog, sql, (BROKEN, NONDETERMINISTIC))]
+    compared = {(row.replay_id, row.against_kind): row for row in reversed(own_comparisons(catalog))}
+    answered = defaultdict(set)
+    sql = "SELECT DISTINCT replay_id, verdict FROM law_answer WHERE verdict IN (?, ?, ?)"
+    for replay_id, answer in query.answers(catalog, sql, (BROKEN, NONDETERMINISTIC, RAISED)):
+        answered[replay_id].add(answer)
     replays = []
     for row in query.list_replays(catalog) if everything else own:
-        truth = truths.get(row.replay_id)
-        failed = any(replay_id == row.replay_id and verdict != row.config.get("accept") for replay_id, verdict in lawless)
-        word = word_of_row(row, truth, failed)
+        truth, recorded = compared.get((row.replay_id, TRUTH)), compared.get((row.replay_id, GOLDEN))
+        word = word_of_row(row, truth, recorded, answered[row.replay_id])
         replays.append(
             {
                 "handle": handles.get(row.replay_id),
                 "name": str(row.config.get("name") or "") or None,
                 "verdict": TRUTH if word == UNCHECKED and row.config.get("oracle") else word,
+                "whose": whose(catalog.store.replays / row.replay_id / SPEC) or None,
                 "truth": truth.verdict if truth else None,
                 "max_abs": truth.max_abs if truth else None,
                 "configuration": label(as_ran(row.config, row.resolved)),
@@ -48,6 +51,11 @@ def listed(catalog: Catalog, *, everything: bool = False) -> list[dict[str, Any]
             }
         )
     return replays
+
+
+def shown_verdict(replay: Mapping[str, Any]) -> str:
+    """Return the verdict of a listed replay as tables show it."""
+    return f"theirs: {replay['verdict']}" if replay["whose"] else str(replay["verdict"])
 
 
 def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:
@@ -58,7 +66,7 @@ def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:
     others = f"{plural(total - len(replays), 'other')} (truths, variations, matrix cells, other users'):"
     others += " `actordbg replay ls --all`"
     rows = [
-        (replay["handle"] or "", replay["verdict"], number(replay["max_abs"], 2), passed_of(replay),
+        (replay["handle"] or "", shown_verdict(replay), number(replay["max_abs"], 2), passed_of(replay),
          replay["created_at"][:16].replace("T", " "), replay["configuration"],
          "actordbg report " * commands + replay["replay_id"])
         for replay in replays

@@ -139,7 +139,8 @@ class ReplaySummary(Timed):
     """A replay: its inputs, the configuration that ran, and its results.
 
     comparisons: the newest comparison (as A) with each other replay, the truth and the run's recorded outputs. local: the verdict
-    on its model, module by module; None if no result judged it. why: what stopped it, and the end of its log.
+    on its model, module by module; None if no result judged it. why: what stopped it, and the end of its log. whose: who
+    else wrote it; "" if it is this user's.
     """
 
     label: str
@@ -171,11 +172,20 @@ class ReplaySummary(Timed):
     laws: LawSummary | None = None
     local: LocalVerdict | None = None
     why: str = ""
+    whose: str = ""
 
     @property
     def truth(self) -> ComparisonRun | None:
         """The newest comparison with the truth."""
-        return next((row for row in self.comparisons if row.against_kind == "truth"), None)
+        return self._newest("truth")
+
+    @property
+    def recorded(self) -> ComparisonRun | None:
+        """The newest comparison with the run's recorded outputs."""
+        return self._newest("golden")
+
+    def _newest(self, kind: str) -> ComparisonRun | None:
+        return next((row for row in self.comparisons if row.against_kind == kind), None)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from actordbg.actor.rules import LEAKED, leaked
 from actordbg.base.errors import ActordbgError, StoreProblem
+from actordbg.base.owners import whose
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, label, telling
 from actordbg.config.choices import short_dtype
@@ -30,10 +31,13 @@ from actordbg.formats.dumpfile import DEFAULT_CAP
 from actordbg.formats.encoding import Array
 from actordbg.formats.weight_hashes import met_weights, weights_of
 from actordbg.judge.thresholds import weaker
-from actordbg.records.comparison_record import SideInfo
+from actordbg.records.comparison_record import ComparisonRecord, SideInfo
 from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store.layout import Store, known_regular
+
+if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
 
 GOLDEN, RECORDED, TRUTH = "golden", "recorded", "truth"
 RECORDED_NAMES = (RECORDED, GOLDEN)
@@ -43,6 +47,7 @@ PLANTED = "planted/"
 NON_FINITE = "non-finite-output"
 """Signature of inputs that finished with a NaN: their tensors were kept, and a NaN on both sides is a match."""
 OTHER_WEIGHTS = "its weights were not this model's"
+_NONE = object()
 NO_OUTPUTS = "the run's own log-probs were not recorded (`--with-outputs` records those that forward returns)"
 
 
@@ -207,7 +212,8 @@ class GoldenSide:
         if log_probs is None:
             return NO_OUTPUTS
         others = met_weights(self.beside.resolved).get("other", {})
-        if others and (path := weights_of(self.store.root, record)) and f"{record.run}/{path.name}" in others:
+        path = weights_of(self.store.root, record) if others else None
+        if path is not None and others.get(f"{record.run}/{path.name}", _NONE) in (None, record.step):
             return OTHER_WEIGHTS
         mask = summary_mask(numbers)
         self.dtypes.append(weaker([_dtype(record.model_dtype), _dtype(record.autocast_dtype)]))
@@ -249,6 +255,30 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
     inputs = {item.dump_id: item for item in spec.inputs}
     follows = spec.config.dtype is None and spec.config.truth is None
     return ReplaySide(catalog.store, row, spec, results, query.autocast_dtypes(catalog, [*inputs]) if follows else {}, inputs)
+
+
+def rests_on_others(store: Store, comparison: ComparisonRun | ComparisonRecord, *, subject: bool = True) -> str:
+    """Say who else wrote a comparison or what it rests on: a side, the rounding, the noise floor; "" if all is this user's.
+
+    subject: A too, the side that is judged.
+    """
+    if isinstance(comparison, ComparisonRecord):
+        a, b = comparison.a.replay_id, comparison.b.replay_id
+    else:
+        a, b = comparison.replay_id, comparison.against
+    replays = [a if subject else None, b, comparison.rounding_id]
+    noise = [store.noise / f"{comparison.noise_id}.json"] if comparison.noise_id else []
+    specs = [store.replays / replay_id / SPEC for replay_id in replays if replay_id]
+    return whose(store.comparisons / f"{comparison.comparison_id}.json", *specs, *noise)
+
+
+def own_comparisons(catalog: query.Catalog, replay_id: str | None = None) -> list[ComparisonRun]:
+    """Return the newest comparison of each pair, the newest first; of `replay_id` only, as A.
+
+    Of this user's replays, only those that rest on nothing that others wrote.
+    """
+    store, rows = catalog.store, query.comparisons(catalog, replay_id)
+    return [row for row in rows if whose(store.replays / row.replay_id / SPEC) or not rests_on_others(store, row)]
 
 
 def why_not(a: ReplaySide, b: Side) -> str | None:

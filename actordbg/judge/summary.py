@@ -137,6 +137,7 @@ def summary_of(data: ReplayData, name: str = "A") -> ReplaySummary:
         laws=laws_of(results, spec.config),
         local=verdict_of(results),
         why=data.why,
+        whose=data.whose,
     )
 
 

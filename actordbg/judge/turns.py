@@ -6,8 +6,9 @@
 | border lost | whitespace between a turn and the next was dropped or added | verl PR#6921 |
 | template drops text | text of a turn is gone, such as reasoning of earlier turns | prime-rl#1334, verl#6854 |
 | extra BOS | the sequence begins with one more BOS | |
+| two BOS | the prompt began with two BOS when it was sampled from | open-r1 PR#462 |
 | EOS appended | an EOS that was not sampled follows a turn | SkyRL PR#2148 |
-| other actions | the ids are right, and other tokens count as actions | SkyRL PR#1070 |
+| other actions | the ids are right, and tokens count as actions that no turn sampled | SkyRL PR#1070 |
 | other ids | none of these | |
 
 Three comparisons, in this order: what a turn was given against all turns before it; what the rollout handed over against the
@@ -22,6 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
+
+import numpy as np
 
 from actordbg.base.errors import CorruptDump, NewerFormat, NothingToDo, StoreProblem, UsageError
 from actordbg.base.units import plural
@@ -113,10 +116,18 @@ def _shown(ids: Sequence[int], decode: Decode | None) -> str:
     return f"{few}" + ("..." if len(ids) > len(few) else "") + (f" {decode(few)!r}" if decode and few else "")
 
 
-def fault_of(trajectory: Trajectory, row: Sequence[int] | None, decode: Decode | None) -> TurnFault | None:
-    """Return the first difference of a trajectory. row: the recorded row that was made from it, if there is one."""
+def fault_of(
+    trajectory: Trajectory, row: Sequence[int] | None, decode: Decode | None, actions: Sequence[int] = ()
+) -> TurnFault | None:
+    """Return the first difference of a trajectory. row: the recorded row that was made from it, if there is one; actions: the
+    positions in it that its action mask selects.
+    """
     known: list[int] = []
     borders: list[int] = []
+    for number, turn in enumerate(trajectory.turns):
+        if trajectory.bos is not None and turn.given[:2] == (trajectory.bos,) * 2:
+            words = f"{_shown(turn.given[:4], decode)}: the prompt was encoded with a BOS before its own"
+            return TurnFault(trajectory.name, "two BOS", number, 0, words, "as the rollout was given it")
 
     def fault(ids: Sequence[int], turn: int | None, where: str) -> TurnFault | None:
         first = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)
@@ -140,7 +151,14 @@ def fault_of(trajectory: Trajectory, row: Sequence[int] | None, decode: Decode |
     if row is None:
         return None
     known = list(trajectory.trained)
-    return fault(row, None, _IN_TRAINING)
+    if (changed := fault(row, None, _IN_TRAINING)) is not None:
+        return changed
+    sampled = {position for start, stop in trajectory.ranges for position in range(start, stop)}
+    others = [position for position in actions if position not in sampled]
+    if not others or not sampled:
+        return None
+    words = f"{plural(len(others), 'token')} that no turn sampled count as actions"
+    return TurnFault(trajectory.name, "other actions", None, others[0], words, _IN_TRAINING)
 
 
 def turns_answer(store: Store, dump: str | None = None, *, run: str | None = None, decode: Decode | None = None) -> CommandResult:
@@ -156,10 +174,12 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     if not trajectories:
         raise NothingToDo("no turns were recorded", hint="record them: actordbg run --turns -- COMMAND (OpenRLHF's agents)")
     name = trajectories[0].run
-    pairs = list(_with_rows(trajectories, _rows(store, name, record)))
+    rows = _rows(store, name, record)
+    pairs = list(_with_rows(trajectories, [*rows]))
     if record is not None:
         pairs = [(each, row) for each, row in pairs if row is not None]
-    faults = [fault for each, row in pairs if (fault := fault_of(each, row, decode)) is not None]
+    judged = (fault_of(each, row, decode, rows.get(row or (), ())) for each, row in pairs)
+    faults = [fault for fault in judged if fault is not None]
     matched = sum(row is not None for _, row in pairs)
     verdict = _verdict(name, pairs, faults, 0 if record else unread)
     data = {"run": name, "trajectories": len(pairs), "turns": sum(len(each.turns) for each, _ in pairs), "in_dumps": matched,
@@ -213,20 +233,26 @@ def trajectories_of(store: Store, run: str | None = None) -> tuple[list[Trajecto
     return read, len(own) - len(read)
 
 
-def _rows(store: Store, run: str, record: Any) -> list[tuple[int, ...]]:
-    """Return the different recorded rows, without padding."""
+def _rows(store: Store, run: str, record: Any) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Return the different recorded rows, without padding, with the positions of their actions; () without an action mask."""
     catalog = query.open_fresh(store)
     where = f"run = '{run}'"
     dumps = [record] if record is not None else query.select_dumps(catalog, where, order="newest", limit=MOST, losses=True)
-    rows: dict[tuple[int, ...], None] = {}
+    rows: dict[tuple[int, ...], tuple[int, ...]] = {}
     for each in dumps:
         try:
             call = RecordedCall.read(str(store.root / each.path))
         except StoreProblem:
             continue
-        if call.sequences is not None and call.real is not None:
-            rows |= {tuple(map(int, ids[real])): None for ids, real in zip(call.sequences, call.real, strict=True)}
-    return list(rows)
+        if call.sequences is None or call.real is None:
+            continue
+        acts = np.zeros(call.real.shape, bool)
+        if call.active is not None and call.array("action_mask") is not None:
+            acts[:, acts.shape[1] - call.active.shape[1] :] = call.active
+        for ids, real, of_row in zip(call.sequences, call.real, acts, strict=True):
+            row = tuple(map(int, ids[real]))
+            rows[row] = rows.get(row) or tuple(map(int, of_row[real].nonzero()[0]))
+    return rows
 
 
 def _with_rows(

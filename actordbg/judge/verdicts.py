@@ -7,13 +7,14 @@ finished with finite numbers is NOT CHECKED.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actordbg.actor.rules import LEAKED
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural, with_handles
+from actordbg.catalog.dump_verdicts import WORST_FIRST, breaks
 from actordbg.catalog.query import OPEN
 from actordbg.config.as_ran import as_ran, repeat_options
 from actordbg.config.replay_config import TINY, TOY_MODEL
@@ -22,6 +23,7 @@ from actordbg.judge.agreement import ranks_in_words, violation_in_words
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.locate.verdict import unlocated
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
+from actordbg.records.replay_record import RAISED
 
 if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun
@@ -31,15 +33,16 @@ CAUSE_CHARS = 200
 _EXAMPLES = 3
 
 
-def word_of_row(row: ReplayRow, truth: ComparisonRun | None, lawless: bool) -> str:
-    """Return the word of a replay from the catalog. truth: its comparison with the truth. lawless: whether a law failed in it."""
+def word_of_row(row: ReplayRow, truth: ComparisonRun | None, recorded: ComparisonRun | None, answers: Collection[str]) -> str:
+    """Return the word of a replay from the catalog. truth, recorded: its newest comparisons. answers: verdicts of its laws."""
     if row.failed + row.crashed + row.hung or not (row.passed or row.status in OPEN):
         return FAILED
-    if lawless or (truth is not None and truth.verdict == MISMATCH):
+    accept, compared = row.config.get("accept"), [each.verdict for each in (truth, recorded) if each is not None]
+    if MISMATCH in compared or any(breaks(answer, accept) for answer in answers):
         return WRONG
-    if row.config.get("align") == "same":
-        return UNCHECKED  # the catalog does not know whether ranks agree
-    return RIGHT if row.passed and truth is not None and truth.verdict != NOT_COMPARED else UNCHECKED
+    if RAISED in answers:
+        return FAILED
+    return RIGHT if row.passed and truth is not None and NOT_COMPARED not in compared else UNCHECKED
 
 
 def replay_verdict(
@@ -74,7 +77,7 @@ def replay_verdict(
     toy = values["model"] == TINY
     not_checked = (*["your model (--model)"] * toy, *left, *_left(replay, left)) if word in (RIGHT, WRONG) else ()
     figures = (*deciding, *_figures(replay, f" ({TOY_MODEL})" * toy))
-    return Verdict(word, said, figures, not_checked, following, toy)
+    return Verdict(word, said, figures, not_checked, following, toy, whose=replay.whose)
 
 
 Judged = tuple[str, str, Sequence[tuple[str, str]]]
@@ -112,6 +115,10 @@ def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, left: 
         many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} differ{'s' * (truth.mismatches == 1)} from the truth"
         rounding = f"{many} by more than {dtype} rounding" if truth.mismatches else None
         return WRONG, "; ".join(filter(None, (rounding, truth.reasons))), far
+    recorded = replay.recorded
+    if own is None and recorded is not None and recorded.verdict == MISMATCH:
+        several = f"{recorded.mismatches:,} of {plural(recorded.compared, 'dump')}"
+        return WRONG, f"in {several} the run's outputs are not what its model gives", far
     if own is not None and (said := _own_in_words(own, dtype)):
         return (
             WRONG,
@@ -222,9 +229,6 @@ def selecting(dump_ids: Sequence[str]) -> str:
     return in_shell(f"dump = {names[0]}" if len(names) == 1 else f"dump in ({', '.join(names)})" if names else "rank=0")
 
 
-_ORDER = (WRONG, FAILED, UNCHECKED, RIGHT)
-
-
 def together(replays: Iterable[ReplaySummary]) -> Verdict:
     """Return the verdict of a report: that of its only replay, else the worst, with how many have which."""
     each = [(replay, replay_verdict(replay, reported=True)) for replay in replays]
@@ -232,10 +236,11 @@ def together(replays: Iterable[ReplaySummary]) -> Verdict:
         return Verdict(UNCHECKED, "nothing was replayed yet", next="actordbg replay --max-inputs 3")
     if len(each) == 1:
         return each[0][1]
-    replay, worst = min(each, key=lambda pair: _ORDER.index(pair[1].word))
+    others = next((verdict.whose for _, verdict in each if verdict.whose), "")
+    replay, worst = min(each, key=lambda pair: WORST_FIRST.index(pair[1].word))
     counts = ", ".join(f"{count} {word}" for word, count in Counter(verdict.word for _, verdict in each).items())
     left = tuple(dict.fromkeys(text for _, verdict in each for text in verdict.not_checked))[:_EXAMPLES]
     said = f"{plural(len(each), 'replay')}: {counts}" + f". {replay.label}, {replay.replay_id}: {worst.said}" * (
         worst.word != RIGHT
     )
-    return replace(worst, said=said, not_checked=left, figures=worst.figures[:1])
+    return replace(worst, said=said, not_checked=left, figures=worst.figures[:1], whose=others)

@@ -7,17 +7,22 @@ Parameters of other steps come from the hashes at recorded calls, which tell how
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
+from actordbg.catalog import query
 from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, number, section
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord
+from actordbg.formats.weight_hashes import WEIGHTS, WeightRecord, weights_of
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
+from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.records.run_files import read_sync, read_weights
 from actordbg.store.layout import Store, require_run_name
 
@@ -41,7 +46,7 @@ class LadderFault:
     def sentence(self) -> str:
         """Say the fault, and when it was there."""
         when = self.since if self.since == self.until else f"{self.since} to {self.until}"
-        return f"{self.words} ({when})"
+        return f"{self.words} ({when})" if when else self.words
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,10 @@ def climb(store: Store, run: str | None = None) -> WeightLadder:
         side = TRAINER
         stale, unknown = _behind(store, folder.name, syncs, whole=not left)
         missing += [unknown] if unknown else []
-    return WeightLadder(folder.name, syncs, [*_faults(syncs, stale)], stale, side, unrecorded, moved, missing)
+    rows = query.select_dumps(query.open_fresh(store), f"run = '{folder.name}'", losses=True)
+    unequal = [(call, words) for call, words in unequal_ranks(store.root, rows) if words]
+    faults = [LadderFault(TRAINER, f"weights differ: {words}", "", "", ()) for _, words in unequal[:1]]
+    return WeightLadder(folder.name, syncs, [*faults, *_faults(syncs, stale)], stale, side, unrecorded, moved, missing)
 
 
 def _answers(sync: WeightSync, engine: int) -> list[EngineAnswer]:
@@ -199,6 +207,42 @@ def _at_calls(store: Store, run: str) -> Iterator[WeightRecord]:
             yield read_weights(path)
         except (StoreProblem, OSError):
             continue
+
+
+def unequal_ranks(root: Path, calls: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+    """Yield, for each model and step that several ranks hashed, one of the calls (records or rows of the catalog), and which
+    parameters differ from rank to rank, "" if none does. Shards are not compared, nor a model of which ranks hold other parts.
+    """
+    files: dict[Path, tuple[Any, WeightRecord]] = {}
+    for call in calls:
+        path = weights_of(root, call)
+        if path is not None and (path not in files or call.role is not None):
+            with contextlib.suppress(StoreProblem, OSError):
+                files[path] = call, files[path][1] if path in files else read_weights(path)
+    models: dict[tuple[str, str, int | None], dict[int, list[tuple[Any, WeightRecord]]]] = {}
+    for call, record in files.values():
+        role = (call.role or "policy").removesuffix(" loss")
+        models.setdefault((record.run, role, record.step), {}).setdefault(record.rank, []).append((call, record))
+    for _, by_rank in sorted(models.items(), key=lambda model: (*model[0][:2], model[0][2] or 0)):
+        if len(by_rank) < 2 or any(len(each) > 1 for each in by_rank.values()):
+            continue  # a rank that was there twice: another job of this run
+        (_, first), *others = (by_rank[rank][0] for rank in sorted(by_rank))
+        whole = {name: each for name, each in first.parameters.items() if each.part is None and each.sha256}
+        for call, record in others:
+            same = {name for name in whole if whole[name].shape == getattr(record.parameters.get(name), "shape", None)}
+            differ = [name for name in whole if name in same and record.parameters[name].sha256 not in (None, whole[name].sha256)]
+            if not same or (differ and not _is_replica(root, call, first)):
+                continue
+            at = "" if record.step is None else f"step {record.step}: "
+            many = f"{len(differ)} of {plural(len(same), 'parameter')} differ between ranks {first.rank} and {record.rank}"
+            yield call, f"{at}{many}: {_names(differ)}" if differ else ""
+
+
+def _is_replica(root: Path, call: Any, held: WeightRecord) -> bool:
+    """Check that tensor parallelism has not divided the parameters: one still has the size of the configuration."""
+    record = call if hasattr(call, "actor") else RecordedCall.read(str(root / call.path)).record
+    size = record.actor.get("intermediate_size")
+    return size is None or any(size in each.shape for each in held.parameters.values())
 
 
 _Rung = Callable[[SentParameter, EngineAnswer], bool]

@@ -34,7 +34,7 @@ from actordbg.laws.judging import (
     not_checked,
     watching,
 )
-from actordbg.records.replay_record import BROKEN, KEPT, NONDETERMINISTIC, LawAnswer
+from actordbg.records.replay_record import BROKEN, KEPT, NONDETERMINISTIC, WITHIN_ROUNDING, LawAnswer
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, has_experts, text_config
 
@@ -91,6 +91,9 @@ class LawRun:
             answers = [
                 not_checked(each.law, STATE) if each.law in BETWEEN_CALLS and each.verdict != KEPT else each for each in answers
             ]
+        forward = {answer.verdict for answer in answers if answer.law in ("neighbour", "padding", "future")}
+        if not forward & {BROKEN} and forward & {KEPT, WITHIN_ROUNDING}:
+            answers = [_of_the_backward(answer) if answer.law == "jacobian" else answer for answer in answers]
         return [_without_meaning(self.session, answer) for answer in answers]
 
     def _steps(self) -> dict[str, Callable[[], None]]:
@@ -273,6 +276,13 @@ def _without_meaning(session: ActorSession, answer: LawAnswer) -> LawAnswer:
         return answer
     why = f"routing has a capacity ({capacity})" if capacity else "an FP8 scale covers a whole tensor"
     return not_checked(answer.law, f"{why}: a token may change all others")
+
+
+def _of_the_backward(jacobian: LawAnswer) -> LawAnswer:
+    """Say of a broken `jacobian` that the forward depends on nothing else: it held the laws of the forward."""
+    if jacobian.verdict != BROKEN:
+        return jacobian
+    return replace(jacobian, words="the backward adds gradients that no log-prob has, as an auxiliary loss does")
 
 
 def _joined(first: Change, second: Change) -> Change:

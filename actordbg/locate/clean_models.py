@@ -76,8 +76,10 @@ def clean_model(session: ActorSession, device: torch.device) -> Iterator[Loaded]
     path, trust = _path_of(session), consent.is_given(session.config.model)
 
     def whole() -> Any:
-        loads, attn = model_class(path, trust).from_pretrained, clean_attention(session)
-        model = loads(path, trust_remote_code=trust, attn_implementation=attn, torch_dtype=dtype_of(session))
+        attn, dtype = clean_attention(session), dtype_of(session)
+        model = model_class(path, trust).from_pretrained(
+            path, trust_remote_code=trust, attn_implementation=attn, torch_dtype=dtype
+        )
         return model.to(device).eval()
 
     with _unpartitioned(), _loaded(session, device, None, whole) as loaded:

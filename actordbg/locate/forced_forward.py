@@ -56,7 +56,7 @@ class GradientTap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, before: Tensor | None, new: tuple[Tensor | None], give: Handler) -> Tensor:
         ctx.give = give
-        return own.view_as(own) if new[0] is None else new[0]
+        return (own if new[0] is None else new[0]).clone()  # no view: the model may change it in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
@@ -316,7 +316,7 @@ class Forcing(Hooks):
     def _add(self, key: Key, have: Tensor, want: Tensor) -> None:
         if key[0] in self._shifted or key in self.sums:
             return
-        wide, truth = have.to(want.dtype).flatten(1), want.flatten(1)
+        wide, truth = (each.to(want.dtype)[:, None].flatten(1) for each in (have, want))  # a token may have one number: [n]
         errors = torch.zeros(sum(self.tape.lengths), dtype=torch.float64)
         errors[self.tokens] = (wide - truth).square().sum(1).double().cpu().nan_to_num(torch.inf, torch.inf)
         own, power = (float((truth * other).sum(dtype=torch.float64)) for other in (wide, truth))

@@ -1,6 +1,6 @@
 """What a loaded model is, bit for bit, against transformers' own model of the same checkpoint.
 
-    identities_of(session)[0]["differences"]   # ("model.norm.variance_epsilon is 0.001; transformers' model ... has 1e-06",)
+    identities_of(session)[0]["differences"][0]["name"]      # "model.norm.variance_epsilon"
 
 Compared without any tolerance, since nothing is computed:
 
@@ -11,6 +11,10 @@ Compared without any tolerance, since nothing is computed:
 * **Scalar attributes** of every module that both have (epsilon, scaling, window, soft cap, dropout) and of the configuration; and
   that all modules are in training mode, or none.
 
+What a model is may change when it is called: an attribute set by a patch, a layer that is quantized at its first input. So it is
+compared when it was loaded, and again after the last input (`ran`). What transformers itself sets anew for each length, the
+frequencies of dynamic rotary embeddings, is named as unchecked where it differs.
+
 A module of another class has other attributes; it is named as unchecked. The reference lies in host memory and is gone when
 `identities_of` returns, so it raises no peak that a replay measures.
 """
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -31,7 +35,20 @@ from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import plural
 from actordbg.locate.clean_models import clean_model, one_line
-from actordbg.records.locate_record import EVERYTHING, MOST, ModelIdentity
+from actordbg.records.locate_record import (
+    ATTRIBUTE,
+    EVERYTHING,
+    FACTOR,
+    MODE,
+    MOST,
+    ROUNDED,
+    SHAPE,
+    TIE,
+    VALUES,
+    ZERO,
+    ModelDifference,
+    ModelIdentity,
+)  # fmt: skip
 from actordbg.trainers.rows_actor import text_config
 
 _SCALARS = (bool, int, float, str, type(None))
@@ -43,10 +60,11 @@ _OF_A_CALL = (
 _NARROWER = (torch.bfloat16, torch.float16)
 
 
-def identities_of(session: ActorSession) -> list[dict[str, Any]]:
+def identities_of(session: ActorSession, *, ran: bool = False, alone: bool = False) -> list[dict[str, Any]]:
     """Compare a loaded model with transformers' own; return the `ModelIdentity` of each rank that computes with this rank.
 
-    Collective where ranks form a process group: every rank has to call it. What cannot be compared is named in `unchecked`.
+    ran: whether its inputs have run. alone: of this rank only. Else it is collective where ranks form a process group: every
+    rank has to call it. What cannot be compared is named in `unchecked`.
     """
     rank = int(session.resolved["rank"])
     try:
@@ -55,7 +73,8 @@ def identities_of(session: ActorSession) -> list[dict[str, Any]]:
         if machine_errno(error):
             raise
         identity = ModelIdentity(unchecked=(f"{EVERYTHING}: {one_line(error)}",), rank=rank)
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    identity = replace(identity, ran=ran)
+    if alone or not dist.is_initialized() or dist.get_world_size() == 1:
         return [asdict(identity)]
     of_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, asdict(identity))
@@ -84,14 +103,17 @@ class Comparison:
     def __init__(self, model: Any, reference: Any, gather: Callable[[str], Tensor], bring: Callable[[str], None]) -> None:
         self.looked_at, self._bring = 0, bring
         self.unchecked: list[str] = []
-        self.differences: list[str] = [
+        self._varying = _set_anew(reference)
+        self.differences: list[ModelDifference] = [
             *self._tensors(dict(reference.named_parameters()), _by_plain_name(model.named_parameters()), gather),
             *self._tensors(dict(reference.named_buffers()), _by_plain_name(model.named_buffers()), model.get_buffer),
             *self._ties(model, reference),
             *self._attributes(model, reference),
         ]
 
-    def _tensors(self, wanted: Mapping[str, Tensor], ours: Mapping[str, str], read: Callable[[str], Tensor]) -> Iterator[str]:
+    def _tensors(
+        self, wanted: Mapping[str, Tensor], ours: Mapping[str, str], read: Callable[[str], Tensor]
+    ) -> Iterator[ModelDifference]:
         for name, want in wanted.items():
             if name not in ours:
                 self.unchecked.append(f"{name}: this model has no such tensor")
@@ -100,10 +122,18 @@ class Comparison:
             self._bring(name)
             have = read(ours[name]).detach().cpu()
             for part, left, right in _by_expert(name, have, want.detach()):
-                if words := _in_words(left, right):
-                    yield f"{part} {words}"
+                if (difference := _difference(part, left, right)) is not None and not self._varies(name):
+                    yield difference
 
-    def _ties(self, model: Any, reference: Any) -> Iterator[str]:
+    def _varies(self, name: str) -> bool:
+        """Check whether transformers sets a buffer or an attribute that differs anew, and name it as unchecked then."""
+        module, _, own = name.rpartition(".")
+        varies = module in self._varying and not own.endswith("original_inv_freq")
+        if varies:
+            self.unchecked.append(f"{name}: transformers sets it anew for each length")
+        return varies
+
+    def _ties(self, model: Any, reference: Any) -> Iterator[ModelDifference]:
         held: dict[int, list[str]] = defaultdict(list)
         for name, parameter in reference.named_parameters(remove_duplicate=False):
             held[id(parameter)].append(name)
@@ -112,9 +142,10 @@ class Comparison:
             for other in others:
                 self.looked_at += 1
                 if first in ours and other in ours and ours[first] != ours[other]:
-                    yield f"{other} is not tied to {first}, as it is in transformers' model"
+                    said = f"{other} is not tied to {first}, as it is in transformers' model"
+                    yield ModelDifference(other, TIE, said)
 
-    def _attributes(self, model: Any, reference: Any) -> Iterator[str]:
+    def _attributes(self, model: Any, reference: Any) -> Iterator[ModelDifference]:
         ours = {plain_name(name): module for name, module in model.named_modules()}
         training = bool(model.training)
         for name, want in reference.named_modules():
@@ -128,19 +159,33 @@ class Comparison:
             yield from self._scalars(name, vars(module), vars(want))
             if module.training is not training:
                 mode = ("evaluation", "training")
-                yield f"{name} is in {mode[not training]} mode, the model in {mode[training]} mode"
+                said = f"{name} is in {mode[not training]} mode, the model in {mode[training]} mode"
+                yield ModelDifference(name, MODE, said)
         config, wanted = (text_config(each).to_dict() for each in (model, reference))
         yield from self._scalars("config", config, wanted)
 
-    def _scalars(self, name: str, ours: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    def _scalars(self, name: str, ours: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[ModelDifference]:
         for key, want in wanted.items():
             if key.startswith("_") or key == "training" or any(part in key for part in _OF_A_CALL) or key not in ours:
                 continue
             have = ours[key]
             if isinstance(want, _SCALARS) and isinstance(have, _SCALARS):
                 self.looked_at += 1
-                if have != want:
-                    yield f"{name}.{key} is {have!r}; transformers' model from this checkpoint has {want!r}".lstrip(".")
+                full_name = f"{name}.{key}".lstrip(".")
+                if have != want and not self._varies(full_name):
+                    said = f"{full_name} is {have!r}; transformers' model from this checkpoint has {want!r}"
+                    yield ModelDifference(full_name, ATTRIBUTE, said)
+
+
+def _set_anew(reference: Any) -> set[str]:
+    """Return the names of the modules whose frequencies transformers sets anew in a forward."""
+    modules = set()
+    for name, module in reference.named_modules():
+        types = getattr(module, "rope_type", ())
+        types = types.values() if isinstance(types, dict) else (types,)
+        if "dynamic" in types or "longrope" in types:
+            modules.add(name)
+    return modules
 
 
 def _by_plain_name(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
@@ -150,31 +195,38 @@ def _by_plain_name(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
 def _by_expert(name: str, have: Tensor, want: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield a tensor beside its reference; of experts [E, out, in], those that differ unless all do."""
     if want.dim() == 3 and have.shape == want.shape and "expert" in name:
-        differing = [expert for expert in range(len(want)) if _in_words(have[expert], want[expert])]
+        differing = [expert for expert in range(len(want)) if _difference("", have[expert], want[expert])]
         if len(differing) < len(want):
             yield from ((f"{name}[{expert}]", have[expert], want[expert]) for expert in differing)
             return
     yield name, have, want
 
 
-def _in_words(have: Tensor, want: Tensor) -> str:
-    """Say how a tensor differs from the reference's; "" if it has the same values."""
+def _difference(name: str, have: Tensor, want: Tensor) -> ModelDifference | None:
+    """Say how a tensor differs from the reference's; None if it has the same values."""
     if have.shape != want.shape:
-        return f"is {list(have.shape)}; transformers' model from this checkpoint has {list(want.shape)}"
+        said = f"{name} is {list(have.shape)}; transformers' model from this checkpoint has {list(want.shape)}"
+        return ModelDifference(name, SHAPE, said)
     wide = torch.promote_types(have.dtype, want.dtype)
     left, right = have.to(wide), want.to(wide)
     differs = (left != right) & ~(left.isnan() & right.isnan()) if wide.is_floating_point else left != right
     count = int(differs.sum())
     if not count:
-        return ""
+        return None
     for dtype in _NARROWER:
         if wide.is_floating_point and torch.equal(left, right.to(dtype).to(wide)):
-            return f"was rounded to {str(dtype).removeprefix('torch.').replace('bfloat16', 'bf16')}"
+            short = str(dtype).removeprefix("torch.").replace("bfloat16", "bf16")
+            return ModelDifference(name, ROUNDED, f"{name} was rounded to {short}")
     many = f"{count:,} of {plural(have.numel(), 'element')}"
     if not bool(left[differs].any()):
-        return f"is 0 in {many} where the checkpoint is not"
-    if count > have.numel() // 2 and wide.is_floating_point:
-        factor = float((left.double() * right.double()).sum() / right.double().square().sum())
-        if float((left.double() / factor - right.double()).norm() / right.double().norm()) < 0.01:
-            return f"is {factor:.6g} times the checkpoint's"
-    return f"differs from the checkpoint's in {many}"
+        return ModelDifference(name, ZERO, f"{name} is 0 in {many} where the checkpoint is not")
+    if wide.is_floating_point and (factor := _factor_of(left.double(), right.double())) is not None:
+        return ModelDifference(name, FACTOR, f"{name} is {factor:.6g} times the checkpoint's", factor)
+    return ModelDifference(name, VALUES, f"{name} differs from the checkpoint's in {many}")
+
+
+def _factor_of(have: Tensor, want: Tensor) -> float | None:
+    """Return the factor that explains the difference of two tensors; None if none does, as between two steps of a training."""
+    size, factor = want.norm(), float((have * want).sum() / want.square().sum())
+    left, apart = (have - factor * want).norm(), (have - want).norm()
+    return factor if bool(left < 0.01 * size * abs(factor)) and bool(left < apart / 2) else None

@@ -16,6 +16,7 @@ the same model without its graph. Both run freely, on their own values, and are 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,8 +70,9 @@ class LocateRun:
 
     def run(self) -> Located:
         """Judge every place. What cannot be judged is named in `unchecked`; no error of it fails the input."""
+        began = time.monotonic()
         try:
-            return self._located()
+            return replace(self._located(), seconds=time.monotonic() - began)
         finally:
             release(self.session.device)  # the peaks of later inputs are their own
 
@@ -88,8 +90,8 @@ class LocateRun:
         notes: tuple[str, ...] = ()
         if self.session.config.compiles:
             notes += ("a compiled graph was judged at its border, the log-probs; all other places ran eagerly",)
-        if sum(tape.lengths) < int(self.call.inputs["attention_mask"].sum()):
-            notes += (f"judged {sum(tape.lengths):,} tokens: at most {MOST_TOKENS:,} of a row",)
+        if (left := int(self.call.inputs["attention_mask"].sum()) - sum(tape.lengths)) > 0:
+            self._unchecked["later tokens"] = f"{left:,} of them, since at most {MOST_TOKENS:,} of a row are judged"
         if not self.backward:
             notes += ("judged without a backward (--backward judges gradients too)",)
         notes += tuple(filter(None, [self._memory]))

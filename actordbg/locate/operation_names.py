@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from actordbg.base.units import plural
-from actordbg.locate.operations import CORE, Call, Listing, TokenLayout
+from actordbg.locate.operations import CAST, CORE, Call, Listing, TokenLayout
 from actordbg.records.locate_record import Operation
 
 MASK, NUMBERS, INPUT, OUTPUT = "mask", "numbers", "input", "output"
@@ -31,8 +31,8 @@ class Difference:
     """The first difference. own, clean: the calls, of the suspect and of transformers, that differ in `what`.
 
     added, missing: calls before them that only the suspect has, and that only transformers has. before: whether they lie in front
-    of the attention's scores. states: which of queries, keys and values differ there. soft_cap: whether a tanh is among or beside
-    them. left_out: the module that only transformers calls, "" for none.
+    of the attention's scores. states: which of queries, keys and values differ there. soft_cap: whether a tanh is beside them.
+    left_out: the module that only transformers calls, "" for none. later: names of missing calls that the suspect makes later.
     """
 
     what: str
@@ -44,6 +44,13 @@ class Difference:
     states: tuple[str, ...]
     soft_cap: bool
     left_out: str
+    later: tuple[str, ...] = ()
+
+    @property
+    def casts_only(self) -> bool:
+        """Whether only casts are among the calls that one list lacks: rounding, of which a later difference may be the cause."""
+        calls = (*self.added, *self.missing)
+        return bool(calls) and self.what in (INPUT, OUTPUT) and all(call.name.startswith(CAST) for call in calls)
 
 
 def difference(suspect: Listing, clean: Listing, dtype: torch.dtype) -> Difference | None:
@@ -54,10 +61,12 @@ def difference(suspect: Listing, clean: Listing, dtype: torch.dtype) -> Differen
     scores = [next((at for at, call in enumerate(calls) if call.name in (CORE, "matmul")), -1) for calls in (want, own)]
     pairs = zip(_STATES, want[scores[0]].taken, own[scores[1]].taken, strict=False) if min(scores) >= 0 else ()
     states = tuple(name for name, left, right in pairs if _apart(left, right, 0))
+    leaves = suspect.leaves | clean.leaves
     only_clean = {call.block for call in want} - {call.block for call in own}
     added: list[Call] = []
     missing: list[Call] = []
     passed: list[Difference] = []
+    cast: Difference | None = None
     for tag, start, end, own_start, own_end in matcher.get_opcodes():
         if tag != "equal":
             missing += want[start:end]
@@ -65,7 +74,7 @@ def difference(suspect: Listing, clean: Listing, dtype: torch.dtype) -> Differen
             continue
         for at, (right, left) in enumerate(zip(want[start:end], own[own_start:own_end], strict=True), start):
             what = _differing(left, right, rounding if passed or added or missing else 0.0, rounding, suspect.layout)
-            if not (what or added or missing):
+            if not (what or added or missing) or (cast and not (added or missing) and what in (INPUT, OUTPUT)):
                 continue
             if what == INPUT and not (added or missing):  # made earlier, and used here
                 made = [each for each in passed if _is_in(each, right.block)]
@@ -77,12 +86,16 @@ def difference(suspect: Listing, clean: Listing, dtype: torch.dtype) -> Differen
                 states=states,
                 soft_cap=any(call.name == "tanh" and "attn" in call.block for call in near),
                 left_out=next((call.block for call in missing if call.block in only_clean and not added), ""),
+                later=tuple(call.name for call in missing if call.name in {later.name for later in own[own_start:]} & leaves),
             )  # fmt: skip
-            if what:
+            if first.casts_only:
+                cast = cast or first
+            elif what:
                 return first
-            passed.append(first)
+            else:
+                passed.append(first)
             added, missing = [], []
-    return None
+    return cast
 
 
 _ADDED, _MISSING = attrgetter("added"), attrgetter("missing")
@@ -119,13 +132,19 @@ def named(first: Difference, layer: str, layout: TokenLayout, window: int | None
     """Name a difference. layer: the layer's name. window: of its attention, in tokens, by the configuration."""
     calls = (*first.missing, *first.added)
     block = min((call.block for call in calls), key=len, default=first.clean.block)
-    said = _in_place_of(first.added, first.missing)
+    said, other_rows = _in_place_of(first.added, first.missing), False
     own, clean = first.own, first.clean
+    sides = (*first.added, own), (*first.missing, clean)
+    masks = [mask for side in sides for mask in [call.seen for call in side if call.seen is not None][:1]]
     if first.left_out:
         block, word, said = first.left_out, "call", "left out"
-    elif first.what == MASK and own.seen is not None and clean.seen is not None:
-        word, said = _of_masks(own.seen, clean.seen, layout, window)
-    elif any(call.seen is not None for call in calls):
+    elif first.later:
+        word, said = "order of operations", f"{' and '.join(dict.fromkeys(first.later))} called later than in transformers"
+    elif any(call.name == "tanh" and "attn" in call.block for call in calls):
+        word = "soft cap"
+    elif len(masks) == 2 and not torch.equal(*(layout.of_judged(mask) for mask in masks)):
+        word, said, other_rows = _of_masks(masks[0], masks[1], layout, window)
+    elif len(masks) == 1 and calls:
         word = "attention mask"
     elif first.soft_cap:
         word = "soft cap"
@@ -146,7 +165,7 @@ def named(first: Difference, layer: str, layout: TokenLayout, window: int | None
         said = _of_numbers(own.numbers, clean.numbers)
     elif first.what == OUTPUT and not calls:
         said = f"{own.name} gives other values for the same inputs"
-    return Operation(f"{layer}.{block}".rstrip("."), word, said or f"what comes into {clean.name} differs")
+    return Operation(f"{layer}.{block}".rstrip("."), word, said or f"what comes into {clean.name} differs", other_rows)
 
 
 def _of_numbers(own: Iterable[Any], clean: Iterable[Any]) -> str:
@@ -158,15 +177,19 @@ def _of_numbers(own: Iterable[Any], clean: Iterable[Any]) -> str:
 
 
 def _in_place_of(added: Iterable[Call], missing: Iterable[Call]) -> str:
-    """Say which calls one list has and the other lacks."""
-    own, clean = (", ".join(name for name, _ in groupby(call.name for call in calls)) for calls in (added, missing))
+    """Say which calls one list has and the other lacks, casts last."""
+    each = [sorted((call.name for call in calls), key=lambda name: name.startswith(CAST)) for calls in (added, missing)]
+    own, clean = (", ".join(name for name, _ in groupby(names)) for names in each)
     if own and clean:
         return f"{own} in place of {clean}"
     return f"with {own} added" if own else f"without {clean}" if clean else ""
 
 
-def _of_masks(own: Tensor, clean: Tensor, layout: TokenLayout, window: int | None) -> tuple[str, str]:
-    """Return the word for two masks that differ, and what the suspect's lets queries see. own, clean: bool [B or 1, S, S]."""
+def _of_masks(own: Tensor, clean: Tensor, layout: TokenLayout, window: int | None) -> tuple[str, str, bool]:
+    """Return the word for two masks that differ, what queries see by the suspect's, and whether that is other rows.
+
+    own, clean: bool [B or 1, S, S].
+    """
     length = layout.rows.shape[1]
     have, want = (layout.of_judged(mask) for mask in (own, clean))
     of_query = layout.judged // length
@@ -175,15 +198,17 @@ def _of_masks(own: Tensor, clean: Tensor, layout: TokenLayout, window: int | Non
     distance = layout.positions.flatten()[layout.judged][:, None] - layout.positions[of_query]
     widest = int((distance + 1)[have & same].max())
     if torch.equal(have, same & (distance >= 0) & (distance < widest)):
-        return "sliding window", f"{widest:,} tokens where the configuration has {f'{window:,}' if window else 'none'}"
+        return "sliding window", f"{widest:,} tokens where the configuration has {f'{window:,}' if window else 'none'}", False
     more, less = have & ~want, want & ~have
     if bool((more & same & (distance < 0)).any()):
         ahead = int((-distance)[more & same].max())
-        return "attention mask", f"queries see up to {plural(ahead, 'token')} ahead"
+        return "attention mask", f"queries see up to {plural(ahead, 'token')} ahead", False
     if bool((outside := more & ~same).any()):
         others = bool((layout.rows[of_query] >= 0)[outside].any())
-        return "attention mask", f"queries see keys of {'other rows' if others else 'padding'} ({int(outside.sum()):,} pairs)"
+        whose = "other rows" if others else "padding"
+        return "attention mask", f"queries see keys of {whose} ({int(outside.sum()):,} pairs)", others
     pairs, verb = (less, "does not see") if bool(less.any()) else (more, "sees")
     query, key = pairs.nonzero()[0].tolist()
     at = int(layout.positions.flatten()[layout.judged][query]), int(layout.positions[of_query[query]][key])
-    return "attention mask", f"{plural(int(pairs.sum()), 'pair')} of query and key: position {at[0]} {verb} position {at[1]}"
+    said = f"{plural(int(pairs.sum()), 'pair')} of query and key: position {at[0]} {verb} position {at[1]}"
+    return "attention mask", said, False

@@ -47,6 +47,8 @@ _UNLISTED = re.compile(
     r"view|reshape|transpose|permute|contiguous|(un)?squeeze|expand|getitem|chunk|split|narrow|(un)?flatten|swapaxes|swapdims|t|get"
     r"|detach|clone|select|unbind|movedim|view_as|reshape_as|expand_as|(new_)?empty(_like)?"
 )
+CAST = "a cast to "
+"""How the name of a call that only changes the dtype begins."""
 _CASTS = ("to", "float", "half", "bfloat16", "double", "type", "type_as")
 _SAME = {"multiply": "mul", "truediv": "div", "divide": "div", "concat": "cat", "bmm": "matmul", "subtract": "sub"}
 
@@ -167,7 +169,7 @@ class Listing(TorchFunctionMode):
         result = func(*args, **kwargs)
         given = tensors[:1] if name == "setitem" else _floats(result)
         if name in _CASTS and given:
-            name = f"a cast to {str(given[0].dtype).rpartition('.')[2]}" if given[0].dtype is not tensors[0].dtype else ""
+            name = f"{CAST}{str(given[0].dtype).rpartition('.')[2]}" if given[0].dtype is not tensors[0].dtype else ""
         if name and taken and given:
             call = Call(name, self._blocks[-1], _numbers(args, kwargs), tuple(taken))
             call.given = tuple(self.layout.sampled(each) for each in given)

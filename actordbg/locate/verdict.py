@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actordbg.base.units import plural
@@ -25,6 +25,7 @@ from actordbg.records.locate_record import (
     OUT,
     ROUTING,
     Located,
+    ModelDifference,
     ModelIdentity,
     PlaceResult,
     is_backward,
@@ -42,23 +43,35 @@ _LOST = 1e-9
 
 @dataclass(frozen=True)
 class LocalVerdict:
-    """Where a replay goes wrong. differences: what the model is, in sentences, with the ranks where not all share it.
+    """Where a replay goes wrong. findings: what the model is and should not be, what most ranks share first.
 
-    identities: of all ranks. located: the forced forward of one input, None without one. dump_id: that input.
+    identities: of all ranks, the last of each. located: the forced forward of the input that shows the most, None without one.
+    dump_id: that input. judged: all inputs with a forced forward.
     """
 
     identities: tuple[ModelIdentity, ...]
-    differences: tuple[str, ...]
+    findings: tuple[ModelDifference, ...]
     located: Located | None
     dump_id: str
+    judged: tuple[str, ...] = ()
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """The findings in sentences, with the ranks where not all share one."""
+        of = len(self.identities)
+        return tuple(f"{each.said} (on {_ranks(each.ranks)} of {of})" if each.ranks else each.said for each in self.findings)
+
+    @property
+    def same_model(self) -> bool:
+        """Whether every rank's model was the checkpoint's after the last input, as far as it was compared."""
+        return bool(self.identities) and not self.findings and all(identity.ran for identity in self.identities)
 
     @property
     def word(self) -> str:
         """RIGHT, WRONG, or NOT CHECKED if no place or no tensor was judged."""
-        if self.differences or self.wrong_formula or self.operation or (self.located and self.located.wrong):
+        if self.findings or self.wrong_formula or self.operation or (self.located and self.located.wrong):
             return WRONG
-        judged = self.located is not None and self.located.places > 0
-        return RIGHT if judged and self.looked_at else NOT_CHECKED
+        return RIGHT if self.judged and self.looked_at else NOT_CHECKED
 
     @property
     def wrong_formula(self) -> str:
@@ -83,50 +96,63 @@ class LocalVerdict:
         located = self.located
         if self.word == WRONG:
             parts = list(self.differences[:1])
-            if (more := max(identity.count for identity in self.identities) - 1 if self.differences else 0) > 0:
+            if (more := max(identity.count for identity in self.identities) - 1 if parts else 0) > 0:
                 parts[0] += f" (and {plural(more, 'more difference')})"
             parts += [self.wrong_formula] * bool(self.wrong_formula)
             parts += [self.operation] * bool(self.operation and not parts)
             if located and located.kernel:
                 parts.append(located.kernel)
             elif located and located.wrong:
-                parts.append(place_in_words(located.wrong[0], located.dtype, cause_known=bool(parts)))
+                parts.append(self.place_in_words(located.wrong[0], cause_known=bool(parts)))
                 parts += [f"{plural(located.count - 1, 'other place')} above its limit"] * (located.count > 1)
             return "; ".join(parts)
         if self.word == NOT_CHECKED:
             return next(iter(self.unchecked), "no input was judged place by place")
         assert located is not None
         backward = f" and {located.gradients:,} gradients" if located.gradients else ""
-        counts = f"{located.places:,} places{backward} in one dump, {self.looked_at:,} tensors and attributes"
+        dumps = f"each of {len(self.judged)} dumps" if len(self.judged) > 1 else "one dump"
+        counts = f"{located.places:,} places{backward} in {dumps}, {self.looked_at:,} tensors and attributes"
         return f"held against the clean model module by module ({counts})"
+
+    def place_in_words(self, place: PlaceResult, *, cause_known: bool) -> str:
+        """Say how far one of the wrong places is from the truth."""
+        assert self.located is not None
+        return place_in_words(place, self.located.dtype, cause_known=cause_known, same_model=self.same_model)
 
     @property
     def unchecked(self) -> tuple[str, ...]:
         """Everything that was not judged, by name, each with its reason."""
         of_model = [why for identity in self.identities for why in identity.unchecked]
+        if self.identities and not all(identity.ran for identity in self.identities):
+            of_model.append("what the model was after the last input: it was compared when it was loaded")
         return tuple(dict.fromkeys([*of_model, *(self.located.unchecked if self.located else ())]))
 
 
 def verdict_of(results: Sequence[ResultRecord]) -> LocalVerdict | None:
     """Read what a replay's results say about their model; None if none of them was compared."""
     identities: dict[int, ModelIdentity] = {}
+    judged: list[str] = []
     located, dump_id = None, ""
     for result in results:
         for identity in _read(result.extra.get(IDENTITY), list[ModelIdentity]) or ():
             identities[identity.rank] = identity
-        if (judged := _read(result.extra.get(LOCATED), Located)) is not None and _is_worse(judged, located):
-            located, dump_id = judged, result.dump_id
+        if (judgement := _read(result.extra.get(LOCATED), Located)) is not None:
+            judged += [result.dump_id] * (judgement.places > 0)
+            if _is_worse(judgement, located):
+                located, dump_id = judgement, result.dump_id
     if not identities and located is None:
         return None
     ranks = defaultdict(list)
     for rank, identity in sorted(identities.items()):
         for difference in identity.differences:
+            if isinstance(difference, str):  # of a record of before 2026-12: a sentence, which begins with the name
+                difference = ModelDifference(difference.partition(" ")[0], "", difference)
             ranks[difference].append(rank)
-    named = tuple(
-        difference if len(of) == len(identities) else f"{difference} (on {_ranks(of)} of {len(identities)})"
+    findings = tuple(
+        replace(difference, ranks=() if len(of) == len(identities) else tuple(of))
         for difference, of in sorted(ranks.items(), key=lambda item: -len(item[1]))
     )
-    return LocalVerdict(tuple(identities.values()), named, located, dump_id)
+    return LocalVerdict(tuple(identities.values()), findings, located, dump_id, tuple(dict.fromkeys(judged)))
 
 
 def unlocated(local: LocalVerdict | None, replay_id: str) -> tuple[str, ...]:
@@ -139,8 +165,11 @@ def unlocated(local: LocalVerdict | None, replay_id: str) -> tuple[str, ...]:
     return (f"module by module: {first}{more}",) if count else ()
 
 
-def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False) -> str:
-    """Say how far a place is from the truth, where, and, unless the cause is known, what its kind of place rules out."""
+def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False, same_model: bool = False) -> str:
+    """Say how far a place is from the truth, where, and, unless the cause is known, what its kind of place rules out.
+
+    same_model: what the model is was compared after the input, and is the checkpoint's.
+    """
     unit = "fp32" if dtype == "float32" else "bf16" if dtype == "bfloat16" else dtype
     if is_backward(place.kind) and place.gain is not None and abs(place.gain) < _LOST:
         ends = {BACK[OUT]: "comes back to", BACK[INTO]: "goes back through", GRADIENT: "reaches"}
@@ -170,7 +199,9 @@ def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False)
         return f"{words}: rows behind the first see others, or their positions do not restart"
     if place.kind == INTO:
         return f"{words}: a mask, a scale, an angle or a kernel between the modules"
-    return f"{words}: its parameters and attributes are the checkpoint's, so its code or its kernel differs"
+    return (
+        f"{words}: its parameters and attributes are the checkpoint's, so its code or its kernel differs" if same_model else words
+    )
 
 
 def lines_of(local: LocalVerdict) -> Iterator[str]:
@@ -179,7 +210,7 @@ def lines_of(local: LocalVerdict) -> Iterator[str]:
     located = local.located
     if located is not None:
         yield from [each for each in (located.kernel, located.operation.sentence if located.operation else "") if each]
-        yield from (place_in_words(place, located.dtype, cause_known=True) for place in located.wrong)
+        yield from (local.place_in_words(place, cause_known=True) for place in located.wrong)
         yield from located.notes
     yield from (f"{NOT_CHECKED}: {why}" for why in local.unchecked)
 

@@ -8,7 +8,8 @@ One of two rules decides, and the result names it. A relative difference is |a -
 * `every-step`: no common step differs by the threshold or more.
 
 A NaN or an infinity is a failure. Fewer than LEAST_COMMON common steps are `too-few-steps`: first,
-mean and last of a single step are equal. Two logs with nothing to compare give `nothing-in-common`. These are failures as well.
+mean and last of a single step are equal. Two logs with nothing to compare give `nothing-in-common`. Values that differ while the
+logs number their steps differently are `unequal-steps`: other steps may have been held together. None of these is aligned.
 
 Whether a series falls: the median of the first third of its values is compared with that of the last third; half of the
 values in a third can be outliers without moving its median. A change counts if it exceeds twice its standard error, which is
@@ -26,8 +27,9 @@ from statistics import fmean, median
 from typing import Any
 
 from actordbg.base.errors import UsageError
-from actordbg.base.units import letter_of
-from actordbg.measure.log_lines import BAR, KINDS, LINE, ORDER, Series, TrainLog, is_loss, plain_name
+from actordbg.base.units import letter_of, plural
+from actordbg.measure.log_exports import BAR, CALL, LINE, ORDER, plain_name
+from actordbg.measure.log_lines import KINDS, Series, TrainLog, is_loss
 from actordbg.trainers.trainer import TRAINER
 
 FIRST_MEAN_LAST, EVERY_STEP = "first-mean-last", "every-step"
@@ -40,6 +42,7 @@ Pairs = list[tuple[int, float, float]]
 """Common steps, ascending, each with both values."""
 Three = tuple[float | None, float | None, float | None]
 ALIGNED, DIFFERENT, NOTHING, TOO_FEW_COMMON = "aligned", "different", "nothing-in-common", "too-few-steps"
+UNEQUAL = "unequal-steps"
 METHOD = "median of the last third against that of the first, beyond twice the standard error estimated from neighboring steps"
 LEAST = 6
 """Fewest values for a trend."""
@@ -87,8 +90,9 @@ class Step:
 class LogSide:
     """The values of the metric in a log. Figures are over its finite values.
 
-    nonfinite: how many values are NaN or infinite, and nonfinite_steps the first of their steps. rerun: steps that the log
-    repeats. found: how often each metric occurs in the log (empty unless nothing could be compared).
+    nonfinite: how many values are NaN or infinite, and nonfinite_steps the first of their steps. nulls: NaN that were written as
+    null. rerun: steps that the log repeats. found: how often each metric occurs in the log (empty unless nothing could be
+    compared).
     """
 
     path: str
@@ -105,14 +109,16 @@ class LogSide:
     nonfinite: int = 0
     nonfinite_steps: tuple[int, ...] = ()
     rerun: int = 0
+    nulls: int = 0
     round_lengths: tuple[int, ...] = ()
     found: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LogComparison:
-    """The result of `compare-logs`. verdict: aligned, different, nothing-in-common or too-few-steps; `reasons`: why.
+    """The result of `compare-logs`. verdict: aligned, different, nothing-in-common, unequal-steps or too-few-steps.
 
+    reasons: why.
     first, mean, last: relative differences under the rule. common: number of common steps; exceeding: how many differ
     by the threshold or more; `worst`: the largest of those, largest first. trend_method: how trends were decided.
     """
@@ -160,8 +166,9 @@ class LogComparisons:
 
 
 def together(pairs: Sequence[LogComparison]) -> LogComparisons:
-    """Combine pairs into a single result: aligned if every pair is, else the first other verdict."""
-    verdict = next((pair.verdict for pair in pairs if not pair.good), ALIGNED)
+    """Combine pairs into a single result: different if any pair is, aligned if every pair is, else the first other verdict."""
+    verdicts = [pair.verdict for pair in pairs if not pair.good]
+    verdict = DIFFERENT if DIFFERENT in verdicts else next(iter(verdicts), ALIGNED)
     metric = next((pair.metric for pair in pairs if pair.metric), None)
     return LogComparisons(verdict, metric, pairs[0].rule, pairs[0].threshold, tuple(pairs))
 
@@ -232,7 +239,7 @@ def compare_logs(
         x, y = _finite(ours.points.values()), _finite(theirs.points.values())
     else:
         x, y = _finite(gap[1] for gap in both), _finite(gap[2] for gap in both)
-    sides = _side(a, ours), _side(b, theirs)
+    sides = _side(a, ours, name), _side(b, theirs, name)
     gaps = [(relative(x, y), step, x, y) for step, x, y in both]
     over = sorted((gap for gap in gaps if not gap[0] < threshold), key=lambda gap: (not math.isnan(gap[0]), -gap[0], gap[1]))
     finite = _finite(gap for gap, *_ in gaps)
@@ -240,19 +247,23 @@ def compare_logs(
     if x and y:
         three = relative(x[0], y[0]), relative(fmean(x), fmean(y)), relative(x[-1], y[-1])
     called = list(zip(letters, sides, strict=True))
-    reasons = _reasons(name, rule, threshold, three, len(over), called)
-    verdict = DIFFERENT if reasons else ALIGNED
+    differs, wild = _apart(name, rule, threshold, three, len(over)), _wild(called)
+    verdict, reasons = DIFFERENT if differs or wild else ALIGNED, differs + wild
+    unequal = _unequal(ours, theirs, letters)
+    if differs and unequal:  # a NaN is one whatever its step
+        verdict = DIFFERENT if wild else UNEQUAL
+        reasons = [*wild, f"{unequal}: other steps may have been held together"]
     if verdict == ALIGNED and len(both) < LEAST_COMMON:
         verdict = TOO_FEW_COMMON
         counted = "1 step is" if len(both) == 1 else f"{len(both):,} steps are"
         reasons = [f"{counted} in both logs, but at least {LEAST_COMMON} are needed"]
     worst = []
     for gap, step, *values in over[:limit] if limit else over:
-        wild = [f"{letter} is {value}" for letter, value in zip("AB", values, strict=True) if not math.isfinite(value)]
+        named = [f"{letter} is {value}" for letter, value in zip("AB", values, strict=True) if not math.isfinite(value)]
         left, right, apart = (value if math.isfinite(value) else None for value in (*values, gap))
-        worst.append(Step(step, left, right, apart, ", ".join(wild)))
+        worst.append(Step(step, left, right, apart, ", ".join(named)))
     return LogComparison(
-        *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), called)), *three,
+        *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), called, unequal)), *three,
         common=len(both), only_a=len(ours.points) - len(both), only_b=len(theirs.points) - len(both),
         exceeding=len(over),
         median_relative=median(finite) if finite else None,
@@ -281,25 +292,22 @@ def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | 
     ]
 
 
-def _reasons(
-    name: str,
-    rule: str,
-    threshold: float,
-    three: Three,
-    over: int,
-    sides: Sequence[tuple[str, LogSide]],
-) -> list[str]:
-    """List why two logs do not agree; [] if they do."""
-    reasons = []
+def _apart(name: str, rule: str, threshold: float, three: Three, over: int) -> list[str]:
+    """List how the values of two logs differ; [] if they agree under the rule."""
     if rule == EVERY_STEP:
-        if over:
-            reasons.append(f"{over:,} {'step differs' if over == 1 else 'steps differ'} by {threshold:g} or more")
-    elif three[0] is None:
-        reasons.append(f"no value of {name} that the rule counts")
-    else:
-        for what, value in zip(("first value", "mean", "last value"), three, strict=True):
-            if value is not None and not value < threshold:
-                reasons.append(f"the {what} differs by {value:.4g}, which is not below {threshold:g}")
+        return [f"{over:,} {'step differs' if over == 1 else 'steps differ'} by {threshold:g} or more"] if over else []
+    if three[0] is None:
+        return [f"no value of {name} that the rule counts"]
+    return [
+        f"the {what} differs by {value:.4g}, which is not below {threshold:g}"
+        for what, value in zip(("first value", "mean", "last value"), three, strict=True)
+        if value is not None and not value < threshold
+    ]
+
+
+def _wild(sides: Sequence[tuple[str, LogSide]]) -> list[str]:
+    """List the logs that have values which are not finite."""
+    reasons = []
     for letter, side in sides:
         if side.nonfinite:
             count = f"1 value of {letter} is" if side.nonfinite == 1 else f"{side.nonfinite:,} values of {letter} are"
@@ -308,34 +316,45 @@ def _reasons(
     return reasons
 
 
-_NUMBERED = {LINE: "step numbers in lines", BAR: "its progress bar", ORDER: "counting lines"}
+_NUMBERED = {LINE: "the trainer's step", CALL: "W&B's calls", BAR: "its progress bar", ORDER: "counting lines"}
 
 
-def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, LogSide]]) -> list[str]:
-    notes, (a, b) = [], (letter for letter, _ in sides)
+def _unequal(ours: Series, theirs: Series, letters: tuple[str, str]) -> str:
+    """Say why equal numbers may not be equal steps; "" if they are."""
+    a, b = letters
     if ours.kind != theirs.kind:
-        notes.append(f"the logs number their steps differently: {a} by {_NUMBERED[ours.kind]}, {b} by {_NUMBERED[theirs.kind]}")
-    elif ours.kind == ORDER:
+        return f"the logs number their steps differently: {a} by {_NUMBERED[ours.kind]}, {b} by {_NUMBERED[theirs.kind]}"
+    if ours.kind == ORDER and len(ours.points) != len(theirs.points):
+        return f"the lines have no step numbers, and {a} has {len(ours.points):,}, {b} {len(theirs.points):,}"
+    if ours.totals and theirs.totals and ours.totals != theirs.totals:
+        x, y = (" or ".join(f"{total:,}" for total in t[:3]) + " or more" * (len(t) > 3) for t in (ours.totals, theirs.totals))
+        return f"a round has {x} steps in {a} and {y} in {b}"
+    return ""
+
+
+def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, LogSide]], unequal: str) -> list[str]:
+    notes, (a, b) = [unequal] if unequal else [], (letter for letter, _ in sides)
+    if ours.kind == theirs.kind == ORDER:
         notes.append("the lines have no step numbers: they are counted, from 1")
     if BAR in (ours.kind, theirs.kind):
         notes.append("progress bars print three digits: differences below 0.01 may be rounding")
-    if ours.totals and theirs.totals and ours.totals != theirs.totals:
-        x, y = (" or ".join(f"{total:,}" for total in t[:3]) + " or more" * (len(t) > 3) for t in (ours.totals, theirs.totals))
-        notes.append(f"a round has {x} steps in {a} and {y} in {b}: equal numbers may not be equal steps")
     if len(ours.points) != len(theirs.points):
         notes.append(f"{a} has {len(ours.points):,} steps, {b} {len(theirs.points):,}; {both:,} are in both")
     for letter, side in sides:
+        if side.nulls:
+            notes.append(f"{letter} writes NaN as null, {plural(side.nulls, 'time')}")
         if side.rerun:
             notes.append(f"{letter} repeats {side.rerun:,} earlier steps (resumed?): the later values count")
     return notes
 
 
-def _side(log: TrainLog, series: Series) -> LogSide:
+def _side(log: TrainLog, series: Series, name: str) -> LogSide:
     steps, values = list(series.points), _finite(series.points.values())
     wild = [step for step, value in series.points.items() if not math.isfinite(value)]
     side = LogSide(
         log.path, series.kind, len(steps), steps[0], steps[-1],
         trend=trend(values), nonfinite=len(wild), nonfinite_steps=tuple(wild[:_NAMED]), rerun=series.rerun,
+        nulls=log.nulls.get(name, 0),
         round_lengths=series.totals,
     )  # fmt: skip
     if not values:

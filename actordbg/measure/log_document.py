@@ -88,7 +88,7 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
 _FIRST_MEAN_LAST = "first value, mean and last value differ by less than {:g}"
 _METRIC_HINT = (
     "use --metric NAME to compare another metric than a loss; metrics are read from progress bars, from lines that name a step, "
-    "and from lines like `gpt_loss: 5.78`"
+    "from lines like `gpt_loss: 5.78`, and from exports (CSV, JSON, TensorBoard, trackio)"
 )
 
 

@@ -1,13 +1,7 @@
 """Read the values of a metric from a training log, step by step: `read_log(path)`.
 
-| Given | Read as | A step is |
-|---|---|---|
-| a file with `tfevents` in its name, or a folder of such files | TensorBoard, by the `tensorboard` package | its step |
-| `*.csv` | columns `metric`, or `run - metric` as W&B's charts are exported | the column Step, `_step` or `global_step` |
-| `*.jsonl` | an object in each line, as W&B's history | `_step`, `step` or `global_step` |
-| any other file, a pipe, `-` | lines of text | one of the three below |
-
-A log numbers its steps in one of three ways, each read into a separate series:
+What trackers and trainers export is recognised by content (`actordbg.measure.log_exports`). Any other text is a log, which
+numbers its steps in one of three ways, each read into a separate series:
 
 * **bar**: a progress bar's postfix, `Train step of epoch 1:  8%|8  | 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]`.
   The step is epoch x total + count if the bar names its epoch (SFT, DPO and RM trainings). Otherwise (PPO: a bar per
@@ -20,32 +14,29 @@ A log numbers its steps in one of three ways, each read into a separate series:
 A step that occurs again later (a resumed run in the same log) counts with its later value, and is counted in `rerun`. NaN and
 infinities are kept like other values. Steps of an evaluation bar are those that it names.
 
-Standard library only, except for event files. Memory grows with the number of steps kept, not with the size of a text log.
+Standard library only. Memory grows with the number of steps kept, not with the size of a text log.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import gzip
 import io
-import json
 import os
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
-from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
+from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.measure.log_exports import BAR, CALL, HEAD, LINE, ORDER, ExportedRow, exported, of_events, plain_name
 from actordbg.trainers.trainer import TRAINER
 
-BAR, LINE, ORDER = "bar", "line", "order"
-KINDS = (LINE, BAR, ORDER)
+KINDS = (LINE, CALL, BAR, ORDER)
 """Kinds of step numbering, most reliable first."""
 
 _MOST_NAMES = 1000
@@ -58,10 +49,10 @@ _BAR = re.compile(r"(\d{1,3})%\|[^|]{0,300}\|\s{0,20}(\d{1,9})/(\d{1,9}) \[([^\]
 _EPOCH = re.compile(TRAINER.bar_epoch, re.IGNORECASE)
 _EVALUATION = re.compile(TRAINER.bar_evaluation, re.IGNORECASE)
 _STEP = re.compile(
-    r"(?<!\w)(?:global[ _]?)?(?:step|iteration|iter)(?![a-z])['\"]?\s{0,20}[:=#]?\s{0,20}(\d{1,15})(?![\d.])", re.IGNORECASE
+    r"(?<!\w)(?:global[ _]?)?(?:step|iteration|iter)(?![a-z])['\"]?\s{0,20}[:=#]?\s{0,20}['\"]?(\d{1,15})(?![\d.])", re.IGNORECASE
 )
 _PAIR = re.compile(
-    r"(?:'([^']{1,80})'|\"([^\"]{1,80})\"|(?<![\w/.-])([a-z_][\w./-]{0,80}))\s*[:=]\s*(?:[a-z_][\w.]*\()?"
+    r"(?:'([^']{1,80})'|\"([^\"]{1,80})\"|(?<![\w/.-])([a-z_][\w./-]{0,80}))\s*[:=]\s*['\"]?(?:[a-z_][\w.]*\()?"
     rf"({_NUMBER})(?!\w)(?!\.\d)",
     re.IGNORECASE,
 )
@@ -92,7 +83,7 @@ class Series:
 class TrainLog:
     """A training log. `metrics`: how often each metric occurs; `series`: the kept values by metric and kind.
 
-    metric: the metric to keep; "": every loss.
+    metric: the metric to keep; "": every loss. nulls: how many NaN of each metric were written as null.
     """
 
     path: str
@@ -100,6 +91,7 @@ class TrainLog:
     metrics: dict[str, int] = field(default_factory=dict)
     series: dict[str, dict[str, Series]] = field(default_factory=dict)
     metric: str = ""
+    nulls: dict[str, int] = field(default_factory=dict)
 
     def wants(self, name: str) -> bool:
         """Return whether the values of a metric are kept."""
@@ -128,14 +120,38 @@ def read_log(path: str, metric: str | None = None) -> TrainLog:
     `tensorboard` package. A log without figures gives a TrainLog without metrics.
     """
     log = TrainLog(path, metric=plain_name(metric or ""))
-    if (rows := _exported(path)) is not None:
-        for step, figures in rows:
-            log.segments += 1
-            for raw, value in figures.items():
-                log.add(plain_name(raw), ORDER if step is None else LINE, step, value)
-        return log.settled()
+    name, run = (path, None) if path == STDIN or os.path.exists(path) else _split(path)
+    with _readable(name):
+        if os.path.isdir(name) and any("tfevents" in file for file in os.listdir(name)):
+            _keep_rows(log, of_events(name))
+            return log.settled()
+    with _opened(name) as stream:
+        found = exported(name, run, stream)
+        if isinstance(found, io.BufferedIOBase):
+            _read_text(log, found)
+        else:
+            _keep_rows(log, found)
+    return log.settled()
+
+
+def _split(path: str) -> tuple[str, str | None]:
+    """Split FILE#RUN."""
+    name, mark, run = path.rpartition("#")
+    return (name, run) if mark else (path, None)
+
+
+def _keep_rows(log: TrainLog, rows: Iterable[ExportedRow]) -> None:
+    for row in rows:
+        log.segments += 1
+        for raw, value in row.figures.items():
+            log.add(plain_name(raw), row.kind, row.step, value)
+        for raw in row.nulls:
+            log.nulls[plain_name(raw)] = log.nulls.get(plain_name(raw), 0) + 1
+
+
+def _read_text(log: TrainLog, stream: io.BufferedIOBase) -> None:
     bars: dict[tuple[str, str], _Bar] = {}
-    for source, text in segments(path):
+    for source, text in segments(stream):
         log.segments += 1
         if "%|" in text and (matches := list(_BAR.finditer(text))):
             begin = 0
@@ -145,7 +161,6 @@ def read_log(path: str, metric: str | None = None) -> TrainLog:
                 begin = match.end()
         elif "loss" in text or (log.metric and log.metric in text):
             _read_line(log, text)
-    return log.settled()
 
 
 @dataclass
@@ -198,12 +213,6 @@ def is_loss(name: str) -> bool:
     return _LOSS.search(name) is not None
 
 
-@lru_cache(_MOST_NAMES)
-def plain_name(name: str) -> str:
-    """Strip a logger's prefix from a metric's name: "train/gpt_loss" becomes "gpt_loss"."""
-    return name.strip().removeprefix("train/")
-
-
 # A training log as segments of text: what a terminal would show after each line break or carriage return.
 #
 # Progress bars overwrite themselves with carriage returns, so one "line" of a log may hold a hundred states of a bar. Escape
@@ -223,45 +232,50 @@ _RAY = re.compile(r"\s*\((\w[\w.:-]*) (?:pid|rank)=\d+[^)]{0,80}\) ?")
 _TORCHRUN = re.compile(r"\s*\[[A-Za-z]+\d+\]:\s?")
 
 
-def segments(path: str) -> Iterator[tuple[str, str]]:
-    """Yield (source, text) of every segment that is not empty; `-` is standard input. Source: a Ray actor's name, or "".
-
-    Raises UsageError if the path is not a file, EnvironmentProblem if the file cannot be read.
-    """
+def segments(stream: io.BufferedIOBase) -> Iterator[tuple[str, str]]:
+    """Yield (source, text) of every segment that is not empty. Source: a Ray actor's name, or ""."""
     source, begins_line = "", True
-    with _opened(path) as stream:
-        lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")  # each line keeps its terminator, \r or \n
-        try:
-            while line := lines.readline(_LONGEST):
-                if begins_line:
-                    source = ""
-                begins_line = line.endswith("\n")
-                text = _ESCAPE.sub("", line.rstrip("\r\n"))
-                if match := _RAY.match(text):
-                    source, text = match[1], text[match.end() :]
-                elif match := _TORCHRUN.match(text):
-                    text = text[match.end() :]
-                if text and not text.isspace():
-                    yield source, text
-        finally:
-            lines.detach()  # standard input stays open
+    lines = io.TextIOWrapper(cast(IO[bytes], stream), "utf-8", "replace", newline="")  # each line keeps its terminator, \r or \n
+    try:
+        while line := lines.readline(_LONGEST):
+            if begins_line:
+                source = ""
+            begins_line = line.endswith("\n")
+            text = _ESCAPE.sub("", line.rstrip("\r\n"))
+            if match := _RAY.match(text):
+                source, text = match[1], text[match.end() :]
+            elif match := _TORCHRUN.match(text):
+                text = text[match.end() :]
+            if text and not text.isspace():
+                yield source, text
+    finally:
+        lines.detach()  # standard input stays open
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[IO[bytes]]:
+def _opened(path: str) -> Iterator[io.BufferedReader]:
+    """Open a log, unpacked if it is gzip. UsageError if the path is not a file, EnvironmentProblem if it cannot be read."""
     if path == STDIN:
         if sys.stdin is None:
             raise EnvironmentProblem("standard input is closed", hint="name a file, or pipe a log in")
-        yield sys.stdin.buffer
+        standard = _buffered(sys.stdin.buffer)
+        yield standard
+        standard.detach()
         return
     if not _PIPE.match(path):
         _require_file(path)
     try:
-        with _readable(path), open(path, "rb") as stream:
+        with _readable(path), open(path, "rb") as file:
+            stream = _buffered(file)
             packed = stream.peek(2)[:2] == b"\x1f\x8b"
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if packed else stream
+            yield _buffered(gzip.GzipFile(fileobj=stream)) if packed else stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise EnvironmentProblem(f"{path} is damaged: {error}", hint="check it with `gzip -t`") from None
+
+
+def _buffered(stream: Any) -> io.BufferedReader:
+    """Return a reader of the stream that can look ahead far enough to recognise what it is."""
+    return io.BufferedReader(stream, HEAD)
 
 
 @contextlib.contextmanager
@@ -273,84 +287,6 @@ def _readable(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
-
-
-# Exports of other programs: TensorBoard's event files, and W&B's exports as CSV or history JSONL.
-#
-# Without a step column, rows are counted. `__MIN` and `__MAX` columns are skipped. A CSV of several runs needs a name:
-# `chart.csv#run-a`.
-
-
-_MOST_BYTES = 2**30
-_STEPS = ("_step", "step", "global_step", "trainer/global_step", "train/global_step")
-Rows = Iterator[tuple[int | None, dict[str, float]]]
-"""The step of each row (None without a step column), and its figures by metric."""
-
-
-def _exported(path: str) -> Rows | None:
-    """Return the rows of an export; None if its name is that of a text log."""
-    name = path.rpartition("#")[0] if ".csv#" in path.lower() else path
-    with _readable(name):
-        inside = os.listdir(name) if os.path.isdir(name) else []
-    if any("tfevents" in file for file in (os.path.basename(name), *inside)):
-        return _events(name)
-    return _table(path, name) if name.lower().endswith((".csv", ".jsonl")) else None
-
-
-def _table(path: str, name: str) -> Rows:
-    file = _require_file(name)
-    with _readable(name):
-        if file.stat().st_size > _MOST_BYTES:
-            raise EnvironmentProblem(f"{name} has more than {_MOST_BYTES:,} bytes", hint="export fewer metrics")
-        text = file.read_text(encoding="utf-8-sig", errors="replace")
-    for row in _of_csv(path, text) if name.lower().endswith(".csv") else _of_json_lines(text):
-        steps = [row.pop(column) for column in list(row) if column.strip().lower() in _STEPS]
-        if row:
-            whole = steps and abs(steps[0]) < 2**62 and steps[0].is_integer()
-            yield int(steps[0]) if whole else None, row
-
-
-def _of_csv(path: str, text: str) -> Iterator[dict[str, float]]:
-    """Yield the figures of each row of a run, by metric. Raises UsageError if several runs have the same metric."""
-    run = path.rpartition("#")[2] if ".csv#" in path.lower() else None
-    try:
-        heads, *rows = list(csv.reader(io.StringIO(text.replace("\0", ""), newline=""))) or [[]]
-    except csv.Error as error:
-        raise UsageError(f"{path} is not a CSV: {error}", hint="export the chart again") from None
-    split = [(index, *head.rpartition(" - ")) for index, head in enumerate(heads) if not head.endswith(("__MIN", "__MAX"))]
-    columns = {index: metric for index, whose, between, metric in split if run is None or not between or whose == run}
-    if len(set(map(plain_name, columns.values()))) < len(columns):
-        runs = sorted({whose for _, whose, between, _ in split if between})
-        raise UsageError(f"{path} holds several runs: {', '.join(runs)[:300]}", hint=f"name a run: {path}#{(runs or ['RUN'])[0]}")
-    for row in rows:
-        figures = {}
-        for index, name in columns.items():
-            with contextlib.suppress(ValueError, IndexError):
-                figures[name] = float(row[index])
-        yield figures
-
-
-def _of_json_lines(text: str) -> Iterator[dict[str, float]]:
-    for line in text.split("\n"):  # splitlines() would also split at separators inside a text
-        with contextlib.suppress(ValueError, RecursionError, AttributeError):
-            numbers = {name: value for name, value in json.loads(line).items() if type(value) in (int, float)}
-            yield {name: float(value) for name, value in numbers.items() if type(value) is float or abs(value) < 2**63}
-
-
-def _events(name: str) -> Rows:
-    """Yield every scalar of an event file, or of a folder of event files."""
-    require_package(f"{name} is TensorBoard's, and", "tensorboard")
-    module = import_module("tensorboard.backend.event_processing.event_accumulator")
-    if not os.path.exists(name):
-        _require_file(name)
-    reader = module.EventAccumulator(name, size_guidance={"scalars": 0})
-    try:
-        reader.Reload()
-    except Exception as error:  # noqa: BLE001 - tensorboard and protobuf raise any error for a damaged file
-        raise EnvironmentProblem(f"{name} is damaged: {error}"[:300], hint="check it with `tensorboard --inspect`") from None
-    for tag in reader.Tags()["scalars"]:
-        for scalar in reader.Scalars(tag):
-            yield scalar.step, {tag: scalar.value}
 
 
 def _require_file(path: str) -> Path:

@@ -1,4 +1,4 @@
-"""Turn memory samples, and a comparison of two series of samples, into headings, tables and charts. Pure.
+"""Turn memory samples, and a comparison of two series of samples, into headings and tables. Pure.
 
 `memory compare` decides for each process and quantity that both sides have:
 
@@ -14,15 +14,26 @@ Processes are paired by rank and name; if none match, in order of appearance.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Grid, Heading, Items, Paragraph, Verdict
-from actordbg.measure.log_document import values_chart
-from actordbg.measure.watching import FLOOR, QUANTITIES, SCATTERS, SECOND, STEP, Sample, by_process, figures, points, sizes_of
-from actordbg.records.memory_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Heading, Items, Paragraph, Verdict
+from actordbg.measure.watching import (
+    FLOOR,
+    QUANTITIES,
+    SCATTERS,
+    SECOND,
+    STEP,
+    Growth,
+    ProcessMemory,
+    Sample,
+    SizeFigures,
+    by_process,
+    figures,
+    points,
+)  # fmt: skip
 
 ALIKE, APART, NOT_COMPARED = "alike", "apart", "not-compared"
 LEAST_PEAK = 4 * 2**20
@@ -142,9 +153,9 @@ def _too_short(processes: Sequence[str]) -> str:
     return f"too few samples or steps to judge growth of {', '.join(processes)}"
 
 
-def watch_page(record: MemoryRecord, samples: Sequence[Sample]) -> list[Block]:
-    """Build the document of a memory recording: growing processes, figures per process, and memory over time."""
-    processes, growing = record.processes, leaks(record.processes)
+def watch_page(name: str, processes: Sequence[ProcessMemory], notes: Sequence[str]) -> list[Block]:
+    """Build the document of a series of samples: growing processes, and figures per process."""
+    growing = leaks(processes)
     short = [process.process for process in processes if not any(size.growth for size in process.sizes.values())]
     which = "any process" if len(short) == len(processes) else ", ".join(short[:4])
     if not processes:
@@ -165,11 +176,10 @@ def watch_page(record: MemoryRecord, samples: Sequence[Sample]) -> list[Block]:
     return [
         Heading("actordbg memory", 1),
         verdict,
-        Paragraph(f"{record.kind} {record.watched}: {plural(len(processes), 'process')}, {plural(count, 'sample')}"),
+        Paragraph(f"{name}: {plural(len(processes), 'process')}, {plural(count, 'sample')}"),
         Grid(("process", "of", "samples", "steps", "first", "peak", "last", "growth"), rows, {"process", "of", "growth"}),
         *_items(growing),
-        *_charts({"": samples}),
-        *_items([*([_too_short(short)] if short else []), *record.notes]),
+        *_items([*([_too_short(short)] if short else []), *notes]),
     ]
 
 
@@ -183,8 +193,8 @@ def leaks(processes: Sequence[ProcessMemory]) -> list[str]:
     ]
 
 
-def compare_page(answer: MemoryComparison, a: Sequence[Sample], b: Sequence[Sample]) -> list[Block]:
-    """Build the document of two series: their differences, figures and a common chart."""
+def compare_page(answer: MemoryComparison) -> list[Block]:
+    """Build the document of two series: their differences and figures."""
     word = {ALIKE: RIGHT, NOT_COMPARED: UNCHECKED, APART: WRONG}[answer.verdict]
     agree = "peaks agree; growth was not checked"
     if any(pair.growth_judged for pair in answer.pairs):
@@ -202,28 +212,9 @@ def compare_page(answer: MemoryComparison, a: Sequence[Sample], b: Sequence[Samp
         Paragraph(f"B  {answer.b}"),
         Grid(columns, rows, {*columns} - {"peak A", "peak B"}),
         *_items(answer.reasons),
-        *_charts({"A: ": a, "B: ": b}),
         *map(Paragraph, answer.notes),
     ]
 
 
 def _items(lines: Sequence[str]) -> list[Block]:
     return [Items(lines)] if lines else []
-
-
-def _charts(sides: Mapping[str, Sequence[Sample]]) -> list[Chart]:
-    """Chart every sampled quantity: by step if every side has steps, else by seconds."""
-    along = STEP if all(any(sample.step for sample in samples) for samples in sides.values()) else "seconds"
-    series = {prefix + process: own for prefix, samples in sides.items() for process, own in by_process(samples).items()}
-    charts = []
-    for what, called in QUANTITIES.items():
-        curves = {
-            name: [
-                (getattr(sample, along), value / MIB, sample.dump_id)
-                for sample, value in sizes_of(own, what)
-                if sample.step or along != STEP
-            ]
-            for name, own in series.items()
-        }
-        charts.append(values_chart(f"{called} by {along}", f"{called}, MiB", curves, along, "process", ("d", "dump")))
-    return [chart for chart in charts if chart]

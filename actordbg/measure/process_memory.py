@@ -75,7 +75,9 @@ def gpu_memory() -> dict[int, int]:
     if program is None:
         return {}
     try:
-        output = subprocess.run([program, *_ASK_GPU], capture_output=True, text=True, timeout=_PATIENCE_S, check=False).stdout
+        output = subprocess.run(
+            [program, *_ASK_GPU], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
     used: dict[int, int] = {}

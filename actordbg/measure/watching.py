@@ -23,7 +23,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -34,10 +34,8 @@ from actordbg.base.foreign_text import in_csv
 from actordbg.base.units import grouped
 from actordbg.document.specifications import thinned
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.store_files import make_folder, open_regular, read_regular
+from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.measure.watched import Watched
-from actordbg.records.memory_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
-from actordbg.store.layout import Store
 
 QUANTITIES = {"rss": "RSS", "uss": "USS", "cuda_used": "CUDA used", "cuda_reserved": "CUDA reserved"}
 """The sampled quantities, and their names in results."""
@@ -70,6 +68,43 @@ class Sample:
     def process(self) -> str:
         """Return a name of the process that survives a restart if it has a rank."""
         return f"{self.name} ".lstrip() + (f"{self.pid} on {self.node}" if self.rank is None else f"rank {self.rank}")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Growth of a size. slope, low, high: bytes per unit, and the range of that estimate. scatter: how far samples are from the
+    line. span: units that were observed. unit: step or second. grows: by more than the samples scatter.
+    """
+
+    unit: str
+    slope: float
+    low: float
+    high: float
+    scatter: float
+    span: float
+    grows: bool
+
+
+@dataclass(frozen=True)
+class SizeFigures:
+    """Sizes of a quantity of a process, in bytes. growth: None for too few samples."""
+
+    first: int
+    peak: int
+    last: int
+    growth: Growth | None = None
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Memory of a process. `sizes` by quantity: rss, uss, cuda_used, cuda_reserved, as far as they are known."""
+
+    process: str
+    node: str
+    samples: int
+    steps: int
+    seconds: float
+    sizes: dict[str, SizeFigures]
 
 
 COLUMNS = tuple(field.name for field in fields(Sample))
@@ -120,7 +155,7 @@ def read_samples(path: Path) -> list[Sample]:
         rows = list(csv.reader(io.StringIO(text.replace("\0", ""))))
     except (OSError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read {path}: {why}", hint="run `actordbg memory watch --out FILE` to write samples") from None
+        raise UsageError(f"cannot read {path}: {why}", hint="`actordbg memory watch -o FILE.csv` writes samples") from None
     if not rows or tuple(rows[0]) != COLUMNS:
         raise UsageError(f"{path} has no memory samples", hint="name a file whose first line is " + ",".join(COLUMNS))
     samples = []
@@ -133,23 +168,10 @@ def read_samples(path: Path) -> list[Sample]:
     return samples
 
 
-def samples_path(store: Store, record: MemoryRecord) -> Path:
-    """Return the path of a record's samples in the store."""
-    return store.memory / f"{record.memory_id}.csv"
-
-
-def save(store: Store, record: MemoryRecord) -> None:
-    """Publish the record, replacing its earlier version."""
-    make_folder(store.memory)
-    store.publish_text(store.memory / f"{record.memory_id}.json", record.to_json())
-
-
-def finished(record: MemoryRecord, path: Path, notes: list[str]) -> MemoryRecord:
-    """Complete the record with the figures of its samples."""
-    processes = figures(read_samples(path))
+def unknown_of(processes: Sequence[ProcessMemory]) -> list[str]:
+    """Say why quantities are unknown of every process."""
     known = {name for process in processes for name in process.sizes}
-    lines = [*notes, *(why for name, why in _UNKNOWN.items() if processes and name not in known)]
-    return replace(record, finished_at=now_timestamp(), processes=processes, notes=tuple(lines))
+    return [why for name, why in _UNKNOWN.items() if processes and name not in known]
 
 
 STEP, SECOND = "step", "second"

@@ -1,10 +1,9 @@
 """Records that commands write to the store, each as one JSON file: the base class that writes and reads them (`StoredRecord`),
-comparisons and noise floors. Others are in `actordbg.records.matrix_record` and `actordbg.records.memory_record`.
+comparisons and noise floors. Matrices are in `actordbg.records.matrix_record`.
 
     store/comparisons/<comparison_id>.json    one ComparisonRecord, written once
     store/noise/<noise_id>.json               one NoiseRecord, written once
     store/matrices/<matrix_id>.json           one MatrixRecord, replaced as cells finish
-    store/memory/<memory_id>.json             one MemoryRecord, replaced when the watch ends; its samples lie beside it as .csv
 
 The catalog has rows of comparisons alone; every other record is read from its file. Ids have the form of a replay's
 (`20250619T052608-9f3a2c`), so they sort by time. A float that is not finite is stored as null.
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.base.units import resolve
+from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.formats.store_files import read_regular
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class StoredRecord:
         from msgspec import convert
 
         try:
-            data = strict_json(text)
+            data = stored_json(text)
             version = data.pop("format")
             if version != FORMAT:
                 raise NewerFormat(
@@ -80,9 +80,9 @@ class StoredRecord:
             raise CorruptDump(f"{file} is damaged: {error}", hint="remove the file") from None
 
 
-def strict_json(text: str | bytes) -> Any:
-    """Parse JSON as Python does. ValueError for an integer of more than 64 bits, which no catalog could hold."""
-    return json.loads(text, parse_int=_of_64_bits)
+def stored_json(text: str | bytes) -> Any:
+    """Parse a record of ours strictly. ValueError also for an integer of more than 64 bits, which no catalog could hold."""
+    return strict_json(text, _decode, MOST_VALUES)
 
 
 def _of_64_bits(text: str) -> int:
@@ -90,6 +90,9 @@ def _of_64_bits(text: str) -> int:
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"{text:.40} has more than 64 bits")
     return value
+
+
+_decode = json.JSONDecoder(parse_int=_of_64_bits).decode
 
 
 def _plain(record: Any) -> Any:

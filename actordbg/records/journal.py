@@ -29,6 +29,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from actordbg.formats.record_reading import strict_json
 from actordbg.formats.store_files import OddFile, open_regular
 from actordbg.records.replay_record import ResultRecord
 
@@ -192,7 +193,7 @@ def result_of(event: Event) -> ResultRecord:
 
 def _parse(line: bytes) -> Event | None:
     try:
-        event = json.loads(line)
+        event = strict_json(line, json.loads)
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             return None
         if event["event"] == "end":

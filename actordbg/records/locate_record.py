@@ -1,7 +1,7 @@
 """What a result says about where its configuration goes wrong: in its `extra`, as plain data (`actordbg.locate` computes it).
 
     identity    a list, a ModelIdentity for each rank that computes with this worker: what its model is, against transformers' own
-                model of the same checkpoint; in a worker's first result
+                model of the same checkpoint; in a worker's first result, and again in its last
     located     a Located: the forced forward of one input, place by place
     formulas    a FormulaCheck: in a truth's first result, its modules against the formulas of their papers
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from actordbg.records.replay_record import BROKEN, KEPT, LawAnswer, ResultRecord
+from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED, LawAnswer, ResultRecord
 
 IDENTITY, LOCATED, FORMULAS = "identity", "located", "formulas"
 """Keys in a result's `extra`."""
@@ -41,18 +41,40 @@ EVERYTHING = "everything"
 """What `unchecked` names if nothing could be judged."""
 
 
+SHAPE, ROUNDED, ZERO, FACTOR, VALUES, TIE, ATTRIBUTE, MODE = (
+    "shape", "rounded", "zero", "factor", "values", "tie", "attribute", "mode",
+)  # fmt: skip
+"""Kinds of differences of what a model is."""
+
+
+@dataclass(frozen=True)
+class ModelDifference:
+    """A difference of what a model is. name: of the tensor, the module or the attribute. said: for people, a whole sentence.
+
+    kind: SHAPE to MODE, "" in a record of before 2026-12. factor: of a FACTOR. ranks: those that have it, () for all.
+    """
+
+    name: str
+    kind: str
+    said: str
+    factor: float | None = None
+    ranks: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class ModelIdentity:
     """What a rank's model is. looked_at: how many parameters, buffers, attributes and ties were compared, bit for bit.
 
-    differences: a sentence for each difference, MOST at most; count: of all. unchecked: what could not be compared, and why.
+    differences: MOST at most (earlier records have sentences); count: of all. unchecked: what could not be compared, and why.
+    ran: compared after the replay's last input; else when it was loaded.
     """
 
     looked_at: int = 0
     count: int = 0
-    differences: tuple[str, ...] = ()
+    differences: tuple[ModelDifference | str, ...] = ()
     unchecked: tuple[str, ...] = ()
     rank: int = 0
+    ran: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,11 +105,13 @@ class PlaceResult:
 class Operation:
     """The first operation of a module that is not transformers' own. module: its name. word: what it is called, such as "rotary
     embedding"; "" if the module could not be looked into. said: how it differs, or why it could not be looked into.
+    other_rows: queries see keys of other rows.
     """
 
     module: str
     word: str
     said: str
+    other_rows: bool = False
 
     @property
     def sentence(self) -> str:
@@ -121,7 +145,7 @@ class Located:
     last position in the padded row.
     formulas: the truth's own modules against the formulas of their papers; None for a model without formulas.
     kernel: what the attention kernel of transformers does that is wrong, in words; "" if it is right.
-    operation: where an operation between modules differs, the first of them.
+    operation: where an operation between modules differs, the first of them. seconds: how long the judgement took.
     resident_bytes: weights of the truth that were in memory at once. spilled_bytes: its values that were in temporary files.
     """
 
@@ -141,6 +165,7 @@ class Located:
     operation: Operation | None = None
     resident_bytes: int = 0
     spilled_bytes: int = 0
+    seconds: float = 0.0
 
 
 def formula_checks(results: Iterable[ResultRecord]) -> list[FormulaCheck]:
@@ -150,15 +175,17 @@ def formula_checks(results: Iterable[ResultRecord]) -> list[FormulaCheck]:
 
 
 def local_answers(extra: Mapping[str, Any]) -> list[LawAnswer]:
-    """Return what a result's `extra` says as the answer of a law, `local`, for the catalog; [] if nothing was located."""
-    each = extra.get(IDENTITY)
-    looks = [look for look in (*(each if isinstance(each, list) else ()), extra.get(LOCATED)) if isinstance(look, Mapping)]
-    return (
-        [
-            LawAnswer(
-                "local", BROKEN if any(look.get("count") or (look.get(FORMULAS) or {}).get("count") for look in looks) else KEPT
-            )
-        ]
-        if looks
-        else []
-    )
+    """Return what a result's `extra` says of the model and its modules as answers of the laws `identity` and `local`."""
+    ranks, located = extra.get(IDENTITY), extra.get(LOCATED)
+    looks = [look for look in ranks if isinstance(look, Mapping)] if isinstance(ranks, list) else []
+    answers = [LawAnswer(IDENTITY, BROKEN if any(look.get("count") for look in looks) else KEPT)] if looks else []
+    if isinstance(located, Mapping):
+        beside = [(located.get(name), key) for name, key in _WRONG_BESIDE]
+        wrong = located.get("count") or any(isinstance(part, Mapping) and part.get(key) for part, key in beside)
+        judged = KEPT if located.get("places") else NOT_CHECKED
+        answers.append(LawAnswer("local", BROKEN if wrong else judged))
+    return answers
+
+
+_WRONG_BESIDE = ((FORMULAS, "count"), ("operation", "word"))
+"""What else of a `Located` says that it is wrong."""

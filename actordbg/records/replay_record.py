@@ -39,7 +39,7 @@ from typing import Any
 from actordbg.base.errors import CorruptDump, NewerFormat
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.records.comparison_record import StoredRecord, strict_json
+from actordbg.records.comparison_record import StoredRecord, stored_json
 
 SPEC_VERSION = 1
 
@@ -98,7 +98,7 @@ class ReplaySpec(StoredRecord):
     def from_json(cls, text: str | bytes, source: str = "") -> ReplaySpec:
         """Parse a spec.json; CorruptDump if it is damaged, NewerFormat for another version."""
         try:
-            data = strict_json(text)
+            data = stored_json(text)
             if data["format"] != SPEC_VERSION:
                 raise NewerFormat(
                     f"spec.json has format {data['format']!r:.40}, this actordbg reads {SPEC_VERSION}",
@@ -197,7 +197,7 @@ def _finite(value: Any) -> Any:
 
 
 KEPT, WITHIN_ROUNDING, NONDETERMINISTIC = "kept", "within-rounding", "nondeterministic"
-BROKEN, NOT_CHECKED = "broken", "not-checked"
+BROKEN, NOT_CHECKED, RAISED = "broken", "not-checked", "raised"
 LAWS = "laws"
 """The key in a result's `extra`."""
 

@@ -16,7 +16,7 @@ import msgspec
 
 from actordbg.base.errors import CorruptDump, NewerFormat
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.record_reading import parse_timestamp, strict_json
+from actordbg.formats.record_reading import MOST_VALUES, parse_timestamp, strict_json
 from actordbg.formats.ringfile import COUNTERS_FORMAT
 from actordbg.formats.store_files import read_regular
 from actordbg.formats.turn_record import Trajectory
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=RunFile)
 def read_run_file(kind: type[F], path: Path) -> F:
     """Read and check a published file. Raises OSError if unreadable, CorruptDump if invalid, NewerFormat for a later version."""
     try:
-        data = json.loads(read_regular(path))
+        data = strict_json(read_regular(path), json.loads, MOST_VALUES)
         if type(version := data["format"]) is not int:
             raise ValueError("its format is not a number")
         if version > RUN_FILE_FORMAT:

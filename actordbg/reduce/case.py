@@ -16,7 +16,9 @@ What is watched (`kind`):
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
 import random
 import re
@@ -24,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from actordbg.actor.family_models import FAMILIES
 from actordbg.base.errors import CorruptDump
 from actordbg.base.units import plural
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, DTYPES
@@ -40,11 +43,17 @@ LIMITS = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}
 """Differences of log-probs, in nats, and relative ones of gradients, that rounding does not reach in small random models."""
 MOST_INLINE = 40
 """More token ids than these are drawn from a seed, where drawn ids show the fault too."""
-PATHS = r"(?:/[\w.+@=~-]+){2,}"
+PATHS = r"~(?:/[\w.+@=~-]+)+|\b[A-Za-z]:(?:\\[\w.+@=~-]+)+|(?:/[\w.+@=~-]+){2,}"
 """Paths in the text of an error; a script has this pattern too."""
-_RUNS_CODE = re.compile(r"auto_map|.*implementation|use_kernels|kernel_config|_.*|quantization_config")
-_UNUSED = ("architectures", "torch_dtype", "dtype", "transformers_version", "use_cache")
-"""Keys of a model's configuration that could make transformers load code, or that belong to its weights."""
+_ROPE = re.compile(
+    r"type|factor|truncate|rope_(type|theta)|(original_)?max_position_embeddings|llama_4_scaling_beta|beta_(fast|slow)|mscale(_all_dim)?|mrope_(section|interleaved)"
+    r"|(attention|low_freq|high_freq|long|short|partial_rotary)_factor|(full|sliding|chunked|linear)_attention"
+)
+"""Keys of the rope's parameters, alone or by type of layer."""
+_OLDER = ("rope_theta", "rope_scaling", "partial_rotary_factor")
+"""Keys of the rope that a class takes without naming them."""
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
+"""Texts that a configuration may have: a function, a type of layer."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +148,38 @@ class FaultCase(StoredRecord):
 
 
 def clean_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration, those inside it too, without paths and keys that load code or are about its weights."""
-    return {
-        key: clean_config(value) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-        if not (_RUNS_CODE.fullmatch(key) or key in _UNUSED or (isinstance(value, str) and re.search(PATHS, value)))
-    }
+    """Return what of a configuration changes the forward, of those inside it too; {} for a family that transformers lacks.
+
+    Kept is what the family's class takes, and no text but a plain word: so nothing private leaves, and no key loads code.
+    """
+    model_type = config.get("model_type")
+    keys = _keys_of(model_type) if isinstance(model_type, str) else ()
+    kept = {key: _clean(value) for key, value in config.items() if key in keys}
+    return {"model_type": model_type, **kept} if keys else {}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        rope = {key: _clean(item) for key, item in value.items() if _ROPE.fullmatch(key)}
+        return clean_config(value) if "model_type" in value else rope
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return value if not isinstance(value, str) or _WORD.fullmatch(value) else None
+
+
+@functools.cache
+def _keys_of(model_type: str) -> frozenset[str]:
+    """Return the keys that a family's class takes and not every class does, and those that the code of families looks for."""
+    from transformers import PretrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        return frozenset()
+    own = CONFIG_MAPPING[model_type]
+    taken = {*inspect.signature(own.__init__).parameters, *own.attribute_map, *_OLDER}
+    looked_for = {key for family in FAMILIES.values() for key in family.config}
+    common = inspect.signature(PretrainedConfig.__init__).parameters
+    return frozenset((taken - common.keys() | looked_for) - {"use_cache", "model_type"})
 
 
 def drawn(lengths: Sequence[int], vocabulary: int) -> tuple[tuple[int, ...], ...]:

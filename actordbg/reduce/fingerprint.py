@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from actordbg.judge.check import CheckedReplay
-from actordbg.locate.verdict import place_in_words
+from actordbg.judge.comparing import tokens_outside
 from actordbg.records.comparison_record import MISMATCH, StoredRecord
 from actordbg.records.locate_record import is_backward
 from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ResultRecord, answers_of, violations
@@ -87,7 +87,7 @@ def fingerprint_of(check: CheckedReplay) -> Fingerprint | None:
     if check.comparison is not None and check.comparison.verdict == MISMATCH:
         wrong = [dump for dump in check.comparison.dumps if dump.verdict == MISMATCH]
         parameter = next((dump.worst_parameter for dump in wrong if dump.worst_parameter), "")
-        if parameter and not any("log" in reason for dump in wrong for reason in dump.reasons):
+        if parameter and not any(tokens_outside(dump, check.comparison.thresholds) for dump in wrong):
             return Fingerprint(GRADIENT, f"the gradient of {_any_layer(parameter)} is not the truth's")
         size = check.comparison.furthest
         return Fingerprint(DIFFERENCE, f"log-probs differ from the truth{f' by up to {size[0]:.3g} nats' if size else ''}")
@@ -111,10 +111,8 @@ def _of_place(check: CheckedReplay) -> Fingerprint | None:
     local, located = check.local, check.local.located if check.local else None
     if local is None:
         return None
-    if local.differences:
-        return Fingerprint(
-            DIFFERENCE, local.differences[0], module=_any_layer(local.differences[0].split(" ")[0]), cause="weights"
-        )
+    if local.findings:
+        return Fingerprint(DIFFERENCE, local.differences[0], module=_any_layer(local.findings[0].name), cause="weights")
     if local.wrong_formula:
         return Fingerprint(DIFFERENCE, local.wrong_formula, cause="formula")
     if located is not None and located.kernel:
@@ -123,7 +121,7 @@ def _of_place(check: CheckedReplay) -> Fingerprint | None:
         return None
     place = located.wrong[0]
     kind = GRADIENT if is_backward(place.kind) else DIFFERENCE
-    return Fingerprint(kind, place_in_words(place, located.dtype), module=_any_layer(place.what), cause=place.kind)
+    return Fingerprint(kind, local.place_in_words(place, cause_known=False), module=_any_layer(place.what), cause=place.kind)
 
 
 def _any_layer(name: str) -> str:

@@ -18,8 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import BadResult, UsageError
 from actordbg.base.foreign_text import fenced, in_line, in_markdown
+from actordbg.config.replay_config import TINY
 from actordbg.reduce.case import DIFFERENCE, MODEL, PACKED, RERUN, TRAINER, FaultCase
 from actordbg.reduce.reduction import Reduction
 from actordbg.reduce.script import expectation, in_a_folder, render
@@ -46,7 +48,8 @@ class Script:
 def title_of(record: Reduction) -> str:
     """Return the cause as a title: "qwen3_5_text, rows packed: row 1 depends on row 0 in the attention of ..."."""
     case = record.case
-    about = [str((case.config or {}).get("model_type") or Path(case.checkpoint).name)]
+    checkpoint = "a checkpoint" if in_a_folder(case) else Path(case.checkpoint).name  # a folder's name is private too
+    about = [str((case.config or {}).get("model_type") or checkpoint)]
     about += ["rows packed"] * (case.layout == PACKED and record.fingerprint.kind == DIFFERENCE)
     about += [f"torch.compile with {case.compile}"] * bool(case.compile)
     about += [f"{case.processes} processes under {case.engine}"] * (case.processes > 1)
@@ -77,6 +80,7 @@ def script_of(record: Reduction, fixed: str | None = None) -> Script:
 def run_fresh(text: str, case: FaultCase, python: str = sys.executable) -> tuple[int, str]:
     """Run a script as a maintainer does: alone in an empty folder, isolated, with few environment variables."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    require_consent(case.checkpoint or TINY)
     if in_a_folder(case):
         kept["MODEL"] = os.path.abspath(case.checkpoint)
     with tempfile.TemporaryDirectory(prefix="repro-") as folder:
@@ -84,8 +88,9 @@ def run_fresh(text: str, case: FaultCase, python: str = sys.executable) -> tuple
         path.write_text(text)
         try:
             ran = subprocess.run(
-                [python, "-I", str(path)], cwd=folder, env=kept, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-            )
+                [python, "-I", str(path)], cwd=folder, env=kept, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                timeout=PATIENCE_S, check=False,
+            )  # fmt: skip
         except FileNotFoundError:
             raise UsageError(f"{python} is not an interpreter", hint="name the python of another environment") from None
         except subprocess.TimeoutExpired:

@@ -171,7 +171,9 @@ def _build(case: FaultCase, weights: float | None) -> str:
         body = """
     torch.manual_seed(0)
     config = AutoConfig.for_model(**CONFIG)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model = AutoModelForCausalLM.from_config(
+        config, trust_remote_code=False, attn_implementation=attention
+    )
 """
         after = "    return model.float().eval()"
         if case.dtype != "fp32":  # as a checkpoint in this dtype: buffers stay as they are
@@ -184,6 +186,7 @@ def _build(case: FaultCase, weights: float | None) -> str:
         body = f"""
     model = AutoModelForCausalLM.from_pretrained(
         MODEL,
+        trust_remote_code=False,
         attn_implementation=attention,
         dtype={_dtype(case)},
 {extra}    )

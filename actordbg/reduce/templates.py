@@ -136,7 +136,9 @@ def sharded(model):
         model.save_pretrained(folder)
         config = HfDeepSpeedConfig(settings)
         given = {"attn_implementation": ATTENTION, "dtype": DTYPE}
-        model = AutoModelForCausalLM.from_pretrained(folder, **given).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=False, **given
+        ).eval()
         del config
 END'''
 
@@ -193,7 +195,7 @@ def endings():
         place |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
         command = [sys.executable, "-I", __file__, "attempt"]
         more = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | place}
-        ranks.append(subprocess.Popen(command, **more))
+        ranks.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, **more))
     for process in ranks:  # the clock starts once all have imported what they need
         while process.stdout.readline() not in ("started\\n", ""):
             pass

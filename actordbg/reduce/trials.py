@@ -26,7 +26,9 @@ from typing import Any
 from msgspec import ValidationError, convert
 
 from actordbg.actor.hub_model import versions_of
+from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import LaunchProblem, Unsupported
+from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.config.replay_config import TINY
 from actordbg.records.journal import Journal, read_events
 from actordbg.reduce import script
@@ -83,6 +85,7 @@ class Trials(contextlib.ExitStack):
         """Return how the case ends; again: run it even if that is known, outside of the budget. Raises OutOfBudget."""
         source = script.render(case, "a trial")
         if case.checkpoint not in self._versions:
+            require_consent(case.checkpoint or TINY)
             self._versions[case.checkpoint] = sorted(versions_of(case.checkpoint or TINY).items())
         key = hashlib.sha256(f"{case.key}{source}{self._versions[case.checkpoint]}".encode()).hexdigest()[:16]
         if not again and key in self._known:
@@ -118,8 +121,8 @@ class Trials(contextlib.ExitStack):
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._host is None:
-            command = [sys.executable, "-P", "-m", "actordbg.reduce.trial_host"]
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "ACTORDBG_DISABLE": "1"}
+            command = [sys.executable, "-m", "actordbg.reduce.trial_host"]
+            environment = os.environ | NOT_FROM_HERE | {"OMP_NUM_THREADS": "1", "ACTORDBG_DISABLE": "1"}
             pipe, null = subprocess.PIPE, subprocess.DEVNULL
             host = subprocess.Popen(command, text=True, env=environment, stdin=pipe, stdout=pipe, stderr=null)
             self._host = self.enter_context(host)

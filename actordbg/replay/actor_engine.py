@@ -75,12 +75,14 @@ class Engine(Protocol):
         recorded: bool,
         on_law: Callable[[str], None] | None = None,
         on_place: Callable[[str], None] | None = None,
+        on_model: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
         """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
 
         `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
         collective. on_law: also check the input's laws, and call this before each step of that check; on_place: the same for
-        the forced forward, which judges the model place by place.
+        the forced forward, which judges the model place by place. on_model: this is the last input; if places were to be
+        judged, compare what the model is then with transformers' own.
         """
 
     def close(self) -> None:
@@ -165,7 +167,7 @@ class ActorEngine:
     def _begun(self) -> dict[str, Any]:
         """Start torch's allocation recording if the configuration wants it, and compare the weights with recorded hashes.
 
-        If places will be judged, also compare the model with transformers' own; the worker's first result has the outcome.
+        If places will be judged, also compare the model with transformers' own: the worker's first result has the outcome.
         """
         from actordbg.actor.forward_outcome import MemoryHistory
 
@@ -177,12 +179,15 @@ class ActorEngine:
 
             self._session.resolved |= statement(self.root, self.spec.inputs, self._session)
         if self.spec.locate:
-            from actordbg.actor.session import ActorSession
-            from actordbg.locate.identity import identities_of
-
-            assert isinstance(self._session, ActorSession)
-            self._identities = identities_of(self._session)
+            self._identities = self._identities_now(ran=False)
         return self._session.resolved
+
+    def _identities_now(self, *, ran: bool) -> list[dict[str, Any]]:
+        from actordbg.actor.session import ActorSession
+        from actordbg.locate.identity import identities_of
+
+        assert isinstance(self._session, ActorSession)
+        return identities_of(self._session, ran=ran, alone=ran and not self.collective)
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Continue with another replay. If it loads nothing, `load_s` is 0 and `load_shared_with` names the replay that did."""
@@ -208,6 +213,7 @@ class ActorEngine:
         recorded: bool,
         on_law: Callable[[str], None] | None = None,
         on_place: Callable[[str], None] | None = None,
+        on_model: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
         from actordbg.actor.forward_outcome import keeping_memory
         from actordbg.laws.changes import vary
@@ -222,6 +228,9 @@ class ActorEngine:
             if (on_law is not None or on_place is not None) and self.spec.config.vary is None:
                 with keeping_memory():
                     fields["extra"] |= self._ask(loaded, outcome, on_law, on_place)
+            if on_model is not None and self.spec.locate and not self.out_of_step:
+                on_model("what the model is")
+                self._identities += self._identities_now(ran=True)
             if self._identities:
                 fields["extra"][IDENTITY], self._identities = self._identities, []
             if outcome.tensors and recorded:

@@ -10,6 +10,8 @@ Traps that this module avoids:
 * A process may leave its session (torch's compile workers do). So all processes of a group carry a mark in their environment,
   by which we find them (`MARK`).
 * Torch uses every core in every process by default: N processes share the cores (`OMP_NUM_THREADS`), unless the user set it.
+* Torch's threads spin while they wait for each other. Where something else keeps the cores busy, as a training does, a check then
+  takes six times as long; threads that sleep cost nothing on a quiet machine (`OMP_WAIT_POLICY`).
 """
 
 from __future__ import annotations
@@ -202,6 +204,7 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int
     kept = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
     if beside > 1:
         kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // beside)))
+    kept.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if LAUNCHERS[config.backend] == "deepspeed" and not gather_facts().gpus:
         kept.setdefault("DS_ACCELERATOR", "cpu")
     for name, seconds in HUB_TIMEOUTS.items():

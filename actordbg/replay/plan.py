@@ -31,7 +31,7 @@ slot at the end. Inputs that a lost group did not finish are dealt again. No two
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from typing import TypeVar
@@ -231,6 +231,24 @@ def law_order(inputs: Sequence[ReplayInput]) -> list[int]:
     most_rows = max(short, key=lambda index: inputs[index].batch_size)
     most_padding = max(short, key=lambda index: 1 - inputs[index].tokens / max(1, size(index)))
     return list(dict.fromkeys([most_rows, most_padding, *short]))
+
+
+def other_lengths(inputs: Sequence[ReplayInput], judged: Container[str]) -> list[ReplayInput]:
+    """Return one input of each length that no input of `judged` (ids) has, the longest first: a fault may need length.
+
+    Lengths are alike up to a power of two, of a row and of all tokens, which packing puts into one row.
+    """
+
+    def lengths(item: ReplayInput) -> set[tuple[str, int]]:
+        return {("row", item.seq_len.bit_length()), ("all", item.tokens.bit_length())}
+
+    known = {length for item in inputs if item.dump_id in judged for length in lengths(item)}
+    others = []
+    for item in sorted(inputs, key=lambda item: (-item.tokens, -item.seq_len)):
+        if not lengths(item) <= known:
+            others.append(item)
+            known |= lengths(item)
+    return others
 
 
 def affordable_laws(inputs: Sequence[ReplayInput]) -> int:

@@ -58,7 +58,7 @@ def main() -> int:
             local = [f"--local_rank={local_rank}"] if like == "deepspeed" else []
             environment = os.environ | variables(like, int(nproc), share, local_rank)
             command = [sys.executable, "-u", "-m", module, *local, *arguments]
-            ranks.append(subprocess.Popen(command, env=environment))
+            ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
         return _wait(ranks)
     finally:
         end(ranks)

@@ -1,12 +1,11 @@
-"""Check whether a replay's weights are those that its inputs met in training, if the training recorded hashes.
+"""Check whether a replay's weights are those that its inputs met in training, of which the training recorded samples, or hashes.
 
-Each recorded hash covers a whole parameter, or a run of its elements; the same part of the loaded model is hashed in the recorded
-dtype. A replay in a narrower dtype cannot distinguish a rounded weight from a different one, and reports it as not checked.
+What was recorded covers a whole parameter, or a run of its elements; the same part of the loaded model is held against it in the
+narrower of both dtypes. A hash cannot be rounded: in a narrower replay, the sample alone is compared.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from actordbg.formats.weight_hashes import (
     RECORDED_WEIGHTS,
     ParameterHash,
     WeightRecord,
+    sampled,
     sha256_of,
     weights_of,
 )
@@ -43,18 +43,19 @@ def statement(root: Path, inputs: Sequence[ReplayInput], session: Any) -> dict[s
     """
     if session.resolved["model"] == TINY or not isinstance(session, ActorSession):
         return {}
-    paths = [_recorded_for(root, item) for item in inputs]
-    met = sorted({path for path in paths if path is not None})
     try:
-        records = [read_weights(path) for path in met]
+        known = functools.cache(read_weights)
+        paths = [_recorded_for(root, item, known) for item in inputs]
     except (OSError, ActordbgError) as error:
         return {RECORDED_WEIGHTS: f"not checked: {error}"}
-    if not records:
+    met = sorted({path for path in paths if path is not None})
+    if not met:
         return {}
+    records = list(map(known, met))
     compared = _comparing(session)
     answers = [HeldAgainst(record, paths.count(path), compared) for path, record in zip(met, records, strict=True)]
     unknown = sum(path is None for path in paths)
-    behind = f"; {unknown} of {len(paths)} inputs have no recorded hashes" if unknown else ""
+    behind = f"; {unknown} of {len(paths)} inputs have no recorded weights" if unknown else ""
     summary: dict[str, Any] = {"same": [], "other": {}, "unknown": unknown}
     for path, answer in zip(met, answers, strict=True):
         if answer.differ:
@@ -66,10 +67,14 @@ def statement(root: Path, inputs: Sequence[ReplayInput], session: Any) -> dict[s
     return {RECORDED_WEIGHTS: in_words(answers) + behind, MET_WEIGHTS: summary}
 
 
-def _recorded_for(root: Path, item: ReplayInput) -> Path | None:
-    with contextlib.suppress(ActordbgError, OSError):
-        return weights_of(root, read_record(root / item.path))
-    return None
+def _recorded_for(root: Path, item: ReplayInput, known: Callable[[Path], WeightRecord]) -> Path | None:
+    """Return the file with the weights that an input met. That of an earlier step is not: its own was lost with the process."""
+    try:
+        record = read_record(root / item.path)
+    except (ActordbgError, OSError):
+        return None
+    path = weights_of(root, record)
+    return path if path is not None and known(path).step in (None, record.step) else None
 
 
 class HeldAgainst:
@@ -92,8 +97,8 @@ def _comparing(session: Any) -> Callable[[str, ParameterHash], str]:
 
     @functools.cache
     def compared(name: str, recorded: ParameterHash) -> str:
-        if recorded.sha256 is None:
-            return recorded.why_not or "not hashed"
+        if recorded.sha256 is None and not recorded.sample:
+            return recorded.why_not or "it has no elements"
         if name not in names:
             return "not a parameter of this model"
         ours, dtype = session.gather(name), getattr(torch, recorded.dtype, None)
@@ -103,9 +108,13 @@ def _comparing(session: Any) -> Callable[[str, ParameterHash], str]:
             return f"recorded in {recorded.dtype}"
         narrower = ours.dtype != dtype and torch.promote_types(ours.dtype, dtype) != ours.dtype
         part = ours.reshape(-1) if recorded.part is None else ours.reshape(-1)[recorded.part[0] : sum(recorded.part)]
-        if sha256_of(part.to(dtype)) == recorded.sha256:
-            return EQUAL
-        return f"this replay has them in {str(ours.dtype)[6:]}, the run in {recorded.dtype}" if narrower else DIFFERS
+        if recorded.sha256 is not None and not narrower:
+            return EQUAL if sha256_of(part.to(dtype)) == recorded.sha256 else DIFFERS
+        if not recorded.sample:
+            return f"this replay has them in {str(ours.dtype)[6:]}, the run in {recorded.dtype}"
+        theirs = torch.frombuffer(bytearray.fromhex(recorded.sample), dtype=torch.float32)
+        taken, wanted = sampled(part).to(dtype).float().cpu(), theirs.to(ours.dtype).float()
+        return EQUAL if torch.equal(taken.view(torch.int32), wanted.view(torch.int32)) else DIFFERS  # a NaN is itself
 
     return compared
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from actordbg.records.journal import read_results, read_standing, read_why
+from actordbg.base.owners import whose
+from actordbg.records.journal import SPEC, read_results, read_standing, read_why
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
@@ -19,7 +20,7 @@ class ReplayData:
 
     `resolved`: the configuration that the workers reported (empty if none became ready). `status`: "complete", "interrupted",
     "failed" or "unfinished". `results`: at most one per dump. `comparisons`: the newest with each other side. `why`: what stopped
-    it early, and the end of its log.
+    it early, and the end of its log. `whose`: who else wrote it.
     """
 
     spec: ReplaySpec
@@ -28,6 +29,7 @@ class ReplayData:
     results: tuple[ResultRecord, ...]
     comparisons: tuple[ComparisonRun, ...] = ()
     why: str = ""
+    whose: str = ""
 
 
 def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
@@ -35,4 +37,4 @@ def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
     folder = store.replays / spec.replay_id
     results = read_results(folder)
     ordered = tuple(results[i.dump_id] for i in spec.inputs if i.dump_id in results)
-    return ReplayData(spec, *read_standing(folder), ordered, why=read_why(folder))
+    return ReplayData(spec, *read_standing(folder), ordered, why=read_why(folder), whose=whose(folder / SPEC))

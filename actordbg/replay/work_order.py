@@ -31,6 +31,7 @@ from typing import Any
 
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.formats.store_files import atomic_write, read_regular
 from actordbg.records.replay_record import PASSED, ResultRecord
 
@@ -82,7 +83,7 @@ class WorkOrder:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkOrder:
-        data = json.loads(text)
+        data = strict_json(text, most=MOST_VALUES)
         return cls(**{**data, "supervisor": tuple(data["supervisor"]), "stops": StopOrder(**data["stops"])})
 
     def inputs_of(self, rank: int) -> list[Task]:
@@ -133,7 +134,7 @@ def await_next(work: Path) -> Path | None:
     mailbox = mailbox_of(work)
     while True:
         try:
-            following = json.loads(read_regular(mailbox))["work"]
+            following = strict_json(read_regular(mailbox))["work"]
         except FileNotFoundError:
             time.sleep(POLL_S)
             continue

@@ -85,6 +85,7 @@ class Worker:
         """Whether this process ran inputs of this replay under an earlier work order: its first input is then not a warm-up."""
         self.has_run = False
         """Whether an input ran to its end."""
+        self._last_slot = -1
         asked = law_order(spec.inputs)
         self._law_inputs, self._place_inputs = frozenset(asked[: spec.config.laws]), frozenset(asked[: spec.locate])
         self._stop_order = order.stops
@@ -119,7 +120,10 @@ class Worker:
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
         self._write("ready", pid=pid, resolved=opened, collective=self.engine.collective)
-        for task, load in self._loaded_ahead(self.order.inputs_of(self.rank)):
+        tasks = self.order.inputs_of(self.rank)
+        runs = [task.slot for task in tasks if self.engine.collective or task.duty is not Duty.FILL]
+        self._last_slot = max(runs, default=-1)
+        for task, load in self._loaded_ahead(tasks):
             if task.duty is Duty.FILL:
                 self._fill(task, load)
             else:
@@ -201,9 +205,14 @@ class Worker:
 
     def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
         began, held_before_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
-        on_law, on_place = self._on_step(task, self._law_inputs), self._on_step(task, self._place_inputs)
+        last = frozenset(self.order.mates(task.slot) if task.slot == self._last_slot else ())
+        steps = {
+            "on_law": self._on_step(task, self._law_inputs),
+            "on_place": self._on_step(task, self._place_inputs),
+            "on_model": self._on_step(task, last),
+        }
         self._announce_to_breakpoints(task, item.dump_id)
-        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, on_law=on_law, on_place=on_place))
+        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, **steps))
         self.stops.end()
         self._longest_input_s = max(self._longest_input_s, time.monotonic() - began - (self.stops.held_s - held_before_s))
         return fields

@@ -9,6 +9,7 @@ sum(losses) / (accumulation * ranks), which has to be the loss of one batch: the
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,13 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from actordbg.base.errors import NothingToDo, Unsupported, UsageError
+from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.selections import reasons
+from actordbg.formats.weight_hashes import WeightRecord, weights_of
 from actordbg.judge.recorded_calls import RecordedCall, Terms
 from actordbg.records.replay_record import ReplayInput
+from actordbg.records.run_files import read_weights
 from actordbg.store.layout import Store, require_run_name
+from actordbg.store.places import read_record
 from actordbg.trainers.trainer import TRAINER
 
 _RECORD = "record the run with `actordbg run --calls forward,loss` (or `dump enable --calls forward,loss`)"
@@ -60,17 +64,23 @@ class MicroBatch:
 class RecordedStep:
     """The micro-batches of a step by place, then rank; ranks with the same rows (of a ring, of tensor parallelism) count once.
 
-    missing: why it is not the whole step; "" if it is.
+    missing: why it is not the whole step; "" if it is. states: for each rank, what its optimizer held at this step and at the
+    next, where both were recorded.
     """
 
     run: str
     number: int
     micro_batches: tuple[MicroBatch, ...]
     missing: str = ""
+    states: tuple[tuple[WeightRecord, WeightRecord], ...] = ()
 
     def fact(self, name: str) -> Any:
         """Return a plain value that all its losses recorded alike; that of the first."""
         return self.micro_batches[0].loss.fact(name)
+
+    def by_rank(self, name: str) -> dict[int, Any]:
+        """Return a value by rank, where each rank recorded one; that of its first micro-batch."""
+        return {each.loss.record.rank: each.loss.fact(name) for each in reversed(self.micro_batches)}
 
     @property
     def fp32(self) -> bool:
@@ -182,7 +192,26 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
         seen.add(key)
     made = RecordedStep(runs[0], number, tuple(whole))
     counts = {rank: len(calls) for rank, calls in newest.items()}
-    return replace(made, missing=_missing(made, counts, {len(of) for of in by_rank.values()}))
+    missing = _missing(made, counts, {len(of) for of in by_rank.values()})
+    ranks = {each.loss.record.rank: each for each in made.micro_batches}
+    return replace(made, missing=missing, states=tuple(filter(None, (_states(store, each) for each in ranks.values()))))
+
+
+def _states(store: Store, micro_batch: MicroBatch) -> tuple[WeightRecord, WeightRecord] | None:
+    """Return what the optimizer of a micro-batch's rank held at its step and at the next; None if either was not recorded."""
+    try:
+        path = weights_of(store.root, read_record(store.root / micro_batch.forward.path))
+        if path is None:
+            return None
+        own = path.name.rpartition("-")[0]
+        later = min((each for each in path.parent.glob(f"{glob.escape(own)}-*.json") if each.name > path.name), default=None)
+        before, after = read_weights(path), read_weights(later) if later else None
+    except (ActordbgError, OSError):
+        return None
+    step = micro_batch.loss.record.step
+    if step is None or after is None or not (before.optimizer and after.optimizer):
+        return None
+    return (before, after) if (before.step, after.step) == (step, step + 1) else None
 
 
 def _joined(catalog: query.Catalog, calls: Sequence[tuple[RecordedCall, str]]) -> list[MicroBatch]:

@@ -13,7 +13,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from actordbg.config.replay_config import ENDPOINT, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.judge.recorded_calls import Numbers
+from actordbg.judge.same_weights import WeightsMet, weights_met
 from actordbg.records.journal import TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.group_engine import WarmGroups, launch_group
@@ -71,15 +72,29 @@ class StepFigures:
     replayed: Side
     reference: Side
 
+    def apart(self, side: Side, other: Side | None = None) -> Numbers:
+        """Return the distances, in nats, of a side's log-probs from those of another, by default the recorded ones: [actions]."""
+        distances = [np.zeros(0)]
+        for at, each in enumerate(self.step.micro_batches):
+            theirs, active = other.log_probs[at] if other else each.loss.array("log_probs"), each.loss.active
+            assert theirs is not None and active is not None
+            distances.append(np.abs(theirs.astype("f8") - side.log_probs[at])[active])
+        return np.concatenate(distances)
+
     def moved(self, side: Side) -> float:
         """Return the mean distance of a side's log-probs from the recorded ones over all actions, in nats."""
-        total, tokens = 0.0, 0
-        for each, own in zip(self.step.micro_batches, side.log_probs, strict=True):
-            recorded, active = each.loss.array("log_probs"), each.loss.active
-            assert recorded is not None and active is not None
-            total += float(np.abs(recorded.astype("f8") - own)[active].sum())
-            tokens += int(active.sum())
-        return total / max(tokens, 1)
+        distances = self.apart(side)
+        return float(distances.mean()) if len(distances) else 0.0
+
+    @cached_property
+    def weights(self) -> WeightsMet:
+        """Whether the model has the weights of the step."""
+        rounding, dtype = self.apart(self.replayed, self.reference), (self.replayed.resolved or {}).get("dtype")
+        as_recorded = dtype is None or (dtype == "fp32") == self.step.fp32
+        apart = self.moved(self.replayed) if as_recorded else math.nan
+        return weights_met(
+            self.replayed.resolved, fp32=self.step.fp32, apart=apart, rounding=float(rounding.mean()) if len(rounding) else 0.0
+        )
 
 
 def run_step(store: Store, step: RecordedStep, config: ReplayConfig, on_event: Callable[[Progress], None]) -> StepFigures:

@@ -16,9 +16,9 @@ The optimizer's step ends the configuration's side: it computes the norm, and it
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import TYPE_CHECKING, Any
 
+from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.formats.store_files import read_regular
 from actordbg.records.replay_record import PASSED, ReplayInput
 from actordbg.replay.actor_engine import OnceEngine
@@ -45,7 +45,7 @@ class StepEngine(OnceEngine):
         from actordbg.steps.step_sessions import ReferenceSession, StepSession
 
         self.refuse_resumption("a step")
-        self._plan, self._done = StepPlan(**json.loads(read_regular(self.folder / PLAN))), 0
+        self._plan, self._done = StepPlan(**strict_json(read_regular(self.folder / PLAN), most=MOST_VALUES)), 0
         kind: Any = StepSession if self.spec.config.truth is None else ReferenceSession
         session = kind(self.spec.config, defaults_of(self.root, self.spec.inputs), self.root / "models", self._plan)
         self._session = self._resources.enter_context(contextlib.closing(session))

@@ -10,7 +10,8 @@ Three questions, in this order, since each explains what comes after it:
 
 A cause is named only if what it predicts agrees with what was recorded to rounding. Of a step that was not recorded whole, only
 what a single loss shows is judged. Losses are compared on the sum of their
-absolute terms. If the model's log-probs are not the recorded ones, its weights are another step's, and the norm is not checked.
+absolute terms. A step is right only with its own weights (`judge.same_weights`). With those, log-probs that are not the recorded
+ones are the trainer's fault; with others, they and the norm are not checked.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, TRAINER, UNCHECKED, WRONG, Verdict, number
-from actordbg.formats.weight_hashes import MET_WEIGHTS
 from actordbg.judge.loss_terms import kl_terms
 from actordbg.judge.recorded_calls import Terms
-from actordbg.judge.recorded_laws import LOSS_OFF, MOVED
+from actordbg.judge.step_laws import LOSS_OFF, MOVED
+from actordbg.steps.adam_update import broken, unchecked
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
 from actordbg.steps.run_step import Side, StepFigures
 from actordbg.steps.step_plan import ENTROPY
@@ -41,6 +42,13 @@ LEAST = 1e-3
 COUNT_OFF = 1e-5
 """Largest relative error of a recorded number of tokens, which is an fp32 tensor."""
 
+FAR, WORST = 5.0, 0.3
+"""A log-prob is wrong, with the right weights, if it is this many times what rounding costs, and so many nats, from fp32's."""
+UNKNOWN = "unknown"
+"""The name of a fault that is none of the known ones."""
+
+_MOST_RANKS = 4
+"""Ranks whose figures are told."""
 APART = 0.05
 """A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
 
@@ -92,6 +100,11 @@ def normalization(step: RecordedStep) -> Iterator[StepCause]:
             words = f"each micro-batch is divided by its own {terms}: losses apply {number(step.applied)}, one batch"
             words += f" {number(step.expected)}"
             yield StepCause("own means", words, f"divide by the step's {terms} over all ranks and micro-batches")
+    elif len(by_rank := step.by_rank(name)) > 1 and len({*by_rank.values()}) > 1:
+        counted = ", ".join(f"{number(float(value), 6)} on rank {rank}" for rank, value in list(by_rank.items())[:_MOST_RANKS])
+        words = f"each rank divides by a count of its own: {name} is {counted}, and the step has {step.divisor:,} {terms},"
+        words += f" {number(wanted, 6)} for each of {plural(step.accumulation, 'micro-batch')}"
+        yield StepCause("counts of ranks", words, f"count the step's {terms} over all ranks")
     elif not near(float(by), wanted, COUNT_OFF):
         times = float(by) / wanted
         double, never = (near(times, each, COUNT_OFF) and each != 1 for each in (step.accumulation, 1 / step.accumulation))
@@ -207,7 +220,7 @@ def of_norm(figures: StepFigures) -> StepCause | None:
         return None  # it follows from the losses as they were recorded
     said = f"the norm is {number(recorded)} where the whole step has {number(factor * whole)}"
     if not (math.isfinite(recorded) and recorded > 0 and factor * whole > 0):
-        return StepCause("unknown", f"{said}; no known fault explains it", "")
+        return StepCause(UNKNOWN, f"{said}; no known fault explains it", "")
     zero, gas = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation
     cases: list[tuple[str, float, str, str]] = []
     if step.places > 1:
@@ -236,17 +249,39 @@ def of_norm(figures: StepFigures) -> StepCause | None:
         if near(recorded, factor * norm, tolerance):
             return StepCause(name, f"{words}: {said}", remedy)
         break
-    return StepCause("unknown", f"{said}, {number(recorded / (factor * whole))} times it; no known fault explains it", "")
+    return StepCause(UNKNOWN, f"{said}, {number(recorded / (factor * whole))} times it; no known fault explains it", "")
 
 
 def causes_of(figures: StepFigures) -> list[StepCause]:
     """Return every known fault of the step, the first explains most."""
     replayed = [None if why_no_norm(figures) else each.get(ENTROPY) for each in figures.reference.figures]
     entropies = replayed or [None] * len(figures.step.micro_batches)
-    causes = [*normalization(figures.step), *formula(figures.step, entropies)]
-    if not why_no_norm(figures) and (cause := of_norm(figures)) is not None:
+    causes = [*normalization(figures.step), *formula(figures.step, entropies), *forward(figures)]
+    causes += [StepCause(*each) for each in broken(figures.step)]
+    cause = None if why_no_norm(figures) else of_norm(figures)
+    if cause is not None and (figures.weights.same or cause.name != UNKNOWN):
         causes.append(cause)
     return causes
+
+
+def forward(figures: StepFigures) -> Iterator[StepCause]:
+    """Yield the fault of recorded log-probs that are not what the step's own weights give, where those were recorded.
+
+    Other kernels cost as much as rounding does; more than `FAR` times that, of the mean or of the worst action, they cannot.
+    """
+    if not (figures.weights.recorded and figures.weights.same) or figures.step.missing:
+        return
+    apart, rounding = figures.apart(figures.reference), figures.apart(figures.replayed, figures.reference)
+    if not len(apart):
+        return
+    measured = [("on average", apart.mean(), rounding.mean(), MOVED[False])]
+    if not (figures.replayed.resolved or {}).get("experts"):  # which rounding may choose anew for a token
+        measured.append(("in the worst action", apart.max(), rounding.max(), WORST))
+    for name, value, usual, least in measured:
+        if not value <= max(FAR * usual, least):
+            words = f"its log-probs are {number(float(value), 3)} nats {name} from what the step's own weights give"
+            yield StepCause("log-probs", f"{words} (rounding {number(float(usual), 3)})", "look at what Actor.forward returns")
+            return
 
 
 def why_no_norm(figures: StepFigures) -> str:
@@ -255,14 +290,14 @@ def why_no_norm(figures: StepFigures) -> str:
         return "the step is not whole"
     if figures.step.fact("aux_loss_coef"):
         return "the auxiliary loss of its experts is not replayed"
-    met: dict[str, Any] = (figures.replayed.resolved or {}).get(MET_WEIGHTS, {})
-    if met.get("other"):
-        return "the model's weights are not those whose hashes were recorded at this step"
+    if figures.weights.same is False:
+        return figures.weights.words
     distance, limit = figures.moved(figures.reference), MOVED[figures.step.fp32]
     if distance <= limit:
         return ""
     words = f"the model's log-probs are {number(distance, 3)} nats from the recorded ones (limit {limit:g})"
-    return f"{words}: " + ("it is the toy model (--model)" if figures.config.model == TINY else "its weights are another step's")
+    why = "another kernel or dtype" if figures.weights.same else "its weights are another step's"
+    return f"{words}: " + ("it is the toy model (--model)" if figures.config.model == TINY else why)
 
 
 def verdict_of(figures: StepFigures) -> Verdict:
@@ -279,7 +314,9 @@ def verdict_of(figures: StepFigures) -> Verdict:
         entropy = "the entropy term that backward gets, and " * bool(step.fact("entropy_coef"))
         terms = "what backward gets beside the loss, and " if step.fact("aux_loss_coef") else entropy
         left.append(f"{terms}the gradient's norm, since {other}")
-    elif step.grad_norm is None:
+    elif figures.weights.same is None:
+        left.append(figures.weights.words)
+    if not other and step.grad_norm is None:
         left.append("the gradient's norm, which was not recorded")
     causes, shown = causes_of(figures), figures_of(figures)
     if causes:
@@ -294,13 +331,16 @@ def verdict_of(figures: StepFigures) -> Verdict:
     if not left:
         norms = (step.grad_norm, replayed.grad_norm, reference.grad_norm)
         said += f"; the norm is {number(norms[0], 5)}, replayed {number(norms[1], 5)}, in fp32 {number(norms[2], 5)}"
+        said += f"; {figures.weights.words}"
+        said += "" if unchecked(step) else "; the update is Adam's"
     following = "actordbg lint"
     if (distance := step.rollout_apart) > APART:
         said += f"; rollout and trainer are {number(distance, 3)} nats apart, and which of them is right is not checked"
         said += " (explain --against rollout)"
         of_step, model = in_shell(f"step={step.number} and grad_enabled"), in_shell(figures.config.model)
         following = f"actordbg replay --where {of_step} --model {model} --keep-tensors"
-    return Verdict(UNCHECKED if left else RIGHT, said, shown, left, following)
+    word = UNCHECKED if left else RIGHT
+    return Verdict(word, said, shown, [*left, *filter(None, [unchecked(step)])], following)
 
 
 def _apart(figures: StepFigures) -> str:

@@ -11,7 +11,6 @@
     store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
     store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.records.comparison_record`)
-    store/memory/<id>.json, <id>.csv                 what `memory watch` found, and its samples
     store/trainchecks/<check>/check.json, cell-<n>.<attempt>/, logs/
     store/reductions/<id>/reduction.json, trials.jsonl, store/   what `reduce` found, its trials, and a store of its cases
     store/models/                                    models that actordbg built itself (`tiny`)
@@ -65,7 +64,6 @@ class Store(StoreFiles):
         self.comparisons = self.root / "comparisons"
         self.noise = self.root / "noise"
         self.matrices = self.root / "matrices"
-        self.memory = self.root / "memory"
         self.reports = self.root / "reports"
         self.models = self.root / "models"
         self.packs = self.root / "packs"

@@ -72,7 +72,12 @@ class PackFigures:
 
 
 class PackWriter:
-    """A pack that is being written into a folder. `discard` leaves nothing behind."""
+    """A pack that is being written into a folder. `discard` leaves nothing behind.
+
+    arrived: when the newest of its dumps came into the store, in seconds since 1970; the pack gets this time. 0: now.
+    """
+
+    arrived = 0.0
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
@@ -160,6 +165,8 @@ class PackWriter:
                     raise damaged(f"{dump_id}: unpacking does not restore what was packed")
             first = next(iter(self._expected))[:15].rstrip("._+-")
             path = self._folder / f"{first}-{self._hash.hexdigest()[:16]}{layout.PACK_SUFFIX}"
+            if self.arrived:
+                os.utime(self._temporary, (self.arrived, self.arrived))
             os.replace(self._temporary, path)
             sync_folder(self._folder)
         except BaseException:

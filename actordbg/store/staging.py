@@ -40,6 +40,7 @@ from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
 from actordbg.base.owners import origin_file
+from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.formats.store_files import KINDS, OddFile, atomic_write, make_folder, read_regular, temporary_name
 from actordbg.store.layout import UNPRINTABLE, printable
 
@@ -58,8 +59,8 @@ _LEFT_OUT = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 """Paths that are not mirrored."""
-_NEEDS_ORIGIN = re.compile(r"(?:replays|matrices|trainchecks)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
-"""Records that a command can continue with, and settings files. They decide what runs, so a downloaded copy gets an origin file.
+_NEEDS_ORIGIN = re.compile(r"(?:replays|matrices|trainchecks|comparisons|noise)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
+"""Records that a command can continue with or believe, and settings files: a downloaded copy gets an origin file.
 Case is ignored, since some file systems ignore it."""
 _MOST_NAME_BYTES = 200
 """Most bytes of a name, so that a temporary name made of it is still valid."""
@@ -390,7 +391,7 @@ def _state_of(info: dict[str, Any]) -> FileState:
 def _read_manifest(path: Path, url: str) -> dict[str, tuple[FileState, FileState]]:
     """Read the state of files on both sides when they were last equal; empty if the manifest is about another URL, or damaged."""
     try:
-        manifest = json.loads(read_regular(path))
+        manifest = strict_json(read_regular(path), most=MOST_VALUES)
         equal = {
             name: ((int(size), str(tag)), (int(size_there), str(tag_there)))
             for name, ((size, tag), (size_there, tag_there)) in manifest["equal"].items()

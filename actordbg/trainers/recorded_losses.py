@@ -139,7 +139,7 @@ class _Recorder:
         tensors = {name: current.named.get(name) for name in ("sequences", "attention_mask")}
         inputs = {name: (lambda tensor=tensor: tensor) for name, tensor in tensors.items() if tensor is not None}
         vars(self._loss).clear()
-        own = {"micro_batch": inside.micro_batch - 1, "term_weights": read.weights}
+        own = {**read.own, "micro_batch": inside.micro_batch - 1, "term_weights": read.weights}
         vars(self._loss).update(read.facts, _value=read.loss, _settings=read.settings, _own=own)
         given = {name: value for name, value in read.arguments().items() if value is not None}
         self._here.forward = self._last(lambda: read.log_probs, lambda: current.actor, inputs, current.slot.recorder.last)

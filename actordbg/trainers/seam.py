@@ -100,6 +100,7 @@ class LossCall:
     facts: its plain attributes, where they mean what those of PolicyLoss mean; another `policy_loss_type` is not recomputed.
     `loss_agg_mode`, by verl's names, says what the losses of a step add up to. weights: factors of the terms, [B, A] or [B, 1].
     settings: of the run, by the names that they have in records (`rollout.temperature`, `multi_turn`, `eos_token_id`).
+    own: numbers and tensors of this call, by the names that they have in records (`lr`, `base_action_log_probs`).
     """
 
     log_probs: torch.Tensor
@@ -114,10 +115,11 @@ class LossCall:
     facts: dict[str, Any] = field(default_factory=dict)
     weights: torch.Tensor | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments behind `log_probs`, by name."""
-        others = ("log_probs", "loss", "facts", "weights", "settings")
+        others = ("log_probs", "loss", "facts", "weights", "settings", "own")
         return {name: value for name, value in vars(self).items() if name not in others}
 
 

@@ -57,6 +57,16 @@ def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall
     more = more or trainer.args.delta is not None or trainer.off_policy_mask_threshold is not None
     plain = kind in (*_AGGREGATED, "bnpo") and not more
     formula = "ppo" if trainer.importance_sampling_level == "token" else "gspo"
+    of_weights = {"weights_mode": "mode", "weights_low": "clip_min", "weights_high": "clip_max"}
+    corrected = {
+        name: getattr(trainer, f"vllm_importance_sampling_{setting}", None)
+        for name, setting in of_weights.items()
+        if weights is not None
+    }
+    summed = getattr(trainer, "multi_objective_aggregation", "") != "normalize_then_sum"
+    scale = getattr(trainer, "scale_rewards", None) if summed else "batch"
+    estimates = wide.dim() == 1 or type(trainer).__module__.startswith("trl.")  # a subclass may have advantages of its own
+    rates, samples = getattr(trainer, "lr_scheduler", None), getattr(trainer.args, "generation_batch_size", None)
     ends, window = trainer.eos_token_ids, getattr(trainer, "current_gradient_accumulation_steps", None)
     whole = kind != "dapo" or getattr(trainer.args, "steps_per_generation", None) == window
     return LossCall(
@@ -67,12 +77,18 @@ def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall
             "policy_loss_type": formula if plain else kind, "loss_type": kind, "dual_clip": None, "beta": trainer.beta,
             "clip_eps_low": trainer.epsilon_low, "clip_eps_high": trainer.epsilon_high, "is_correction_level": "off",
             "is_corrected": weights is not None, "loss_agg_mode": _AGGREGATED.get(kind) if whole else None,
-            "loss_scale_factor": trainer.max_completion_length,
+            "loss_scale_factor": trainer.max_completion_length, **corrected,
         },
         settings={
             "rollout.temperature": trainer.temperature, "rollout.top_p": trainer.top_p, "rollout.top_k": trainer.top_k,
             "n_samples_per_prompt": trainer.num_generations, "multi_turn": tools is not None,
+            "advantage.estimator": f"grpo-{scale}" if scale and estimates else None,
+            "rollout.batch_size": samples and samples // trainer.num_generations,
+            "mask_truncated": getattr(trainer, "mask_truncated_completions", None),
             "eos_token_id": ends[0] if len(ends) == 1 else None,
+        },
+        own={
+            "base_action_log_probs": inputs.get("ref_per_token_logps"), "lr": rates and float(rates.get_last_lr()[0]),
         },
     )  # fmt: skip
 

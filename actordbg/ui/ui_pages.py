@@ -18,6 +18,7 @@ from actordbg.campaign.matrix_document import matrix_document, matrix_verdict
 from actordbg.campaign.run_matrix import load as load_matrix
 from actordbg.campaign.run_matrix import names as matrix_names
 from actordbg.catalog import query
+from actordbg.catalog.selections import verdict_of
 from actordbg.catalog.where import all_of, quoted
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.page import as_html, table, toned
@@ -25,14 +26,15 @@ from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
-from actordbg.judge.replay_list import listed
+from actordbg.judge.replay_list import listed, shown_verdict
+from actordbg.judge.sides import rests_on_others
 from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.store.layout import Store
 
 SHOWN = 200
 """Maximum number of rows of a list; the rest are counted."""
-FACETS = ("run", "rank", "role", "status", "triggered", "source")
+FACETS = ("run", "rank", "role", "verdict", "triggered", "source")
 Asked = Mapping[str, str]
 Link = tuple[str, str]
 """A text and its target: `PART/NAME`, the address of a page below the server's token."""
@@ -61,10 +63,10 @@ def dumps_page(store: Store, facets: Asked) -> str:
     words = ["actordbg", "replay", *(["--where", where] if where else ["--all"])]
     summary = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} below" if count > SHOWN else "")
     blocks: list[Block] = [Heading("dumps", 1), Paragraph(summary), Items((f"command: {' '.join(map(in_shell, words))}",))]
-    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "result", "trigger", "bytes", "when")
+    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "verdict", "trigger", "bytes", "when")
     cells = [
         (_to("dumps", row.dump_id), _to("runs", row.run), str(row.rank), str(row.batch_size), f"{row.seq_len:,}",
-         f"{row.tokens:,}", row.role or "-", row.status or "not replayed", row.triggered or "-", human_bytes(row.bytes),
+         f"{row.tokens:,}", row.role or "-", verdict_of(row) or "not replayed", row.triggered or "-", human_bytes(row.bytes),
          ago(row.timestamp))
         for row in rows
     ]  # fmt: skip
@@ -151,7 +153,8 @@ def matrices_page(store: Store) -> str:
         with contextlib.suppress(ActordbgError):  # a damaged file: `actordbg store fsck` names it
             record = load_matrix(store, name)
             about = (record.status, str(len(record.dump_ids)), record.command or "-")
-            cells.append([matrix_verdict(record).word, _to("matrices", name), *about])
+            others = "theirs: " * bool(context_of(store, record).whose)
+            cells.append([others + matrix_verdict(record).word, _to("matrices", name), *about])
     return _page([Heading("matrices", 1)], linked_table(("verdict", "matrix", "status", "dumps", "command"), cells, {"dumps"}))
 
 
@@ -166,7 +169,8 @@ def comparisons_page(store: Store) -> str:
     rows = query.comparisons(store)[:SHOWN]
     cells = [
         (_to("comparisons", row.comparison_id), _to("replays", row.replay_id),
-         f"{row.against_kind} {row.against}", row.verdict, f"{row.compared}/{row.dumps}", number(row.max_abs, 3))
+         f"{row.against_kind} {row.against}",
+         "theirs: " * bool(rests_on_others(store, row)) + row.verdict, f"{row.compared}/{row.dumps}", number(row.max_abs, 3))
         for row in rows
     ]  # fmt: skip
     columns = ("comparison", "A", "B", "verdict", "dumps", "largest, nats")
@@ -179,7 +183,8 @@ def comparison_report(store: Store, comparison_id: str) -> str:
     record = ComparisonRecord.from_file(
         store.comparisons / f"{resolve(comparison_id, ids, 'comparison', made_by='compare')}.json"
     )
-    return _page(comparison_page(record, 50, comparison_charts(store, record, floor=floor_of(store, record))))
+    charts = comparison_charts(store, record, floor=floor_of(store, record))
+    return _page(comparison_page(record, 50, charts, rests_on_others(store, record)))
 
 
 def error_page(error: ActordbgError) -> str:
@@ -196,7 +201,7 @@ def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]], f
 def _replays(replays: Iterable[Mapping[str, Any]]) -> str:
     """Render a table of replays."""
     cells: list[list[str | Link]] = [
-        [replay["verdict"], _to("replays", replay["replay_id"], replay["handle"]), passed_of(replay),
+        [shown_verdict(replay), _to("replays", replay["replay_id"], replay["handle"]), passed_of(replay),
          number(replay["max_abs"], 2), ago(replay["created_at"]), replay["configuration"]]
         for replay in replays
     ]  # fmt: skip

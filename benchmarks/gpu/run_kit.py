@@ -113,8 +113,8 @@ STEPS = (
     Step("backends", "each backend over NCCL, one process, and the truth", (*MATRIX, *BACKENDS, *PLAIN), 240, also=LAST_MATRIX),
     Step("deepcompile", "DeepCompile, on and off", (*MATRIX, *DEEPCOMPILE, *PLAIN), 150, stand_in=None, also=LAST_MATRIX),
     Step(
-        "curve", "memory and time over length, and what fits",
-        (*OURS, "benchmarks.gpu.made_inputs", "{store}", "--curve", "{work}/curve.json"), 150,
+        "lengths", "memory and time over length, and what fits",
+        (*OURS, "benchmarks.gpu.made_inputs", "{store}", "--lengths", "{work}/lengths.csv"), 150,
     ),
     Step("matrix", "flash attention, torch.compile and packing", MATRIX, 240, also=LAST_MATRIX, after="flash"),
 )  # fmt: skip

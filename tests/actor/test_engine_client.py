@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import socket
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from scoring_server import ScoringServer, serving
 
+from actordbg.actor import engine_client
 from actordbg.actor.engine_client import TOKEN, EngineClient, checked_url
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, Unsupported, UsageError
 
@@ -108,6 +110,60 @@ def test_broken_http_is_a_server_that_does_not_answer(raw: bytes) -> None:
         thread.join(5)
 
 
+@pytest.mark.parametrize(
+    "begins", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", b"HTTP/1.1 401 x\r\nContent-Length: 99\r\n\r\n"]
+)
+def test_a_server_that_drips_is_left_after_the_time_of_a_whole_answer(begins: bytes) -> None:
+    """In its headers, its body or its refusal: each byte comes within the time of one read."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            with listening.accept()[0] as connection, contextlib.suppress(OSError):
+                connection.recv(2**16)
+                connection.sendall(begins)
+                while not over.wait(0.05):
+                    connection.sendall(b" ")
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        with pytest.raises(EnvironmentProblem, match="does not answer"):
+            EngineClient(f"http://127.0.0.1:{listening.getsockname()[1]}", "toy", 0.5).connect()
+        assert thread.is_alive()
+        over.set()
+        thread.join(5)
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 500])
+def test_what_a_server_says_of_the_token_is_not_repeated(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Echoing(ScoringServer):
+        def answer(self, asked: str, body: Any) -> tuple[int, Any]:
+            said: Any = {"error": {"message": "Bearer s3cret-token" * 9}, "version": "s3cret-token"}
+            return (status if asked == "/version" or status != 200 else 200), said if asked == "/version" or status != 200 else {
+                "data": [{"id": "s3cret-token"}]
+            }
+
+    monkeypatch.setenv(TOKEN, "s3cret-token")
+    with serving(Echoing(by_ids, token="s3cret-token")) as url:
+        try:
+            said = str(EngineClient(url, None).connect())
+        except ActordbgError as error:
+            said = error.message + error.hint
+    assert "s3cret" not in said
+
+
+def test_an_answer_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Large(ScoringServer):
+        def answer(self, asked: str, body: Any) -> tuple[int, Any]:
+            return (200, {"choices": [[]] * 999}) if asked == "/v1/completions" else super().answer(asked, body)
+
+    monkeypatch.setattr(engine_client, "_MOST_VALUES", 99)
+    with serving(Large(by_ids)) as url, pytest.raises(Unsupported, match="did not answer JSON"):
+        client = EngineClient(url, "toy")
+        client.connect()
+        client.score(ROWS)
+
+
 def test_a_busy_server_keeps_its_cache() -> None:
     """SGLang answers /flush_cache with 400 while requests run."""
     with serving(ScoringServer(by_ids, "SGLang", resettable=False, broken="400")) as url:
@@ -142,7 +198,8 @@ def test_who_does_not_answer_serves_another_model_or_wants_a_token(monkeypatch: 
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://example.com", "https://me:pw@host", "ftp://localhost", "x",
-                                 "https://host/v1?key=pw", "http://[::1", "http://localhost:99999", "https://host/é"])  # fmt: skip
+                                 "https://host/v1?key=pw", "http://[::1", "https://me:pw", "http://me:pw@[::1", "https//me:x@pw@host", "me:pw", "https://host/é@pw",
+                                 "http://localhost:99999", "https://host/é"])  # fmt: skip
 def test_an_address_that_would_leak_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as raised:
         checked_url(url)

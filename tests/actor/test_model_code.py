@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import codedmodel
@@ -16,8 +16,11 @@ from roots import ROOT, SUPPORT
 from typer.testing import CliRunner
 
 from actordbg.actor import model_code
+from actordbg.actor.endpoint_session import EndpointSession
 from actordbg.actor.model_code import own_code, require_consent
 from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.actor.session import ActorSession
+from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import ActordbgError, NewerFormat, UnsafeInput, UsageError
 from actordbg.base.processes import start_ticks
 from actordbg.cli.app import app
@@ -26,6 +29,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.journal import SPEC, rank_journal, read_events
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.work_order import WorkOrder
+from actordbg.steps.step_sessions import ReferenceSession
 from actordbg.store.layout import Store
 
 COMMANDS = (["replay"], ["replay", "--truth"], ["replay", "--dry-run"], ["noise"], ["matrix"], ["actor", "init"])
@@ -113,6 +117,15 @@ def test_consent_of_a_worker_is_for_one_model(tmp_path: Path):
         require_consent(other)
     consent.give()
     assert consent.arguments("tiny") == [], "the tiny model has no code to agree to"
+
+
+@pytest.mark.parametrize("kind", [ActorSession, TruthSession, EndpointSession, ReferenceSession], ids=lambda kind: kind.__name__)
+def test_every_kind_of_session_refuses_code_before_it_loads(kind: Callable[..., object], tmp_path: Path):
+    """In the worker, where a specification and a model's files may have changed since the command looked at them."""
+    model = folder_of(tmp_path / "model", {"auto_map": codedmodel.AUTO_MAP})
+    more = [None] if kind is ReferenceSession else []
+    with pytest.raises(UnsafeInput):
+        kind(ReplayConfig(model=str(model)), None, tmp_path / "models", *more)
 
 
 def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store: Store):

@@ -182,16 +182,11 @@ report last
 report --all
 bundle last --out OUT/bundle.tar.zst
 measure noise --where "seq_len>999" --allow-empty
-measure curve memory last
-measure curve time last
 matrix --max-inputs 1 --attn eager --packing on --compile off --dry-run
 measure train-check --max-inputs 1 --backend plain --steps 2 --dry-run
-measure families --list
 measure compare-logs LOG LOG
-measure memory watch --pid PID --for 300ms --interval 100ms
-measure memory show last
-measure memory compare last last
-measure memory ls
+measure memory watch --pid PID --for 300ms --interval 100ms -o OUT/a.csv
+measure memory compare OUT/a.csv OUT/a.csv
 """
 """Every command with --json, but those of `RECORDED`."""
 RECORDED = """

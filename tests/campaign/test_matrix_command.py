@@ -66,7 +66,7 @@ def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store):
         ("--attn flash", "--attn flash is not known"),
         ("--slower 2", "--slower needs a baseline"),
         ("--baseline nonsense", "no matrix"),
-        ("--oracle bf16", "--truth cannot be bf16"),
+        ("--truth bf16", "--truth cannot be bf16"),
         ("--where seq_len>9000", "no dump matches seq_len>9000"),
         ("--resume last --attn sdpa --max-inputs 2", "--max-inputs, --attn cannot be given"),
         ("--show last --attn sdpa", "--attn cannot be given"),

@@ -91,7 +91,7 @@ def _as_the_ancestor_reads_it(store: Store, logs: Path):
 def _printed_again(store: Store, folder: Path):
     """--show: a table of 80 columns, a picture, exit code 1 for the faults; and --resume has nothing left to run."""
     picture = folder / "check.png"
-    shown = invoke(store, "train-check", "--show", "last", "--plot", str(picture))
+    shown = invoke(store, "train-check", "--show", "last", "-o", str(picture))
     assert shown.exit_code == 1 and picture.read_bytes().startswith(b"\x89PNG")
     assert max(map(len, shown.stdout.split("\nLogs\n")[0].splitlines()[1:])) <= 80
     assert "no_zero_grad: at step 2 the gradient norm is " in " ".join(shown.stdout.split())

@@ -12,12 +12,12 @@ import torch
 from capturekit import Recording
 from commandline import invoke
 from losscases import MICRO, Engine, experiences, normalization, stand_in_for_openrlhf
+from recordedfields import unlisted_of
 
 from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
 from actordbg.capture import facts, hook, loss_record, losses
 from actordbg.capture.switch_file import read_control
-from actordbg.capture.weight_recording import WeightRecorder
 from actordbg.judge.lint import lint
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
@@ -82,6 +82,7 @@ def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrl
         assert terms.by_token / tokens == pytest.approx(float(told["result"][0].detach()), rel=1e-5)
     findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
     held = {law.name for law in findings.held}
+    assert not unlisted_of(store.iter_dumps()), "docs/reference/recorded-fields.md says who reads each recorded field"
     assert not findings.broken and {"normalization", "placeholder", "truncation", "response length"} <= held, findings.in_words()
 
 
@@ -226,10 +227,10 @@ def test_calls_of_an_unknown_step_are_not_recorded_and_that_is_said_once(
     assert not recording.dumps() and caplog.text.count("--step selects no call") == 1
 
 
-def test_weights_are_hashed_in_the_chosen_steps(openrlhf: SimpleNamespace, store: Store):
+@pytest.mark.parametrize("hashes", [False, True])
+def test_weights_are_recorded_in_the_chosen_steps(openrlhf: SimpleNamespace, store: Store, hashes: bool):
     recording = Recording(store, steps=(7, 7))
-    WeightRecorder(recording.recorder, store)
-    recording.slot._follow()
+    recording.recorder.hashes = hashes
     policy, _, call = stepping(openrlhf, recording)
     for _ in range(2):
         call(policy)

@@ -10,9 +10,9 @@ import pytest
 from roots import ROOT
 from runkit import clean_environment, python
 
-MOST_MODULES = 19
+MOST_MODULES = 20
 """Every entry of sys.modules under `actordbg`, the empty `__init__` of each folder included."""
-MOST_LINES = {"all": 4_490, "usual": 4_310}
+MOST_LINES = {"all": 4_900, "usual": 4_720}
 """Bounds that should fall: with everything on, and in a job that records every call with a writer process. The aim is 4,000."""
 MOST_EXCEPTS = 15
 

@@ -144,7 +144,16 @@ def test_of_several_conditions_each_counts_and_the_wrong_one_is_named(store: Sto
 
 def test_prune_by_age_and_size_takes_the_oldest(store: Store) -> None:
     records = cases.fill(store, 6)
+    kept = run(store, "prune", "--older-than", "7d")
+    assert "nothing to remove" in kept.stdout and "6 dumps" in kept.stderr, "recorded long ago, in this store since a moment"
+    before = time.time() - 8 * 86400
+    for described in records:
+        os.utime(store.dump_path(described), (before, before))
     assert "would remove 6 files" in run(store, "prune", "--older-than", "7d").stdout
+    for there_and_back in ("pack", "unpack"):
+        run(store, there_and_back, *(["--all"] if there_and_back == "unpack" else []))
+        assert json.loads(run(store, "prune", "--older-than", "7d", "--json").stdout)["recent"] == 0, there_and_back
+        assert len(json.loads(run(store, "prune", "--older-than", "7d", "--json").stdout)["files"]) == 6, there_and_back
     assert "nothing to remove" in run(store, "prune", "--older-than", "99999d").stdout
     sizes = [store.dump_path(r).stat().st_size for r in records]
     run(store, "prune", "--keep", f"{sum(sizes[2:])}B", "--yes")

@@ -106,7 +106,7 @@ def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch: pyte
     def unexpected(*_: Any) -> Any:
         raise AssertionError("nothing is new")
 
-    monkeypatch.setattr(record_rows, "read_comparison", unexpected)
+    monkeypatch.setattr(record_rows, "comparison_rows", unexpected)
     files = Store.files
     monkeypatch.setattr(Store, "files", lambda *given: files(*given) if given[1].startswith("replays/") else unexpected())
     assert refresh(replayed).comparisons == 0
@@ -193,11 +193,11 @@ def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:
 
     save(replayed, comparison("c-00", "r-02", "r-01", verdict=MATCH))
     assert [(one.comparison_id, one.verdict) for one in query.comparisons(replayed)] == [("c-02", MISMATCH), ("c-01", MATCH)]
-    assert select("verdict = 'mismatch'") == [INPUTS[0].dump_id], "the older one was a match"
+    assert select("compared = 'mismatch'") == [INPUTS[0].dump_id], "the older one was a match"
     assert select("max_abs > 0.2 and against = 'r-01'") == [INPUTS[0].dump_id, INPUTS[1].dump_id]
-    assert select("verdict = 'not-compared' or max_abs >= 0.5") == [INPUTS[0].dump_id, INPUTS[2].dump_id]
+    assert select("compared = 'not-compared' or max_abs >= 0.5") == [INPUTS[0].dump_id, INPUTS[2].dump_id]
     (replayed.comparisons / "c-02.json").unlink()
     catalog = query.open_fresh(replayed)
     assert [one.comparison_id for one in query.comparisons(catalog)] == ["c-01", "c-00"], "an older one of the pair counts again"
-    assert select("verdict = 'match'") == [INPUTS[0].dump_id, INPUTS[1].dump_id]
-    assert query.count_dumps(catalog, "verdict is null") == 0
+    assert select("compared = 'match'") == [INPUTS[0].dump_id, INPUTS[1].dump_id]
+    assert query.count_dumps(catalog, "compared is null") == 0

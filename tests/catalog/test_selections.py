@@ -60,7 +60,7 @@ def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(t
 def test_selections_by_name(twelve: Store):
     catalog = open_fresh(twelve)
     rows = select_dumps(catalog)
-    assert [row.status for row in select_dumps(catalog, selections.FAILED)] == ["failed"]
+    assert [row.verdict for row in select_dumps(catalog, selections.BAD)] == ["FAILED"]
     long = select_dumps(catalog, selections.longest(catalog, "rank=1", 2), order="length")
     assert [row.seq_len for row in long] == sorted(row.seq_len for row in rows if row.rank == 1)[-2:]
     for where in (None, "rank=1"):
@@ -112,7 +112,6 @@ def test_the_columns_are_listed_with_their_headings():
     assert {one["heading"]: one["name"] for one in answer if one["heading"]} == {
         "S": "seq_len",
         "B": "batch_size",
-        "last": "status",
     }
     shown = CliRunner().invoke(app, ["dump", "columns"]).stdout
     assert "seq_len" in shown and "operators: =" in shown

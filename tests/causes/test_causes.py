@@ -18,7 +18,7 @@ from actordbg.cli.app import app
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
-@pytest.mark.parametrize("scenario", ["planted", "others", "healthy"])
+@pytest.mark.parametrize("scenario", ["planted", "others", "healthy", "adapters"])
 def test_a_cause_is_named_with_its_amount_and_a_healthy_model_has_none(tmp_path: Path, scenario: str) -> None:
     run_scenario(scenario, tmp_path, program=causecases.__file__, OMP_NUM_THREADS="1")
 
@@ -46,3 +46,39 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path: Path) -> N
             )
         else:
             assert explained is None, "nothing is searched for where nothing differs"
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "word", "said"),
+    [
+        ("updated", False, "RIGHT", "older policy"),
+        ("updated-cool", False, "NOT CHECKED", "unknown policy"),
+        ("updated-cool", True, "WRONG", "temperature"),
+        ("updated-bf16", False, "NOT CHECKED", "unknown policy"),
+        ("updated-bf16", True, "RIGHT", "precision: bf16"),
+        ("bf16", False, "RIGHT", "precision: bf16"),
+        ("bf16-cool", False, "WRONG", "temperature"),
+    ],
+)
+def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(
+    sides: dict[str, str], name: str, others: bool, word: str, said: str
+) -> None:
+    """Healthy off-policy steps and engines in bf16 are no fault, and faults of these are named where their truth is given."""
+    cli = ["--store", sides[name]]
+    given = ["--model", sides["now"], "--through", "rows", "--dtype", "fp32", "--keep-tensors", "--no-backward", "--all"]
+    replayed = CliRunner().invoke(app, [*cli, "replay", *given])
+    assert replayed.exit_code == 0, replayed.output
+    more = ["--other-model", sides["before"]] if others else []
+    answer = json.loads(CliRunner().invoke(app, [*cli, "explain", "last", "--against", "rollout", *more, "--json"]).stdout)
+    rollout = answer["rollout"]
+    assert answer["verdict"] == word, answer["sentence"]
+    assert said in [cause["name"] for cause in (*rollout["causes"], *rollout["also"])], answer["sentence"]
+    assert answer["wrong"] == (["rollout"] if word == "WRONG" else []) and not answer["trainer"]["unknown"]
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the folders of models and stores, by name."""
+    folder = tmp_path_factory.mktemp("sides")
+    (folders,) = run_scenario("sides", folder, program=causecases.__file__, OMP_NUM_THREADS="1")
+    return dict(folders)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actordbg.causes.bank import BY_NAME
-from actordbg.causes.fit import FitResult, TokenSample, between, fit, refined
+from actordbg.causes.fit import FitResult, TokenSample, between, fit, fit_to, refined, rounds_as
 from actordbg.judge.explain_outputs import told
 
 ROWS, TOKENS, VOCABULARY = 6, 200, 40
@@ -150,6 +150,55 @@ def test_a_temperature_is_told_in_the_units_that_the_run_was_configured_in(confi
     told_ = told(drawn.fitted(drawn.at(1 / 0.7) + drawn.rounding()), drawn.sample.own, 2, configured)
     assert words in told_.sentences[0] and "noise 0.0" in told_.sentences[0]
     assert told_.causes[0].thread == "trl#4159" and "->" in told_.sentences[0]
+
+
+def test_a_cause_that_leaves_much_more_than_noise_is_not_the_cause_and_a_nearest_one_explains_half() -> None:
+    """What rounds may flip at some tokens, which is a share of what it does itself, not of another fault that it comes with."""
+    drawn = Drawn(noise=1e-6)
+    lost, rounding = drawn.random.normal(0, 0.2, ROWS * TOKENS), drawn.random.normal(0, 1e-3, ROWS * TOKENS)
+    right = drawn.at(1.0)
+    drawn.curves["inv_freq in bf16"] = [(1.0, right + lost + rounding)]
+    near = drawn.fitted(right + lost)
+    assert near.unknown and near.nearest is not None and near.nearest.name == "inv_freq in bf16"
+    drawn.curves["inv_freq in bf16"] = [(1.0, right + 0.02 * lost)]
+    assert drawn.fitted(right + lost).unknown and drawn.fitted(right + lost).nearest is None
+    flipped = np.where(np.arange(ROWS * TOKENS) % 200 == 1, rounding, 0.0)
+    drawn.curves["head in bf16"] = [(1.0, right + rounding)]
+    drawn.sample.own["head in bf16"] = 0.0  # type: ignore[index]
+    assert names(drawn.fitted(right + rounding + flipped)) == ["head in bf16"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_another_dtype_is_told_by_its_rounding_and_not_by_its_size(seed: int) -> None:
+    """A kernel in bf16 shares a part of the rounding of another; a fault of the same size does not. Few tokens leave it open."""
+    drawn = Drawn(noise=1e-6, seed=seed)
+    right, (rounded, other) = drawn.at(1.0), drawn.random.normal(0, 0.01, (2, ROWS * TOKENS))
+    shared = right + 0.5 * rounded + 0.8 * other
+    for recorded, known in ((shared, True), (right + other, False), (right + 20 * rounded, False)):
+        sample = replace(drawn.sample, recorded=recorded)
+        assert rounds_as(sample, fit(sample), right + rounded) is known
+    few = replace(drawn.sample, recorded=np.where(np.arange(ROWS * TOKENS) < 60, right + other, np.nan))
+    assert rounds_as(few, fit(few), right + rounded) in (None, False)
+
+
+@pytest.mark.parametrize("noise", [0.01, 1e-6])
+def test_a_rollout_is_held_to_the_old_policys_log_probs(noise: float) -> None:
+    for seed in range(10):
+        drawn = Drawn(noise, seed=seed)
+        old = drawn.at(1.0) + drawn.random.normal(0, 0.3, ROWS * TOKENS)
+        healthy = fit_to(replace(drawn.sample, recorded=old + drawn.rounding()), old + drawn.rounding())
+        assert not healthy.named and not healthy.unknown, seed
+        late = np.roll((old + drawn.rounding()).reshape(ROWS, TOKENS), 1, axis=1).ravel()
+        assert names(fit_to(replace(drawn.sample, recorded=late), old)) == ["shift"]
+    assert fit_to(replace(drawn.sample, recorded=drawn.healthy()), old).unknown
+
+
+def test_what_an_update_moved_as_well_is_not_named_in_a_rollout() -> None:
+    """An update sharpens a policy as a temperature does: old log-probs lie on the same side of the truth."""
+    drawn = Drawn()
+    rollout, old = (drawn.at(1.008) + drawn.rounding() for _ in range(2))
+    assert names(drawn.fitted(rollout)) == ["temperature"]
+    assert not fit(replace(drawn.sample, recorded=rollout, beside=(old - drawn.at(1.0))[None])).named
 
 
 def test_interpolation_is_exact_for_a_cubic() -> None:

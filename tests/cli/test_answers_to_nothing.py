@@ -49,7 +49,6 @@ def test_nothing_selected_is_exit_5_and_0_where_that_is_allowed(sixty: Store, tm
     [
         ("train-check --show= --dry-run", 2, "training check"),  # without a name it is none, and starts no new one
         ("train-check --resume= --dry-run", 2, "training check"),
-        ("curve memory --budget 80", 2, "has no unit"),
         ("report -o OUT/x.html5", 2, "cannot write .html5"),
         ("report -o OUT/missing/x.md", 4, "is not a folder"),
     ],

@@ -69,7 +69,6 @@ def test_the_line_of_a_command_is_the_first_of_its_docstring():
         ("replay --compile --no-compile", "--compile/--no-compile"),
         ("replay --resume a --resume b", "--resume"),
         ("dump ls --json --json --where rank=0 --where rank=1", None),
-        ("curve memory --at 1024 --at 2048 --batch-size 0", None),
     ],
 )
 def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(store: Store, words: str, named: str | None):

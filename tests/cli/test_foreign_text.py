@@ -76,7 +76,7 @@ COMMANDS = [
     "report", "report --all", "report evil-01 evil-02 --format md", "report evil-01 --format csv", "report --json", "report "
     "nothing",
     "compare evil-01 evil-02 --quiet", "compare evil-01 evil-02 --quiet --format md", "compare evil-01 evil-02 --quiet --json",
-    "compare last truth --noise --quiet", "compare evil-01 golden --quiet", "curve memory", "curve time --format md", "curve memory --json",
+    "compare last truth --noise --quiet", "compare evil-01 golden --quiet",
     "matrix --resume matrix-1 --quiet", "replay --where {where} --dry-run", "replay --dry-run", "replay --resume evil-01 --dry-run", "replay --resume {evil}",
     "replay --input-file {evil} --dry-run", "check --where {where}", "check --junit {evil}", "dump import {evil} --quiet", "dump ls --where {where}", "dump {evil}", "report --{evil}", "dump ls --order {evil}",
     "dump enable --run {evil}", "dump disable --run {evil}", "--store {evil} dump ls", "--store {evil} dump status", "dump create --run {evil} --quiet",
@@ -237,7 +237,7 @@ def test_progress_in_a_real_terminal_shows_names_as_they_are():
 WRITERS = {"print", "echo", "secho", "Console", "confirm", "prompt", "getpass", "input"}
 ELSEWHERE = {
     "actordbg/install", "actordbg/trainers/recorded_model.py", "actordbg/trainers/openrlhf", "actordbg/dumps/decode_child.py", "actordbg/replay/worker.py",
-    "actordbg/actor/family_models.py", "actordbg/debug/replay_stops.py", "actordbg/debug/stops.py", "actordbg/replay/rank_launcher.py", "actordbg/doctor/import_probe.py",
+    "actordbg/debug/replay_stops.py", "actordbg/debug/stops.py", "actordbg/replay/rank_launcher.py", "actordbg/doctor/import_probe.py",
 }  # fmt: skip
 """What runs in other processes: the training's, and children that write into pipes and logs."""
 

@@ -20,8 +20,8 @@ from actordbg.store.layout import Store
 
 NAMES = dict(every_command(CONTENTS))
 OLD = (
-    "status", "index", "fsck", "ui", "noise", "curve memory", "curve time", "memory watch", "memory show", "memory compare",
-    "memory ls", "families", "train-check", "compare-logs", "replays", "replay ls", "attach", "actor init", "adapters",
+    "status", "index", "fsck", "ui", "noise", "memory watch", "memory compare",
+    "train-check", "compare-logs", "replays", "replay ls", "attach", "actor init", "adapters",
     "store pull", "store push", "unpatch", "dump ls",
 )  # fmt: skip
 """Spellings of earlier versions: scripts have them."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
+import pytest
 from hostilestore import HOSTILE, forbidden
 from pagecases import Read, hashed, page_of, tokens_page
 
 from actordbg.base.foreign_text import in_line
 from actordbg.document.blocks import Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph, Verdict
-from actordbg.document.command_result import CommandResult
+from actordbg.document.command_result import CommandResult, as_json_text
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_text
 from actordbg.document.specifications import MOST_MARKS, layer, layered, names, quantity
@@ -35,6 +37,19 @@ def test_nothing_that_others_wrote_becomes_an_element_an_attribute_or_a_script()
     assert "<script>alert(1)</script>" in "".join(found.texts), "it is shown as text"
     (data,) = (text for attributes, text in found.scripts if "type" in attributes)
     assert json.loads(data)["data"]["values"][0] == {"x": 1, "y": 2, "k": in_line(HOSTILE)}, "vega draws texts as they are"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_figure_that_is_not_finite_is_null_with_its_name_in_json_and_no_point_of_a_chart(value: float):
+    chart = Chart(
+        "c", "c", layered([{"x": 1, "y": value}], layer("point"), x=quantity("x", "x"), y=quantity("y", "y")), Grid(("y",), ())
+    )
+    answer = CommandResult.of(Verdict("WRONG", "w", (("norm", "nan"),)), {"rows": [{"size": [1.0, value]}]}, chart)
+    name = json.dumps(value)
+    assert answer["rows"] == [{"size": [1.0, None]}] and answer["not_finite"]["rows[0].size[1]"] == name
+    assert json.loads(as_json_text([{"size": value}, {}])) == [{"size": None, "not_finite": {"size": name}}, {}]
+    (data,) = (text for attributes, text in Read(answer.to_html()).scripts if "type" in attributes)
+    assert json.loads(data, parse_constant=pytest.fail)
 
 
 def test_the_policy_allows_exactly_the_scripts_and_the_style_of_the_page():

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -41,6 +42,7 @@ from actordbg.dumps.create import create_dumps
 from actordbg.formats.dump_record import DumpRecord, contiguous_strides
 from actordbg.formats.encoding import PlainTensor, plain_safetensors
 from actordbg.formats.store_files import atomic_write
+from actordbg.records import comparison_record
 from actordbg.store.layout import Store
 from actordbg.store.payload import encode_plain, load_plain
 
@@ -168,6 +170,36 @@ def test_a_full_disk_leaves_nothing_of_a_bundle(store: Store, tmp_path: Path, mo
     assert len(calls) == 2 and not files_of(other)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, ValueError])
+def test_whatever_stops_an_import_nothing_is_left(
+    error: type[BaseException], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay_id = "20260101T000000-aaaaaa"
+    write_replay(store, replay_id, publish(store, 2, length=16))
+    pack_bundle(store, tmp_path / "case.tar.zst", [*store.iter_dumps()], replays=[replay_id])
+    other = Store(tmp_path / "other").create()
+
+    def write(path: Path, data: bytes) -> None:
+        atomic_write(path, data)
+        if path.name == "spec.json":
+            raise error
+
+    monkeypatch.setattr(bundles, "atomic_write", write)
+    with pytest.raises(error):
+        open_bundle(other, tmp_path / "case.tar.zst")
+    assert [path.name for path in other.root.rglob("*") if path.is_file()] == ["FORMAT"]
+
+
+def test_the_name_of_a_bundle_may_be_any_bytes(store: Store, tmp_path: Path) -> None:
+    replay_id = "20260101T000000-aaaaaa"
+    write_replay(store, replay_id, publish(store, 2, length=16))
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/case-\xff.tar.zst"))
+    pack_bundle(store, path, [*store.iter_dumps()], replays=[replay_id])
+    answer = run(tmp_path / "other", "dump", "import", str(path))
+    assert (answer["dumps"], answer["replays"]) == (2, 1)
+    assert "case-" in str(read_owned(tmp_path / "other" / "replays" / replay_id / "spec.json")[1])
+
+
 def test_a_damaged_comparison_stops_no_bundle_and_two_dots_name_a_run(store: Store, tmp_path: Path) -> None:
     create_dumps(store, 1, batch_size=1, seq_len=8, run="a..b")
     store.comparisons.mkdir(exist_ok=True)
@@ -206,6 +238,20 @@ def hole(spots: str) -> dict[str, Any]:
     return {"files": {member.name: member}, "listed": {member.name: {"size": size, "sha256": sha256(bytes(size)).hexdigest()}}}
 
 
+class Headed(tarfile.TarInfo):
+    headers = b""
+
+    def tobuf(self, *how: Any) -> bytes:
+        return self.headers + super().tobuf(*how)
+
+
+def headed(text: str, chain: int = 1) -> dict[str, Any]:
+    """A member behind extended headers, which `tarfile` reads whole and one inside the other, as arguments of `archive`."""
+    member = Headed(f"{REPLAY}/a.jsonl")
+    member.headers = chain * tarfile.TarInfo.create_pax_global_header({"comment": text})
+    return {"files": {member.name: member}, "listed": {member.name: {"size": 0, "sha256": sha256(b"").hexdigest()}}}
+
+
 REPLAY = "replays/r"
 ATTACKS: list[tuple[Callable[[Path], Path], type[ActordbgError]]] = [
     (lambda path: archive(path, {"../../outside.json": b"{}"}), UnsafeInput),
@@ -227,6 +273,11 @@ ATTACKS: list[tuple[Callable[[Path], Path], type[ActordbgError]]] = [
     (lambda path: archive(path, {f"{REPLAY}/spec.json": b"{}", f"{REPLAY}/tensors/a.safetensors": b"ab"}), CorruptDump),
     (lambda path: archive(path, **hole(f"{2**21},0")), UnsafeInput),
     (lambda path: archive(path, **hole("x")), CorruptDump),
+    (lambda path: archive(path, **headed("x" * 2**17)), UnsafeInput),
+    (lambda path: archive(path, **headed("x" * 99, chain=2000)), CorruptDump),
+    (lambda path: archive(path, {}, listed={str(number): [] for number in range(30_000)}), CorruptDump),
+    (lambda path: archive(path, {f"{REPLAY}/spec.json": b'{"format":1,"x":[' + b"[]," * 200_000 + b"1]}"}), UnsafeInput),
+    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": (b'{"event":"x","x":[' + b"[]," * 9000 + b"1]}\n") * 20}), UnsafeInput),
     (lambda path: (path.write_bytes(b"not zstd"), path)[1], CorruptDump),
     (lambda path: (path.write_bytes(zstandard.compress(b"not a tar" * 99)), path)[1], CorruptDump),
 ]  # fmt: skip
@@ -234,11 +285,18 @@ ATTACKS: list[tuple[Callable[[Path], Path], type[ActordbgError]]] = [
 
 @pytest.mark.parametrize("number", range(len(ATTACKS)))
 def test_a_hostile_bundle_leaves_nothing(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it take memory: what it may unpack to, and the values in that, are limited before they are objects."""
     monkeypatch.setattr(bundles, "_FREE", 2**20)
+    for module in (bundles, comparison_record):
+        monkeypatch.setattr(module, "MOST_VALUES", 2**16)
     attack, error = ATTACKS[number]
-    store = Store(tmp_path / "store")
+    store, path = Store(tmp_path / "store"), attack(tmp_path / "bad.tar.zst")
+    tracemalloc.start()
     with pytest.raises(error):
-        open_bundle(store, attack(tmp_path / "bad.tar.zst"))
+        open_bundle(store, path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 * 2**20, "1 MiB of it is read"
     assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.zst", "store"} and not files_of(store)
 
 

@@ -8,9 +8,10 @@ import logcases
 from fuzzing import refused, work_folder
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.measure.log_lines import plain_name, read_log, segments
+from actordbg.measure.log_exports import exported, plain_name
+from actordbg.measure.log_lines import read_log, segments
 
-PARSERS = (read_log, segments, plain_name)
+PARSERS = (read_log, segments, exported, plain_name)
 WORDS = (b"%|##| 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]", b"Global step 12: {'policy_loss': 0.02}", b"step=12 loss=2.1", b"\x1b[A",
          b"\r", b"(PPOTrainer pid=7085) ", b"[rank0]: ", b"loss=nan", b"inf", b"\x1f\x8b\x08", b"epoch 1: ", b"eval step 3")  # fmt: skip
 _FILE = work_folder() / "log"
@@ -24,6 +25,8 @@ def seeds() -> dict[str, bytes]:
         "lines": lines,
         "csv": b'"Step","a - train/gpt_loss"\n"1","2.5"\n"2","nan"\n',
         "history": b'{"_step": 1, "train/gpt_loss": 2.5}\n{"_step": 1e99, "loss": true}\n',
+        "state": b'{"log_history": [{"step": 2, "loss": 2.5}, {"step": 4, "loss": null, "data": {"x": "NaN"}}]}',
+        "database": b"SQLite format 3\0" + bytes(84),
         "gzip": gzip.compress(lines, mtime=0),
     }
 
@@ -36,9 +39,3 @@ def one_input(data: bytes) -> None:
             for series in kinds.values():
                 assert len(series.points) <= len(data) and list(series.points) == sorted(series.points)
         assert len(log.metrics) <= len(data) and log.segments <= len(data)
-    for suffix in (".csv", ".jsonl"):
-        exported = _FILE.with_suffix(suffix)
-        exported.write_bytes(data)
-        with refused(UsageError, EnvironmentProblem):
-            for kinds in read_log(str(exported)).series.values():
-                assert all(len(series.points) <= len(data) for series in kinds.values())

@@ -39,21 +39,21 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "read"),
     [
-        ("--oracle", "--oracle=fp32"),
-        ("--oracle fp64 --quiet", "--oracle fp64 --quiet"),
+        ("--truth", "--truth=fp32"),
+        ("--truth fp64 --quiet", "--truth fp64 --quiet"),
         ("--truth=fp64 --resume", "--truth=fp64 --resume=last"),
-        ("--where --oracle", "--where --oracle=fp32"),
-        ("-- --oracle", "-- --oracle"),
+        ("--where --truth", "--where --truth=fp32"),
+        ("-- --truth", "-- --truth"),
         ("", ""),
     ],
 )
 def test_an_option_without_a_value_has_its_usual_one(typed: str, read: str) -> None:
-    assert filled_in(typed.split(), {"--oracle": "fp32", "--resume": "last"}) == read.split()
+    assert filled_in(typed.split(), {"--truth": "fp32", "--resume": "last"}) == read.split()
 
 
 def test_the_bare_options_mean_what_they_say(store: Store) -> None:
     inputs = publish(store, 2)
-    planned = json.loads(invoke(store, "replay", "--oracle", "--dry-run", "--json").stdout)
+    planned = json.loads(invoke(store, "replay", "--truth", "--dry-run", "--json").stdout)
     assert (planned["status"], planned["selected"]) == ("planned", 2)
     spec = ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(), tuple(inputs))
     make_folder(store.replays / spec.replay_id)
@@ -64,9 +64,9 @@ def test_the_bare_options_mean_what_they_say(store: Store) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        *((f"--oracle fp64 {words}", "conflict") for words in (
+        *((f"--truth fp64 {words}", "conflict") for words in (
             "--packing", "--compile", "--attn sdpa", "--backend fsdp2", "--align rank", "--tp 2", "--backend deepspeed --zero-stage 2")),
-        ("--oracle bf17", "bf17"),
+        ("--truth bf17", "bf17"),
     ],
 )  # fmt: skip
 def test_what_contradicts_the_truth_is_refused(store: Store, words: str, why: str) -> None:
@@ -110,7 +110,7 @@ def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_f
 
     assert reported() == [B]
     spec = pair.replays / truth / SPEC
-    spec.write_text(spec.read_text().replace('"command": ""', '"command": "actordbg replay --oracle"'))
+    spec.write_text(spec.read_text().replace('"command": ""', '"command": "actordbg replay --truth"'))
     invoke(pair, "index", "--rebuild")
     assert reported() == [truth], "a truth that somebody asked for"
 
@@ -147,7 +147,7 @@ def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_d
     ("words", "error", "why"),
     [
         ("truth truth", UsageError, "A is the side under test"),
-        (f"{A} truth --oracle bf16", UsageError, "--truth cannot be bf16"),
+        (f"{A} truth --truth bf16", UsageError, "--truth cannot be bf16"),
         (f"{A} truth --where foo=1", WhereError, "no column 'foo'"),  # found before a truth is computed
     ],
 )

@@ -13,7 +13,6 @@ import torch
 from click.testing import Result
 from commandline import invoke
 from comparecases import Tensors, given, tensors, write_replay
-from curvecases import keep, run
 
 from actordbg.base.errors import UsageError
 from actordbg.catalog import query
@@ -175,12 +174,6 @@ def test_nothing_differs_where_only_what_is_kept_does(store: Store) -> None:
     write_replay(store, ONE, [given(0)])
     write_replay(store, TWO, [given(0)], timeout_s=5.0, keep_gradients=True)
     assert "Both are configured alike" in compared(store, ONE, TWO).stdout
-
-
-def test_settings_of_a_curve_change_what_is_measured_and_nothing_else(store: Store) -> None:
-    keep(store, run("r1", lengths=(128,)))
-    with pytest.raises(UsageError, match="--packing changes nothing without --measure"):
-        invoke(store, "curve", "memory", "r1", "--packing")
 
 
 def side(replay_id: str, **settings: Any) -> SideInfo:

@@ -12,7 +12,7 @@ from comparecases import given, publish_golden, write_replay
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
-from actordbg.judge.check import CheckedReplay, run_check
+from actordbg.judge.check import CheckedReplay, located_spec, run_check
 from actordbg.judge.comparing import compare
 from actordbg.judge.explanation import explain
 from actordbg.records.locate_record import Located, ModelIdentity, PlaceResult
@@ -28,7 +28,7 @@ PLACE = PlaceResult("lm_head", "out", "lm_head", 4.34, 1.1, rows=(0, 1), of_rows
 
 def located(*places: PlaceResult, differences: tuple[str, ...] = ()) -> dict[str, Any]:
     heat = {"heat": {"model.layers.0": (1.0, 1.1), "lm_head": (4.0, 9.0)}, "fields": ((0, 0, 3), (0, 4, 8))} if places else {}
-    identity = ModelIdentity(116, len(differences), differences)
+    identity = ModelIdentity(116, len(differences), differences, ran=True)
     judged = Located(49, places, len(places), largest=1.01, dtype="bfloat16", **heat)  # type: ignore[arg-type]
     return {
         "temperature": 1.0,
@@ -100,10 +100,8 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
     """The comparison with the truth, and the modules of one input."""
     ran: list[str] = []
 
-    def run_located(desk: Any, spec: Any, command: str) -> Any:
-        from actordbg.api.explaining import of_one_input
-
-        one = of_one_input(spec)
+    def run_located(desk: Any, spec: Any, command: str, item: Any = None) -> Any:
+        one = located_spec(spec, [item or spec.inputs[0]])
         ran.append(one.inputs[0].dump_id)
         settings = {name: value for name, value in vars(one.config).items() if name != "dtype"} | {"dtype": "fp32"}
         write_replay(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
 
-import curvecases
 import pytest
+import reportcases
 from catalogcases import publish, record
 from click.testing import Result
 from commandline import invoke
@@ -27,7 +27,7 @@ from actordbg.store.layout import Store
 
 
 def keep(store: Store, data: ReplayData, created_at: str) -> None:
-    curvecases.keep(store, replace(data, spec=replace(data.spec, created_at=created_at)))
+    reportcases.keep(store, replace(data, spec=replace(data.spec, created_at=created_at)))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from actordbg.document.blocks import Verdict
 from actordbg.judge import explained_sides
 from actordbg.judge.explained_sides import ExplainedRollout, field_figures
+from actordbg.judge.same_weights import WeightsMet, weights_met
 from actordbg.records.comparison_record import ExplainedOutputs, NamedCause
 from actordbg.store.layout import Store
 
@@ -51,12 +52,47 @@ def test_a_server_is_a_third_side(engine: ExplainedOutputs, begins: str) -> None
     assert explained.sentence.startswith(begins), explained.sentence
 
 
+KNOWN, OTHERS, UNSURE = WeightsMet(True, "same", True), WeightsMet(False, "others", True), WeightsMet(None, "unsure")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "trainer", "weights", "word"),
+    [
+        (RIGHT, RIGHT, KNOWN, "RIGHT"),
+        (RIGHT, UNKNOWN, KNOWN, "WRONG"),
+        (RIGHT, RIGHT, OTHERS, "NOT CHECKED"),
+        (WRONG, UNKNOWN, OTHERS, "NOT CHECKED"),
+        (RIGHT, RIGHT, UNSURE, "NOT CHECKED"),
+        (RIGHT, UNKNOWN, UNSURE, "NOT CHECKED"),
+        (WRONG, RIGHT, UNSURE, "WRONG"),
+    ],
+)
+def test_no_side_is_judged_by_other_weights(
+    rollout: ExplainedOutputs, trainer: ExplainedOutputs, weights: WeightsMet, word: str
+) -> None:
+    verdict = ExplainedRollout(rollout, trainer, 0.3, {}, weights=weights).verdict
+    assert verdict.word == word and (weights is KNOWN or weights.words in verdict.not_checked)
+
+
+@pytest.mark.parametrize(
+    ("fp32", "apart", "rounding", "same"),
+    [
+        (False, 2.7e-4, 1e-2, True), (False, 9.9e-3, 1e-2, None), (False, float("nan"), 1e-2, None), (False, 0.0, 0.0, True),
+        (True, 1e-6, 5e-7, True), (True, 1e-4, 1e-6, None),
+    ],
+)  # fmt: skip
+def test_weights_are_known_by_log_probs_far_below_rounding(fp32: bool, apart: float, rounding: float, same: bool | None) -> None:
+    assert weights_met({}, fp32=fp32, apart=apart, rounding=rounding).same is same
+
+
 def test_tokens_that_the_loss_leaves_out_are_explained_on_no_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards of other trainers also count tool output, and prompts beside longer ones; the rollout has 0.0 there."""
     said, asked = np.array([[0.0, -1.0, -2.0]], "f4"), {}
-    loss = SimpleNamespace(active=np.array([[False, True, True]]), fact=lambda _: 1.0)
+    loss = SimpleNamespace(active=np.array([[False, True, True]]), fact=lambda _: 1.0, fp32=True)
     loss.log_probs = lambda: {"rollout_log_probs": said, "log_probs": said - 0.5}
-    replay = SimpleNamespace(spec=SimpleNamespace(config=SimpleNamespace(backend="plain")))
+    config = SimpleNamespace(backend="plain")
+    values = SimpleNamespace(log_probs=said - 0.5)
+    replay = SimpleNamespace(spec=SimpleNamespace(config=config), read=lambda _: values, resolved={}, dtype_of=lambda _: "fp32")
     for name, value in {"_losses": lambda *_: [("d", loss)], "open_replay": lambda *_: replay}.items():
         monkeypatch.setattr(explained_sides, name, value)
     monkeypatch.setattr(explained_sides.query, "open_fresh", lambda _: None)
@@ -64,7 +100,7 @@ def test_tokens_that_the_loss_leaves_out_are_explained_on_no_side(monkeypatch: p
         explained_sides, "explain_sides", lambda *given, **_: asked.update(given[2]) or dict.fromkeys(given[2], RIGHT)
     )
     explained = explained_sides.explain_rollout(Store(Path("unused")), "r")
-    assert explained.apart == 0.5 and {*asked} == {"rollout", "trainer"}
+    assert explained.apart == 0.5 and {*asked} == {"rollout", "trainer"} and explained.weights.same
     assert all(np.isnan(side["d"]).tolist() == [[True, False, False]] for side in asked.values())
 
 

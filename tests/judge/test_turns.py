@@ -70,8 +70,8 @@ def stored(store: Store, *trajectories: Trajectory) -> Store:
     return store
 
 
-def as_rows(store: Store, *rows: Ids) -> None:
-    """Publish a dump of the run whose rows are padded on the left."""
+def as_rows(store: Store, *rows: Ids, actions: Ids | None = None) -> None:
+    """Publish a dump of the run whose rows are padded on the left. actions: the positions in each row that count as actions."""
     publish(store, 0)
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
@@ -81,7 +81,11 @@ def as_rows(store: Store, *rows: Ids) -> None:
 
     record = DumpRecord(dump_id=make_dump_id(moment, 0, 1, "0" * 8), run="r", rank=0, timestamp=moment, batch_size=len(rows),
                         seq_len=width, tokens=int(mask.sum()), action_len=0)  # fmt: skip
-    store.publish_dump(*payload.encode(record, {"sequences": ids, "attention_mask": mask}))
+    tensors = {"sequences": ids, "attention_mask": mask}
+    if actions is not None:
+        acts = torch.stack([torch.arange(width) - width + len(row) for row in rows])
+        tensors["action_mask"] = torch.isin(acts, torch.tensor(actions))[:, 1:]
+    store.publish_dump(*payload.encode(record, tensors))
 
 
 def test_ids_that_stay_the_same_are_right_and_rows_of_the_training_are_found(store: Store, model: Path, tokenizer: Any):
@@ -114,6 +118,22 @@ def test_each_kind_of_difference_between_sampled_and_trained_is_named(store: Sto
     (fault,) = told["faults"]
     assert fault["kind"] == kind and fault["trajectory"] == bad.name and not told["good"], fault
     assert "as recorded in the training" in told["sentence"] and told["wrong"] == ["trainer"]
+
+
+def test_a_prompt_with_two_bos_is_a_fault_although_both_sides_have_it(store: Store, tokenizer: Any):
+    good = conversation(tokenizer)
+    bos, turns = tokenizer.bos_token_id, [replace(turn, given=(tokenizer.bos_token_id, *turn.given)) for turn in good.turns]
+    ranges = tuple((start + 1, stop + 1) for start, stop in good.ranges)
+    bad = replace(good, turns=tuple(turns), trained=(bos, *good.trained), ranges=ranges)
+    assert bad.trained[:2] == (bos, bos)
+    stored(store, bad)
+    as_rows(store, list(bad.trained))
+    answer = turns_answer(store)
+    assert (
+        answer.verdict == "WRONG"
+        and [fault["kind"] for fault in answer["faults"]] == ["two BOS"]
+        and answer["wrong"] == ["rollout"]
+    )
 
 
 def test_conversations_without_a_row_of_the_training_and_damaged_ones_are_not_checked(store: Store, tokenizer: Any):
@@ -198,6 +218,16 @@ def test_a_cut_at_the_end_is_no_difference_and_actions_that_moved_are(store: Sto
     ((start, stop), second) = good.ranges
     moved = Trajectory(**{**vars(good), "ranges": ((start + 1, stop + 1), second)})
     assert [fault["kind"] for fault in turns_answer(stored(store, moved))["faults"]] == ["other actions"]
+
+
+@pytest.mark.parametrize("early", [0, 3])
+def test_a_mask_of_the_training_that_covers_what_no_turn_sampled_is_the_trainers_fault(store: Store, tokenizer: Any, early: int):
+    good, other = conversation(tokenizer), conversation(tokenizer, number=1)
+    actions = [at for start, stop in good.ranges for at in range(start - early, stop)]
+    as_rows(store, list(good.trained), list(other.trained), actions=actions)
+    answer = turns_answer(stored(store, good, other))
+    assert answer["verdict"] == ("WRONG" if early else "RIGHT"), answer.sentence
+    assert [(fault["kind"], fault["side"]) for fault in answer["faults"]] == [("other actions", "trainer")] * (2 if early else 0)
 
 
 def test_without_recorded_turns_it_says_how_to_record_them(store: Store):

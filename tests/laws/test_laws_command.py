@@ -14,7 +14,7 @@ import pytest
 from replaycases import publish
 from stopcases import actordbg
 
-from actordbg.actor.family_models import FAMILIES, build_families
+from actordbg.actor.family_models import FAMILIES, _build
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, verdict_word
 from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import ALL_LAWS, SETTINGS, ReplayConfig
@@ -146,7 +146,7 @@ def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> Non
 @pytest.mark.usefixtures("forked_workers")
 def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: Store, tmp_path: Path) -> None:
     (published,) = publish(store, 1, length=32)
-    assert build_families({tmp_path / "qwen": FAMILIES["qwen3_5"].config}) == {}
+    _build(tmp_path / "qwen", dict(FAMILIES["qwen3_5"].config))
     ran = actordbg(
         store, "matrix", "--model", str(tmp_path / "qwen"), "--dtype", "bf16", "--attn", "sdpa", "--compile", "off",
         "--packing", "off,on", "--no-backward", "--no-truth", "--json",

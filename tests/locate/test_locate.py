@@ -18,13 +18,14 @@ from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
+from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 @pytest.mark.parametrize(
-    "scenario", ["faults", "backward,routing", "others,compiled", "kernels,foreign", "streamed,second_tokens"]
+    "scenario", ["faults", "backward,routing", "others,compiled,odd_shapes", "kernels,foreign", "streamed,second_tokens"]
 )
 def test_a_fault_is_named_by_its_module_and_a_healthy_model_is_right(tmp_path: Path, scenario: str) -> None:
     run_scenario(scenario, tmp_path, program=locatecases.__file__)
@@ -46,6 +47,38 @@ def test_healthy_models_are_not_red(tmp_path: Path) -> None:
 
 def test_ranks_that_compute_together_are_judged_alike_and_the_one_that_differs_is_named(tmp_path: Path) -> None:
     run_scenario("together", tmp_path, world=2, program=locatecases.__file__)
+
+
+@pytest.mark.parametrize(
+    ("fault", "part", "said", "dumps"),
+    [
+        (brokenactor.EPSILON_AT_THE_FIRST_CALL, 0, "model.layers.1.input_layernorm.variance_epsilon is 0.001", 1),
+        (brokenactor.LONG_PACKS_SCALED, 1000, "the gated product of model.layers.1.mlp: with mul added", 2),
+        (brokenactor.LATER_TOKENS_SKIP, 0, "model.layers.1", 2),
+    ],
+)
+def test_a_check_names_what_the_first_call_changes_and_what_only_long_inputs_show(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, part: float, said: str, dumps: int
+) -> None:
+    """part: of the replay's time, which inputs of other lengths may take; 0: only a dump that is known to be wrong is judged."""
+    monkeypatch.setattr("actordbg.judge.check.OTHER_LENGTHS", part)
+    publish(store, 1, batch=3, length=48)
+    (long,) = publish(store, 1, batch=2, length=200, first=1)
+    for name, value in brokenactor.environment(tmp_path / "fault", fault).items():
+        monkeypatch.setenv(name, value)
+    options = ["--store", str(store.root), "check", "--dtype", "bf16", "--packing", "--through", "rows", "--json"]
+    found = CliRunner().invoke(app, options)
+    answer = json.loads(found.stdout)
+    assert found.exit_code == 1 and answer["verdict"] == "WRONG" and said in answer["sentence"], answer["sentence"]
+    replays = len(list(store.replays.iterdir()))
+    again = CliRunner().invoke(app, ["--store", str(store.root), "explain", answer["replay_id"], "--json"])
+    why = json.loads(again.stdout)["explanation"]
+    assert said in str(why["what"] + why["where"]), why
+    assert dumps == 1 or not any(text.startswith("all ") for text in why["ruled_out"]), "those of the other dump are not"
+    assert len(list(store.replays.iterdir())) == replays, "what the check judged is not judged again"
+    located = [load_spec(store, path.name) for path in store.replays.iterdir()]
+    judged = {item.dump_id for spec in located for item in spec.inputs[: spec.locate] if len(spec.inputs) == 1}
+    assert judged == ({long.dump_id} if dumps == 2 else set()), judged
 
 
 def test_the_command_names_what_no_limit_on_outputs_shows(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
 import re
+import sqlite3
 import sys
 import tracemalloc
 from pathlib import Path
@@ -21,7 +23,8 @@ from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.app import app
 from actordbg.document import page
 from actordbg.measure.align_logs import LEAST_COMMON, LogComparison, compare_logs, trend
-from actordbg.measure.log_lines import BAR, LINE, ORDER, Series, TrainLog, read_log
+from actordbg.measure.log_exports import BAR, LINE, ORDER
+from actordbg.measure.log_lines import Series, TrainLog, read_log
 
 
 @pytest.fixture
@@ -89,7 +92,7 @@ def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(t
         (logs, "a.svg", b"<svg"), ((wild, wild), "b.png", b"\x89PNG"), ((single, single), "c.png", b"\x89PNG"),
         ((sound, other, wild), "d.pdf", b"%PDF"),
     ):  # fmt: skip
-        assert invoke(*compared, "--plot", str(tmp_path / name)).exit_code == (compared is not logs)
+        assert invoke(*compared, "-o", str(tmp_path / name)).exit_code == (compared is not logs)
         assert (tmp_path / name).read_bytes().startswith(begins) and (tmp_path / name).stat().st_size > 1000
     assert "Relative difference" in (tmp_path / "a.svg").read_text()
 
@@ -97,9 +100,9 @@ def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(t
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
     missing = str(tmp_path / "missing.log")
     with pytest.raises(UsageError, match=r"cannot write \.gif"):
-        invoke(missing, missing, "--plot", str(tmp_path / "x.gif"))
+        invoke(missing, missing, "-o", str(tmp_path / "x.gif"))
     with pytest.raises(EnvironmentProblem, match="cannot write"):
-        invoke(missing, missing, "--plot", str(tmp_path / "no" / "x.png"))
+        invoke(missing, missing, "-o", str(tmp_path / "no" / "x.png"))
 
 
 def test_a_file_is_replaced_so_its_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch):
@@ -112,7 +115,7 @@ def test_a_file_is_replaced_so_its_folder_must_be_writable(monkeypatch: pytest.M
 def test_without_vl_convert_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem) as caught:
-        invoke("a.log", "b.log", "--plot", str(tmp_path / "x.png"))
+        invoke("a.log", "b.log", "-o", str(tmp_path / "x.png"))
     assert f"{sys.executable} -m pip install vl-convert-python" in caught.value.hint
 
 
@@ -127,8 +130,8 @@ def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tm
     """The second has the preferred loss only, the third and fourth another: A and B alone would be held together by gpt_loss."""
     a, b = lines(tmp_path / "a.log", gpt_loss=10, loss=50), lines(tmp_path / "b.log", gpt_loss=10.01)
     c, d = lines(tmp_path / "c.log", loss=50.01), lines(tmp_path / "d.log", loss=90)
-    done = invoke(a, b, c, d, "--html", str(tmp_path / "x.html"), "--plot", str(tmp_path / "x.svg"))
-    assert done.exit_code == 1 and done.stdout.startswith("NOT CHECKED: no loss in B")
+    done = invoke(a, b, c, d, "-o", str(tmp_path / "x.html"), "-o", str(tmp_path / "x.svg"))
+    assert done.exit_code == 1 and done.stdout.startswith("WRONG: no loss in B"), "A and D are far apart"
     assert "A B: no loss in B" in done.stdout and "B C" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()[1:] if str(tmp_path) not in line) <= 80
     assert re.search(r"\n  A +1-10 \(10\) +50 +14\.64 +5 +5 +50 +falls", done.stdout), "and not the figures of a pair without any"
@@ -163,8 +166,137 @@ def test_tensorboards_files_and_wandbs_exports_are_logs(tmp_path: Path):
     assert max(one["max_relative"] for one in answer["comparisons"]) < 1e-6
     with pytest.raises(UsageError, match="holds several runs: run-a, run-b"):
         invoke(log, str(tmp_path / "chart.csv"))
-    (tmp_path / "damaged.tfevents.1").write_bytes(b"\x00" * 64)
-    assert json.loads(invoke(log, str(tmp_path / "damaged.tfevents.1"), "--json").stdout)["verdict"] == "NOT CHECKED"
+    (events,) = (tmp_path / "events").iterdir()
+    (tmp_path / "renamed.log").write_bytes(events.read_bytes()[:-9])
+    assert read_log(str(tmp_path / "renamed.log")).metrics["gpt_loss"] >= 10, "what is whole of it"
+
+
+LOSSES_BY_STEP = {2 * n: 6 / n for n in range(1, 9)}
+
+
+def objects(step: str = "step", name: str = "loss", **more: Any) -> list[dict[str, Any]]:
+    return [{step: at, name: loss} | more for at, loss in LOSSES_BY_STEP.items()]
+
+
+def trackio(path: Path, rows: list[tuple[str, int, object]], table: str = "metrics") -> None:
+    """A database as trackio 0.43 makes it: metrics as blobs of JSON, NaN as a text."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(
+            f"CREATE TABLE {table} (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT, timestamp TEXT, run_name TEXT, step INTEGER, metrics TEXT)"
+        )
+        for run, step, value in rows:
+            blob = json.dumps({"train/loss": value, "note": "text"}).encode()
+            database.execute(f"INSERT INTO {table} VALUES (NULL, 'id', 'now', ?, ?, ?)", (run, step, blob))
+        database.commit()
+
+
+def chart(head: str) -> str:
+    rows = [f'"{at}","{loss}",""' for at, loss in LOSSES_BY_STEP.items()]
+    return "\n".join([f'"{head}","a run - train/loss","a run - train/loss__MIN"', *rows])
+
+
+EVALUATED = [*objects(epoch=0.5), {"step": 16, "eval_loss": 9.0, "epoch": 0.5}, {"step": 16, "train_loss": 9.0}]
+EXPORTS: dict[str, str | bytes] = {
+    "trainer_state.json": json.dumps({"global_step": 16, "log_history": EVALUATED}, indent=2),
+    "the same in one line": json.dumps({"global_step": 16, "log_history": EVALUATED}),
+    "a list of objects": json.dumps(objects(), indent=1),
+    "a list, packed": gzip.compress(json.dumps(objects()).encode()),
+    "lines": "\n".join(map(json.dumps, objects(lr=1e-5))) + '\n{"step": 99, "lo',
+    "lines of texts": "\n".join(json.dumps({"step": str(at), "loss": str(loss)}) for at, loss in LOSSES_BY_STEP.items()),
+    "verl's file logger": "\n".join(json.dumps({"step": at, "data": {"loss": loss}}) for at, loss in LOSSES_BY_STEP.items()),
+    "W&B's history": "\n".join(json.dumps({"_step": n, "train/global_step": one["step"], "train/loss": one["loss"]}) for n, one in enumerate(objects())),
+    "a table": "loss,step\n" + "".join(f"{loss},{at}\n" for at, loss in LOSSES_BY_STEP.items()),
+    "W&B's chart": chart("train/global_step"),
+    "verl's console": "".join(f"(TaskRunner pid=1) step:{at} - actor/loss:{loss} - perf/mfu:0.1\n" for at, loss in LOSSES_BY_STEP.items()).replace("actor/", ""),
+    "quoted": "".join(f"{{'loss': '{loss}', 'step': '{at}'}}\n" for at, loss in LOSSES_BY_STEP.items()),
+}  # fmt: skip
+"""The same losses at steps 2 to 16 as trainers and trackers write them; none has a name that says what it is."""
+
+
+@pytest.mark.parametrize("what", [*EXPORTS, "trackio"])
+def test_an_export_is_recognised_by_content_and_has_its_own_steps(tmp_path: Path, what: str):
+    path = tmp_path / "export"
+    if what == "trackio":
+        trackio(path, [("a", at, loss) for at, loss in reversed(LOSSES_BY_STEP.items())])
+    else:
+        text = EXPORTS[what]
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    series = read_log(str(path)).series["loss"]
+    assert {kind: points(one) for kind, one in series.items()} == {LINE: pytest.approx(LOSSES_BY_STEP)}
+
+
+def test_an_export_is_read_from_a_pipe(tmp_path: Path):
+    state = json.dumps({"log_history": objects()}, indent=2)
+    (tmp_path / "a").write_text(state)
+    told = json.loads(invoke("-", str(tmp_path / "a"), "--json", input=state.encode()).stdout)
+    assert (told["common"], told["a"]["last_step"]) == (8, 16)
+
+
+@pytest.mark.parametrize("spelled", ["NaN", '"NaN"', '"nan"', "null"])
+def test_nan_has_four_spellings_and_a_null_is_said(tmp_path: Path, spelled: str):
+    lines = [json.dumps({"step": n, "data": {"actor/pg_loss": 1.5, "lr": 1e-5}}) for n in range(8)]
+    lines[5] = lines[5].replace("1.5", spelled)
+    (tmp_path / "a").write_text("\n".join(lines))
+    answer = compare_logs(*[read_log(str(tmp_path / "a"))] * 2)
+    assert answer.verdict == "different" and answer.a.nonfinite_steps == (5,)
+    assert answer.a.nulls == (spelled == "null") and any("null" in note for note in answer.notes) is (spelled == "null")
+
+
+def test_a_null_of_another_kind_of_row_is_no_nan(tmp_path: Path):
+    """As pandas writes the history of a trainer: a column that a row lacks is null."""
+    names = ("step", "epoch", "loss", "eval_loss")
+    rows = [*objects(epoch=0.5), {"step": 16, "eval_loss": 9.0, "epoch": 0.5}]
+    (tmp_path / "a").write_text(json.dumps([{name: row.get(name) for name in names} for row in rows]))
+    log = read_log(str(tmp_path / "a"))
+    assert (
+        points(log.series["loss"][LINE]) == LOSSES_BY_STEP
+        and log.nulls == {}
+        and points(log.series["eval_loss"][LINE]) == {16: 9.0}
+    )
+
+
+def test_of_several_runs_in_a_database_one_is_named(tmp_path: Path):
+    trackio(tmp_path / "b.db", [("x", 1, 2.0), ("x", 2, "NaN"), ("y", 1, 3.0)])
+    with pytest.raises(UsageError, match="several runs: x, y"):
+        read_log(str(tmp_path / "b.db"))
+    first, second = points(read_log(f"{tmp_path / 'b.db'}#x").series["loss"][LINE]).values()
+    assert first == 2.0 and math.isnan(second)
+    assert points(read_log(f"{tmp_path / 'b.db'}#y").series["loss"][LINE]) == {1: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("begins", "named"),
+    [
+        (b"PAR1\x15\x04", "Parquet"), (b"PK\x03\x04", "zip"), (b"\x80\x04\x95", "pickle"), (b":W&B\xe1\xbe\x01", "W&B"),
+        (b"\xff\xfel\0", "UTF-16"), (b"\0" * 64, "binary"), (b"SQLite format 3\0", "SQLite"),
+    ],
+)  # fmt: skip
+def test_what_is_no_log_is_refused_by_its_name(tmp_path: Path, begins: bytes, named: str):
+    (tmp_path / "a.log").write_bytes(begins + b"\nstep 1 loss: 2\nstep 2 loss: 1\n")
+    with pytest.raises((UsageError, EnvironmentProblem), match=named):
+        read_log(str(tmp_path / "a.log"))
+
+
+@pytest.mark.parametrize(
+    "make", ["CREATE TABLE metrics (loss REAL)", "CREATE VIEW metrics AS SELECT 1 AS run_name, 2 AS step, '{}' AS metrics"]
+)
+def test_a_database_of_another_program_is_refused(tmp_path: Path, make: str):
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as database:
+        database.execute(make)
+    with pytest.raises(UsageError, match="not trackio's"):
+        read_log(str(tmp_path / "a.db"))
+
+
+def test_unequal_numbering_is_not_checked_and_never_wrong(tmp_path: Path):
+    """A run that logs each tenth step, beside lines of each step; W&B's calls; fewer lines without numbers."""
+    (tmp_path / "state").write_text(json.dumps({"log_history": [{"step": 10 * n, "loss": 6 / n} for n in range(1, 9)]}))
+    (tmp_path / "lines").write_text("".join(f"{{'loss': {10 / (n + 1)}}}\n" for n in range(80)))
+    (tmp_path / "few").write_text("".join(f"{{'loss': {6 / n}}}\n" for n in range(1, 9)))
+    (tmp_path / "calls").write_text("\n".join(json.dumps({"_step": n, "loss": 6 / n}) for n in range(10, 90)))
+    for a, b in (("state", "lines"), ("few", "lines"), ("state", "calls")):
+        done = invoke(str(tmp_path / a), str(tmp_path / b), "--json")
+        assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (1, "NOT CHECKED"), (a, b)
+    assert invoke(str(tmp_path / "state"), str(tmp_path / "lines"), str(tmp_path / "state")).exit_code == 1
 
 
 def log_of(tmp_path: Path, text: str | bytes, metric: str | None = None) -> TrainLog:

@@ -54,7 +54,7 @@ broken    replay --where WHERE --max-inputs 2 --tp 3 --json
 replays   replays --json
 truth     compare plain truth --json
 text      compare packing truth --power
-sides     compare bf16 plain --json --html OUT/sides.html
+sides     compare bf16 plain --json -o OUT/sides.html
 report    report plain --json
 page      report plain --format html --output OUT/plain.html
 markdown  report --all --format md
@@ -63,10 +63,7 @@ check     check --where WHERE --max-inputs 3 --json -o OUT/check.html
 matrix    matrix --where WHERE --max-inputs 1 --packing off,on --dtype fp32,bf16 --json
 cells     matrix --where WHERE --max-inputs 1 --packing off,on --backend plain,deepspeed --zero-stage 0
 noise     noise --where WHERE --max-inputs 2 --dtype bf16 --json
-curve     curve memory --json
-time      curve time
 train     train-check --where WHERE --backend plain --steps 3 --json
-families  families llama3 gpt2 --json
 logs      compare-logs LOG LOG2 --json
 fsck      fsck --json
 prune     dump prune --where "rank=0 and seq_len>300" --json

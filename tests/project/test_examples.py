@@ -8,9 +8,11 @@ from pathlib import Path
 
 import docpages
 import pytest
+from reportcases import given, replay, result
 from roots import ROOT
 
 from actordbg.catalog.query import select_dumps
+from actordbg.judge.exports import render_csv
 from actordbg.store.layout import Store
 
 MAKE = ROOT / "examples" / "make_store.py"
@@ -39,3 +41,31 @@ def test_a_folder_that_it_did_not_make_is_left_alone(tmp_path: Path):
     done = subprocess.run([sys.executable, MAKE, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 1 and "name another folder" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_what_fits_finds_the_law_and_refuses_to_look_too_far(tmp_path: Path):
+    """1 GB and 100 bytes for n^2; the second input of a length is smaller, and one of 4,096 ran out of memory."""
+    lengths = [64, 128, 256, 512, 1024, 2048]
+    every = [*lengths, *lengths, 4096]
+    results = [result(index, peak_memory_bytes=int(1e9 + 100 * n * n) - (index > 5)) for index, n in enumerate(every[:-1])]
+    unknown = dict.fromkeys(("forward_s", "backward_s", "peak_memory_bytes"))
+    results += [result(12, status="failed", signature="cuda-out-of-memory", **unknown)]
+    (tmp_path / "all.csv").write_text(render_csv([replay([given(i, n) for i, n in enumerate(every)], results)]))
+    (tmp_path / "some.csv").write_text(render_csv([replay([given(i, n) for i, n in enumerate(every[:-1])], results[:-1])]))
+
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, ROOT / "examples" / "what_fits.py", *words], cwd=tmp_path, capture_output=True, text=True
+        )
+        return done.stdout + done.stderr
+
+    text = said("all.csv", "--budget", "1.25e9", "--at", "3000", "--at", "5000")
+    assert "1e+09 + 100 n^2 bytes" in text and "longest that fits: 1581\n" in text
+    assert "3,000  1.9e+09 to 1.9e+09 bytes" in text and "5,000  ran out of memory" in text
+    assert "longest that fits: 4095\n" in said("all.csv", "--budget", "1e12")
+    text = said("some.csv", "--budget", "1e12", "--at", "5000", "--at", "9000")
+    assert (
+        "longest that fits: 8192 or more" in text
+        and "5,000  3.5e+09 to 3.5e+09 bytes; a guess" in text
+        and "9,000  refused" in text
+    )

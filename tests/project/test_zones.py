@@ -53,7 +53,6 @@ DESK_COMMANDS = {
     "run": ("run", "true"),
     "dump status": ("dump", "status"),
     "report": ("report",),
-    "curve": ("curve", "time"),
     "compare-logs": ("compare-logs", "LOG", "LOG"),
     "pack": ("dump", "pack"),
     "ls packed": ("dump", "ls"),

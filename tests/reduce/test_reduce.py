@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import codedmodel
 import pytest
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from test_gates import loads_that_may_ask, starts_with_our_input
 from typer.testing import CliRunner
 from victims import wait_for
 
@@ -29,7 +31,7 @@ from actordbg.actor.family_models import FAMILIES
 from actordbg.api import reducing
 from actordbg.api.client import Client
 from actordbg.api.desk import Desk
-from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused
+from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused, UnsafeInput
 from actordbg.base.processes import read_stat
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
@@ -208,6 +210,7 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
             case, 'a "title" of \\ it\n"""', versions="torch 2.13.0", weights=1.5 if case.checkpoint else None, private=True
         )
         (tmp_path / f"{name}.py").write_text(text)
+        assert not [*starts_with_our_input(text), *loads_that_may_ask(text)], name
         assert (
             "actordbg" not in text
             and ("deepspeed" in text) == ("deepspeed" in name)
@@ -226,6 +229,10 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
         {"kind": "eval"},
         {"config": {"auto_map": {}}},
         {"config": {"a": {"auto_map": {}}}},
+        {"config": LLAMA | {"auto_map": {}}},
+        {"config": LLAMA | {"hidden_act": '"""\nimport pwned'}},
+        {"config": LLAMA | {"rope_parameters": {"rope_type": "default", "auto_map": {}}}},
+        {"config": {"model_type": "own-llama", "vocab_size": 2}},
         {"attn": "some/kernel"},
         {"rows": ()},
         {"processes": 0},
@@ -353,7 +360,6 @@ FIELDS: dict[str, Callable[[str], FaultCase]] = {
     "versions": lambda text: CASE,
     "title": lambda text: CASE,
     "checkpoint": lambda text: replace(SCRIPTS["checkpoint"], checkpoint=text),
-    "config": lambda text: replace(CASE, config={text: [text], "model_type": text, "inner": {text: text}}),
     "error": lambda text: replace(SCRIPTS["error"], error_class=text, error=text),
     "signal": lambda text: replace(SCRIPTS["crash"], error=text),
 }
@@ -374,12 +380,31 @@ def test_no_path_of_this_machine_leaves() -> None:
     said = _of_failure(failed)
     assert said.said == "OSError: PATH is not a folder of 2" and said.error == "PATH is not a folder of N"
     assert Ending(running.RAISED, error_class="OSError", error=path).words == "OSError: PATH"
-    inner = {"_name_or_path": path, "auto_map": {}, "attn_implementation": "org/kernel", "tokenizer": path}
-    assert clean_config({"model_type": "x", "text_config": {"vocab_size": 2} | inner}) == {
-        "model_type": "x",
-        "text_config": {"vocab_size": 2},
-    }
     assert [_without_folder(f"{path}/{name}") for name in ("train.py", "site-packages/torch/a.py")] == ["train.py", "torch/a.py"]
+
+
+SECRETS: dict[str, Any] = {
+    "_name_or_path": "/home/alice/ckpt", "auto_map": {}, "attn_implementation": "org/kernel", "tokenizer": "~/x", "files": ["/a/b"],
+    "api_key": "sk-1", "project": "acme", "id2label": {"0": "acme"}, "problem_type": "acme", "base": "C:\\Users\\alice", "acme": 3,
+}  # fmt: skip
+
+
+def test_of_a_configuration_only_what_changes_the_forward_leaves() -> None:
+    """It is listed, so that a key that nobody thought of stays; a text under a known key is a plain word."""
+    inner = {"rope_parameters": LLAMA["rope_parameters"] | SECRETS, "hidden_act": "~/x"}
+    assert clean_config(LLAMA | SECRETS | inner) == LLAMA | {"hidden_act": None}
+    whole = {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "vocab_size": 2} | SECRETS} | SECRETS
+    assert clean_config(whole) == {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "vocab_size": 2}}
+    assert clean_config(SECRETS | {"model_type": "acme"}) == {}
+    for name, family in FAMILIES.items():
+        assert clean_config(family.config) == family.config, name
+
+
+@pytest.mark.parametrize("path", ["/home/alice/acme", "~/acme", r"C:\Users\alice\acme"])
+def test_no_path_of_an_error_or_a_title_leaves(path: str) -> None:
+    assert normalized(f"no {path} there") == "no PATH there"
+    case = replace(SCRIPTS["checkpoint"], checkpoint=path.replace("C:", "/C").replace("\\", "/"))
+    assert "acme" not in title_of(reduced(FINGERPRINT, case)) and "acme" not in render(case, "t", private=True)
 
 
 def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,6 +422,35 @@ def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store,
     give_away(path, monkeypatch)
     with pytest.raises(Refused, match="wrote reduction"):
         reducing.known_or_reduced(desk, replay, 9, 9.0)
+
+
+@pytest.mark.parametrize("runs", ["repro", "trial"])
+def test_a_checkpoint_that_ships_with_code_is_refused_whoever_wrote_the_case(
+    runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that loads it is started; if it changes afterwards, the script says itself that its code does not run."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": codedmodel.AUTO_MAP}))
+    case = replace(SCRIPTS["checkpoint"], checkpoint=str(folder))
+    monkeypatch.setattr(subprocess, "run", lambda *what, **how: pytest.fail("it ran"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *what, **how: pytest.fail("it ran"))
+    with pytest.raises(UnsafeInput), Trials(tmp_path) as trials:
+        script_of(reduced(FINGERPRINT, case)) if runs == "repro" else trials.ending(case)
+
+
+@pytest.mark.slow
+def test_no_answer_on_a_commands_input_is_consent_to_code(store: Store, tmp_path: Path) -> None:
+    """`yes |` answers the question of transformers in whatever child has our input; `--yes` is for what others wrote."""
+    replay, (folder, mark) = "20260101T000000-aaaaaa", codedmodel.make(tmp_path / "model")
+    write_replay(store, replay, publish(store, 1))
+    path = reduction.folder_of_reduction(store, replay) / reduction.RECORD
+    store.publish_text(path, reduced(FINGERPRINT, replace(SCRIPTS["checkpoint"], checkpoint=str(folder))).to_json())
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "repro", replay, "--yes"]
+    for more in ([], ["--trust-remote-code"]):  # the script of a case never runs code, with consent neither
+        ran = subprocess.run([*command, *more], input="y\n" * 99, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert ran.returncode in (1, 3), ran.stderr
+        assert not mark.exists()
 
 
 def reduced(fingerprint: Fingerprint, case: FaultCase, **more: Any) -> Reduction:

@@ -34,7 +34,7 @@ class Keeping:
     def load(self, item: ReplayInput) -> None:
         return None
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None, on_place: Any = None) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, **_: Any) -> dict[str, Any]:
         kept = self.folder / TENSORS / f"{item.dump_id}.safetensors"
         atomic_write(kept, b"1" * 100, flush=False)
         return {"status": PASSED, UNFLUSHED: kept, "extra": {KEPT_BYTES: 100}}

@@ -76,10 +76,6 @@ def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:
     [
         (["matrix", "--resume", "last"], r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"),
         (["compare", REPLAY, "truth"], rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded"),
-        (
-            ["curve", "memory", REPLAY, "--measure", "64"],
-            rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded",
-        ),
     ],
 )
 def test_the_model_of_anothers_matrix_or_replay_is_confirmed_before_it_is_loaded(
@@ -124,7 +120,7 @@ def behind_a_url(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 GOING_ON = [
     ["replay", "--resume", REPLAY, "--dry-run"], ["matrix", "--resume", REPLAY],
-    ["train-check", "--resume", REPLAY, "--dry-run"], ["compare", REPLAY, "truth"], ["curve", "memory", REPLAY, "--measure", "64"],
+    ["train-check", "--resume", REPLAY, "--dry-run"], ["compare", REPLAY, "truth"],
 ]  # fmt: skip
 
 

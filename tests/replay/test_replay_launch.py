@@ -102,6 +102,8 @@ def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path: Path, 
     [
         (2, {}, {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}),
         (2, {"OMP_NUM_THREADS": "7"}, {"OMP_NUM_THREADS": "7"}),
+        (1, {}, {"OMP_WAIT_POLICY": "PASSIVE"}),
+        (1, {"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
         (1, {}, {"OMP_NUM_THREADS": None, "HF_HUB_OFFLINE": None}),
         (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "KEEP": "1"},
          {"RANK": None, "WORLD_SIZE": None, "MASTER_PORT": None, "TORCHELASTIC_RUN_ID": None, "KEEP": "1"}),

@@ -23,6 +23,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import Items
 from actordbg.document.page import as_html
 from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.weight_hashes import MET_WEIGHTS
 from actordbg.steps import run_step
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
@@ -62,6 +63,7 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "dp_size": ({"dp_size": 1}, ["dp_size"]),
     "a wrong accumulation factor": ({"tokens": 2.0}, ["accumulation"]),
     "a wrong token count": ({"tokens": 1.3}, ["token count"]),
+    "tokens that each rank counts for itself": ({"apart": 0.5}, ["counts of ranks"]),
     "DeepSpeed's accumulation": ({"engine": 8}, ["engine accumulation"]),
     "only the last micro-batch": ({"applied": "last"}, ["last micro-batch"]),
     "a gradient applied twice": ({"applied": "twice"}, ["gradient twice"]),
@@ -112,7 +114,7 @@ def test_a_step_of_which_a_part_is_missing_is_not_judged(tmp_path: Path, part: s
 
 def test_an_entropy_term_is_not_judged_by_other_weights(tmp_path: Path):
     figures = figures_of(tmp_path, moved=0.5, entropy="missing")
-    (left,) = verdict_of(figures).not_checked
+    left, _ = verdict_of(figures).not_checked
     assert not causes_of(figures) and left.startswith("the entropy term that backward gets, and the gradient's norm")
 
 
@@ -136,7 +138,7 @@ def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path)
 
 def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an_error(tmp_path: Path):
     figures = figures_of(tmp_path / "experts", facts={"aux_loss_coef": 0.01}, applied="twice")
-    (left,) = verdict_of(figures).not_checked
+    left, _ = verdict_of(figures).not_checked
     assert verdict_of(figures).word == "NOT CHECKED" and "what backward gets" in left and "auxiliary" in left
     figures = figures_of(tmp_path / "odd")
     last = figures.step.micro_batches[-1].loss
@@ -184,6 +186,28 @@ def test_the_norm_is_not_checked_with_other_weights_or_without_a_recorded_one(tm
     for at, (moved, wrong) in enumerate(((0.05, {}), (0.0, {"applied": "missing"}))):
         verdict = verdict_of(figures_of(tmp_path / str(at), moved=moved, **wrong))
         assert verdict.word == "NOT CHECKED" and any("norm" in left or "optimizer step" in left for left in verdict.not_checked)
+
+
+SAME, OTHER = {"same": [4], "other": {}, "unknown": 0}, {"same": [], "other": {"ppo/0-4.json": 4}, "unknown": 0}
+WEIGHTS: dict[str, tuple[float, dict[str, Any], str]] = {
+    "the same, by what was recorded": (0.0, SAME, "RIGHT"),
+    "the same, by its log-probs": (1e-7, {}, "RIGHT"),
+    "of the neighboring step, within the limit of a padded row": (5e-5, {}, "NOT CHECKED"),
+    "of the neighboring step, by what was recorded": (0.0, OTHER, "NOT CHECKED"),
+    "of some inputs unknown": (5e-5, SAME | {"unknown": 1}, "NOT CHECKED"),
+    "the same, and the run's log-probs are wrong": (0.05, SAME, "WRONG"),
+    "others, and log-probs are far": (0.05, OTHER, "NOT CHECKED"),
+}
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_step_is_judged_with_its_own_weights_only(tmp_path: Path, weights: str):
+    moved, met, word = WEIGHTS[weights]
+    figures = figures_of(tmp_path, moved=moved)
+    figures = replace(figures, replayed=replace(figures.replayed, resolved={MET_WEIGHTS: met} if met else {}))
+    verdict = verdict_of(figures)
+    assert verdict.word == word, verdict.sentence
+    assert [cause.name for cause in causes_of(figures)] == (["log-probs"] if word == "WRONG" else [])
 
 
 def test_the_toy_model_is_named_where_its_weights_are_not_the_step_s(tmp_path: Path):

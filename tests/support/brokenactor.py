@@ -68,6 +68,39 @@ MODULE = "actordbg.trainers.rows_actor"
 """
 """An epsilon in one norm that is not the checkpoint's: in bf16 no limit on outputs shows it."""
 
+_OF_THE_MODEL = """
+def change(module):
+    right = module.RowsActors.build_actor
+    def build_actor(self, *args, **kwargs):
+        actor = right(self, *args, **kwargs)
+        layer = actor.model.model.layers[1]
+        FAULT
+        return actor
+    module.RowsActors.build_actor = build_actor
+
+MODULE = "actordbg.trainers.rows_actor"
+"""
+EPSILON_AT_THE_FIRST_CALL = _OF_THE_MODEL.replace(
+    "FAULT",
+    """\
+        norm = layer.input_layernorm
+        norm.register_forward_pre_hook(lambda *_: setattr(norm, "variance_epsilon", 1e-3))""".strip(),
+)
+"""An epsilon that is not the checkpoint's once the model was called."""
+LONG_PACKS_SCALED = _OF_THE_MODEL.replace(
+    "FAULT",
+    """\
+        layer.mlp.register_forward_hook(lambda _, inputs, output: output * (1.02 if inputs[0].shape[1] > 300 else 1))""".strip(),
+)
+"""An MLP that is 1.02 times its formula in packs of more than 300 tokens: in bf16 no limit on outputs shows it."""
+LATER_TOKENS_SKIP = _OF_THE_MODEL.replace(
+    "FAULT",
+    """\
+        later = lambda output: torch.arange(output.shape[1])[None, :, None] >= 150
+        layer.mlp.register_forward_hook(lambda _, inputs, output: output.masked_fill(later(output), 0))""".strip(),
+)
+"""Tokens from position 150 of what the model gets on skip a layer's MLP."""
+
 ONE_FAULT_EACH = """
 def change(module):
     import functools

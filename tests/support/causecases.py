@@ -176,7 +176,8 @@ def head_in_bf16(model: Any) -> Any:
     def narrow(module: Any, inputs: Any, output: Any) -> Any:
         return torch.nn.functional.linear(inputs[0].bfloat16(), module.weight.bfloat16()).to(output.dtype)
 
-    hook = model.lm_head.register_forward_hook(narrow)
+    head = getattr(model.lm_head, "base_layer", model.lm_head)  # a head's adapter is added to what it returns
+    hook = head.register_forward_hook(narrow)
     yield
     hook.remove()
 
@@ -284,7 +285,7 @@ def others(cache: Path) -> None:
     stale = bench.values(bench.ran(model=moved["moved 0.001"]))
     assert bench.explain(stale).unknown
     bench.weights = {name: bench.values(bench.ran(model=model, truth="fp64", through=None)) for name, model in moved.items()}
-    named(bench.explain(stale), "weights moved 0.001", None, "llama")
+    named(bench.explain(stale), "weights: moved 0.001", None, "llama")
     first = [each.cumsum(-1) * each == 1 for each in (ran.mask.numpy() for ran in bench.truth)]
     sampler = [each - np.log1p(-end) * where for each, end, where in zip(bench.healthy[1], ends, first, strict=True)]
     found = bench.explain(sampler)
@@ -338,6 +339,89 @@ def recorded(cache: Path) -> dict[str, str]:
         moment = item.dump_id
         record = replace(dump.record, dump_id=moment[:-1] + "f", point=LOSS, arguments={f"{CONTEXT}forward": moment})
         store.publish_dump(*encode(record, dump.tensors | {"log_probs": run, "rollout_log_probs": rollout}))
+    return folders
+
+
+def with_adapter(cache: Path, name: str, base: str, **more: Any) -> str:
+    """A folder with a random adapter of a model's queries, values and head."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    modules = ["q_proj", "v_proj", "lm_head"]
+    given: dict[str, Any] = {"r": 4, "lora_alpha": 4, "target_modules": modules, "init_lora_weights": False} | more
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**given)).save_pretrained(cache / name)
+    return str(cache / name)
+
+
+def of_layers(part: str, scale: float) -> Callable[[Any], Any]:
+    """Change the scale of the adapters of modules whose name ends with `part`; 0 turns them off, whatever a call turns on."""
+
+    @contextlib.contextmanager
+    def plant(model: Any) -> Any:
+        layers = [module for name, module in model.named_modules() if name.endswith(part) and hasattr(module, "lora_A")]
+        assert layers, part
+        for layer in layers:
+            layer.set_scale("default", scale)
+        yield
+        for layer in layers:
+            layer.set_scale("default", 1.0)
+
+    return plant
+
+
+def adapters(cache: Path) -> None:
+    """The adapter of one kind of module, of one module, of all, at another scale; and an adapter that was saved with alpha 0."""
+    base = four_layers(cache, "llama")
+    good = with_adapter(cache, "adapter", base)
+    bench = Bench(good, "fp32", cache)
+    for part, name in (("lm_head", "adapter of: lm_head"), ("q_proj", "adapter of: q_proj"), ("", "adapter")):
+        named(bench.explain(bench.values(bench.ran(of_layers(part, 0.0)))), name, None, "adapter", beside=1)
+    (one,) = [each.name for each in bench.explain(bench.values(bench.ran(of_layers("layers.2.self_attn.v_proj", 0.0)))).named]
+    assert one.startswith("adapter of: ") and one.endswith("layers.2.self_attn.v_proj")
+    for scale in (1.3, 2.0):
+        named(bench.explain(bench.values(bench.ran(of_layers("", scale)))), "adapter scale", scale, "adapter")
+    named(bench.explain(bench.values(bench.ran(head_in_bf16))), "head in bf16", 1.0, "adapter")
+    silent = Bench(with_adapter(cache, "silent", base, lora_alpha=0), "fp32", cache)
+    trained = silent.ran(model=with_adapter(cache, "twice", base, lora_alpha=8))
+    named(silent.explain(silent.values(trained)), "adapter alpha", 2.0, "silent")
+    narrow = bench.explain(bench.values(bench.ran(dtype="bf16")))
+    assert narrow.unknown and narrow.nearest is None, "no single cause is bf16 as a whole"
+
+
+def sides(cache: Path) -> dict[str, str]:
+    """Stores with losses whose rollout is healthy, or wrong, behind an update of the weights, or in bf16."""
+    from transformers import AutoModelForCausalLM
+
+    folders = {"before": four_layers(cache, "llama", vocab_size=4096), "now": str(cache / "now")}
+    moved = AutoModelForCausalLM.from_pretrained(folders["before"])
+    for parameter in moved.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.03 * parameter.std()
+    moved.save_pretrained(folders["now"])
+    now: dict[str, Any] = {"model": folders["now"], "dtype": "fp32", "through": "rows"}
+    before = now | {"model": folders["before"]}
+    cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "updated": (before, before | {"attn": "sdpa"}),
+        "updated-cool": (before, before | {"temperature": 0.7}),
+        "bf16": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa"}),
+        "bf16-cool": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa", "temperature": 0.7}),
+        "updated-bf16": (before, before | {"dtype": "bf16", "attn": "sdpa"}),
+    }
+    for name, (old, rollout) in cases.items():
+        store = Store(cache / name).create()
+        folders[name] = str(store.root)
+        inputs = publish(store, 2, length=64, model_dtype="torch.float32")
+        given = {"log_probs": now, "old_log_probs": old, "rollout_log_probs": rollout}
+        values: dict[str, list[Any]] = {}
+        for tensor, settings in given.items():
+            with open_actor(ReplayConfig(**settings), model_cache=cache) as session:
+                values[tensor] = [session.run(load(store.root / item.path), backward=False).log_probs.float() for item in inputs]
+        for index, item in enumerate(inputs):
+            dump = load(store.root / item.path)
+            record = replace(
+                dump.record, dump_id=item.dump_id[:-1] + "f", point=LOSS, arguments={f"{CONTEXT}forward": item.dump_id}
+            )
+            store.publish_dump(*encode(record, dump.tensors | {tensor: each[index] for tensor, each in values.items()}))
     return folders
 
 

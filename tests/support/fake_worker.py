@@ -76,7 +76,7 @@ class ScriptedEngine:
             raise ValueError("this dump cannot be read")
         return item.path
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None, on_place: Any = None) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, **_: Any) -> dict[str, Any]:
         action = self.script.get(f"{item.dump_id}@{self.rank}", self.script.get(item.dump_id, ""))
         self._calls += 1
         (self.folder / f"ran-{item.dump_id}-{self.rank}-{recorded}").touch()

@@ -58,6 +58,7 @@ def actor_class() -> type:
         def __init__(self) -> None:
             super().__init__()
             self.model = torch.nn.Sequential(torch.nn.Embedding(64, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 64))
+            self.model.global_steps = 0  # as an engine has: so the weights of each step are recorded too
 
         def forward(self, sequences, action_mask=None, attention_mask=None, return_output=False, mood="good", sizes=None):
             if mood == "broken":
@@ -93,6 +94,7 @@ def train(cls: type, switch: Callable[[bool, str], None], call: Callable[..., An
         with torch.no_grad():  # one step of SGD: torch's own class takes longer to make than all of this
             for parameter in actor.parameters():
                 parameter -= 0.1 * parameter.grad
+        actor.model.global_steps += 1
 
     look(ids[:2, :12], attention_mask=mask, action_mask=mask[:, 1:].bool())
     learn(ids[:3, :20].contiguous(), return_output=False, mood="far")

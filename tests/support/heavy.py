@@ -15,7 +15,7 @@ FILES = (
     "install/test_run.py", "reduce/test_reduce.py", "laws/test_laws.py", "install/test_run_ray.py", "actor/test_golden_dropout.py",
     "campaign/test_matrix_command.py", "project/test_examples.py", "replay/test_replay_command.py", "formats/test_dump_fuzz.py",
     "judge/test_engine_sides.py", "capture/test_capture_faults.py", "trainers/test_made_up_trainer.py", "steps/test_step.py",
-    "replay/test_replay_supervise.py", "actor/test_actor_parallel.py", "causes/test_causes.py", "campaign/test_families.py",
+    "replay/test_replay_supervise.py", "actor/test_actor_parallel.py", "causes/test_causes.py", "project/test_families.py",
     "capture/test_capture_deaths.py", "capture/test_capture_ends.py", "project/test_threads.py", "catalog/test_odd_files.py",
     "actor/test_model_code.py", "trainers/test_lora.py", "trainers/test_built_in_adapters.py", "replay/test_replay_launch.py",
     "catalog/test_private_catalog.py", "replay/test_foreign_stores.py", "install/test_patch_end_to_end.py", "api/test_store_api.py",

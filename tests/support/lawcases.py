@@ -124,6 +124,7 @@ def broken(cache: Path) -> None:
                     in answers["jacobian"]["words"]
                 )
                 assert answers["neighbour"]["words"] == "row 1 depends on row 0" and answers["rerun"]["verdict"] == "kept"
+    assert "an auxiliary loss" in found["another loss"]["jacobian"]["words"]
     for name, words in MASKED.items():
         assert found[name]["mask"]["words"] == words and found[name]["rerun"]["verdict"] == "kept", (name, found[name])
     stays = found["state stays"]
@@ -268,6 +269,26 @@ def mask_that(change: Callable[[Any], Any]) -> Any:
     return patch.object(module.Actor, "forward", forward)
 
 
+class OtherLoss(torch.autograd.Function):
+    """Adds the gradient of another loss in the backward, as an auxiliary loss of a router does."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Any) -> Any:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient + 1e-2
+
+
+def other_loss() -> Any:
+    return attention_that(
+        lambda original, module, query, key, value, *more, **named: original(
+            module, query, key, OtherLoss.apply(value), *more, **named
+        )
+    )
+
+
 def state_stays() -> Any:
     """A tenth of the last token's values in the attention before is in all values, also across calls: a state that is not reset."""
     last: list[Any] = [0.0]
@@ -290,6 +311,7 @@ FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any], list[str]]
     "padding": ("llama", False, padding_is_seen, {}, ["padding", "jacobian"]),
     "future": ("llama", False, functools.partial(padding_is_seen, causal=False), {}, ["future", "jacobian"]),
     "gradients left over": ("llama", False, gradients_left_over, {"backward": True}, ["additivity"]),
+    "another loss": ("llama", False, other_loss, {"backward": True}, ["jacobian", "additivity"]),
     "mask shifted": ("llama", True, lambda: mask_that(lambda mask: mask.roll(1, 1)), {}, ["mask"]),
     "no mask": ("llama", True, lambda: mask_that(torch.ones_like), {}, ["mask"]),
     "mask scales": ("llama", True, lambda: mask_that(lambda mask: 1.5 * mask), {}, ["mask"]),
@@ -297,7 +319,16 @@ FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any], list[str]]
     "fails again": ("llama", False, fails_again, {}, []),
 }
 """The family, whether it is packed, the fault, further settings, and the laws that it breaks."""
-ALONE = ("log-softmax in bf16", "temperature", "gradients left over", "mask shifted", "no mask", "mask scales", "state stays")
+ALONE = (
+    "another loss",
+    "log-softmax in bf16",
+    "temperature",
+    "gradients left over",
+    "mask shifted",
+    "no mask",
+    "mask scales",
+    "state stays",
+)
 """Faults that break no law beside those."""
 IN_BOTH = (
     "qwen3.5 packed",

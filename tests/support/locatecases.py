@@ -44,6 +44,13 @@ def four_layers(cache: Path, family: str, **more: Any) -> str:
     return str(once(cache / f"{family}4{''.join(more)}", lambda folder: family_models._build(folder, config)))
 
 
+def any_model(cache: Path, family: str) -> str:
+    """A folder with a small random model of any family."""
+    from actordbg.actor import family_models
+
+    return str(once(cache / family, lambda folder: family_models._build(folder, family_models.FAMILIES[family].config)))
+
+
 def local(session: Any, dump: Any, backward: bool = False, together: bool = False) -> LocalVerdict:
     """The verdict that a result with this session's model gives, through JSON's types."""
     outcome = session.run(dump, backward=backward)
@@ -189,6 +196,10 @@ def without_expert(grad: Any) -> Any:
     return grad * torch.tensor([1.0, 0.0, 1.0, 1.0]).to(grad).view(4, 1, 1)
 
 
+SHARED_GATE = (
+    times("model.layers.1.mlp.shared_expert_gate.weight", 1.05), "model.layers.1.mlp.shared_expert_gate.weight is 1.0", "shared",
+)  # fmt: skip
+"""A linear layer of one output, called with the tokens of all rows in one dimension."""
 EXPERTS, ROUTER = "model.layers.1.mlp.experts", "model.layers.1.mlp.gate"
 ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "an expert x1.01": (an_expert_scaled, f"{EXPERTS}.down_proj[1] is 1.0", "experts"),
@@ -202,14 +213,31 @@ ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 
 def routing(cache: Path) -> None:
     """The truth's routing is forced: a fault of one expert, or of the choice, is red at this layer's experts or router alone."""
-    for dtype in ("bf16", "fp32"):
-        config = ReplayConfig(model=str(model_of(cache, "mixtral")), dtype=dtype, packing=True, through="rows", backward=True)
+    for family, dtype in (("mixtral", "bf16"), ("mixtral", "fp32"), ("qwen2_moe", "bf16")):
+        config = ReplayConfig(model=any_model(cache, family), dtype=dtype, packing=True, through="rows", backward=True)
+        shared = {"the gate of the shared expert": SHARED_GATE} if family == "qwen2_moe" else {}
         with open_actor(config, model_cache=cache) as session:
-            for name, (plant, said, module) in ROUTED.items():
+            for name, (plant, said, module) in (ROUTED | shared).items():
                 with plant(session.model):
                     found = local(session, dump_of("both", rows=3, length=64), backward=True)
-                assert found.said.startswith(said) and not found.unchecked, (dtype, name, found.said)
-                assert all(f"layers.1.mlp.{module}" in place.module for place in found.located.wrong), (dtype, name, found)
+                assert found.said.startswith(said) and not found.unchecked, (family, dtype, name, found.said)
+                assert all(f"layers.1.mlp.{module}" in place.module for place in found.located.wrong), (family, name, found)
+            found = local(session, dump_of("both", rows=3, length=64), backward=True)
+            assert found.word == RIGHT and not found.unchecked, (family, dtype, found)
+
+
+def odd_shapes(cache: Path) -> None:
+    """Families whose modules change a value in place, or take masks as values of one number for each token, are judged too."""
+    for family in ("falcon", "opt", "llama4"):
+        config = ReplayConfig(
+            model=any_model(cache, family), dtype="bf16", packing=family == "opt", through="rows", backward=True
+        )
+        with open_actor(config, model_cache=cache) as session:
+            found = local(session, dump_of(rows=1), backward=True)
+            assert found.word == RIGHT and found.located.places > 30 and found.located.gradients > 30, (family, found)
+            with times(next(name for name, _ in session.model.named_parameters() if ".1." in name), 1.01)(session.model):
+                found = local(session, dump_of(rows=1), backward=True)
+            assert found.word == WRONG and "times the checkpoint's" in found.said, (family, found)
 
 
 def faults(cache: Path) -> None:

@@ -383,6 +383,37 @@ def with_gelu(module: Any, _right: Any) -> Any:
     return lambda values: module.down_proj(gelu(module.gate_proj(values)) * module.up_proj(values))
 
 
+def soft_capped(_original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    """Attention as its formula says, in fp32, with scores capped at 20 and masked by `masked_fill`."""
+    groups, count = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    scores = (query @ key.transpose(2, 3) * more["scaling"]).float()
+    seen = torch.ones(1, 1, count, count, dtype=torch.bool).tril() if mask is None else mask
+    scores = (20 * torch.tanh(scores / 20)).masked_fill(~(seen if seen.dtype is torch.bool else seen > -1), -1e9)
+    return (scores.softmax(-1).to(value.dtype) @ value).transpose(1, 2), None
+
+
+def norms_late(module: Any, right: Any) -> Any:
+    """Queries and keys are turned first, and normalised then."""
+    scope, names = sys.modules[type(module).__module__], ("q_norm", "k_norm")
+
+    def run(*given: Any, **more: Any) -> Any:
+        norms = [module._modules.pop(name) for name in names]
+        for name in names:
+            object.__setattr__(module, name, lambda values: values)
+        turn = scope.apply_rotary_pos_emb  # type: ignore[attr-defined]
+        late = lambda *each, **named: tuple(norm(values) for norm, values in zip(norms, turn(*each, **named), strict=True))  # noqa: E731
+        try:
+            with patch.object(scope, "apply_rotary_pos_emb", late):
+                return right(*given, **more)
+        finally:
+            for name, norm in zip(names, norms, strict=True):
+                object.__delattr__(module, name)
+                module._modules[name] = norm
+
+    return run
+
+
 def in_bf16(module: Any, _right: Any) -> Any:
     return lambda values: torch.nn.functional.linear(values.bfloat16(), module.weight.bfloat16()).to(values.dtype)
 
@@ -541,6 +572,8 @@ FAULTS: tuple[Planted, ...] = (
     Planted("the queries' norm left out", forward(f"{L1}.self_attn", without("q_norm")), f"{L1}.self_attn", "q_norm", family="qwen3"),
     Planted("keys not turned in Qwen3", rotation(3, only_queries), f"{L3}.self_attn", "rotary.*key", family="qwen3"),
     Planted("attention's residual x0.97", forward(L2, residual_short), L2, "residual", family="qwen3"),
+    Planted("a soft cap of 20", attention(1, soft_capped), f"{L1}.self_attn", "soft cap", family="qwen3", dtypes=FP32),
+    Planted("norms behind the rotation", forward(f"{L3}.self_attn", norms_late), f"{L3}.self_attn", "order", family="qwen3"),
     # Beside the model.
     Planted("temperature x1.02", outside(temperature_off), "", "temperature|normal|log-prob|differ"),
     Planted("labels a token late", outside(shifted_labels), "", "shift|label|token|log-prob|normal|differ"),

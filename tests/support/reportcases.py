@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from catalogcases import append, write_spec
+
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.replay_data import ReplayData
+from actordbg.store.layout import Store
 
 NOW = "2025-06-19T06:00:00.000000Z"
 
@@ -42,3 +45,11 @@ def replay(
                       command="actordbg replay --where 'seq_len>100'", versions={"torch": "2.13.0"})  # fmt: skip
     known = {"model": "tiny", "backend": "plain", "dtype": "fp32", "attn": "sdpa", "packing": False, "compile": False}
     return ReplayData(spec, known | resolved, status, tuple(results))
+
+
+def keep(store: Store, data: ReplayData) -> str:
+    """Write a replay as supervisor and worker would, and return its id."""
+    folder = write_spec(store, data.spec)
+    append(folder / "rank0.jsonl", {"event": "ready", "pid": 1, "attempt": 1, "resolved": data.resolved}, *data.results)
+    append(folder / "supervisor.jsonl", {"event": "finished", "status": data.status})
+    return data.spec.replay_id

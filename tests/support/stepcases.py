@@ -42,6 +42,7 @@ class RecordedRun:
     real: bool = False
     dp_size: int | None = None
     tokens: float = 1.0
+    apart: float = 0.0
     engine: int | None = None
     applied: str = "all"
     kl: str = ""
@@ -142,7 +143,9 @@ class RecordedRun:
         facts = {**LOSS_FACTS, "engine_accumulation": engine, "accumulation": self.places, **self.facts}
         facts |= {"kl.use_loss": True, "kl.init_coef": 0.1, "kl.estimator": "k1"} if self.kl else {}
         facts |= {"entropy_coef": 0.1} if self.entropy else {}
+        whole = by
         for number, (place, rank, batch) in enumerate(batches):
+            by = whole * (1 + self.apart * rank)  # what a rank counts for itself
             loss = self.loss(self._terms(batch, clipped=self.clipped)).sum() / by * dp_size
             backward = loss * (2 if self.doubled else 1) + (
                 0.1 * self._kl(batch).sum() / by * dp_size if self.kl == "right" else 0.0

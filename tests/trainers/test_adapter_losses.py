@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from adaptercases import dumps_of, record_here
+from recordedfields import unlisted_of
 from torch import nn
 
 from actordbg.judge.lint import lint
@@ -209,6 +210,7 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Sto
     findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
     assert not findings.broken, findings.in_words()
     assert findings.answers["normalization"].looked_at == 1, "the losses are the whole step's"
+    assert not unlisted_of(store.iter_dumps()), "docs/reference/recorded-fields.md says who reads each recorded field"
 
 
 def test_no_tensor_of_a_loss_is_held_after_it(store: Store, monkeypatch: pytest.MonkeyPatch):

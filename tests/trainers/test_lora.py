@@ -17,7 +17,9 @@ from commandline import invoke
 from actordbg.actor.hub_model import find_model, weights_version
 from actordbg.actor.models import locate
 from actordbg.base.errors import EnvironmentProblem
-from actordbg.capture.weight_recording import hashes_of
+from actordbg.capture.ledger import Identity
+from actordbg.capture.snapshot import Copier
+from actordbg.formats.weight_hashes import step_weights
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -71,10 +73,14 @@ def test_openrlhfs_actor_and_the_truth_have_the_adapter_of_the_folder(tmp_path: 
     assert facts["apart"] > 0.1 and facts["gradient"] < 1e-4 and facts["trained"] == ["lora_A", "lora_B"]
 
 
+WHO = Identity("r", 0, 1, "host", 1, "actor0")
+
+
 def test_weights_have_the_same_names_with_and_without_pefts_prefix():
     model = torch.nn.Linear(2, 1)
     wrapped = torch.nn.ModuleDict({"base_model": torch.nn.ModuleDict({"model": model})})
-    assert dict(hashes_of(wrapped)) == dict(hashes_of(model))
+    taken, plain = (step_weights(each, Copier().outputs, hashed=True).record(WHO).parameters for each in (wrapped, model))
+    assert taken == plain and all(each.sha256 and each.sample for each in plain.values())
 
 
 def adapter_of(base: object, path: Path) -> Path:

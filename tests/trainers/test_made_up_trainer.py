@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import EnvironmentProblem, Unsupported
-from actordbg.capture import hook, weight_recording
+from actordbg.capture import hook
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.checking import check
@@ -189,7 +189,7 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
 ):
     model = small_model(tmp_path / "model").eval()
     attach(written, recording)
-    weight_recording.follow(str(recording.root))
+    hook.hash_weights(str(recording.root))
     loop = written.Loop(model, 1.0)
     for step in (0, 0, 1, 1):
         loop.steps = step
@@ -220,7 +220,7 @@ def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written: M
     """Three healthy steps, and the checkpoint that the first one met."""
     model, folder = small_model(tmp_path / "model").eval(), str(tmp_path / "model")
     attach(written, recording)
-    weight_recording.follow(str(recording.root))
+    hook.hash_weights(str(recording.root))
     loop = written.Loop(model, 1.0)
     for loop.steps in range(3):
         loop.score(IDS, MASK, 3)

@@ -158,7 +158,7 @@ def test_facets_become_a_condition_that_can_be_typed(store: Store):
         condition_of({"rank": "3", "role": "policy", "shortest": "128", "where": "tokens>5"})
         == "rank = 3 and role = 'policy' and seq_len >= 128 and (tokens>5)"
     )
-    assert condition_of({"run": "it's", "status": "-", "longest": "x"}) == "run = 'it''s' and status is null"
+    assert condition_of({"run": "it's", "verdict": "-", "longest": "x"}) == "run = 'it''s' and verdict is null"
     assert condition_of({"run": " ", "where": ""}) is None
     assert condition_of({"run": "2026"}) == "run = '2026'"
     with pytest.raises(WhereError, match="unmatched"):

@@ -151,9 +151,9 @@ def hashes_weights() -> bool:
 def hash_weights() -> None:
     """Hash the weights of recorded calls, under `run --hash-weights`."""
     if hashes_weights():
-        from actordbg.capture.weight_recording import follow
+        from actordbg.capture import hook
 
-        follow(os.environ["ACTORDBG_STORE"])
+        hook.hash_weights(os.environ["ACTORDBG_STORE"])
 
 
 class ActordbgFinder:

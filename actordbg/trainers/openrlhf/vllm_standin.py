@@ -54,8 +54,9 @@ class AsyncLLMEngine:
 
         torch.manual_seed(args.seed)
         dtype = getattr(torch, args.dtype)
-        self._tokenizer = AutoTokenizer.from_pretrained(args.model)
-        self._model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=False, dtype=dtype)
+        self._model = model.eval()
         self.model_runner = SimpleNamespace(model=self)
         self.output_processor = SimpleNamespace(get_num_unfinished_requests=lambda: 0)
 

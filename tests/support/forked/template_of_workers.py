@@ -18,7 +18,7 @@ import socket
 import sys
 from pathlib import Path
 
-MODULES = ("actordbg.replay.worker", "actordbg.actor.family_models", "planted_training")
+MODULES = ("actordbg.replay.worker", "planted_training")
 TESTS = str(Path(__file__).parents[2])
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (

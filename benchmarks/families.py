@@ -1,7 +1,11 @@
 """Run a matrix per model family: a small random model, small synthetic dumps, every law, the truth.
 
-    for name in ("llama3", "qwen3_5"):
-        run_family(store, subject_of(name), models / name, base, USUAL_AXES, env)
+python -m benchmarks.families [NAME|DIR ...] [--output FILE] [--keep DIR] [--packing on --attn sdpa,eager ...]
+
+Writes Markdown: `make families` makes docs/reference/families.md of it. Without a name: all known families. A folder stands
+for the configuration in its config.json, made small; its weights are not read. The options are the settings of `actordbg
+matrix`. With --keep an interrupted run goes on where it ended. Exit code 1: a family is wrong, unchecked or failed; one that
+could not be built is said, and is no fault.
 
 Every cell is an ordinary replay in the store and can be inspected like any other. As far as possible all cells run in the same
 worker process (`WarmGroups.reopen`), because a start takes longer than a family.
@@ -9,34 +13,42 @@ worker process (`WarmGroups.reopen`), because a start takes longer than a family
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from actordbg.actor import family_models
 from actordbg.actor.family_models import FAMILIES, VOCABULARY, config_of_model
-from actordbg.base.errors import ActordbgError, Conflict, UsageError
+from actordbg.actor.model_code import guard
+from actordbg.actor.models import once
+from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.units import grouped, plural
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.cells import Axes, combinations, make_cells
 from actordbg.campaign.matrix_document import IN_PART, verdict_word
 from actordbg.campaign.run_matrix import Surroundings, new_matrix, run_matrix, select
 from actordbg.config.choices import installed_versions
-from actordbg.config.replay_config import ANY_WIDER, AXES, ReplayConfig
+from actordbg.config.replay_config import ANY_WIDER, AXES, SETTINGS, USUAL_LAWS, ReplayConfig
 from actordbg.document.blocks import UNCHECKED, WRONG, Block, Code, Grid, Heading, Items, Paragraph
+from actordbg.document.renderings import as_markdown
+from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import atomic_write
 from actordbg.judge.agreement import laws_of
 from actordbg.records.comparison_record import StoredRecord
 from actordbg.records.matrix_record import FAILED, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
+from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import data_of
-from actordbg.replay.supervise import load_spec
+from actordbg.replay.supervise import interruptible, load_spec
 from actordbg.store.layout import Store
 
 USUAL_AXES: Axes = {"dtype": ["fp32", "bf16"], "attn": ["sdpa", "eager"], "packing": [False, True]}
@@ -145,7 +157,7 @@ def _reason(store: Store, cell: MatrixCell, word: str) -> str:
 
 @dataclass(frozen=True)
 class FamilyFolder:
-    """The working folder of `actordbg families`. base, axes: the settings of every family."""
+    """The working folder. base, axes: the settings of every family."""
 
     folder: Path
     base: ReplayConfig
@@ -162,11 +174,18 @@ class FamilyFolder:
 
     def make_inputs(self) -> None:
         """Create the dumps that every family replays; existing dumps stay."""
-        from actordbg.dumps.create import create_dumps  # and numpy
-
         there = len(list(self.store.iter_dumps())) if self.store.root.is_dir() else 0
         for seed, shape in list(enumerate(SHAPES))[there:]:
             create_dumps(self.store, 1, vocab_size=VOCABULARY, seed=seed, **shape)
+
+    def build(self, subject: FamilyResult) -> str:
+        """Build the small model of a family; return why it could not be built, else ""."""
+        guard(str(self.model(subject)))  # a configuration may name a kernel of the hub
+        try:
+            once(self.model(subject), partial(family_models._build, config=dict(subject.config)))
+        except Exception as error:  # noqa: BLE001 - a configuration may fail in any way, and the others are still built
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        return ""
 
     def done(self, subject: FamilyResult) -> FamilyResult | None:
         """Return the result of an earlier run with the same settings; None if the family must run."""
@@ -182,20 +201,6 @@ class FamilyFolder:
         atomic_write(self._file(subject), result.to_json().encode())
         return result
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep every other `families` out of this folder inside the block; Conflict if another is running in it."""
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise Conflict(
-                f"another `actordbg families` is running in {self.folder}", hint="wait for it, or name a new folder"
-            ) from None
-        finally:
-            os.close(descriptor)
-
     def _file(self, subject: FamilyResult) -> Path:
         return self.folder / "families" / f"{self.model(subject).name}.json"
 
@@ -203,19 +208,6 @@ class FamilyFolder:
         """Hash everything that decides a result."""
         base = {name: value for name, value in asdict(self.base).items() if name != "model"}
         return _hash([subject.config, base, self.axes, SHAPES, installed_versions()])
-
-
-def open_folder(folder: Path) -> Path:
-    """Open the folder of an earlier run, or create a new one; UsageError if it holds anything else."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder", hint="name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    if {path.name for path in folder.iterdir()} - {"store", "models", "families"}:
-        raise UsageError(
-            f"{folder} has files that `actordbg families` did not write",
-            hint="name a new or empty folder",
-        )
-    return folder.resolve()
 
 
 def _hash(value: Any) -> str:
@@ -233,19 +225,21 @@ _LEGEND = (
 def families_document(results: Sequence[FamilyResult]) -> list[Block]:
     """Build the whole document, top to bottom."""
     good = sum(result.good for result in results)
+    unbuilt = sum(bool(result.problem) for result in results)
     versions = next((result.versions for result in results if result.versions), {})
     ran_on = ", ".join(f"{name} {versions[name]}" for name in _SHOWN_VERSIONS if name in versions)
     families = "1 family" if len(results) == 1 else f"{len(results)} families"
     if 1 < len(results) < len(FAMILIES) and all(result.name in FAMILIES for result in results):
-        families = f"{len(results)} of the {len(FAMILIES)} families that the command knows"
+        families = f"{len(results)} of the {len(FAMILIES)} known families"
     cells = [cell for result in results for cell in result.cells]
     open_to = " that could run" * any(cell.status == UNAVAILABLE for cell in cells)
     packings = list(dict.fromkeys(map(_packing, cells))) or [""]
+    not_built = f", {unbuilt} not built" if unbuilt else ""
     columns = ("family", "models", *(packing or "result" for packing in packings))
     rows = [(result.name, result.known_as, *(_words(result, packing) for packing in packings)) for result in results]
     blocks: list[Block] = [
         Heading("Families", 1),
-        Paragraph(f"{families}: {good} right in every cell{open_to}, {len(results) - good} not. {ran_on}."),
+        Paragraph(f"{families}: {good} right in every cell{open_to}, {len(results) - good - unbuilt} not{not_built}. {ran_on}."),
         Grid(columns, rows, columns),
         Paragraph(_LEGEND),
     ]
@@ -265,7 +259,7 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
             result, _, cells = members[0]
             settings = {name: value for name in AXES if (value := cells[0].settings.get(name)) is not None}
             options = [f"{AXES[name].flag} {AXES[name].typed(value)}" for name, value in settings.items()]
-            command = " ".join(["actordbg families", shlex.quote(result.typed), *options])
+            command = " ".join(["python -m benchmarks.families", shlex.quote(result.typed), *options])
             explained = [Paragraph(meaning)] if meaning else []
             blocks += [Heading(title, 2), *explained, Items(lines), Paragraph("See it:"), Code(command)]
     problems = [f"{result.name}: {result.problem}" for result in results if result.problem]
@@ -369,3 +363,48 @@ CAUSES: tuple[tuple[str, str, Applies], ...] = (
     ("Not explained yet", "", lambda result, finding, cells: True),
 )
 """Title, meaning, and whether it explains a finding in these cells of a family; the first match wins."""
+
+
+def run(subjects: Sequence[FamilyResult], folder: FamilyFolder) -> list[FamilyResult]:
+    """Build the models and run the families one by one, in the same worker processes; reuse the results in `folder`."""
+    folder.make_inputs()
+    results = []
+    with WarmGroups(reopen=True) as warm:
+        for subject in subjects:
+            if (result := folder.done(subject)) is None:
+                print(subject.name, file=sys.stderr, flush=True)
+                if why := folder.build(subject):
+                    result = replace(subject, problem=why, config={})
+                else:
+                    env = Surroundings(None, warm=warm)
+                    done = run_family(folder.store, subject, folder.model(subject), folder.base, folder.axes, env, "")
+                    result = folder.keep(subject, done)
+            results.append(result)
+    return results
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the families that are named, and write the document."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME|DIR", help=f"by default all of {', '.join(FAMILIES)}")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR and keep it")
+    parser.add_argument("--output", default="/dev/stdout", metavar="FILE", help="write the page into FILE")
+    for name, setting in SETTINGS.items():
+        kind = setting.list_of if name in AXES else setting.parse
+        parser.add_argument(setting.flag, dest=name, type=kind, metavar="LIST" if name in AXES else "VALUE")
+    given = {name: value for name, value in vars(parser.parse_args(words)).items() if value is not None}
+    names, keep, output = given.pop("names"), given.pop("keep", None), Path(given.pop("output"))
+    axes = {name: values for name in AXES if (values := given.pop(name, None) or USUAL_AXES.get(name))}
+    base = replace(ReplayConfig(backward=True, keep_tensors=True, keep_gradients=True, laws=USUAL_LAWS), **given)
+    subjects = {subject.typed: subject for subject in map(subject_of, names or FAMILIES)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(interruptible())
+        place = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="actordbg-families-")))
+        place.mkdir(parents=True, exist_ok=True)
+        results = run(list(subjects.values()), FamilyFolder(place.resolve(), base, axes))
+    output.write_text(as_markdown(families_document(results)))
+    return 0 if all(result.good or result.problem for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

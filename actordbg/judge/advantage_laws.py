@@ -1,0 +1,293 @@
+"""Laws of recorded advantages: what a trainer's estimator makes of rewards, and what every result of it has in common.
+
+`recorded_laws.LAWS` has their table. A row's value is its advantage, or, where the trainer whitens advantages, its return before.
+
+| Estimator | A row's value | Source |
+|---|---|---|
+| gae | of each token: returns - values; whitened | OpenRLHF 0.11.2, `experience_maker.compute_advantages_and_returns` |
+| reinforce, reinforce_baseline | r, r - mean of its group; whitened | the same |
+| rloo | r - mean of the others in its group | the same |
+| dr_grpo, group_norm | r - mean, (r - mean) / (std + 1e-9) of its group | the same |
+| flash_reinforce | r - mean of the rollout | the same |
+| grpo-group, -batch | (r - mean of its group) / (std + 1e-4), std of the group or of the rollout | TRL 1.16, `scale_rewards` |
+| grpo-none | r - mean of its group | the same |
+
+Standard deviations of rewards are those of samples (n - 1); whitening uses all tokens of a rollout (n). A KL penalty in the
+reward and a discount give each token a value of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from actordbg.base.units import plural
+from actordbg.document.blocks import TRAINER, number
+from actordbg.judge.recorded_calls import COUNT, FIRST, HIGH, LOW, RETURN, Answer, Numbers, RecordedCall, Violation
+from actordbg.judge.step_laws import has_rollout, learns, steps
+
+OFF = 1e-3
+"""Distance of a value from what an estimator gives, relative to the largest value of the step or to 1, that rounding explains."""
+FLAT = 0.01
+"""Standard deviation of whitened advantages below which all returns were equal but for rounding."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """How rewards become advantages. baseline: whose mean is subtracted: of the "group", of the "others" in it, of the "batch".
+    scale: whose standard deviation, and `least`, divides. whitened: then all tokens get mean 0 and standard deviation 1.
+    by_token: each token has a value of its own.
+    """
+
+    baseline: str = ""
+    scale: str = ""
+    least: float = 0.0
+    whitened: bool = False
+    by_token: bool = False
+
+
+ESTIMATORS = {
+    "gae": Estimator(whitened=True, by_token=True), "reinforce": Estimator(whitened=True),
+    "reinforce_baseline": Estimator("group", whitened=True), "rloo": Estimator("others"), "dr_grpo": Estimator("group"),
+    "group_norm": Estimator("group", "group", 1e-9), "flash_reinforce": Estimator("batch"),
+    "grpo-group": Estimator("group", "group", 1e-4), "grpo-batch": Estimator("group", "batch", 1e-4),
+    "grpo-none": Estimator("group"),
+}  # fmt: skip
+"""The estimators, by the name that is recorded (`advantage.estimator`)."""
+
+
+@dataclass(frozen=True)
+class EstimatedStep:
+    """A step whose estimator is known. rows: (call, row) of each row with actions. estimates: theirs, see `RecordedCall`.
+    groups: the rows of each group of a prompt that is whole. rollout: how many rows a rollout has, 0 if unknown. whole: the step
+    has all of them.
+    """
+
+    words: str
+    of: Estimator
+    rows: list[tuple[RecordedCall, int]]
+    estimates: Numbers
+    groups: list[list[int]]
+    samples: int
+    rollout: int
+    whole: bool
+
+    @property
+    def values(self) -> Numbers:
+        """Each row's value, [R]: its return where that was recorded, else its first advantage."""
+        returns = self.estimates[:, RETURN]
+        return returns if np.isfinite(returns).all() else self.estimates[:, FIRST]
+
+    @property
+    def has_values(self) -> bool:
+        """Check whether rows have values: each token has the same, and it is known before it was whitened."""
+        return not self.of.by_token and (not self.of.whitened or bool(np.isfinite(self.estimates[:, RETURN]).all()))
+
+    def broken(self, answer: Answer, row: int, words: str, size: float) -> None:
+        """Add a violation in a row."""
+        call, at = self.rows[row]
+        answer.violations.append(Violation(call.record.dump_id, f"{self.words}: {words}", at, size))
+
+
+def estimated(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[EstimatedStep]:
+    """Yield the steps whose estimator is known, with at least one finite advantage."""
+    for words, losses in steps(calls):
+        first = losses[0]
+        of = ESTIMATORS.get(first.fact("advantage.estimator") or "")
+        if first.record.role != "policy loss" or not all(call.estimates is not None for call in losses):
+            continue
+        if of is None:
+            answer.lacks = "an estimator of advantages that is known"
+            continue
+        mixed = bool(first.fact("kl.init_coef")) and not first.fact("kl.use_loss")
+        discounts = first.fact("advantage.estimator") == "reinforce" and first.fact("advantage.gamma") not in (None, 1)
+        every = [(call, row) for call in losses for row in range(call.rows)]
+        estimates = np.concatenate([call.estimates for call in losses])
+        counts = estimates[:, COUNT]
+        if not np.isfinite(estimates[counts > 0, LOW : HIGH + 1]).all():
+            continue  # `finite` says so
+        samples, prompts = first.fact("n_samples_per_prompt") or 0, first.fact("rollout.batch_size") or 0
+        whole = has_rollout(losses)
+        members: dict[bytes, list[int]] = defaultdict(list)
+        kept = (counts > 0).nonzero()[0].tolist()
+        for at, (call, row) in enumerate(every[place] for place in kept if whole):  # else a group may be in several steps
+            members[call.prompts[row]].append(at)
+        groups = [group for group in members.values() if len(group) == samples]
+        kind = replace(of, by_token=of.by_token or mixed or discounts)
+        yield EstimatedStep(
+            words, kind, [every[place] for place in kept], estimates[kept], groups, samples, samples * prompts, whole
+        )
+
+
+def advantage_of_row(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for rows whose advantages differ from token to token."""
+    for step in estimated(calls, answer):
+        if step.of.by_token:
+            answer.lacks = "an estimator that gives a row one advantage"
+            continue
+        answer.looked_at += len(step.rows)
+        low, high = step.estimates[:, LOW], step.estimates[:, HIGH]
+        bad = (high - low > _tolerance(low, high)).nonzero()[0]
+        for row in bad[:1]:
+            many = f" in {len(bad)} of {plural(len(step.rows), 'row')}" if len(bad) > 1 else ""
+            said = f"the advantages of a row are {number(low[row])} to {number(high[row])}{many}, where its estimator gives one"
+            step.broken(answer, row, said, float(high[row] - low[row]))
+
+
+def bound(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for advantages beyond what rewards over their own standard deviation can give."""
+    for step in estimated(calls, answer):
+        size = {"group": step.samples, "batch": step.rollout}.get(step.of.scale, 0)
+        if step.of.by_token or min(size, step.samples) < 2:
+            answer.lacks = "advantages that are divided by the rewards' standard deviation"
+            continue
+        # a row at distance d leaves -d to the G - 1 others of its group: the sum of squares is at least d^2 G / (G - 1)
+        limit = math.sqrt((size - 1) * (step.samples - 1) / step.samples)
+        answer.looked_at += len(step.rows)
+        low, high = step.estimates[:, LOW], step.estimates[:, HIGH]
+        largest = np.where(-low > high, low, high)
+        bad = (np.abs(largest) > limit * (1 + OFF)).nonzero()[0]
+        for row in bad[:1]:
+            said = (
+                f"an advantage of {number(largest[row])} is beyond what {size} rewards over their std can give ({number(limit)})"
+            )
+            step.broken(answer, row, said + (f", in {len(bad)} rows" if len(bad) > 1 else ""), float(largest[row]))
+
+
+def group_mean(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for groups whose values do not have mean 0."""
+    for step in estimated(calls, answer):
+        if step.of.baseline not in ("group", "others") or not step.has_values:
+            answer.lacks = "values of rows whose group's mean was subtracted"
+            continue
+        values = step.values
+        clip = step.rows[0][0].fact("reward.clip_range") if step.rows else None
+        free = [group for group in step.groups if not clip or _inside(values[group], clip)]
+        answer.looked_at += len(free)
+        means = np.array([values[group].mean() for group in free])
+        bad = (np.abs(means) > _tolerance(values)).nonzero()[0]
+        for at in bad[:1]:
+            said = (
+                f"the advantages of a group of {step.samples} have mean {number(float(means[at]))}, where their estimator gives 0"
+            )
+            step.broken(answer, free[at][0], f"{said}, in {len(bad)} of {plural(len(free), 'group')}", float(means[at]))
+        if not free:
+            answer.lacks = "whole groups of a prompt"
+
+
+def from_rewards(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Recompute the values of rows from their rewards."""
+    for step in estimated(calls, answer):
+        given = [each.reshape(-1)[row] for call, row in step.rows if (each := call.array("rewards")) is not None]
+        if len(given) < len(step.rows) or not step.has_values:
+            answer.lacks = "rewards, of which each row got one value"
+            continue
+        wanted = _values(step, np.array(given, "f8"))
+        known = np.isfinite(wanted)
+        answer.looked_at += int(known.sum())
+        values = step.values
+        bad = (known & (np.abs(values - wanted) > _tolerance(wanted[known]))).nonzero()[0]
+        for row in bad[:1]:
+            others = np.allclose(np.sort(values[known]), np.sort(wanted[known]), atol=_tolerance(wanted[known]))
+            said = f"the advantage of a row is {number(float(values[row]))}, and its reward gives {number(float(wanted[row]))}"
+            said += ": it is another row's" if others else ""
+            step.broken(
+                answer, row, f"{said}, in {len(bad)} of {plural(int(known.sum()), 'row')}", float(values[row] - wanted[row])
+            )
+
+
+def _values(step: EstimatedStep, rewards: Numbers) -> Numbers:
+    """Return what the estimator makes of the rewards [R]; NaN where not all rows are known that it looked at."""
+    unknown = np.full(len(rewards), np.nan)
+    wanted = rewards.copy() if not step.of.baseline else unknown
+    if step.whole and step.of.baseline == "batch":
+        wanted = rewards - rewards.mean()
+    for group in step.groups if step.of.baseline in ("group", "others") else ():
+        own, size = rewards[group], len(group)
+        mean = own.mean() if step.of.baseline == "group" else (own.sum() - own) / max(size - 1, 1)
+        wanted[group] = own - mean
+        if step.of.scale == "group" and size > 1:
+            wanted[group] /= own.std(ddof=1) + step.of.least
+    if step.of.scale == "batch":
+        wanted = wanted / (rewards.std(ddof=1) + step.of.least) if step.whole and len(rewards) > 1 else unknown
+    clip = step.rows[0][0].fact("reward.clip_range")
+    return np.clip(wanted, *clip) if clip else wanted
+
+
+def whitening(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for rollouts whose whitened advantages do not have mean 0 and standard deviation 1."""
+    for step in estimated(calls, answer):
+        if not step.of.whitened or not step.whole:
+            answer.lacks = "the whole rollout in a step, and an estimator that whitens"
+            continue
+        answer.looked_at += 1
+        count, total, squares = step.estimates[:, COUNT : COUNT + 3].sum(0)
+        mean = total / count
+        std = math.sqrt(max(squares / count - mean * mean, 0.0))
+        keeps = bool(step.rows[0][0].fact("advantage.no_std_norm")) or std < FLAT
+        if abs(mean) > OFF * max(std, 1.0) or (abs(std - 1) > OFF and not keeps):
+            expected = "mean 0" if keeps else "mean 0 and std 1"
+            said = f"whitened advantages have mean {number(mean)} and std {number(std)} over {count:,.0f} tokens, not {expected}"
+            step.broken(answer, 0, said, mean if abs(mean) > OFF else std)
+
+
+def from_returns(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Hold advantages to the returns, less the values, that they were made of: a line for all tokens of a step."""
+    for step in estimated(calls, answer):
+        count, a, aa, r, ar, rr = step.estimates[:, COUNT:].T
+        n, spread = count.sum(), rr.sum() - r.sum() ** 2 / count.sum()
+        if not np.isfinite(rr).all() or spread <= 1e-9 * rr.sum():
+            answer.lacks = "returns that differ, in losses"
+            continue
+        slope = (ar.sum() - a.sum() * r.sum() / n) / spread
+        slope, start = (slope, (a.sum() - slope * r.sum()) / n) if step.of.whitened else (1.0, 0.0)
+        left = aa - 2 * (slope * ar + start * a) + slope**2 * rr + 2 * slope * start * r + count * start**2
+        away = np.sqrt(np.maximum(left, 0.0) / count)
+        answer.looked_at += len(step.rows)
+        bad = (away > 10 * OFF * max(math.sqrt(aa.sum() / n), OFF)).nonzero()[0]
+        if len(bad):
+            worst = int(away.argmax())
+            said = f"the advantages of a row are {number(float(away[worst]))} from what its returns give"
+            step.broken(answer, worst, f"{said}, in {len(bad)} of {plural(len(step.rows), 'row')}", float(away[worst]))
+
+
+def _inside(values: Numbers, limits: Sequence[float]) -> bool:
+    low, high = limits
+    return bool((values > low + OFF).all() and (values < high - OFF).all())
+
+
+def _tolerance(*values: Numbers) -> float:
+    return OFF * max([1.0, *(float(np.abs(each).max(initial=0.0)) for each in values)])
+
+
+def advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    flat_groups, groups = 0, 0
+    weightless: list[Numbers] = []
+    for words, losses in steps(calls):
+        rows = [call.weightless for call in losses if call.weightless is not None]
+        if not rows or not learns(losses):
+            continue
+        rewards: dict[bytes, set[float]] = defaultdict(set)
+        members: Counter[bytes] = Counter()
+        for call in losses:
+            given = call.array("rewards")
+            for prompt, reward in zip(call.prompts, given.reshape(-1) if given is not None else (), strict=False):
+                rewards[prompt].add(float(reward))
+                members[prompt] += 1
+        groups += sum(count > 1 for count in members.values())
+        flat_groups += sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
+        answer.looked_at += 1
+        weightless += rows
+        if sum(map(len, rows)) > 1 and np.concatenate(rows).all():
+            differ = any(len(of) > 1 for of in rewards.values())
+            said = f"{words}: every advantage is 0, so nothing is learned" + ", although rewards differ" * differ
+            answer.violations.append(Violation(losses[0].record.dump_id, said, side=TRAINER * differ))
+    if weightless:
+        share = float(np.concatenate(weightless).mean())
+        answer.figures.append(("rows without advantage", f"{share:.1%}"))
+        if groups:
+            answer.figures.append(("groups of a prompt with equal rewards", f"{flat_groups:,} of {groups:,}"))

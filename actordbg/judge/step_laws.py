@@ -1,0 +1,319 @@
+"""Laws of recorded optimizer steps: what must hold between the losses of a step, of all ranks, and the calls before it.
+
+The laws get all calls, trimmed (`RecordedCall.trim`). `recorded_laws.LAWS` has their table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import astuple
+
+import numpy as np
+
+from actordbg.base.units import plural, release
+from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
+from actordbg.judge.recorded_calls import (
+    BY_ROW,
+    Answer,
+    Numbers,
+    RecordedCall,
+    Terms,
+    Violation,
+    aggregation,
+    shifted,
+    side_of,
+)  # fmt: skip
+
+MOVED = {True: 1e-4, False: 0.02}
+"""Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
+DROPPED = 0.1
+"""Mean nats up to which the dropout of an adapter may be what moves a policy's log-probs from its reference's."""
+LOSS_OFF = {True: 1e-4, False: 0.01}
+"""Largest distance of a loss from its terms, relative to the sum of absolute terms, by fp32."""
+IMPROBABLE, LONG = 30.0, 48
+"""A row may appear twice if its actions are more likely than e^-30, or, without log-probs, fewer than this."""
+ACCUMULATES_LAST = (0, 19)
+"""The release of DeepSpeed in which ZeRO 1 and 2 were seen to drop all but the last gradient; earlier ones were not tried."""
+FAR, AS_ANOTHER, ALIKE = 0.3, 0.1, 8
+"""A row's log-probs are another row's if they are this far from its own (nats), this share of it from the other's, over so many
+actions at least."""
+MOVES, ENOUGH = {True: 0.0, False: 1e-5}, 16
+"""Learning rate above which an update moves a log-prob of so many actions, by fp32: weights in bf16 may not take a small step."""
+
+
+def steps(calls: Iterable[RecordedCall]) -> Iterator[tuple[str, list[RecordedCall]]]:
+    """Yield the losses of each optimizer step of a model, of all ranks, with the step in words."""
+    steps: dict[tuple[str, int, str], list[RecordedCall]] = defaultdict(list)
+    for call in calls:
+        if call.is_loss and call.record.step is not None:
+            steps[call.record.run, call.record.step, call.record.role or ""].append(call)
+    for (_, step, role), losses in sorted(steps.items(), key=lambda item: (*item[0][:2], item[0][2] != "policy loss")):
+        yield f"step {step}{' of the critic' * (role == 'critic loss')}", losses
+
+
+def learns(losses: Sequence[RecordedCall]) -> bool:
+    """Check whether any row of a step has an action, or has none because masks were not recorded."""
+    return any(call.counts is None or call.counts.any() for call in losses)
+
+
+def actions(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for steps without an action."""
+    for words, losses in steps(calls):
+        answer.looked_at += 1
+        if not learns(losses):
+            truncated = [call.array("truncated") for call in losses]
+            cut = losses[0].fact("mask_truncated") or all(each is not None and each.all() for each in truncated)
+            rows = plural(sum(call.rows for call in losses), "row")
+            why = ": every response was truncated" if cut else ""
+            said = f"{words}: the action mask of all {rows} is empty{why}, so nothing is learned"
+            answer.violations.append(Violation(losses[0].record.dump_id, said))
+
+
+def update(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for steps whose ratio is exactly 1, although updates came since their old log-probs were computed."""
+    scored: dict[tuple[str, bytes], list[int]] = defaultdict(list)
+    for run, step, key in _scored(calls):
+        if step is not None:
+            scored[run, key].append(step)
+    rates: dict[Hashable, float] = {}
+    for words, losses in steps(calls):
+        first = losses[0]
+        run, step = first.record.run, first.record.step
+        assert step is not None
+        if first.record.role != "policy loss":
+            continue
+        last = [max((at for at in scored[run, key] if at <= step), default=None) for call in losses for key in call.row_keys]
+        since = [at for at in last if at is not None]
+        moves = [rates.get((run, at), 0.0) > MOVES[first.fp32] for at in range(min(since, default=step), step)]
+        learned = any(call.weightless is None or not call.weightless.all() for call in losses)
+        if learned and (lr := first.array("lr")) is not None:
+            rates[run, step] = float(lr.max())
+        tokens = sum(int(call.counts.sum()) for call in losses if call.moved is not None and call.counts is not None)
+        answer.lacks = "a loss after an update, of rows that were scored before it"
+        if None in last or not since or max(since) == step or not any(moves) or tokens < ENOUGH or first.scaled:
+            continue
+        answer.looked_at += 1
+        if not any(call.moved is None or call.moved.any() for call in losses):
+            since_then = f"although {plural(sum(moves), 'update')} came since the old log-probs"
+            said = f"{words}: every ratio is exactly 1, of {plural(tokens, 'token')}, {since_then}"
+            answer.violations.append(Violation(first.record.dump_id, said))
+
+
+def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Hold the reference to the policy before its first update, by the log-probs that a loss or a reference's forward has."""
+    forwards = {
+        (call.record.run, key): head
+        for call in calls
+        if call.record.role == "reference" and not call.is_loss
+        for heads in call.heads.values()
+        for key, head in zip(call.row_keys, heads, strict=False)
+    }
+    for words, losses in steps(calls):
+        first = losses[0]
+        if first.record.step != 0 or first.record.role != "policy loss":
+            continue
+        apart: list[Numbers] = []
+        for call in losses:
+            base = call.heads.get("base_action_log_probs")
+            if base is None and "log_probs" in call.heads:
+                unknown = np.full(call.heads["log_probs"].shape[1], np.nan)
+                base = np.array([forwards.get((call.record.run, key), unknown) for key in call.row_keys])
+            if base is not None and base.shape == call.heads["log_probs"].shape:
+                distances = np.abs(call.heads["log_probs"] - base)
+                apart.append(distances[np.isfinite(distances)])
+        every = np.concatenate(apart) if apart else np.zeros(0)
+        if not len(every):
+            answer.lacks = "log-probs of the reference at step 0 (in losses with a KL term, or forwards with --with-outputs)"
+            continue
+        mean, limit = float(every.mean()), MOVED[first.fp32]
+        if first.record.actor.get("lora") and limit < mean <= DROPPED:
+            answer.lacks = "an adapter without dropout"
+            continue
+        answer.looked_at += 1
+        if mean > limit:
+            said = f"{words}: nothing was updated, but the reference is {number(mean, 3)} nats from the policy (limit {limit:g})"
+            answer.violations.append(Violation(first.record.dump_id, said, size=mean))
+
+
+def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for words, losses in steps(calls):
+        losses = [call for call in losses if "log_probs" in call.heads]
+        rows = [(call, row) for call in losses for row in range(call.rows)]
+        own = np.concatenate([call.heads["log_probs"] for call in losses]) if losses else np.zeros((0, 0))
+        for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
+            if not rows or not all(name in call.heads for call in losses):
+                continue
+            answer.looked_at += len(rows)
+            said, moved = np.concatenate([call.heads[name] for call in losses]), []
+            for at in ((_apart(said, own) > FAR) & (np.isfinite(own).sum(1) >= ALIKE)).nonzero()[0]:
+                others = np.where(np.isfinite(own + said[at]).sum(1) >= ALIKE, _apart(said[at], own), np.inf)
+                if others.min() < AS_ANOTHER * others[at]:
+                    moved.append(rows[at])
+            for call, row in moved[:1]:
+                text = f"{words}: {name} are those of another row, in {len(moved)} of {plural(len(rows), 'row')}"
+                answer.violations.append(Violation(call.record.dump_id, text, row, side=side_of(name)))
+
+
+def alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for call in calls:
+        active: Numbers = call.active
+        known = {name: np.where(active, values.astype("f8"), np.nan) for name, values in call.log_probs().items()}
+        for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
+            if name not in known or "log_probs" not in known:
+                continue
+            own, said, bad = known["log_probs"], known[name], np.zeros(call.rows, bool)
+            enough, words = (np.isfinite(own).sum(1) >= ALIKE) & (_apart(said, own) > FAR), ""
+            for by in (-1, 1, -2, 2):
+                late = enough & (_apart(said, shifted(own, -by, np.nan)) < AS_ANOTHER * _apart(said, own))
+                if late.sum() * 2 > max(int(enough.sum()), 1):
+                    bad, words = late, f"{name} are shifted by {by:+} against those of the loss"
+            answer.rows(call, bad, words, side=side_of(name))
+
+
+def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
+    """Return the mean of |difference| of each row [R] over the columns that both have; 0 without any."""
+    apart = np.abs(ours - theirs)
+    known = np.isfinite(apart)
+    return np.where(known, apart, 0.0).sum(1) / np.maximum(known.sum(1), 1)
+
+
+def groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for steps with a whole rollout whose prompts do not have as many rows as a prompt is sampled."""
+    for words, losses in steps(calls):
+        size = losses[0].fact("n_samples_per_prompt") or 0
+        prompts = Counter(prompt for call in losses for prompt in call.prompts)
+        acting = all(call.counts is not None and call.counts.all() for call in losses)  # else where a prompt ends is unknown
+        if not has_rollout(losses) or not acting:
+            answer.lacks = "the whole rollout in a step, with actions in every row"
+            continue
+        answer.looked_at += len(prompts)
+        odd = [prompt for prompt, count in prompts.items() if count % size]
+        if odd:
+            call = next(call for call in losses if odd[0] in call.prompts)
+            said = (
+                f"{words}: a prompt has {plural(prompts[odd[0]], 'row')}, and was sampled {size} times: groups have other prompts"
+            )
+            answer.violations.append(Violation(call.record.dump_id, said, call.prompts.index(odd[0])))
+
+
+def has_rollout(losses: Sequence[RecordedCall]) -> bool:
+    """Check whether a step has all rows of a rollout, once each."""
+    samples, prompts = (losses[0].fact(name) or 0 for name in ("n_samples_per_prompt", "rollout.batch_size"))
+    return 0 < samples * prompts == sum(call.rows for call in losses) and is_whole(losses)
+
+
+def _scored(calls: Iterable[RecordedCall]) -> Counter[tuple[str, int | None, bytes]]:
+    """Count how often the policy, whose role is not known at first, scored each row before the update, by run, step and key."""
+    scores = (call for call in calls if not call.is_loss and call.record.grad_enabled is False)
+    before = (call for call in scores if call.record.role in ("policy", None))
+    return Counter((call.record.run, call.record.step, key) for call in before for key in call.row_keys)
+
+
+def ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    scored = _scored(calls)
+    for words, losses in steps(calls):
+        moved, tokens = 0.0, 0
+        for call in losses:
+            if call.moved is None or call.counts is None:
+                continue
+            for key, distance, count in zip(call.row_keys, call.moved, call.counts, strict=False):
+                if scored[call.record.run, call.record.step, key]:
+                    moved, tokens = moved + float(distance), tokens + int(count)
+        if not tokens:
+            answer.lacks = "forwards that scored the rows of a loss in the same step"
+        else:
+            answer.looked_at += 1
+            mean, limit = moved / tokens, MOVED[losses[0].fp32]
+            if not mean <= limit:
+                said = f"{words}: no update since the old log-probs, but they differ by {number(mean, 3)} nats (limit {limit:g})"
+                answer.violations.append(Violation(losses[0].record.dump_id, said, size=mean))
+
+
+def is_whole(losses: Sequence[RecordedCall]) -> bool:
+    """Check whether a step has the losses of all ranks and micro-batches."""
+    by_rank: dict[int | None, list[RecordedCall]] = defaultdict(list)
+    for call in losses:
+        by_rank[call.record.rank].append(call)
+    if len(by_rank) != (losses[0].record.world_size or 1):
+        return False
+    if (accumulation := losses[0].fact("engine_accumulation")) is not None:
+        return bool(len(losses) == len(by_rank) * accumulation)
+    for own in by_rank.values():  # of an adapter: the last has the norm of the step's gradient
+        places = {call.fact("micro_batch"): call.fact("grad_norm") for call in own}
+        if {*places} != {*range(len(own))} or places[len(own) - 1] is None:
+            return False
+    return True
+
+
+def normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for words, losses in steps(calls):
+        first = losses[0]
+        parts = [(call.terms, float(loss)) for call in losses if call.terms and (loss := call.fact("loss")) is not None]
+        why = {
+            "a loss of a known formula, without other terms": len(parts) < len(losses),
+            "whole steps, of all ranks": not is_whole(losses), "batches of a fixed size": first.fact("dynamic_batch"),
+        }  # fmt: skip
+        if lacks := next((name for name, lacking in why.items() if lacking), ""):
+            answer.lacks = lacks
+            continue
+        total = Terms(*map(sum, zip(*(astuple(terms) for terms, _ in parts), strict=True)))
+        mode, known = aggregation(first.loss_attributes), total.divisor(first.loss_attributes)
+        of_rows = "loss_agg_mode" in first.loss_attributes and mode.startswith("seq")
+        if known is None or (of_rows and total.rows < sum(call.rows for call in losses)):
+            answer.lacks = "what the losses of a step add up to, with actions in every row"  # trainers differ on rows without
+            continue
+        ranks = len({call.record.rank for call in losses})
+        shares = ranks * (first.fact("engine_accumulation") or 1)
+        wanted = np.array([(terms.by_row if mode == BY_ROW else terms.by_token) / known[0] for terms, _ in parts])
+        given = np.array([loss / shares for _, loss in parts])
+        size = total.size / (total.tokens if mode == BY_ROW else known[0])
+        off = float(np.abs(given - wanted).sum())  # of each micro-batch: whole steps may cancel
+        answer.looked_at += 1
+        if size and math.isfinite(size) and not off <= LOSS_OFF[first.fp32] * size:
+            factor = float(given @ wanted / (wanted @ wanted)) if wanted.any() else 0.0
+            times = f", {number(factor, 4)} times it" if np.abs(given - factor * wanted).sum() < off / 10 else ""
+            said = f"{words}: its losses add up to {number(given.sum())}, their {known[1]} is {number(wanted.sum())}{times}"
+            answer.violations.append(Violation(first.record.dump_id, said, size=off / size))
+
+
+def accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for words, losses in steps(calls):
+        first, by_rank = losses[0], Counter(call.record.rank for call in losses)
+        since = release(first.record.versions.get("deepspeed", ""))[:2] >= ACCUMULATES_LAST
+        if first.fact("engine_accumulation") is None or first.fact("dynamic_batch") is None:
+            continue
+        answer.looked_at += 1
+        stage, most = first.record.actor.get("zero_stage"), max(by_rank.values())
+        if since and first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
+            said = f"{words}: of {most} micro-batches under ZeRO {stage}, only the gradient of the last is applied"
+            answer.violations.append(Violation(first.record.dump_id, said))
+
+
+def duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    seen: dict[Hashable, dict[bytes, str]] = defaultdict(dict)
+    scored = _scored(calls)
+    surprisals = {
+        key: value
+        for call in calls
+        if call.surprisal is not None
+        for key, value in zip(call.row_keys, call.surprisal, strict=False)
+    }
+    for call in calls:
+        record, apart = call.record, call.fact("dp_size") == call.record.world_size
+        together: Hashable = record.dump_id
+        if call.is_loss and record.step is not None:  # ranks of a ring or of tensor parallelism have the same rows
+            together = (record.run, record.step, record.role, None if apart else record.rank)
+        repeated = np.zeros(len(call.row_keys), bool)
+        for row, key in enumerate(call.row_keys):
+            count = 0 if call.counts is None else call.counts[row]
+            unlikely = not surprisals[key] <= IMPROBABLE if key in surprisals else count >= LONG
+            repeated[row] = unlikely and key in seen[together]
+            seen[together].setdefault(key, record.dump_id)
+        key = next((call.row_keys[row] for row in repeated.nonzero()[0]), b"")
+        first, times = seen[together].get(key, ""), scored[record.run, record.step, key] if apart else 0
+        where = "" if first == record.dump_id else f" in {first}"
+        known = ("", EITHER), (", and was scored once", TRAINER), (", and was scored as often", ROLLOUT)
+        how, side = known[min(times, 2)]
+        answer.rows(call, repeated, f"the same row is trained on twice in a step{where}{how}", side=side)

@@ -1,0 +1,114 @@
+"""Was the optimizer's step Adam's? Judged from samples of its parameters and moments before and after, without a model.
+
+With m, v, p before, m', v', p' after a step of learning rate lr at bias corrections c1 and c2:
+
+| Law | Broken by |
+|---|---|
+| v' = b2 v + (1 - b2) g^2, with g of m' = b1 m + (1 - b1) g | moments that were lost, or are another model's |
+| p' = (1 - lr wd) p - (lr / c1) m' / (sqrt(v' / c2) + eps) | another learning rate or decay, parameters set anew |
+| settings are the trainer's: lr, betas, eps, weight decay | an optimizer that was made or changed otherwise |
+
+Each holds for every element to fp32 rounding. Whether g is the step's gradient is what its norm says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from actordbg.base.units import plural
+from actordbg.document.blocks import number
+from actordbg.formats.weight_hashes import GroupState
+from actordbg.judge.recorded_calls import Numbers
+from actordbg.steps.recorded_step import RecordedStep
+
+OFF, SHARE = 2e-3, 0.1
+"""A law is broken if it is off by so much, relative to the change itself, in so many of the elements that change."""
+_ULP = 4e-7
+"""A few roundings of fp32, relative."""
+_SETTINGS = ("betas", "eps", "weight_decay")
+
+
+def unchecked(step: RecordedStep) -> str:
+    """Say why the update of a step is not judged; "" if it is."""
+    if not step.states:
+        return "the optimizer's update: its state was not recorded both before and after (record the next step, too)"
+    return ""
+
+
+def broken(step: RecordedStep) -> Iterator[tuple[str, str, str]]:
+    """Yield the laws that the update of a step breaks: a name, the figures that show it, and what to do."""
+    for before, after in step.states:
+        pairs = list(zip(before.optimizer, after.optimizer, strict=False))
+        for old, new in pairs:
+            yield from _settings(step, old)
+            yield from _moved(old, new)
+        if wrong := _decay(step, [old for old, _ in pairs]):
+            yield wrong
+
+
+def _settings(step: RecordedStep, group: GroupState) -> Iterator[tuple[str, str, str]]:
+    """Yield the settings of a group that are not the trainer's."""
+    remedy = "look at what makes or changes the optimizer's groups"
+    wanted, base = step.fact("adam.lr"), group.lr if group.first_lr is None else group.first_lr
+    if wanted and not abs(base - wanted) <= 1e-6 * wanted and (group.first_lr is not None or base > wanted):
+        times = f", {number(base / wanted, 3)} times it"
+        yield "learning rate", f"the optimizer's learning rate is {base:g}, the trainer's {wanted:g}{times}", remedy
+    elif group.lr > base * (1 + 1e-6):
+        yield "learning rate", f"the learning rate is {group.lr:g}, above the {base:g} that its schedule begins from", remedy
+    for name in _SETTINGS[:2]:
+        own, asked = np.atleast_1d(getattr(group, name)), step.fact(f"adam.{name}")
+        if asked is not None and not np.allclose(own, asked, rtol=1e-6, atol=0.0):
+            yield name, f"Adam's {name} is {own.tolist()}, the trainer's {asked}", remedy
+
+
+def _decay(step: RecordedStep, groups: list[GroupState]) -> tuple[str, str, str] | None:
+    """Return what is wrong with the weight decay: each group has the trainer's or none, and at least one the trainer's."""
+    asked, own = step.fact("adam.weight_decay"), [group.weight_decay for group in groups]
+    right = asked is None or (all(each in (0.0, asked) for each in own) and asked in own)
+    text = f"the weight decay is {', '.join(f'{each:g}' for each in own)}, the trainer's {asked}"
+    return None if right else ("weight decay", text, "look at what makes or changes the optimizer's groups")
+
+
+def _moved(old: GroupState, new: GroupState) -> Iterator[tuple[str, str, str]]:
+    """Yield the laws that the moments and the parameters of a group break."""
+    (p, m, v), (q, n, w) = _elements(old), _elements(new)
+    if p.shape != q.shape or (old.steps == new.steps is not None and (p == q).all()):
+        return  # another model, or a step that was skipped
+    if old.steps is not None and new.steps is not None and new.steps != old.steps + 1:
+        words = f"Adam counts {plural(new.steps, 'step')} after {plural(old.steps, 'step')}"
+        yield "Adam's state", words, "look at what replaces the optimizer's state"
+    b1, b2 = old.betas
+    gradient = (n - b1 * m) / (1 - b1)
+    blur = _ULP * (abs(n) + abs(m)) / (1 - b1)
+    wanted = b2 * v + (1 - b2) * gradient**2
+    room = OFF * np.maximum(w, wanted) + (1 - b2) * (2 * abs(gradient) + blur) * blur
+    if (share := _share(abs(w - wanted) > room, (w > 0) | (wanted > 0))) > SHARE:
+        words = f"Adam's second moment does not follow from its first in {100 * share:.0f} % of the elements"
+        lost = not (m.any() or v.any()) and bool(old.steps)
+        yield "Adam's state", words + ": both were 0 before" * lost, "look at what replaces the optimizer's state"
+    if old.steps is None:
+        return
+    corrected = np.sqrt(w / (1 - b2 ** (old.steps + 1))) + old.eps
+    update = old.lr * n / (1 - b1 ** (old.steps + 1)) / corrected
+    decays = (old.lr * old.weight_decay * p, 0.0 * p)  # AdamW's own term; in Adam it is part of the gradient
+    off = [abs(q - (p - decay - update)) > OFF * abs(update + decay) + _ULP * abs(p) for decay in decays]
+    moves = (abs(update) > 10 * _ULP * abs(p)) | (q != p)
+    if (share := min(_share(each, moves) for each in off)) > SHARE:
+        sure = abs(update) > 100 * _ULP * abs(p)
+        ratios = ((p - decays[0] - q) / np.where(sure, update, 1.0))[sure]
+        times = f", {number(float(np.median(ratios)), 3)} times it" if len(ratios) else ""
+        words = f"parameters did not move by what Adam's state and learning rate {old.lr:g} give{times}"
+        yield "update", f"{words}, in {100 * share:.0f} % of the elements", "look at what changes parameters or the learning rate"
+
+
+def _elements(group: GroupState) -> Numbers:
+    """Return the sample as [3, elements], float64."""
+    values: Any = np.frombuffer(bytes.fromhex(group.sample), "<f4").astype("f8")
+    return values.reshape(3, -1)
+
+
+def _share(wrong: Numbers, of: Numbers) -> float:
+    return float((wrong & of).sum() / max(of.sum(), 1))

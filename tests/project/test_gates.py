@@ -1,0 +1,137 @@
+"""What a store, a model or a server says meets one gate: each test walks the source, so that a new way around one fails here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+import pytest
+from roots import ROOT
+
+PRODUCT = ROOT / "actordbg"
+STARTS = {"Popen", "run", "call", "check_call", "check_output"}
+LOADS = {"from_pretrained", "from_config"}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Each call, with its function as text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def starts_with_our_input(source: str) -> Iterator[int]:
+    """Yield the lines that start a process without saying what its input is: a prompt there is answered by `yes |`."""
+    tree = ast.parse(source)
+    for function, call in calls(tree):
+        module, _, name = function.rpartition(".")
+        spawns = function.startswith(("os.spawn", "os.exec", "os.posix_spawn", "os.system", "os.popen", "pty."))
+        if spawns or (
+            module == "subprocess" and name in STARTS and not {"stdin", "input"} & {word.arg for word in call.keywords}
+        ):
+            yield call.lineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "subprocess":
+            yield node.lineno
+
+
+def loads_that_may_ask(source: str) -> Iterator[int]:
+    """Yield the lines that load a model, a configuration or a tokenizer and leave it to transformers whether its code runs."""
+    tree, decided = ast.parse(source), set[int]()
+    for _, call in calls(tree):
+        said = [word.value for word in call.keywords if word.arg == "trust_remote_code"]
+        if said and not (isinstance(said[0], ast.Constant) and said[0].value is not False):
+            decided.add(id(call.func))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in LOADS and id(node) not in decided:
+            yield node.lineno
+
+
+PARSES = {
+    "json.loads",
+    "json.load",
+    "json.JSONDecoder",
+    "msgspec.json.decode",
+    "msgspec.json.Decoder",
+    "yaml.load",
+    "pickle.load",
+}
+
+
+def parses_json(source: str) -> Iterator[int]:
+    """Yield the lines that parse JSON by themselves: `[],[],[]` becomes 20 times its bytes of objects, in whatever file it is."""
+    tree = ast.parse(source)
+    for function, call in calls(tree):
+        limited = any("read_regular" in ast.unparse(word) and "4096" in ast.unparse(word) for word in call.args)
+        if function in PARSES and not limited:
+            yield call.lineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in ("json", "msgspec.json"):
+            yield node.lineno
+
+
+OWN_CHILD = "the answer of a process that we started, or what it is told"
+GATES: dict[str, tuple[Callable[[str], Iterator[int]], dict[str, str]]] = {
+    "a child's input is not ours": (
+        starts_with_our_input,
+        {"install/command.py": "the user's own job, which `run` starts as their shell would"},
+    ),
+    "a model's code": (
+        loads_that_may_ask,
+        {"trainers/openrlhf/cpu.py": "hands on what the trainer passed; its code meets `model_code.guard`"},
+    ),
+    "one strict JSON": (
+        parses_json,
+        {
+            "formats/record_reading.py": "the gate",
+            "formats/encoding.py": "a record that this process has just encoded",
+            "records/comparison_record.py": "its decoder, given to the gate; a record as plain data",
+            "records/replay_record.py": "a specification that the gate has parsed, encoded again",
+            "catalog/dump_rows.py": "lines whose bytes and brackets are counted before",
+            "catalog/tables.py": "a file of this package",
+            "capture/control.py": "a switch of at most LARGEST bytes, in the training process",
+            "capture/loss_points.py": "a list of this process, in the training process",
+            "capture/writer_process.py": OWN_CHILD,
+            "campaign/family_matrix.py": "the small model that it made",
+            "actor/family_models.py": OWN_CHILD,
+            "doctor/checkup.py": OWN_CHILD,
+            "install/patch_target.py": OWN_CHILD,
+            "install/ray_hooks.py": "this process's environment",
+            "install/trailer.py": "one line of the installed package that is patched",
+            "replay/rank_launcher.py": OWN_CHILD,
+            "reduce/trial_host.py": OWN_CHILD,
+            "reduce/trials.py": OWN_CHILD,
+            "document/command_result.py": "what this process has just written",
+            "cli/output.py": "what this process has just written",
+            "measure/log_lines.py": "a line of a training log that the user names",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_there_is_no_way_around_a_gate(gate: str) -> None:
+    lines_of, allowed = GATES[gate]
+    found: dict[str, list[int]] = {}
+    for path in sorted(PRODUCT.rglob("*.py")):
+        if lines := list(lines_of(path.read_text())):
+            found[path.relative_to(PRODUCT).as_posix()] = lines
+    assert found.keys() == allowed.keys(), {name: lines for name, lines in found.items() if name not in allowed}
+
+
+@pytest.mark.parametrize(
+    ("gate", "source", "lines"),
+    [
+        ("a child's input is not ours", "subprocess.run(a)\nsubprocess.Popen(a, stdin=n)\nsubprocess.run(a, input=b)", [1]),
+        ("a child's input is not ours", "os.execv(a, b)\nfrom subprocess import run", [1, 2]),
+        (
+            "one strict JSON",
+            "json.loads(a)\nstrict_json(a, json.loads)\njson.loads(read_regular(p, 4096))\nmsgspec.json.decode(a)",
+            [1, 4],
+        ),
+        ("a model's code", "A.from_pretrained(p)\nA.from_pretrained(p, trust_remote_code=trust)\nf = A.from_config", [1, 3]),
+        ("a model's code", "A.from_pretrained(p, trust_remote_code=True)\nA.from_config(c, trust_remote_code=None)", [1, 2]),
+    ],
+)
+def test_a_gate_sees_what_goes_around_it(gate: str, source: str, lines: list[int]) -> None:
+    assert sorted(GATES[gate][0](source)) == lines

@@ -1,0 +1,112 @@
+"""The update of a step is Adam's, or what broke it is named, from samples before and after; else it is named as not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from actordbg.capture.ledger import Identity
+from actordbg.capture.snapshot import Copier
+from actordbg.formats.weight_hashes import WeightRecord, step_weights
+from actordbg.steps.adam_update import broken, unchecked
+
+WHO = Identity("r", 0, 1, "host", 1, "actor0")
+ADAM = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
+
+
+def recorded(
+    change: Callable[[Any], None] = lambda optimizer: None,
+    *,
+    after: Callable[[Any], None] = lambda optimizer: None,
+    made: type = torch.optim.AdamW,
+    **settings: Any,
+) -> Any:
+    """Three steps of an Adam, as the recorder sees their borders; `change` and `after` happen around the last."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Embedding(40, 8), torch.nn.Linear(8, 40))
+    optimizer = made(model.parameters(), **{**ADAM, **settings})
+    records: list[WeightRecord] = []
+
+    def border() -> None:
+        taken = step_weights(model, Copier().outputs, hashed=False, optimizer=SimpleNamespace(optimizer=optimizer))
+        records.append(taken.record(WHO))
+
+    for step in range(3):
+        border()
+        optimizer.zero_grad()
+        model(torch.randint(0, 40, (4, 6))).log_softmax(-1)[..., 0].mean().backward()
+        if step == 2:
+            change(optimizer)
+        optimizer.step()
+    after(optimizer)
+    border()
+    facts = {f"adam.{name}": value for name, value in ADAM.items()}
+    return SimpleNamespace(states=((records[2], records[3]),), fact=facts.get)
+
+
+def lose(optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"].zero_()
+        state["exp_avg_sq"].zero_()
+
+
+def forget(optimizer: Any) -> None:
+    optimizer.state.clear()
+
+
+def setting(**values: Any) -> Callable[[Any], None]:
+    return lambda optimizer: optimizer.param_groups[0].update(values)
+
+
+def push(optimizer: Any) -> None:
+    with torch.no_grad():
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.add_(1e-4)
+
+
+@pytest.mark.parametrize("made", [torch.optim.AdamW, torch.optim.Adam])
+@pytest.mark.parametrize("lr", [1e-3, 1e-6])
+def test_a_healthy_update_breaks_no_law(made: type, lr: float):
+    step = recorded(made=made, lr=lr)
+    step.fact = {"adam.lr": lr}.get
+    assert not list(broken(step)) and not unchecked(step)
+
+
+FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "moments zeroed before the step": ("Adam's state", {"change": lose}),
+    "a state that begins anew": ("Adam's state", {"change": forget}),
+    "moments zeroed after the step": ("Adam's state", {"after": lose}),
+    "a learning rate three times the optimizer's": ("update", {"change": setting(lr=3e-3)}),
+    "parameters that something else moves": ("update", {"after": push}),
+    "ten times the trainer's learning rate": ("learning rate", {"lr": 1e-2}),
+    "a weight decay of 5 that comes late": ("update", {"change": setting(weight_decay=5.0)}),
+    "a weight decay of 5": ("weight decay", {"weight_decay": 5.0}),
+    "no weight decay": ("weight decay", {"weight_decay": 0.0}),
+    "other betas": ("betas", {"betas": (0.9, 0.999)}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_breaks_an_update_is_named(fault: str):
+    name, how = FAULTS[fault]
+    assert name in [law for law, *_ in broken(recorded(**how))]
+
+
+def test_an_update_that_was_not_recorded_on_both_sides_is_not_checked():
+    step = recorded()
+    step.states = ()
+    assert unchecked(step) and not list(broken(step))
+
+
+def test_a_state_of_no_adam_is_not_sampled_and_a_skipped_step_breaks_nothing():
+    model = torch.nn.Linear(4, 4)
+    taken = step_weights(model, Copier().outputs, hashed=False, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not taken.record(WHO).optimizer
+    step = recorded()
+    step.states = ((step.states[0][0], replace(step.states[0][0])),)
+    assert not list(broken(step))

@@ -1,0 +1,83 @@
+"""The table of recorded fields in the docs, `docs/reference/recorded-fields.md`, and what laws of recorded data really read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.judge.recorded_calls import Answer, RecordedCall
+from actordbg.judge.recorded_laws import LAWS
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recorded-fields.md"
+
+
+def listed() -> dict[str, tuple[set[str], str]]:
+    """Each field of the table: the laws that read it, and what else reads it, or why nothing does."""
+    rows = re.findall(r"^\| `([^`]+)` \|([^|]*)\|([^|]*)\|$", PAGE.read_text(), re.MULTILINE)
+    return {name: ({law.strip() for law in laws.split(",")} - {"-", ""}, why.strip()) for name, laws, why in rows}
+
+
+def unlisted(names: Iterable[str]) -> list[str]:
+    """The fields that the table lacks, or has without a law or a reason."""
+    known = listed()
+    return [name for name in names if not any(known.get(name, (set(), "")))]
+
+
+def unlisted_of(paths: Iterable[Path]) -> list[str]:
+    """The fields of these dumps that the table lacks."""
+    names = set[str]()
+    for path in paths:
+        call = RecordedCall.read(str(path))
+        names |= call.recorded_names - {call.record.point}
+        names |= {f"record.{name}" for name in vars(call.record)} | {f"actor.{name}" for name in call.record.actor}
+    return unlisted(sorted(names))
+
+
+class _Traced:
+    """A record that notes which of its fields are read."""
+
+    def __init__(self, record: DumpRecord, names: set[str]) -> None:
+        self._record, self._names = record, names
+
+    def __getattr__(self, name: str) -> Any:
+        self._names.add(f"record.{name}")
+        value = getattr(self._record, name)
+        return _TracedFacts(value, self._names) if name == "actor" else value
+
+
+class _TracedFacts(dict[str, Any]):
+    def __init__(self, facts: dict[str, Any], names: set[str]) -> None:
+        super().__init__(facts)
+        self._names = names
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._names.add(f"actor.{name}")
+        return super().get(name, default)
+
+
+def read_by_laws(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, set[str]]]:
+    """Yield each law with the fields that it read of these dumps."""
+    array, fact = RecordedCall.array, RecordedCall.fact
+    for law in LAWS:
+        names: set[str] = set()
+
+        def traced(self: Any, *asked: str, names: set[str] = names) -> Any:
+            names.update(asked)
+            return array(self, *asked)
+
+        def told(self: Any, name: str, names: set[str] = names) -> Any:
+            names.add(name)
+            return fact(self, name)
+
+        calls = [RecordedCall.read(str(root / path)) for path in paths]
+        for call in calls:
+            call.root = root
+            call.record = _Traced(call.record, names)  # type: ignore[assignment]
+        with patch.object(RecordedCall, "array", traced), patch.object(RecordedCall, "fact", told):
+            for group in [calls] if law.over_calls else [[call] for call in calls]:
+                law.judge(group, Answer())
+        yield law.name, names
