@@ -252,7 +252,7 @@ class MatrixRun(Campaign[MatrixRecord]):
         if cell.replay_id is not None and (self.store.replays / cell.replay_id / SPEC).is_file():
             return load_spec(self.store, cell.replay_id)
         options = self.record.options
-        return make_plan(
+        plan = make_plan(
             self.rows,
             ReplayConfig.from_dict(cell.config),
             order=options.get("order", "time"),
@@ -260,7 +260,8 @@ class MatrixRun(Campaign[MatrixRecord]):
             where=self.record.selection,
             command=f"matrix {self.record.matrix_id}, cell {cell.index}: {cell.name}",
             versions=versions_of(str(cell.config.get("model"))),
-        ).spec
+        )
+        return replace(plan.spec, locate=min(1, plan.spec.config.laws))  # as `check` does
 
     def _judge(self, indices: Sequence[int], env: Surroundings) -> None:
         """Judge cells without a verdict. The truth loads the model too, so the cells' processes must have released theirs."""

@@ -329,6 +329,7 @@ def train_verdict(record: TrainCheckRecord, requested: Judged) -> Verdict:
         next_command = "actordbg curve memory --budget 80GB"
     elif record.selection is not None and wrong:
         next_command = f"actordbg matrix --where {in_shell(record.selection)} --model {in_shell(model)}"
+    left.append("what all configurations share: the model, the baseline's forward and backward (`actordbg check`)")
     return Verdict(word, _counted(record, requested), figures, left, next_command, model == TINY)
 
 

@@ -79,7 +79,7 @@ class CheckedReplay:
     @cached_property
     def summary(self) -> ReplaySummary:
         """Summarize the replay."""
-        return summary_of(self.data)
+        return replace(summary_of(self.data), local=self.local)
 
     @property
     def truths(self) -> tuple[DumpComparison, ...]:
@@ -94,7 +94,7 @@ class CheckedReplay:
     def verdict(self, *, of: int, **more: Any) -> Verdict:
         """Return the verdict. of: the number of dumps the sample was drawn from. more: options of `replay_verdict`."""
         left = tuple(self._left())
-        verdict = replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, local=self.local, **more)
+        verdict = replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, **more)
         explained, laws = self.comparison.explained if self.comparison else None, self.summary.laws
         if explained is not None and explained.causes and laws is not None and laws.broken:  # the law does not know the cause
             verdict = replace(verdict, said=f"{verdict.said}; {explained.sentences[0]}")
@@ -149,10 +149,7 @@ class CheckedReplay:
         if self.weights is not None and self.weights.same is None:
             yield self.weights.words
         if self.comparison is not None:
-            yield from self.comparison.unjudged
-        if self.local is not None and (unchecked := self.local.unchecked):
-            more = f" and {len(unchecked) - 1} more (`actordbg locate {self.data.spec.replay_id}`)" * (len(unchecked) > 1)
-            yield f"module by module: {unchecked[0]}{more}"
+            yield from (text for text in self.comparison.unjudged if text not in self.comparison.left)
         for item in worst_unlocated(self)[:1]:
             yield f"module by module, the dump that is wrong: {item.dump_id}"
         if (others := self.unlocated) and self.local is not None and self.local.judged:

@@ -43,6 +43,7 @@ from actordbg.judge.sides import (
     why_not,
 )
 from actordbg.judge.thresholds import Applied, Floors, applied_to, judge, measures, weaker
+from actordbg.locate.verdict import WRONG, unlocated, verdict_of
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
@@ -111,7 +112,7 @@ def compare(
         rank = ORDER.index(dump.verdict), -severity, dump_id
         shown = {name: float(f"{distance:.4g}") for name, distance in islice(dump.distances.items(), MOST_DISTANCES)}
         position = bisect(ranked, rank)
-        ranked.insert(position, (*rank, replace(dump, distances=shown)))
+        ranked.insert(position, (*rank, replace(dump, distances=shown, scales={})))
         if (index := max(position, DETAILED)) < len(ranked):  # this dump, or the dump that it moved down, is not among the worst
             ranked[index] = (*ranked[index][:3], replace(ranked[index][3], worst_tokens=(), parameters=(), distances={}))
         if on_progress:
@@ -122,13 +123,20 @@ def compare(
     bias = measured.bias(dumps) if measured else None
     biased = bias is not None and bias.excessive
     wrong_truth = _wrong_truth(theirs)
-    verdict = MISMATCH if biased or wrong_truth else min((dump.verdict for dump in dumps), key=ORDER.index, default=NOT_COMPARED)
+    local = verdict_of([*ours.results.values()]) if with_truth else None
+    wrong_model = [local.said] if local and local.word == WRONG else []
+    verdict = (
+        MISMATCH
+        if biased or wrong_truth or wrong_model
+        else min((dump.verdict for dump in dumps), key=ORDER.index, default=NOT_COMPARED)
+    )
     excludes = {}
     if verdict in GOOD and with_truth:
         excludes = excluded(dumps, applied.limits, bias, floors)
         if lone_rows and lone_rows.spec.config.planted:
             excludes |= noticed(lone_rows, theirs, dumps, applied.limits, measured, floors)
     reasons = [
+        *wrong_model,
         *wrong_truth,
         *_notes(ours, theirs, dumps, blocked, noise, only),
         *of_one_rank(ours.results.values(), dumps, applied.limits),
@@ -154,6 +162,7 @@ def compare(
         excludes=excludes,
         noise_id=noise.noise_id if noise else None,
         reasons=tuple(reasons),
+        left=unlocated(local, ours.row.replay_id) if with_truth else (),
     )
 
 

@@ -366,7 +366,7 @@ def _compared(a: _KeptGradients, b: _KeptGradients, small: float, notes: _Notes)
     elif together.count and together.distance is None:
         notes.broken.append("B's gradients are all zero, A's are not")
     worst = sorted((name for name in badness if badness[name] > 0), key=lambda name: (-badness[name], name))
-    distances = _distances(apart, small)
+    distances, scales = _distances(apart, small)
     fields = {
         "gradients": replace(together, nonfinite=sum(nonfinite.values())) if badness else None,
         "parameters": tuple(
@@ -375,20 +375,26 @@ def _compared(a: _KeptGradients, b: _KeptGradients, small: float, notes: _Notes)
         "parameter_distance": next(iter(distances.values()), None),
         "worst_parameter": next(iter(distances), ""),
         "distances": distances,
+        "scales": scales,
     }
     return fields, math.sqrt(total[1]) if badness and not sampled and not left else None
 
 
-def _distances(apart: dict[str, tuple[float, float, int]], small: float) -> dict[str, float]:
-    """Return each parameter's distance, largest first. apart: |a - b|, |b| and number of elements by name."""
+def _distances(apart: dict[str, tuple[float, float, int]], small: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Return each parameter's distance, largest first, and what it is relative to, in units of the whole gradient's scale.
+
+    apart: |a - b|, |b| and number of elements by name. The scale: the norm that so many elements of a usual size would have.
+    """
     elements = sum(numel for _, _, numel in apart.values())
     usual = math.sqrt(sum(norm**2 for _, norm, _ in apart.values()) / elements) if elements else 0.0
-    distances = {}
+    distances, scales = {}, {}
     for name, (difference, norm, numel) in apart.items():
         scale = max(norm, small * usual * math.sqrt(numel))
         if difference == 0 or scale:
             distances[name] = difference and difference / scale
-    return dict(sorted(distances.items(), key=lambda item: -item[1]))
+        if scale and usual:
+            scales[name] = scale / (usual * math.sqrt(numel))
+    return dict(sorted(distances.items(), key=lambda item: -item[1])), scales
 
 
 def _left_out(why: str, names: set[str]) -> dict[str, str]:

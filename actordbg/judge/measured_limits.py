@@ -10,10 +10,13 @@ never needs to be nearer than the flat limits of the truth's dtype: fp32's for b
 | mean_abs, gradient_distance | 1.5 times the effect of rounding |
 | p99_abs | 2 times |
 | max_abs, entropy_max_abs | 3 times |
-| parameter_distance | 3 times that of the same parameter, or of the median parameter; below SUMMED 6 times |
+| parameter_distance | 3 times that of the same parameter, or of the median parameter; below SUMMED 6 times; see below |
 | grad_norm_rel | the limit of gradient_distance: a norm moves by no more than its vector |
 | loss_abs | the limit of mean_abs: a mean moves by no more than its terms |
 | clip_share | flat, or 3 times |
+
+**Vanishing gradients.** Where a query sees one key, the gradients of queries and keys are 0 in exact arithmetic, and what is left
+is rounding of larger values. So each parameter may be off by what rounding moves so many elements of the whole gradient by.
 
 A figure over few tokens is noisy. So the effect of rounding on a dump is mixed with its effect on all dumps, as if each dump
 had `FEW` more average tokens, and a mean over `n` tokens is raised by the factor 1 + 1 / sqrt(n) + 8 / n. If all dumps together
@@ -140,7 +143,9 @@ class Rounding:
             some = _tokens(ours) >= SOME
             alone = [name for name in alone if ".experts." not in name or (some and not _ONE_EXPERT.search(name))]
         measured = {name: factor * max(here.distances.get(name, 0.0), usual) for name in alone}
-        return {name: max(limit, min(2 * limit, SUMMED), least) for name, limit in measured.items()}
+        of_whole = here.gradients.distance or 0.0 if here.gradients else 0.0
+        whole = {name: min(LOST, of_whole / ours.scales.get(name, 1.0)) for name in alone}
+        return {name: max(limit, min(2 * limit, SUMMED), whole[name], least) for name, limit in measured.items()}
 
     def _rounded(self, here: DumpComparison) -> dict[str, float]:
         """Return by measure the effect of rounding on this dump, mixed with that on all dumps (see the module's docstring)."""

@@ -14,6 +14,7 @@ from actordbg.records.replay_record import Spread
 
 if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun
+    from actordbg.locate.verdict import LocalVerdict
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,9 @@ class Compiled:
 class ReplaySummary(Timed):
     """A replay: its inputs, the configuration that ran, and its results.
 
-    comparisons: the newest comparison (as A) with each other replay, the truth and the run's recorded outputs. why: what stopped
-    it, and the end of its log. whose: who else wrote it; "" if it is this user's.
+    comparisons: the newest comparison (as A) with each other replay, the truth and the run's recorded outputs. local: the verdict
+    on its model, module by module; None if no result judged it. why: what stopped it, and the end of its log. whose: who
+    else wrote it; "" if it is this user's.
     """
 
     label: str
@@ -168,6 +170,7 @@ class ReplaySummary(Timed):
     comparisons: tuple[ComparisonRun, ...] = ()
     ranks: RankAgreement | None = None
     laws: LawSummary | None = None
+    local: LocalVerdict | None = None
     why: str = ""
     whose: str = ""
 

@@ -42,6 +42,7 @@ from actordbg.judge.report_model import (
     Throughput,
     WarmUp,
 )
+from actordbg.locate.verdict import verdict_of
 from actordbg.records.replay_record import (
     CRASHED,
     FAILED,
@@ -134,6 +135,7 @@ def summary_of(data: ReplayData, name: str = "A") -> ReplaySummary:
         comparisons=data.comparisons,
         ranks=agreement_of(results, spec.config),
         laws=laws_of(results, spec.config),
+        local=verdict_of(results),
         why=data.why,
         whose=data.whose,
     )

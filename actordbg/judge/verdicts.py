@@ -21,13 +21,13 @@ from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number, rate, seconds
 from actordbg.judge.agreement import ranks_in_words, violation_in_words
 from actordbg.judge.report_model import ReplaySummary
+from actordbg.locate.verdict import unlocated
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
 from actordbg.records.replay_record import RAISED
 
 if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun
     from actordbg.catalog.query import ReplayRow
-    from actordbg.locate.verdict import LocalVerdict
 
 CAUSE_CHARS = 200
 _EXAMPLES = 3
@@ -54,16 +54,15 @@ def replay_verdict(
     no_truth: str = "",
     recorded: str | None = None,
     reported: bool = False,
-    local: LocalVerdict | None = None,
     explained: bool = False,
 ) -> Verdict:
     """Return the verdict of a replay.
 
     of: the number of dumps that its inputs were drawn from. own: the comparison with the run's recorded outputs, if it counts.
     left: what else was not checked. no_truth: why there is no truth. recorded: the model that the dumps name. reported: whether
-    this is the replay's own report, so that the next command is another. local: the verdict on the model, module by module.
-    explained: whether this is the replay's own explanation.
+    this is the replay's own report, so that the next command is another. explained: whether this is its own explanation.
     """
+    local = replay.local
     values = as_ran(replay.asked, replay.resolved)
     word, said, deciding = _judged(replay, of or replay.counts.inputs, own, left, no_truth)
     following = _next(replay, word, own, recorded, reported, bool(no_truth) or replay.truth is not None)
@@ -168,6 +167,7 @@ def _own_in_words(own: ComparisonRecord, dtype: str) -> str:
 def _left(replay: ReplaySummary, known: Sequence[str]) -> Iterator[str]:
     """Yield what was not checked beyond what is `known`."""
     truth, laws = replay.truth, replay.laws
+    yield from (text for text in unlocated(replay.local, replay.replay_id) if text not in known)
     for package, name in replay.resolved.get("foreign_code", {}).items():
         yield f"the code of {package} ({name}), which is not transformers'"
     if truth is not None and truth.rounding_id is None:

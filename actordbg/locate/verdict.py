@@ -155,6 +155,16 @@ def verdict_of(results: Sequence[ResultRecord]) -> LocalVerdict | None:
     return LocalVerdict(tuple(identities.values()), findings, located, dump_id, tuple(dict.fromkeys(judged)))
 
 
+def unlocated(local: LocalVerdict | None, replay_id: str) -> tuple[str, ...]:
+    """Say what of a replay's model was not judged, as a part of its verdict; () if all of it was."""
+    command = f"`actordbg locate {replay_id}`"
+    if local is None:
+        return (f"the model, bit for bit and module by module ({command})",)
+    first, count = next(iter(local.unchecked), ""), len(local.unchecked)
+    more = f" and {count - 1} more ({command})" * (count > 1)
+    return (f"module by module: {first}{more}",) if count else ()
+
+
 def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False, same_model: bool = False) -> str:
     """Say how far a place is from the truth, where, and, unless the cause is known, what its kind of place rules out.
 

@@ -201,7 +201,8 @@ class DumpComparison:
     (`judge.dump_figures`). worst_tokens: by absolute difference. beyond_noise: measures that exceed the noise floor but not the
     thresholds: a real difference, small enough; empty without a noise floor. limits: those measured on this dump, if any.
     parameter_seen: the relative error of a single parameter's gradient that would have been a mismatch. distances: for the worst
-    dumps, the distance between each parameter's gradients.
+    dumps, the distance between each parameter's gradients. scales: while it is judged, what each of these is relative to, in
+    units of the whole gradient's scale.
     """
 
     dump_id: str
@@ -223,6 +224,7 @@ class DumpComparison:
     limits: dict[str, Real] = field(default_factory=dict)
     parameter_seen: float | None = None
     distances: dict[str, Real] = field(default_factory=dict)
+    scales: dict[str, Real] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,8 @@ class ComparisonRecord(StoredRecord):
     """`actordbg compare A B`: both sides, the thresholds that were applied, a verdict overall and for each dump, worst
     dumps first. rounding_id: the replay that measured the effect of the dtype's rounding on each dump, if limits follow it; each
     dump then has its own `limits`. excludes: the smallest faults that would have been a mismatch (`judge.measured_limits`).
-    explained: what the causes of a mismatch with recorded outputs, or with the truth, are.
+    explained: what the causes of a mismatch with recorded outputs, or with the truth, are. left: what of A's model was not
+    judged.
     """
 
     what: ClassVar[str] = "comparison"
@@ -319,6 +322,7 @@ class ComparisonRecord(StoredRecord):
     reasons: tuple[str, ...] = ()
     excludes: dict[str, float | None] = field(default_factory=dict)
     explained: ExplainedOutputs | None = None
+    left: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
@@ -338,7 +342,7 @@ class ComparisonRecord(StoredRecord):
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """The parts that the verdict does not cover, in words: dumps, gradients, and gradients judged by their norm only."""
+        """The parts that the verdict does not cover, in words: A's model, dumps, gradients, gradients with their norm only."""
         phrases = []
         left = [dump for dump in self.dumps if dump.verdict == NOT_COMPARED]
         if left:
@@ -352,7 +356,7 @@ class ComparisonRecord(StoredRecord):
             phrases.append(
                 f"the gradients of {by_norm} of {len(self.dumps)} dumps, but for their norm (--keep-gradients keeps them)"
             )
-        return tuple(phrases)
+        return (*phrases, *self.left)
 
 
 def _gradients_left(dump: DumpComparison) -> str:

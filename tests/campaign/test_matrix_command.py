@@ -31,6 +31,7 @@ from actordbg.campaign.runner import claimed
 from actordbg.document.blocks import verdict_in
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_markdown, as_text
+from actordbg.locate.verdict import verdict_of
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.matrix_record import MatrixRecord
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
@@ -131,6 +132,8 @@ class TestARealOne:
         assert all(cell.max_abs is not None and cell.max_abs < 1e-4 for cell in record.cells)
         assert record.loads == 1 and [cell.shared_with for cell in record.cells] == [None, 0, 0, 0]
         assert record.cells[0].load_s and record.truth_id
+        located = [verdict_of(list(read_results(store.replays / str(cell.replay_id)).values())) for cell in record.cells]
+        assert all(local and local.word == "RIGHT" and local.looked_at > 100 for local in located), "as `check` judges"
         for cell in record.cells:
             events = read_events(store.replays / str(cell.replay_id) / "supervisor.jsonl")
             resolved = next(event["resolved"] for event in events if event["event"] == "resolved")

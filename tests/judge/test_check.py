@@ -23,7 +23,10 @@ from actordbg.document.blocks import Verdict
 from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
 from actordbg.judge.check import CheckedReplay, check_data, run_check
+from actordbg.judge.comparing import compare, save
 from actordbg.judge.exports import junit_xml, workflow_commands
+from actordbg.judge.load_replays import load
+from actordbg.judge.verdicts import replay_verdict
 from actordbg.records.comparison_record import ComparisonRecord, ExplainedOutputs, NamedCause
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
@@ -52,6 +55,20 @@ def checked(store: Store, truth: bool = True, recorded: str | None = None, **rep
             write_replay(store, name, INPUTS, truth=dtype, **({"model": replayed["model"]} if "model" in replayed else {}))
     found = run_check(store, load_spec(store, "r-01"))
     return found, found.verdict(of=257, recorded=recorded)
+
+
+def test_a_comparison_with_the_truth_knows_what_the_model_is(store: Store) -> None:
+    """Outputs within rounding are WRONG if the model is not the checkpoint's; a model that nobody looked at is named."""
+    differs = IDENTITY | {"count": 1, "differences": ["model.rotary_emb.inv_freq was rounded to bf16"]}
+    for name, extra in {"r-04": {"identity": [differs], "located": LOCATED}, "r-05": {}}.items():
+        write_replay(store, name, INPUTS, result=lambda index, extra=extra: {"extra": {"temperature": 1.0} | extra})
+    write_replay(store, "r-06", INPUTS, truth="fp64")
+    wrong, unknown = (compare(store, name, "r-06") for name in ("r-04", "r-05"))
+    assert wrong.verdict == "mismatch" and "inv_freq" in wrong.reasons[0] and not wrong.left
+    assert unknown.good and "actordbg locate r-05" in unknown.unjudged[0]
+    save(store, wrong)
+    (summary,) = load(store, ["r-04"]).summary().replays
+    assert replay_verdict(summary, reported=True).word == "WRONG", "the replay's own report says the same"
 
 
 def test_the_sentence_names_the_code_that_the_truth_runs_too(store: Store) -> None:
@@ -96,6 +113,9 @@ IDENTITY = {"looked_at": 116, "differences": [], "unchecked": [], "rank": 0, "ra
 LOCATED = {"places": 49, "wrong": [], "count": 0, "unchecked": [], "dtype": "bfloat16"}
 
 
+UNLOCATED = "the model, bit for bit and module by module (`actordbg locate r-01`); "
+
+
 def judged(**located: Any) -> dict[str, Any]:
     return {"extra": {"temperature": 1.0, "identity": [IDENTITY], "located": LOCATED | located}}
 
@@ -103,12 +123,12 @@ def judged(**located: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("replayed", "sentence", "next_command"),
     [
-        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; not checked: your model (--model); gradients (--backward); the laws (--laws)",
+        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; not checked: your model (--model); " + UNLOCATED + "gradients (--backward); the laws (--laws)",
          "actordbg check --model 'org/a model'"),
-        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differs from the truth by more than fp32 rounding; log-probs: a cause; not checked: your model (--model); "
+        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differs from the truth by more than fp32 rounding; log-probs: a cause; not checked: your model (--model); " + UNLOCATED +
          "gradients (--backward); the laws (--laws)", "actordbg explain r-01"),
         ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; "
-         "not checked: your model (--model); gradients (--backward); the laws of 1 dump", "actordbg check --model"),
+         "not checked: your model (--model); " + UNLOCATED + "gradients (--backward); the laws of 1 dump", "actordbg check --model"),
         # a broken law is wrong whatever the truth says
         ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 depends on row 0",
          "actordbg explain r-01"),

@@ -24,7 +24,9 @@ from actordbg.store.layout import Store
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
-@pytest.mark.parametrize("scenario", ["faults", "backward,routing", "others,compiled,odd_shapes", "kernels,foreign", "streamed"])
+@pytest.mark.parametrize(
+    "scenario", ["faults", "backward,routing", "others,compiled,odd_shapes", "kernels,foreign", "streamed,second_tokens"]
+)
 def test_a_fault_is_named_by_its_module_and_a_healthy_model_is_right(tmp_path: Path, scenario: str) -> None:
     run_scenario(scenario, tmp_path, program=locatecases.__file__)
 

@@ -371,6 +371,24 @@ def foreign(cache: Path) -> None:
                 assert word == RIGHT or said[1][0].startswith("the attention of"), said
 
 
+def second_tokens(cache: Path) -> None:
+    """Where only second tokens are judged, whose first token sees itself alone, gradients of queries and keys are only rounding."""
+    from judged import Truths, judge
+
+    dump = dump_of("none", rows=3, actions=23)
+    dump.tensors["action_mask"][:, 1:] = False
+    for family in ("llama", "qwen2"):
+        model = four_layers(cache, family)
+        against = Truths(cache / f"second-{family}", model, "fp32", backward=True).of(dump, cache)
+        config = ReplayConfig(model=model, dtype="fp32", backward=True, keep_gradients=True, packing=True, through="rows")
+        with open_actor(config, model_cache=cache) as session:
+            healthy = judge(session, dump, against, cache / "kept")
+            assert healthy.word == RIGHT and healthy.truth.parameter_distance, healthy.lines
+            with gradient("model.layers.1.self_attn.v_proj.weight", lambda given: 0.999 * given)(session.model):
+                faulty = judge(session, dump, against, cache / "kept")
+        assert faulty.truth.verdict == "mismatch" and "v_proj" in faulty.truth.reasons[0], faulty.lines
+
+
 def kernels(cache: Path) -> None:
     """sdpa leaves out Gemma2's soft cap, as transformers' own model in sdpa does: eager attention is the healthy one."""
     layers = ["sliding_attention", "full_attention"] * 2
