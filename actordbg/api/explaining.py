@@ -37,7 +37,7 @@ def run_located(
 ) -> tuple[ReplaySpec, Sequence[ResultRecord]]:
     """Judge the model of `spec` module by module on one of its inputs, in another replay; return that and its results.
 
-    command: what that replay records as its command. item: the input; None: the one that shows the most.
+    command: what that replay records as its command. item: the input; None: the input that shows most.
     """
     spec = located_spec(spec, [item or spec.inputs[law_order(spec.inputs)[0]]], command)
     desk.runnable(spec.config, spec.inputs)

@@ -54,7 +54,7 @@ class Cause:
 
 SHIFT, ROWS, PLACEHOLDER, WEIGHTS, NAN = "shift", "other rows", "placeholder", "weights", "not finite"
 PRECISION, OLDER, UNKNOWN_POLICY, UNKNOWN_PRECISION = "precision", "older policy", "unknown policy", "unknown precision"
-"""What is no fault of a side: the dtype that it computes in, and a policy that was updated since."""
+"""What is not a side's fault: the dtype that it computes in, and a policy that was updated since."""
 
 BANK: tuple[Cause, ...] = (
     Cause(

@@ -259,7 +259,7 @@ def adapter_scale(model: Any, size: float) -> AbstractContextManager[None]:
 
 @contextmanager
 def without_adapters(model: Any, part: Any) -> Iterator[None]:
-    """Disable the adapters of modules whose name ends with `part`; all for a size, which is no name."""
+    """Disable the adapters of modules whose name ends with `part`; all of them for a size instead of a name."""
     layers = adapters(model, part if isinstance(part, str) else "").values()
     for layer in layers:
         layer.enable_adapters(False)

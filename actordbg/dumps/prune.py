@@ -45,7 +45,7 @@ class Doomed:
 @dataclass(frozen=True)
 class PrunePlan:
     """What to remove, and how much that is; `failed` names what could not be removed. `spared`: pinned dumps that the conditions
-    select and that stay. `recent`: dumps recorded before the age that is asked for, which came into the store since."""
+    select and that stay. `recent`: dumps recorded before the given age, which came into the store since."""
 
     files: list[Doomed]
     bytes: int
@@ -103,7 +103,7 @@ def plan_prune(
 
 
 def _arrivals(store: Store, chosen: list[tuple[str, int]]) -> dict[str, float]:
-    """Return when each of these dumps came into the store, in seconds since 1970; now for one that is gone."""
+    """Return when each of these dumps came into the store, in seconds since 1970; the present for a dump that is gone."""
     arrived: dict[str, float] = {}
     holders = {path: (split_place(path) or (path, ""))[0] for path, _ in chosen}
     for holder in set(holders.values()):

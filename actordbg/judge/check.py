@@ -106,7 +106,7 @@ class CheckedReplay:
 
     @cached_property
     def weights(self) -> WeightsMet | None:
-        """Whether the model has the weights of the recorded outputs that it was compared with; None if there are none."""
+        """Say whether the model has the weights of the recorded outputs that it was compared with; None if there are none."""
         truths = {dump.dump_id: dump.log_probs for dump in self.truths}
         pairs = [(own.log_probs, truths.get(own.dump_id)) for own in self.owns if own.verdict != NOT_COMPARED]
         if self.own is None or not pairs:

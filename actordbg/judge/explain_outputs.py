@@ -221,7 +221,7 @@ class _Held:
         return sample, fitted
 
     def told(self, fitted: FitResult, note: str = "") -> ExplainedOutputs:
-        """Put a fit into words. note: a name of the bank, of what is no fault; its amount is what is left."""
+        """Put a fit into words. note: a name of the bank, of what is not a fault; its amount is what is left."""
         temperatures = {self.truth.results[dump_id].extra.get("temperature") for dump_id in self.pieces}
         temperature = next(iter(temperatures)) if len(temperatures) == 1 else None
         if note:

@@ -99,7 +99,7 @@ class ExplainedSides:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of sides that are not wrong: a coarser dtype, an older policy."""
+        """Say what is notable of sides that are not wrong: a coarser dtype, an older policy."""
         return [f"{name} log-probs: {cause.said}" for name, side in self.sides.items() for cause in side.also]
 
     @property

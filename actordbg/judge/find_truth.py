@@ -5,7 +5,7 @@ temperature, and whether gradients are needed. It does not depend on packing, co
 cells of a matrix) share one truth.
 
 A stored truth is reused only with the same weights and under the same versions (`hub_model.DECIDE`): after an upgrade, or if the
-model's files changed, a new truth is computed; also if the stored one was imported, or another user wrote it. A replay
+model's files changed, a new truth is computed, as it is if the stored one was imported, or another user wrote it. A replay
 whose weights no longer exist has no truth. Without torch no truth can be computed, so the versions to match are those under
 which the replay ran.
 

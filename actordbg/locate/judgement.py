@@ -58,7 +58,7 @@ def judge(
 ) -> Located:
     """Hold the suspect's errors against the clean model's, place by place.
 
-    eager: the clean model's errors with eager attention; a place that is as near to the truth as those is right, too.
+    eager: the clean model's errors with eager attention; a place that is as near to the truth as those is right.
 
     features: of each token, for `pattern_of`. ranks: how many average the gradients of parameters. lost: a
     sentence, by parameter, about experts that no gradient reaches.

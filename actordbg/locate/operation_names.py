@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def casts_only(self) -> bool:
-        """Whether only casts are among the calls that one list lacks: rounding, of which a later difference may be the cause."""
+        """Check whether a list lacks only casts of the other: rounding, of which a later difference may be the cause."""
         calls = (*self.added, *self.missing)
         return bool(calls) and self.what in (INPUT, OUTPUT) and all(call.name.startswith(CAST) for call in calls)
 

@@ -63,7 +63,7 @@ class LocalVerdict:
 
     @property
     def same_model(self) -> bool:
-        """Whether every rank's model was the checkpoint's after the last input, as far as it was compared."""
+        """Check whether every rank's model was the checkpoint's after the last input, as far as it was compared."""
         return bool(self.identities) and not self.findings and all(identity.ran for identity in self.identities)
 
     @property

@@ -1,4 +1,4 @@
-"""Rows of figures in what trainers and trackers write, recognised by content and not by name: `exported(name, run, stream)`.
+"""Rows of figures in what trainers and trackers write, recognized by content and not by name: `exported(name, run, stream)`.
 
 | Content | Read as |
 |---|---|
@@ -7,9 +7,9 @@
 | CSV | columns `metric`, or `run - metric` as W&B's charts are exported |
 | event files, or a folder of them | TensorBoard, by the `tensorboard` package |
 | SQLite with a table `metrics` | trackio's database |
-| any other text | no export but a log: `actordbg.measure.log_lines` |
+| any other text | a log: `actordbg.measure.log_lines` |
 
-What is none of these is refused by its own name. A step is the first of `STEPS` that a row has. W&B's own `_step` counts its
+Anything else is refused by its own name. A step is the first of `STEPS` that a row has. W&B's own `_step` counts its
 calls of `log`, so its numbers (`CALL`) are another trainer's steps only if the trainer made them so.
 
 Not-a-number is spelled `NaN`, `nan`, `"NaN"` or `null`. A null is a NaN unless the row has figures that never stand beside a
@@ -70,7 +70,7 @@ class ExportedRow(NamedTuple):
 def exported(name: str, run: str | None, stream: io.BufferedReader) -> Iterator[ExportedRow] | io.BufferedIOBase:
     """Return the rows of an export; else the stream, for text of another kind. run: whose metrics to read if it holds several.
 
-    Raises UsageError for what is no text, EnvironmentProblem for what is damaged or too large.
+    Raises UsageError for a binary file, EnvironmentProblem for what is damaged or too large.
     """
     head = stream.peek(HEAD)[:HEAD]
     if head.startswith(_SQLITE):
@@ -135,7 +135,7 @@ def _is_json(head: bytes) -> bool:
 
 
 def _parsed(text: str) -> Any:
-    """Parse JSON; None if it is none."""
+    """Parse JSON; None for anything else."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """Read the values of a metric from a training log, step by step: `read_log(path)`.
 
-What trackers and trainers export is recognised by content (`actordbg.measure.log_exports`). Any other text is a log, which
+What trackers and trainers export is recognized by content (`actordbg.measure.log_exports`). Any other text is a log, which
 numbers its steps in one of three ways, each read into a separate series:
 
 * **bar**: a progress bar's postfix, `Train step of epoch 1:  8%|8  | 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]`.
@@ -274,7 +274,7 @@ def _opened(path: str) -> Iterator[io.BufferedReader]:
 
 
 def _buffered(stream: Any) -> io.BufferedReader:
-    """Return a reader of the stream that can look ahead far enough to recognise what it is."""
+    """Return a reader of the stream that can look ahead far enough to recognize what it is."""
     return io.BufferedReader(stream, HEAD)
 
 

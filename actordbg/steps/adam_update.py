@@ -33,7 +33,7 @@ _ULP = 4e-7
 def unchecked(step: RecordedStep) -> str:
     """Say why the update of a step is not judged; "" if it is."""
     if not step.states:
-        return "the optimizer's update: its state was not recorded both before and after (record the next step, too)"
+        return "the optimizer's update: its state was not recorded both before and after (record the next step as well)"
     return ""
 
 

@@ -88,7 +88,7 @@ class StepFigures:
 
     @cached_property
     def weights(self) -> WeightsMet:
-        """Whether the model has the weights of the step."""
+        """Say whether the model has the weights of the step."""
         rounding, dtype = self.apart(self.replayed, self.reference), (self.replayed.resolved or {}).get("dtype")
         as_recorded = dtype is None or (dtype == "fp32") == self.step.fp32
         apart = self.moved(self.replayed) if as_recorded else math.nan

@@ -45,7 +45,7 @@ COUNT_OFF = 1e-5
 FAR, WORST = 5.0, 0.3
 """A log-prob is wrong, with the right weights, if it is this many times what rounding costs, and so many nats, from fp32's."""
 UNKNOWN = "unknown"
-"""The name of a fault that is none of the known ones."""
+"""The name of a fault that nothing known explains."""
 
 _MOST_RANKS = 4
 """Ranks whose figures are told."""
