@@ -18,8 +18,8 @@ Of each rule the newest answer counts, among the replays under the configuration
 * RIGHT needs a match with the truth, by the log-probs of the newest replay, bit for bit: later values were not compared.
 * Everything else is NOT CHECKED.
 
-The cells of a matrix count together, as if they were the newest replay: the worst of their verdicts. Truths and variations are not
-under test, and a comparison of two replays says nothing about either. What came from elsewhere (`origin`) counts
+The cells of a matrix count together, as if they were the newest replay: the worst of their verdicts. Truths and variations are
+not under test, and a comparison of two replays says nothing about either. What came from elsewhere (`origin`) counts
 for `theirs` alone, and so does what was compared with it.
 
 Example::
