@@ -12,7 +12,8 @@
     └── EnvironmentProblem        environment           4   something outside actordbg is missing or broken
         ├── StoreProblem          store                 4   the store is missing, unreadable or of another format
         │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
-        │   └── NewerFormat       newer-format          4   written by a newer actordbg
+        │   ├── NewerFormat       newer-format          4   written by a newer actordbg
+        │   └── AnothersLink      store                 4   another user made a place of the store a link
         ├── CatalogProblem        catalog               4   the catalog cannot be opened or upgraded
         │   └── UnwritableCatalog catalog               4   the catalog cannot be written where it is
         ├── MachineFault          environment           4   a full or broken disk, no open files left: never an input's result

@@ -130,8 +130,9 @@ def show(
     path = catalog.store.root / row.path
     record = read_record(path)
     hashes = weights_of(catalog.store.root, record)
-    names = ("path", "bytes", "trainer", "adapter", "function", "verdict", "broken", "theirs", "model")
+    names = ("path", "bytes", "trainer", "adapter", "function", "broken", "theirs", "model")
     answer = {name: getattr(row, name) for name in names} | {
+        "verdict": row.verdict or "",  # every answer's is a text
         "record": record,
         "tensors": _tensors(record, path if values else None),
         "results": results_of_dump(catalog, row.dump_id),

@@ -453,7 +453,7 @@ def streamed(cache: Path) -> None:
                 assert most == [1] and ran["forward"] <= 3 and ran["backward"] <= 2, (family, most, ran)
                 assert own.spilled_bytes > 0 and own.resident_bytes < whole.located.resident_bytes, own
                 assert any("one of 4 decoder layers" in note for note in own.notes), own.notes
-                same = {name: getattr(whole.located, name) for name in ("notes", "resident_bytes", "spilled_bytes")}
+                same = {name: getattr(whole.located, name) for name in ("notes", "resident_bytes", "spilled_bytes", "seconds")}
                 assert replace(own, **same) == whole.located and found.identities == whole.identities, (family, backward)
                 most[0] = 0
             if family == "llama":

@@ -3,7 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
-_NAMES = ("api.explaining", "api.measuring", "campaign.run_matrix", "campaign.run_train_check", "judge.check", "judge.find_truth",
+_NAMES = ("api.explaining", "campaign.run_matrix", "campaign.run_train_check", "judge.check", "judge.find_truth",
           "judge.noise_floor", "steps.run_step")  # fmt: skip
 
 
