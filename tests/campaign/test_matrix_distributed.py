@@ -90,8 +90,8 @@ def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path):
     cells = matrix(store, f"--backend plain,fsdp2 --nproc 2 --packing off {USUAL} --dtype bf16", 1, **broken).cells
     assert [cell.settings["backend"] for cell in cells] == ["plain", "fsdp2"]
     for cell in cells:
-        flipped = "(model.layers.0.self_attn.k_proj.weight)" in cell.reason and "parameter_distance " in cell.reason
-        doubled = cell.reason == "all gradients are 2 times the truth's"
+        flipped = "model.layers.0.self_attn.k_proj.weight" in cell.reason
+        doubled = "2 times the truth's" in cell.reason
         assert flipped if cell.settings["backend"] == "plain" else doubled, cell
         record = compared(store, cell)
         assert record.verdict == "mismatch" and record.unjudged == record.left
