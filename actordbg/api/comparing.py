@@ -22,6 +22,7 @@ from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import comparison_charts, document
 from actordbg.judge.explain_outputs import with_explanation
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
+from actordbg.judge.same_weights import weights_of_outputs, without_unknown_weights
 from actordbg.judge.sides import RECORDED_NAMES, TRUTH, rests_on_others
 from actordbg.judge.thresholds import asked
 from actordbg.judge.wrong_tokens import wrong_tokens
@@ -64,6 +65,9 @@ def compared(
         )
     if b in RECORDED_NAMES and record.verdict == MISMATCH:
         record = _explained(desk, record)
+        noise_of_each = {dump.dump_id: record.explained.noise for dump in record.compared} if record.explained else {}
+        resolved = get_replay(store, judged).resolved or {}
+        record = without_unknown_weights(record, weights_of_outputs(record, resolved, noise_of_each))
     path = kept(desk, record)
     desk.settle()
     moves = floor.floor.get("max_abs") if floor else None

@@ -10,7 +10,6 @@ computes the replay and then the truth, which saves a start; under other backend
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from actordbg.base.errors import ActordbgError, MachineFault
 from actordbg.base.units import new_replay_id, plural
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Heading, Paragraph, Verdict
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.weight_hashes import MET_WEIGHTS, met_weights
+from actordbg.formats.weight_hashes import met_weights
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
 from actordbg.judge.explain_outputs import with_explanation
@@ -37,7 +34,7 @@ from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import replay_details
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.judge.same_weights import WeightsMet, weights_met
+from actordbg.judge.same_weights import WeightsMet, weights_of_outputs, without_unknown_weights
 from actordbg.judge.sides import OTHER_WEIGHTS, RECORDED
 from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
@@ -107,23 +104,10 @@ class CheckedReplay:
     @cached_property
     def weights(self) -> WeightsMet | None:
         """Say whether the model has the weights of the recorded outputs that it was compared with; None if there are none."""
-        truths = {dump.dump_id: dump.log_probs for dump in self.truths}
-        pairs = [(own.log_probs, truths.get(own.dump_id)) for own in self.owns if own.verdict != NOT_COMPARED]
-        if self.own is None or not pairs:
+        if self.own is None:
             return None
-        measured = [(own.mean_abs, true.mean_abs) for own, true in pairs if own and true]
-        apart, rounding = (
-            float(np.mean([each or 0.0 for each in of])) for of in zip(*measured or [(math.nan, 0.0)], strict=True)
-        )
-        met = met_weights(self.data.resolved)
-        others = {} if met.get("same") else met.get("other", {})  # whose outputs are left out
-        as_recorded = self.own.a.dtype == self.own.b.dtype
-        return weights_met(
-            {MET_WEIGHTS: met | {"other": others}} if met else {},
-            fp32=self.own.b.dtype == "fp32",
-            apart=apart if as_recorded else math.nan,
-            rounding=rounding,
-        )
+        rounding = {dump.dump_id: dump.log_probs.mean_abs or 0.0 for dump in self.truths if dump.log_probs}
+        return weights_of_outputs(self.own, self.data.resolved, rounding)
 
     @cached_property
     def local(self) -> LocalVerdict | None:
@@ -198,10 +182,18 @@ def run_check(
         located = located_on(_affordable(CheckedReplay(data), OTHER_LENGTHS * (time.monotonic() - began)))
         warm.share(None)
         own = None
+
+        def saved_own(truth: ComparisonRecord | None) -> ComparisonRecord | None:
+            if own is None:
+                return None
+            kept = without_unknown_weights(own, CheckedReplay(data, truth, own=own).weights)
+            save(store, kept)
+            return kept
+
         if recorded:
             own = compare(store, spec.replay_id, RECORDED)
             on_stage(EXPLAINING)
-            save(store, own := with_explanation(store, own, **callbacks))
+            own = with_explanation(store, own, **callbacks)
         try:
             on_stage(TRUTH)
             truth = ensure_truth(store, spec.replay_id, **callbacks)
@@ -215,11 +207,12 @@ def run_check(
                 on_stage(NAMING)
                 record = with_explanation(store, record, **callbacks)
             save(store, record)
+            own = saved_own(record)
         except MachineFault as fault:
             fault.hint = f"fix that, then `actordbg compare {spec.replay_id} truth` continues"
             raise
         except ActordbgError as problem:
-            return CheckedReplay(data, no_truth=problem.message, own=own, located=located)
+            return CheckedReplay(data, no_truth=problem.message, own=saved_own(None), located=located)
         (data,) = load(store, [spec.replay_id]).replays  # with its comparisons
         return CheckedReplay(data, record, own=own, shared=_shared_code(store.replays / truth), located=located)
 

@@ -8,12 +8,16 @@ rounding is 1e-6, another order of sums is as far as rounding, and another step'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
+from actordbg.actor.rules import LEAKED
 from actordbg.document.blocks import number
-from actordbg.formats.weight_hashes import met_weights
+from actordbg.formats.weight_hashes import MET_WEIGHTS, met_weights
+from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
 
 OF_ROUNDING = {True: 4.0, False: 0.1}
 """Most distance from recorded log-probs that identifies weights, in units of measured rounding, by whether the run is in fp32."""
@@ -48,6 +52,45 @@ def weights_met(resolved: Mapping[str, Any] | None, *, fp32: bool, apart: float,
         )
     said = f": its log-probs are {number(apart, 3)} nats from the recorded ones, the same weights' at most {number(most, 3)}"
     return WeightsMet(None, f"whether the model has the weights of that step{said if most == most else ''}")
+
+
+def weights_of_outputs(own: ComparisonRecord, resolved: Mapping[str, Any], rounding: Mapping[str, float]) -> WeightsMet | None:
+    """Judge the weights of a replay by the recorded outputs that it was compared with; None if there are none.
+
+    resolved: its facts. rounding: by dump id, the mean distance in nats that rounding explains.
+    """
+    outputs = {each.dump_id: each.log_probs for each in own.dumps if each.verdict != NOT_COMPARED}
+    if not outputs:
+        return None
+    measured = [(each.mean_abs or 0.0, rounding[name]) for name, each in outputs.items() if each and name in rounding]
+    apart, cost = (fmean(of) for of in zip(*measured or [(math.nan, 0.0)], strict=True))
+    met = met_weights(dict(resolved))
+    others = {} if met.get("same") else met.get("other", {})  # whose outputs are left out
+    apart = apart if own.a.dtype == own.b.dtype else math.nan
+    facts = {MET_WEIGHTS: met | {"other": others}} if met else {}
+    return weights_met(facts, fp32=own.b.dtype == "fp32", apart=apart, rounding=cost)
+
+
+def without_unknown_weights(own: ComparisonRecord, weights: WeightsMet | None) -> ComparisonRecord:
+    """Leave out of a comparison with recorded outputs what other weights explain as well, if it is unknown whose these are.
+
+    What no weights explain stays: a fitted cause, a known fault, values that are not finite, figures that do not exist.
+    """
+    if weights is None or weights.same is not None or (own.explained is not None and own.explained.causes):
+        return own
+    why = {"dump": weights.words}
+    dumps = tuple(
+        each if _whatever_the_weights(each) else replace(each, verdict=NOT_COMPARED, not_compared=why) for each in own.dumps
+    )
+    kept = MISMATCH if any(each.verdict == MISMATCH for each in dumps) else NOT_COMPARED
+    return replace(own, dumps=dumps, verdict=kept)
+
+
+def _whatever_the_weights(dump: DumpComparison) -> bool:
+    """Check whether a verdict holds for any weights."""
+    odd = any(figures.nonfinite for figures in (dump.log_probs, dump.entropy) if figures is not None)
+    broken = dump.verdict == MISMATCH and (dump.log_probs is None or odd or LEAKED in dump.reasons)
+    return broken or dump.verdict == NOT_COMPARED
 
 
 def _steps(steps: Any) -> str:

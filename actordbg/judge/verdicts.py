@@ -128,7 +128,7 @@ def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, left: 
     match = "matches" if truth.compared == 1 else "match"
     near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {dtype} rounding"
     said = f"{truth.compared:,} of {plural(of, 'dump')} {match} the truth {near}"
-    if own is not None and own.verdict == NOT_COMPARED:
+    if (own or recorded or truth).verdict == NOT_COMPARED:
         return UNCHECKED, f"{said}; not checked: {left[0] if left else 'the outputs of the run'}", far
     return RIGHT, said, far
 

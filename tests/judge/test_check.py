@@ -17,7 +17,7 @@ from hostilestore import HOSTILE, forbidden
 from typer.testing import CliRunner
 
 from actordbg.base.errors import MachineFault, Unsupported
-from actordbg.catalog.query import get_replay
+from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.cli.app import app
 from actordbg.document.blocks import Verdict
 from actordbg.dumps.create import create_dumps
@@ -183,7 +183,9 @@ def test_a_truth_that_cannot_be_computed_says_why(store: Store, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("log_prob", "entropy", "outputs", "word", "said"),
     [
-        (1.5, 0.0, True, "WRONG", "in 1 of 2 dumps the run's outputs are not what its model gives in fp32: log-probs by up to 1.5 nats"),
+        (1.5, 0.0, "known", "WRONG", "in 1 of 2 dumps the run's outputs are not what its model gives in fp32: log-probs by up to 1.5 nats"),
+        (1.5, 0.0, True, "NOT CHECKED", "2 of 2 dumps match the truth to fp32 rounding; not checked: the outputs of the run in 2 of 2 dumps: "
+         "whether the model has the weights of that step"),
         (0.0, 3.25, True, "WRONG", "in 2 of 2 dumps the run's outputs are not what its model gives in fp32: entropies by up to 3.25 nats; "
          "its log-probs agree"),
         (0.0, 0.0, True, "RIGHT", "2 of 2 dumps match the truth to fp32 rounding"),
@@ -191,24 +193,29 @@ def test_a_truth_that_cannot_be_computed_says_why(store: Store, monkeypatch: pyt
     ],
 )  # fmt: skip
 def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
-    store: Store, log_prob: float, entropy: float, outputs: bool, word: str, said: str
+    store: Store, log_prob: float, entropy: float, outputs: bool | str, word: str, said: str
 ) -> None:
-    """A replay and a truth that agree, and dumps with what the training run itself got, of which one figure is off."""
-    inputs, made = publish_golden(store, 2, outputs)
+    """A replay and a truth that agree, and dumps with what the training run itself got, of which one figure is off. outputs:
+    whether they have it; "known": the weights were recorded, and are the model's. Other weights may explain what has no cause.
+    """
+    inputs, made = publish_golden(store, 2, bool(outputs))
     made[0]["log_probs"][1, 0] -= log_prob
     for tensors in made:
         tensors["entropy"][1, 0] -= entropy
     truth: Any = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
-    write_replay(store, "r-01", inputs, **truth)
+    met = {"met_weights": {"same": [7], "other": {}, "unknown": 0}} if outputs == "known" else {}
+    write_replay(store, "r-01", inputs, resolved=met, **truth)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
         write_replay(store, name, inputs, truth=dtype, **truth)
     answer = run_check(store, load_spec(store, "r-01"), recorded=True).verdict(of=2)
     assert answer.word == word and answer.said.startswith(said)
+    dumps = {row.verdict for row in select_dumps(open_fresh(store), None)}
+    assert word in dumps, "a dump's last verdict is that of the check"
+    assert word == "WRONG" or dumps == {word}
     if word == "WRONG":
         assert answer.next == "actordbg explain r-01"
         assert answer.figures[0][0].startswith("max diff from the run's"), "the failing figure is the first"
-        left = [text for text in answer.not_checked if "has the weights of that step" in text]
-        assert bool(left) is bool(log_prob), "the same log-probs are of the same weights"
+        assert not [text for text in answer.not_checked if "has the weights of that step" in text]
 
 
 def test_other_programs_get_every_failure_as_text(store: Store) -> None:
