@@ -45,8 +45,8 @@ STEPS = ("train/global_step", "trainer/global_step", "global_step", "step", "_st
 HEAD = 2**16
 """Bytes of a file that decide what it is."""
 _MOST_BYTES = 2**27
-_MOST_TURNS = 200
-"""Millions of SQLite's instructions: the pages of a made-up database can form a table that has no end."""
+_MOST_TURNS = 2000
+"""Hundred thousands of SQLite's instructions: the pages of a made-up database can form a table that has no end."""
 _SQLITE = b"SQLite format 3\0"
 _OTHERS = {
     b"PAR1": "a Parquet file",
@@ -242,7 +242,7 @@ def _of_trackio(name: str, run: str | None) -> Iterator[ExportedRow]:
         with closing(sqlite3.connect(f"file:{quote(os.path.abspath(name))}?mode=ro", uri=True)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
             turns = count()
-            database.set_progress_handler(lambda: next(turns) >= _MOST_TURNS, 10**6)
+            database.set_progress_handler(lambda: next(turns) >= _MOST_TURNS, 10**5)
             columns = {column: hidden for _, column, *_, hidden in database.execute("PRAGMA table_xinfo(metrics)")}
             table = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'metrics' AND type = 'table'").fetchone()
             computed = any(columns.values()) or not (table and table[0])  # of generated columns, or a virtual table
