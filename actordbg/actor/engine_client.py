@@ -33,7 +33,7 @@ TOKEN = "ACTORDBG_ENDPOINT_TOKEN"
 VLLM, SGLANG = "vLLM", "SGLang"
 NO_LOG_PROB = -9999.0
 """What vLLM sends for minus infinity."""
-_MOST_BYTES, _MOST_VALUES = 2**28, 2**22
+_MOST_BYTES, _MOST_VALUES = 2**27, 2**22
 """Limits of an answer: its bytes, and the values in it. vLLM's have six for each token."""
 _LEAST_TOKEN = 7
 """A token of up to so many characters protects nothing, and may be part of a number."""

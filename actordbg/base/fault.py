@@ -9,6 +9,8 @@ from typing import ClassVar, TypeVar
 
 T = TypeVar("T")
 _SECRET_NAMES = re.compile(rb"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
+_IN_URL = re.compile(r"""(https?://(?=[^\s/@"]*@)|://[^\s/:@"]*:)(?!\d+(?:[/"'\s,]|\Z))[^\s"]{1,200}@""")
+"""A password in a URL, up to the last "@"; not a port. Of http, a name alone may be a token."""
 _known: tuple[dict[bytes, bytes], tuple[str, ...]] = ({}, ())
 
 
@@ -19,9 +21,8 @@ class ActordbgError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = without_password(message), without_password(hint)
+        super().__init__(self.message)
 
 
 class Refused(ActordbgError):
@@ -53,13 +54,18 @@ def describe(error: BaseException) -> str:
 
 
 def scrub(text: str) -> str:
-    """Replace every secret of the environment in `text`: an exception's message may quote a secret.
+    """Replace every secret of the environment in `text`, and passwords in URLs: an exception's message may quote a secret.
 
     A value counts as secret if its variable's name says so (TOKEN, KEY, ...) and it has at least 8 characters.
     """
     for value in _secrets() if len(text) >= 8 else ():
         text = text.replace(value, "[hidden]")
-    return text
+    return without_password(text)
+
+
+def without_password(text: str) -> str:
+    """Replace the passwords in a text's URLs: `sftp://me:[hidden]@host/store`."""
+    return _IN_URL.sub(r"\1[hidden]@", text) if "://" in text else text
 
 
 def clean_keys(named: Mapping[str, T]) -> dict[str, T]:

@@ -410,7 +410,7 @@ class Writer:
         try:
             record = weights.record(ledger.identity)
             atomic_write(self._store.root / WEIGHTS / record.run / record.name, record.to_json().encode())
-        except (OSError, RuntimeError) as error:  # a disk, a lost device
+        except Exception as error:  # noqa: BLE001  # a disk, a lost device: the dump itself is stored
             self._notices.warn("weights", f"weights are not recorded: {describe(error)}")
         weights.copies = None
 

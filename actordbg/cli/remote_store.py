@@ -59,7 +59,7 @@ def _move(url: str, folder: Path, what: str) -> None:
     from actordbg.store.staging import Mirror, split_runs
 
     if "://" not in url:
-        raise UsageError(f"bad URL {url!r:.60}", hint="pass s3://bucket/store or hdfs://host/store; for a folder, use cp -r")
+        raise UsageError("bad URL: no ://", hint="pass s3://bucket/store or hdfs://host/store; for a folder, use cp -r")
     began = time.monotonic()
     address, runs = split_runs(url)
     if runs and what == "pushed":
@@ -71,9 +71,9 @@ def _move(url: str, folder: Path, what: str) -> None:
     elif not mirror.is_there:
         raise StoreProblem(f"there is no store at {address}", hint="check the URL; `actordbg store push DIR URL` creates one")
     seconds = time.monotonic() - began
-    answer = {"url": address, "folder": str(folder), "seconds": seconds} | vars(moved)
+    answer = {"url": mirror.url, "folder": str(folder), "seconds": seconds} | vars(moved)
     keep_answer(answer)
-    say(in_words(what, moved, address, seconds))
+    say(in_words(what, moved, mirror.url, seconds))
     if moved.skipped:
         raise typer.Exit(1)
 
@@ -109,9 +109,9 @@ def staged(ctx: typer.Context, url: str, store: Store) -> None:
         hint = f"its mirror is {store.root}: upload it with `actordbg store push`, or remove it"
         raise StoreProblem(f"the store at {address} is gone", hint=hint)
     if moved.files or moved.skipped:
-        note(in_words("staged", moved, address, time.monotonic() - began))
+        note(in_words("staged", moved, mirror.url, time.monotonic() - began))
     pusher = root.meta[__name__] = Pusher(mirror, note)
-    root.call_on_close(lambda: _finish(pusher, address))
+    root.call_on_close(lambda: _finish(pusher))
 
 
 def push_now(ctx: typer.Context) -> None:
@@ -121,10 +121,10 @@ def push_now(ctx: typer.Context) -> None:
         pusher.mirror.push()
 
 
-def _finish(pusher: Pusher, address: str) -> None:
+def _finish(pusher: Pusher) -> None:
     began, moved = time.monotonic(), pusher.close()
     if moved.files or moved.skipped:
-        note(in_words("pushed", moved, address, time.monotonic() - began))
+        note(in_words("pushed", moved, pusher.mirror.url, time.monotonic() - began))
 
 
 def in_words(what: str, moved: Moved, address: str, seconds: float) -> str:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import Refused, UsageError, require_package
+from actordbg.base.fault import without_password
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of, read_owned, user_folder
 from actordbg.config.replay_config import GONE, SETTINGS, ReplayConfig, validate
@@ -99,7 +100,7 @@ def mirror_name(url: str) -> str:
     """Return the local name of a store behind a URL: readable, and unique for each URL."""
     import hashlib  # `--help` needs no more than the options
 
-    address = url.partition("#")[0].rstrip("/")
+    address = without_password(url.partition("#")[0]).rstrip("/")
     name = re.sub(r"[^A-Za-z0-9]+", "-", address.rpartition("/")[2])[:32].strip("-") or "store"
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
     return f"{name}-{digest}"

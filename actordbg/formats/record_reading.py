@@ -89,7 +89,7 @@ def strict_header(data: bytes) -> dict[str, Any]:
     return header
 
 
-def values_in(data: bytes) -> int:
+def values_in(data: bytes | bytearray) -> int:
     """Count the values of a JSON text, at least: its commas and opening brackets. Each may take 30 times its bytes of memory."""
     return sum(map(data.count, (b"[", b"{", b",")))
 

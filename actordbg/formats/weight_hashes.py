@@ -232,9 +232,12 @@ def step_weights(
             if local is not None and hashed:
                 sha256, nbytes = sha256_of(local), nbytes + local.nbytes
             if local is not None and local.is_floating_point() and local.element_size() > 1:
-                sample, device = sampled(local), local.device
-                samples[device].append(sample)
-                count = len(sample)
+                try:
+                    sample, device = sampled(local), local.device
+                    samples[device].append(sample)
+                    count = len(sample)
+                except (RuntimeError, NotImplementedError, TypeError):  # it was freed, is sparse, is of a class of its own
+                    facts = (*facts[:4], "its elements cannot be read")
             elif local is not None and not hashed:
                 facts = (*facts[:4], "elements of its dtype are not sampled")
             held.append((name, facts, sha256, device, count))
@@ -250,11 +253,15 @@ def _states(optimizer: Any) -> Iterator[tuple[int, tuple[dict[str, Any], torch.T
     import torch
 
     groups = getattr(optimizer, "param_groups", ())
-    many = max(1, STATE_SAMPLED // max(1, sum(len(group["params"]) for group in groups)))
+    count = max(1, sum(len(group["params"]) for group in groups))
+    many, apart = max(1, STATE_SAMPLED // count), max(1, count // STATE_SAMPLED)
     for number, group in enumerate(groups):
-        states = [(each, optimizer.state.get(each) or {}) for each in group["params"] if each.dtype == torch.float32]
-        if "betas" not in group or not states:
+        states = [(each, optimizer.state.get(each) or {}) for each in group["params"] if _is_plain_fp32(each)][::apart]
+        numbers = (*(group.get(name) for name in ("lr", "eps", "weight_decay", "initial_lr")), *group.get("betas", ()))
+        if not {"betas", "lr", "eps", "weight_decay"} <= group.keys() or not states:
             continue
+        if any(isinstance(each, torch.Tensor) and not each.is_cpu for each in numbers):
+            continue  # to read it would wait for its device
         parts: list[list[torch.Tensor]] = [[], [], []]
         for parameter, state in states:
             parts[0].append(sampled(parameter, many))
@@ -266,7 +273,17 @@ def _states(optimizer: Any) -> Iterator[tuple[int, tuple[dict[str, Any], torch.T
         first = group.get("initial_lr")
         settings |= {"betas": tuple(map(float, group["betas"])), "first_lr": None if first is None else float(first)}
         settings |= {"kind": type(optimizer).__name__, "steps": int(steps) if known else None}
-        yield number, (settings, torch.cat([each for part in parts for each in part]).float())
+        samples = [each for part in parts for each in part]
+        if len({each.device for each in samples}) == 1:  # an optimizer in part on the host is not sampled
+            yield number, (settings, torch.cat(samples).float())
+
+
+def _is_plain_fp32(parameter: torch.Tensor) -> bool:
+    """Check whether a parameter of an optimizer can be sampled: it has memory, and is no DTensor."""
+    import torch
+
+    whole = not parameter.is_meta and not hasattr(parameter, "placements")
+    return whole and parameter.dtype == torch.float32 and parameter.untyped_storage().nbytes() >= parameter.nbytes
 
 
 def weights_held(model: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...], torch.Tensor | None]]:
@@ -302,7 +319,7 @@ def _local(name: str, parameter: Any) -> tuple[torch.Tensor | None, tuple[int, i
     if more or type(placement).__name__ != "Shard" or placement.dim != 0:
         return None, None, f"sharded as {parameter.placements}"
     size, ranks, rank = parameter.shape[0], parameter.device_mesh.size(at), parameter.device_mesh.get_local_rank(at)
-    row = parameter[0].numel() if size else 0
+    row = parameter.shape[1:].numel()  # `parameter[0]` would gather the whole, and wait for the other ranks
     first = min(-(-size // ranks) * rank, size)
     local = parameter.to_local()
     return local, (first * row, local.numel()), ""

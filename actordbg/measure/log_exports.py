@@ -28,13 +28,15 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from importlib import import_module
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
+from actordbg.formats.dump_record import MAX_VALUES
+from actordbg.formats.record_reading import MOST_VALUES, values_in
 
 LINE, CALL, BAR, ORDER = "line", "call", "bar", "order"
 """How steps are numbered: by the trainer, by W&B's calls, by a progress bar, by counting lines."""
@@ -42,7 +44,9 @@ STEPS = ("train/global_step", "trainer/global_step", "global_step", "step", "_st
 """Columns that number steps, the best first."""
 HEAD = 2**16
 """Bytes of a file that decide what it is."""
-_MOST_BYTES = 2**30
+_MOST_BYTES = 2**27
+_MOST_TURNS = 2000
+"""Hundred thousands of SQLite's instructions: the pages of a made-up database can form a table that has no end."""
 _SQLITE = b"SQLite format 3\0"
 _OTHERS = {
     b"PAR1": "a Parquet file",
@@ -97,6 +101,8 @@ def _whole(name: str, stream: io.BufferedReader) -> bytes:
         data += part
         if len(data) > _MOST_BYTES:
             raise EnvironmentProblem(f"{name} has more than {_MOST_BYTES:,} bytes", hint="export fewer metrics")
+    if values_in(data) > MOST_VALUES:  # 60 MB of `[],` would take 1.6 GB
+        raise EnvironmentProblem(f"{name} has more than {MOST_VALUES:,} values", hint="export fewer metrics")
     return bytes(data)
 
 
@@ -235,9 +241,12 @@ def _of_trackio(name: str, run: str | None) -> Iterator[ExportedRow]:
     try:
         with closing(sqlite3.connect(f"file:{quote(os.path.abspath(name))}?mode=ro", uri=True)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
-            columns = {column for _, column, *_ in database.execute("PRAGMA table_info(metrics)")}
-            table = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'metrics' AND type = 'table'").fetchone()
-            if table is None or not {"run_name", "step", "metrics"} <= columns:
+            turns = count()
+            database.set_progress_handler(lambda: next(turns) >= _MOST_TURNS, 10**5)
+            columns = {column: hidden for _, column, *_, hidden in database.execute("PRAGMA table_xinfo(metrics)")}
+            table = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'metrics' AND type = 'table'").fetchone()
+            computed = any(columns.values()) or not (table and table[0])  # of generated columns, or a virtual table
+            if computed or not {"run_name", "step", "metrics"} <= columns.keys():
                 raise UsageError(
                     f"{name} is an SQLite database, and not trackio's", hint="export its figures as CSV or JSON lines"
                 )
@@ -245,14 +254,18 @@ def _of_trackio(name: str, run: str | None) -> Iterator[ExportedRow]:
             if run is None and len(runs) > 1:
                 raise _several(name, runs)
             chosen = run if run is not None else (runs or [""])[0]
-            rows = database.execute("SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY id", (chosen,)).fetchall()
+            rows = database.execute("SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY id", (chosen,))
+            objects, left = [], _MOST_BYTES // 8
+            for step, text in rows:
+                data = text if isinstance(text, bytes) else str(text).encode()
+                left -= len(data)
+                if left < 0 or values_in(data) > MAX_VALUES:
+                    raise EnvironmentProblem(f"{name} has too many figures", hint="export those of one run")
+                objects.append((step, _parsed(data.decode("utf-8", "replace"))))
     except sqlite3.Error as error:
         raise EnvironmentProblem(
             f"cannot read {name} as an SQLite database: {error}", hint="copy the file, or export it"
         ) from None
-    objects = [
-        (step, _parsed(bytes(text).decode("utf-8", "replace") if isinstance(text, bytes) else str(text))) for step, text in rows
-    ]
     return _numbered(_figures([{"step": step} | row for step, row in objects if isinstance(row, dict)]))
 
 

@@ -38,7 +38,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, UsageError
+from actordbg.base.fault import without_password
 from actordbg.base.owners import origin_file
 from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.formats.store_files import KINDS, OddFile, atomic_write, make_folder, read_regular, temporary_name
@@ -88,11 +89,13 @@ class Fetched:
     """Local copies of files behind a URL, downloaded on demand. Several processes may use the same folder.
 
     Only for files that never change under their name: a file that is there is not checked again.
+    url: without its password, since it is printed and stored.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.url, self.folder = url, folder
-        self._files, self._root = _opened(url)
+        self.url, self.folder = without_password(url), folder
+        with _as_store_problem(self.url):  # sftp and ftp connect
+            self._files, self._root = _opened(url)
         self._parts = set[Path]()  # the files that downloads are writing now
 
     def bring(self, paths: Iterable[str]) -> None:
@@ -308,6 +311,8 @@ class Pusher:
 def split_runs(text: str) -> tuple[str, tuple[str, ...]]:
     """Split a URL from the runs after its "#": `s3://bucket/store#ppo-7b,ppo-8b`."""
     url, _, runs = text.partition("#")
+    if "@" in runs:  # neither part would be known to hold a password
+        raise UsageError("bad URL: @ after #", hint="write # in a password as %23")
     return url, tuple(run for run in runs.split(",") if run)
 
 
@@ -336,7 +341,7 @@ def _as_store_problem(url: str) -> Iterator[None]:
     """Turn errors of a file system into a StoreProblem that names the URL."""
     try:
         yield
-    except (StoreProblem, EnvironmentProblem, KeyboardInterrupt):
+    except ActordbgError:
         raise
     except Exception as error:  # noqa: BLE001  each file system raises its own, and credentials fail in all of them
         hint = "check address, network and credentials; results are in the local mirror, and the next command pushes them"

@@ -278,8 +278,13 @@ def test_what_is_no_log_is_refused_by_its_name(tmp_path: Path, begins: bytes, na
 
 
 @pytest.mark.parametrize(
-    "make", ["CREATE TABLE metrics (loss REAL)", "CREATE VIEW metrics AS SELECT 1 AS run_name, 2 AS step, '{}' AS metrics"]
-)
+    "make",
+    [
+        "CREATE TABLE metrics (loss REAL)", "CREATE VIEW metrics AS SELECT 1 AS run_name, 2 AS step, '{}' AS metrics",
+        "CREATE TABLE metrics (run_name, step, metrics, id AS (length(hex(zeroblob(9)))))",
+        "CREATE VIRTUAL TABLE metrics USING rtree(id, run_name, step, metrics, more)",
+    ],
+)  # fmt: skip
 def test_a_database_of_another_program_is_refused(tmp_path: Path, make: str):
     with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as database:
         database.execute(make)
@@ -410,6 +415,19 @@ def test_gzip_is_read_and_damage_is_said(tmp_path: Path):
     for broken in (packed[:-9], packed[:40] + b"\0" * 40 + packed[80:]):
         with pytest.raises(EnvironmentProblem, match="damaged"):
             log_of(tmp_path, broken)
+
+
+@pytest.mark.parametrize("text", ['[{"loss": 1},' + "[]," * 2**21 + "[]]", "step,loss\n" + "1,2\n" * 2**21], ids=["JSON", "CSV"])
+def test_few_bytes_do_not_become_millions_of_objects(tmp_path: Path, text: str):
+    with pytest.raises(EnvironmentProblem, match="values"):
+        log_of(tmp_path, gzip.compress(text.encode(), 1))
+
+
+def test_a_database_that_would_be_read_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("actordbg.measure.log_exports._MOST_TURNS", 0)
+    trackio(tmp_path / "a.db", [("r", step, 1.5) for step in range(100_000)])
+    with pytest.raises(EnvironmentProblem, match="interrupted"):
+        read_log(str(tmp_path / "a.db"))
 
 
 def test_what_is_no_file_is_a_usage_error(tmp_path: Path):

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from actordbg.capture.ledger import Identity
 from actordbg.capture.snapshot import Copier
-from actordbg.formats.weight_hashes import WeightRecord, step_weights
+from actordbg.formats.weight_hashes import STATE_SAMPLED, WeightRecord, step_weights
 from actordbg.steps.adam_update import broken, unchecked
 
 WHO = Identity("r", 0, 1, "host", 1, "actor0")
@@ -110,3 +114,41 @@ def test_a_state_of_no_adam_is_not_sampled_and_a_skipped_step_breaks_nothing():
     step = recorded()
     step.states = ((step.states[0][0], replace(step.states[0][0])),)
     assert not list(broken(step))
+
+
+def test_an_optimizer_of_thousands_of_parameters_is_sampled_within_what_a_record_may_hold():
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(2)) for _ in range(5000)])
+    taken = step_weights(model, Copier().outputs, hashed=False, optimizer=torch.optim.Adam(model.parameters()))
+    [state] = taken.record(WHO).optimizer
+    assert 0 < len(state.sample) <= 48 * STATE_SAMPLED
+
+
+@pytest.mark.parametrize("odd", ["meta", "freed", "sparse", "settings"])
+def test_what_cannot_be_sampled_leaves_the_rest_sampled(odd: str):
+    model = torch.nn.Linear(8, 8)
+    optimizer: Any = torch.optim.Adam(model.parameters())
+    if odd == "meta":
+        model.more = torch.nn.Parameter(torch.empty(3, device="meta"))
+        optimizer = torch.optim.Adam(model.parameters())
+    elif odd == "freed":
+        model.weight.untyped_storage().resize_(0)
+    elif odd == "sparse":
+        model.more = torch.nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    else:
+        optimizer = SimpleNamespace(param_groups=[{"params": [model.bias], "betas": (0.9, 0.9)}], state={})
+    record = step_weights(model, Copier().outputs, hashed=False, optimizer=optimizer).record(WHO)
+    assert record.parameters["bias"].sample and bool(record.optimizer) == (odd != "settings")
+    assert all(bool(each.sample) != bool(each.why_not) for each in record.parameters.values())
+
+
+def test_a_rank_samples_its_shard_without_the_other_ranks():
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model = torch.nn.Linear(4, 6)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        with CommDebugMode() as spoken:
+            record = step_weights(model, Copier().outputs, hashed=False).record(WHO)
+        assert not spoken.get_total_counts()
+        assert {name: each.part for name, each in record.parameters.items()} == {"weight": (12, 12), "bias": (3, 3)}
+    finally:
+        torch.distributed.destroy_process_group()

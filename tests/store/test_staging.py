@@ -23,7 +23,9 @@ from supervised import Bench, make_spec, statuses
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, Refused, StoreProblem, UsageError
+from actordbg.base.fault import scrub, without_password
 from actordbg.cli.app import app
+from actordbg.cli.options import command_line
 from actordbg.records.journal import rank_journal, read_events
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import UNPRINTABLE, Store
@@ -367,3 +369,45 @@ def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(EnvironmentProblem, match="needs fsspec"):
         invoke("--store", url, "dump", "ls")
+
+
+@pytest.mark.parametrize("password", ["hunter22", "hunter22/x", "hunter22@x", "1234-hunter22", "hunter22'x"])
+def test_a_password_in_a_url_is_in_nothing_that_is_printed_stored_or_raised(tmp_path, monkeypatch, built, there, password):
+    head = f"norename://me:{password}@"
+    monkeypatch.setattr(norename.NoRename, "_strip_protocol", classmethod(lambda cls, path: str(path).removeprefix(head)))
+    url, runner = f"{head}{there}", CliRunner()
+    said = [runner.invoke(app, ["store", "push", str(built.root), url]).output]
+    for words in (
+        ["store", "pull", url, str(tmp_path / "b")],
+        ["--store", url, "dump", "ls", "--json"],
+        ["--store", url, "dump", "enable"],
+    ):
+        done = runner.invoke(app, words)
+        said += [done.output, str(done.exception), getattr(done.exception, "hint", "")]
+    monkeypatch.setattr(sys, "argv", ["actordbg", "--store", url, "replay"])
+    said.append(command_line())
+    with pytest.raises(StoreProblem) as raised:
+        (there / "noise").mkdir(exist_ok=True)
+        monkeypatch.setattr(norename.NoRename, "find", lambda *_, **__: 1 / 0)
+        Mirror(url, tmp_path / "b").pull()
+    said += [str(raised.value), raised.value.hint]
+    monkeypatch.undo()
+    assert any("[hidden]" in text for text in said) and len(files_of(tmp_path / "b")) > 10
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name.endswith(".staged.json") for path in written) and any(
+        path.read_bytes() == f"norename://me:[hidden]@{there}".encode() for path in written
+    )
+    for path in written:
+        said += [str(path), path.read_text(errors="replace")]
+    assert not [text for text in said if "hunter22" in text]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://key:se/cr@bucket/x", "s3://key:[hidden]@bucket/x"), ("https://token@host/x", "https://[hidden]@host/x"),
+        *((same, same) for same in ("sftp://me@host/x", "http://h:8000/a@b", '{"u":"http://h:80","m":"a@b"}', "s3://b/a:b@c")),
+    ],
+)  # fmt: skip
+def test_of_a_url_only_the_password_is_hidden(text: str, shown: str):
+    assert without_password(text) == shown == scrub(text) == StoreProblem("", hint=text).hint
