@@ -193,13 +193,6 @@ class MemoryHistory:
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def reserved() -> dict[str, int]:
-    """Return the bytes that torch's allocator reserves on this process's GPU, for the journal; {} if CUDA is not in use."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return {}
-    return {"cuda_reserved_bytes": int(torch.cuda.memory_reserved())}
-
-
 GRADIENT_SAMPLE = 65_536
 """Elements that are kept of one parameter's gradient."""
 PREFIX = "grad/"

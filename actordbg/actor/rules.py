@@ -261,7 +261,7 @@ RULES: tuple[Rule, ...] = (
         "memory-snapshot-needs-cuda",
         lambda case: case.memory_snapshot and not case.cuda,
         "torch keeps a history of allocations on CUDA only, and there is none here",
-        ("drop --memory-snapshot, and watch the process: `actordbg memory watch --replay last`", "a machine with CUDA"),
+        ("drop --memory-snapshot: the report has the peak memory of each input", "a machine with CUDA"),
     ),
     Rule(
         "deepcompile-needs-zero",

@@ -325,9 +325,7 @@ def train_verdict(record: TrainCheckRecord, requested: Judged) -> Verdict:
     word = WRONG if wrong else FAILED if bad else UNCHECKED if short or unfinished or not ran else RIGHT
     model = str(record.cells[0].config.get("model", TINY))
     next_command = f"actordbg train-check --resume {record.check_id}" if unfinished else ""
-    if word == RIGHT:
-        next_command = "actordbg curve memory --budget 80GB"
-    elif record.selection is not None and wrong:
+    if record.selection is not None and wrong:
         next_command = f"actordbg matrix --where {in_shell(record.selection)} --model {in_shell(model)}"
     left.append("what all configurations share: the model, the baseline's forward and backward (`actordbg check`)")
     return Verdict(word, _counted(record, requested), figures, left, next_command, model == TINY)

@@ -1,7 +1,6 @@
 """The catalog's tables, declared once: SQLModel classes, with a description below each column.
 
-The catalog is a cache: each row is derived from a file of the store, and `actordbg index --rebuild` rebuilds all rows.
-Nothing is stored only here.
+The catalog is a cache: each row is derived from a file of the store, and `actordbg index --rebuild` rebuilds all of them.
 
     caller ──< dump           one row for each dump file with a readable header; `caller` has the columns that many calls share
                 └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
@@ -20,12 +19,6 @@ A result may outlive its dump: pruning dumps keeps their results. `comparison`, 
 `make docs` writes from these classes the schema of a new catalog (`head.sql`), its page, and `columns.json`, from
 which `tables` reads the columns: commands use plain sqlite3, since importing SQLModel takes longer than all of `dump ls`.
 Tests check that they agree, and that each field of a dump's record and of a result has a column, and each column a field.
-
-Example::
-
-    from sqlmodel import Session, create_engine, select
-    with Session(create_engine(f"sqlite:///{store.catalog_path}")) as session:
-        failed = session.exec(select(Result).where(Result.status == "failed")).all()
 """
 
 from __future__ import annotations

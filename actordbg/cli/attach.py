@@ -8,7 +8,7 @@ import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.units import LAST
-from actordbg.cli.options import argument, option, store_of, stored
+from actordbg.cli.options import argument, option, store_of
 from actordbg.cli.output import note, say
 
 
@@ -43,7 +43,7 @@ def ui(
 
 def attach(
     ctx: typer.Context,
-    name: str = argument(LAST, "REPLAY|RUN", "Replay id, `last`, or name of a run.", stored("replay")),
+    name: str = argument(LAST, "REPLAY|RUN", "Replay id, `last`, or name of a run."),
 ) -> None:
     """Attach to a rank at a breakpoint.
 

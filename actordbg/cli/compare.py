@@ -19,7 +19,6 @@ from actordbg.cli.options import (
     argument,
     option,
     parameter,
-    stored,
     take_consent,
     takes_options,
 )
@@ -47,10 +46,8 @@ _LIMIT_OPTIONS = [
 @takes_options("limits", _LIMIT_OPTIONS, dict)
 def compare(
     ctx: typer.Context,
-    a: str = argument(..., "A", "Replay under test: an id, a name, `@1` or `last`.", stored("replay")),
-    b: str = argument(
-        ..., "B", "Another replay, `truth`, or `recorded`: the run's own outputs.", stored("replay", "truth", "recorded")
-    ),
+    a: str = argument(..., "A", "Replay under test: an id, a name, `@1` or `last`."),
+    b: str = argument(..., "B", "Another replay, `truth`, or `recorded`: the run's own outputs."),
     noise: str | None = option(
         None,
         "Ignore differences within a noise floor (`actordbg noise`); last: the newest for A's settings.",

@@ -28,7 +28,6 @@ from actordbg.cli.options import (
     require_selected,
     require_some,
     store_of,
-    stored,
 )
 from actordbg.cli.output import emit, human_bytes, keep_answer, note, note_some, plural, progress, say, say_next
 
@@ -136,7 +135,7 @@ def create(
 
 def export(
     ctx: typer.Context,
-    dump_ids: list[str] | None = argument(None, "ID", "Dump ids, or unique prefixes of ids.", stored("dump")),
+    dump_ids: list[str] | None = argument(None, "ID", "Dump ids, or unique prefixes of ids."),
     where: Where = None,
     out: Path = option(Path(), "Output folder.", "--out", "-o", metavar="DIR"),
     limit: Limit = 0,

@@ -11,7 +11,7 @@ import typer
 
 from actordbg.base.units import ago, with_handles
 from actordbg.cli import output
-from actordbg.cli.options import Where, argument, option, require_some, store_of, stored
+from actordbg.cli.options import Where, argument, option, require_some, store_of
 from actordbg.cli.output import (
     cell,
     emit,
@@ -114,7 +114,7 @@ def columns() -> None:
 
 def show(
     ctx: typer.Context,
-    dump_id: str = argument(..., "ID", "Dump id, handle, or a unique prefix of the id.", stored("dump")),
+    dump_id: str = argument(..., "ID", "Dump id, handle, or a unique prefix of the id."),
     values: bool = option(False, "Also read the tensors: min, max, non-zero (needs torch)."),
 ) -> None:
     """Show one dump: its record, its tensors, its results.

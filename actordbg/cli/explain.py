@@ -6,14 +6,14 @@ from typing import Literal
 
 import typer
 
-from actordbg.cli.options import ConfirmOption, TrustRemoteCode, argument, option, refuse_beside, stored, take_consent
+from actordbg.cli.options import ConfirmOption, TrustRemoteCode, argument, option, refuse_beside, take_consent
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
 def explain(
     ctx: typer.Context,
-    replay: str = argument("last", "REPLAY", "The replay to explain: an id, a name, `@1` or `last`.", stored("replay")),
+    replay: str = argument("last", "REPLAY", "The replay to explain: an id, a name, `@1` or `last`."),
     against: Literal["rollout"] | None = option(
         None, "Say which side is wrong, the run or the engine's recorded log-probs (needs `dump enable --calls forward,loss`)."
     ),
@@ -47,7 +47,7 @@ def explain(
 def locate(
     ctx: typer.Context,
     replay: str | None = argument(
-        None, "REPLAY", "Use the configuration and inputs of this replay: an id, a name, `@1` or `last`.", stored("replay")
+        None, "REPLAY", "Use the configuration and inputs of this replay: an id, a name, `@1` or `last`."
     ),
     chosen: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,

@@ -21,25 +21,22 @@ if TYPE_CHECKING:
 def watch(
     ctx: typer.Context,
     pid: list[int] | None = option(None, "Watch this process; repeatable.", metavar="P", min=1),
-    replay: str | None = option(None, "Watch the workers of a running replay.", metavar="ID|last"),
     run: str | None = option(None, "Watch the recording processes of a run.", metavar="NAME"),
-    ray: bool = option(False, "Watch the actors on all nodes of a Ray cluster; --replay or --run add steps and dumps."),
+    ray: bool = option(False, "Watch the actors on all nodes of a Ray cluster; --run adds ranks and steps."),
     address: str = option("auto", "Address of the Ray cluster.", metavar="ADDRESS"),
-    step_file: Path | None = option(None, "With --pid: a file to which the job adds a line per step."),
     interval: str = option("1s", "Time between samples, e.g. 500ms, 10s.", metavar="TIME"),
     lasting: str | None = option(None, "End after this time (default: when the processes end).", "--for", metavar="TIME"),
     no_uss: bool = option(False, "Skip USS, whose reading blocks a large process for milliseconds."),
 ) -> None:
     """Sample the memory of running processes over time.
 
-    Writes RSS, USS, and used and reserved CUDA memory of each process to a CSV file (-o FILE.csv; default: memory-ID.csv here),
-    tagged with the running step and dump. Ends with the processes, after --for, or on Ctrl-C, which keeps the samples. Then
+    Writes RSS, USS, and used CUDA memory of each process to a CSV file (-o FILE.csv; default: memory-ID.csv here), tagged with
+    the running step. Ends with the processes, after --for, or on Ctrl-C, which keeps the samples. Then
     shows which processes grow, and by how much per step.
 
-    Example: actordbg memory watch --replay last --interval 200ms -o before.csv
+    Example: actordbg memory watch --run ppo-7b --interval 200ms -o before.csv
     """
     from actordbg.measure import watched, watching
-    from actordbg.replay.supervise import load_spec
 
     announced = set[str]()
 
@@ -58,21 +55,12 @@ def watch(
         path, output.wanted = tables[0], replace(output.wanted, files=tuple({*output.wanted.files} - {*tables}))
     most = None if lasting is None else parse_seconds("--for", lasting)
     interval_s = parse_seconds("--interval", interval)
-    store = store_of(ctx)
-    if step_file is not None and not pid:
-        raise UsageError("--step-file needs --pid: a replay and a run count their own steps", hint="drop --step-file")
-    given = [value for value in (pid, replay, run) if value]
-    if len(given) > 1 or not (given or ray) or (ray and pid):
-        raise UsageError("memory watch needs one of --pid, --replay and --run, or --ray", hint="for example --replay last")
-    source: Watched | None = None
-    if pid:
-        source = watched.OfPids(pid, step_file)
-    elif replay:
-        source = watched.OfReplay(store.replays / load_spec(store.require(), replay).replay_id)
-    elif run:
-        source = watched.OfRun(store.require(), run, anywhere=ray)
+    if bool(pid) == bool(run or ray):
+        raise UsageError("memory watch needs one of --pid, --run and --ray", hint="for example --run ppo-7b")
+    recording = watched.OfRun(store_of(ctx).require(), run, anywhere=ray) if run else None
+    source: Watched | None = watched.OfPids(pid) if pid else recording
     if ray or source is None:
-        source = watched.OfRay(address, source)
+        source = watched.OfRay(address, recording)
     source.unshared = not no_uss
     watching.watch_into(path, watching.rounds(source, interval_s, most), tell)
     output.note(f"wrote {path}")
@@ -82,15 +70,13 @@ def watch(
 def compare(
     a: Path = argument(..., "A", "Sample file of `memory watch`."),
     b: Path | None = argument(None, "B", "Sample file to compare with A (default: show A alone)."),
-    of: Literal["rss", "uss", "cuda_used", "cuda_reserved"] | None = option(
-        None, "Compare only this quantity (default: all that both have)."
-    ),
+    of: Literal["rss", "uss", "cuda_used"] | None = option(None, "Compare only this quantity (default: all that both have)."),
     threshold: float = option(0.05, "Relative difference of peaks above which they diverge.", min=0, max=1),
 ) -> object:
     """Find where two runs' memory diverges.
 
     With one file, shows which processes grow. Shows, per process and quantity: peaks, growth per step (per second if steps are
-    unknown), and the step and dump where the recordings diverge.
+    unknown), and the step where the recordings diverge.
 
     Exit code: 1 if they diverge, or have nothing in common.
 

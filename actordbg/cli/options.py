@@ -6,7 +6,6 @@ Options that go together are the fields of a dataclass, made by `option_field`; 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -19,10 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError, require_package
-from actordbg.base.foreign_text import in_line
+from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError, require_package
 from actordbg.base.owners import Owner, is_own, name_of
-from actordbg.base.units import LAST
 from actordbg.cli import HELP_ALL, OUTPUT, HelpPlace, output
 from actordbg.cli.output import Format, note
 from actordbg.config import consent, sources
@@ -47,34 +44,6 @@ def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
     return complete
 
 
-_OFFERED = 50
-
-
-def stored(what: Literal["dump", "replay"], *words: str) -> Callable[[typer.Context, str], list[str]]:
-    """Return a completion function for `words` and the store's ids, newest first; for replays also names and handles.
-
-    Completing never fails: if the store cannot be read, only `words` are offered.
-    """
-
-    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        from actordbg.catalog.query import answers, list_own_replays, list_replays, open_fresh
-
-        known = list(words)
-        with contextlib.suppress(ActordbgError, OSError):
-            catalog = open_fresh(store_of(ctx).require())
-            if what == "dump":
-                sql = f"SELECT dump_id FROM dump WHERE dump_id BETWEEN ? AND ? ORDER BY timestamp DESC LIMIT {_OFFERED}"
-                known += [dump_id for (dump_id,) in answers(catalog, sql, (incomplete, incomplete + chr(0x10FFFF)))]
-            else:
-                rows = list_replays(catalog)
-                known += [LAST, *(str(row.config["name"]) for row in rows if row.config.get("name"))]
-                known += [f"@{number}" for number, _ in enumerate(list_own_replays(catalog)[:9], 1)]
-                known += [row.replay_id for row in rows]
-        return [word for word in dict.fromkeys(known) if word.startswith(incomplete) and in_line(word) == word][:_OFFERED]
-
-    return complete
-
-
 def option(default: Any, help: str, *names: str, heading: str = "", rank: int = HelpPlace().rank, **facts: Any) -> Any:
     """Declare an option: as the default of a command's parameter, or, with `...` as its default, in an `Annotated` type.
 
@@ -83,9 +52,9 @@ def option(default: Any, help: str, *names: str, heading: str = "", rank: int = 
     return typer.Option(default, *names, help=help, rich_help_panel=HelpPlace(heading, rank), **facts)  # type: ignore[arg-type]
 
 
-def argument(default: Any, metavar: str, help: str, complete: Callable[..., list[str]] | None = None) -> Any:
-    """Declare an argument, as the default of a command's parameter; `...`: it is required. complete: a completion function."""
-    return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete)
+def argument(default: Any, metavar: str, help: str) -> Any:
+    """Declare an argument, as the default of a command's parameter; `...`: it is required."""
+    return typer.Argument(default, metavar=metavar, help=help)
 
 
 def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import ConfirmOption, TrustRemoteCode, Where, argument, option, stored, take_consent
+from actordbg.cli.options import ConfirmOption, TrustRemoteCode, Where, argument, option, take_consent
 
 Trials = Annotated[int, option(..., "Most trials of this call (default 200).", min=1, rank=5)]
 Seconds = Annotated[float, option(..., "Most seconds of trials of this call (default 300).", min=1, rank=6)]
@@ -16,7 +16,7 @@ Seconds = Annotated[float, option(..., "Most seconds of trials of this call (def
 
 def reduce(
     ctx: typer.Context,
-    name: str = argument("last", "REPLAY|COMPARISON", "What is wrong: an id, a name, `@1` or `last`.", stored("replay")),
+    name: str = argument("last", "REPLAY|COMPARISON", "What is wrong: an id, a name, `@1` or `last`."),
     trials: Trials = 200,
     seconds: Seconds = 300.0,
     trust_remote_code: TrustRemoteCode = False,
@@ -42,10 +42,7 @@ def reduce(
 def repro(
     ctx: typer.Context,
     name: str = argument(
-        "last",
-        "REDUCTION|REPLAY|COMPARISON",
-        "What is wrong: an id, a name, `@1` or `last`. It is reduced first, unless it was.",
-        stored("replay"),
+        "last", "REDUCTION|REPLAY|COMPARISON", "What is wrong: an id, a name, `@1` or `last`. It is reduced first, unless it was."
     ),
     out: Path = option(Path("repro.py"), "The script to write (default repro.py).", "--out", "-o", metavar="FILE", rank=1),
     issue: Path | None = option(None, "Also write the text of an issue.", metavar="FILE.md", rank=2),
@@ -75,9 +72,7 @@ def repro(
 
 def bundle(
     ctx: typer.Context,
-    names: list[str] | None = argument(
-        None, "REPLAY|COMPARISON", "Also their results, and the dumps of each replay.", stored("replay")
-    ),
+    names: list[str] | None = argument(None, "REPLAY|COMPARISON", "Also their results, and the dumps of each replay."),
     where: Where = None,
     out: Path = option(Path("bundle.tar.zst"), "The archive to write.", "--out", "-o", metavar="FILE", rank=1),
     redact: bool = option(False, "Permute token ids; keep padding and special tokens. Dumps only.", "--redact", rank=2),

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import option, refuse_beside, stored
+from actordbg.cli.options import option, refuse_beside
 from actordbg.cli.output import emit_json, say_lines
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, StopOptions
 from actordbg.cli.setting_options import NONE, Given, selecting, takes_settings
@@ -26,7 +26,6 @@ def replay(
         "Continue a stopped replay under its own configuration.",
         metavar="[REPLAY|last]",
         rank=11,
-        autocompletion=stored("replay"),
     ),
     yes: bool = option(
         False,

@@ -9,7 +9,7 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.base.units import ago, passed_of
 from actordbg.cli import output
-from actordbg.cli.options import Where, argument, chosen_format, option, require_some, stored
+from actordbg.cli.options import Where, argument, chosen_format, option, require_some
 from actordbg.cli.output import (
     Format,
     TokenizerFile,
@@ -27,9 +27,7 @@ from actordbg.cli.output import (
 
 def report(
     ctx: typer.Context,
-    replays: list[str] | None = argument(
-        None, "REPLAY", "Replays by id, name, @1, last or all (default: last).", stored("replay")
-    ),
+    replays: list[str] | None = argument(None, "REPLAY", "Replays by id, name, @1, last or all (default: last)."),
     everything: bool = option(False, "List your replays with their verdicts, newest first (csv: every result).", "--all"),
     format: Format | None = option(
         None, "Output format (default: by the suffix of -o, else text).", "--format", "-f", hidden=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from actordbg.cli.options import argument, option, stored
+from actordbg.cli.options import argument, option
 from actordbg.cli.output import TokenizerFile
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -40,7 +40,7 @@ def step(
 
 def turns(
     ctx: typer.Context,
-    dump: str | None = argument(None, "ID", "Only conversations that became rows of this dump.", stored("dump")),
+    dump: str | None = argument(None, "ID", "Only conversations that became rows of this dump."),
     run: str | None = option(None, "The run (default: the newest with recorded turns).", metavar="NAME"),
     tokenizer: TokenizerFile = None,
     template: str | None = option(None, "Judge the chat template of this model instead.", metavar="MODEL"),

@@ -154,18 +154,16 @@ def log_charts(answers: Sequence[LogComparison], read: Sequence[TrainLog]) -> li
     return [chart for chart in charts if chart]
 
 
-Curve = Sequence[tuple[Any, ...]]
-"""(step, value), and optionally the dump that was running."""
+Curve = Sequence[tuple[int, float]]
+"""(step, value)."""
 _MOST_POINTS = 400
 """Most points of a curve in a chart."""
 
 
-def values_chart(
-    title: str, what: str, curves: Mapping[str, Curve], along: str = "step", whose: str = "training", *more: tuple[str, str]
-) -> Chart | None:
+def values_chart(title: str, what: str, curves: Mapping[str, Curve]) -> Chart | None:
     """Chart a value by step, a line per training; values that are not finite are skipped and counted. None without values.
 
-    what: the value. along: the horizontal axis. whose: what a line stands for. more: (field, label) of further hints on a point.
+    what: the value.
     """
     finite = {name: _finite(curve) for name, curve in curves.items()}
     if not any(finite.values()):
@@ -175,15 +173,17 @@ def values_chart(
         known = [point[1] for point in curve]
         figures = map(number, (known[0], fmean(known), max(known), known[-1]) if known else (None,) * 4)
         ends.append((name, str(len(curves[name])), *figures))
-    shown = hints(("c", whose), ("s", along), ("v", what), *more)
+    shown = hints(("c", "training"), ("s", "step"), ("v", what))
     line = layer("line", look={"strokeWidth": 1.6}, tooltip=shown)
-    spec = layered(rows, line, height=260, x=whole("s", along), y=quantity("v", what, zero=False), color=names("c", None))
+    spec = layered(rows, line, height=260, x=whole("s", "step"), y=quantity("v", what, zero=False), color=names("c", None))
     nonfinite = sum(len(curves[name]) - len(curve) for name, curve in finite.items())
-    says = f"The {what} of {plural(len(curves), whose)} by {along}."
+    says = f"The {what} of {plural(len(curves), 'training')} by step."
     says += f" {plural(nonfinite, 'value')} NaN or infinite, not shown." if nonfinite else ""
     most = max(map(len, curves.values()))
     note = f"{_MOST_POINTS} of up to {most:,} values of each are shown, evenly sampled." if most > _MOST_POINTS else ""
-    return Chart(title, says, spec, Grid((whose, "values", f"first {what}", "mean", "most", "last"), ends, {whose}), note)
+    return Chart(
+        title, says, spec, Grid(("training", "values", f"first {what}", "mean", "most", "last"), ends, {"training"}), note
+    )
 
 
 def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curve, whose: str = "the baseline's") -> Chart | None:
@@ -212,8 +212,5 @@ def _finite(curve: Curve) -> Curve:
 
 
 def _chart_rows(name: str, curve: Curve) -> list[dict[str, Any]]:
-    """Return a curve as chart data: c, its name; s, the step; v, the value; d, the dump, if it is known."""
-    return [
-        {"c": name, "s": step, "v": float(f"{value:.6g}")} | dict(zip("d", dump, strict=False))
-        for step, value, *dump in thinned(curve, _MOST_POINTS)
-    ]
+    """Return a curve as chart data: c, its name; s, the step; v, the value."""
+    return [{"c": name, "s": step, "v": float(f"{value:.6g}")} for step, value in thinned(curve, _MOST_POINTS)]

@@ -42,7 +42,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class SizePair:
-    """A quantity of a process on both sides. parts: what differs (peak, growth); from_step, from_dump: where growth diverges."""
+    """A quantity of a process on both sides. parts: what differs (peak, growth); from_step: where growth diverges."""
 
     process: str
     other: str
@@ -51,7 +51,6 @@ class SizePair:
     b: SizeFigures
     parts: tuple[str, ...]
     from_step: int | None = None
-    from_dump: str = ""
 
     @property
     def growth_judged(self) -> bool:
@@ -86,7 +85,7 @@ def compare_samples(
             left, right = sizes[0][x].get(name), sizes[1][y].get(name)
             if left is None or right is None:
                 continue
-            parts, differences, step, dump = [], [], None, ""
+            parts, differences, step = [], [], None
             if abs(left.peak - right.peak) > max(threshold * max(left.peak, right.peak), LEAST_PEAK):
                 parts.append("peak")
                 differences.append(f"the peak is {size(left.peak)} in A, {size(right.peak)} in B")
@@ -99,12 +98,11 @@ def compare_samples(
                 and (abs(p.slope - q.slope) * min(p.span, q.span) > max(SCATTERS * max(p.scatter, q.scatter), FLOOR))
             ):
                 parts.append("growth")
-                step, dump = _first_apart(ours[x], theirs[y], name) if p.unit == STEP else (None, "")
+                step = _first_apart(ours[x], theirs[y], name) if p.unit == STEP else None
                 where = "" if step is None else f"; diverging at step {step}"
-                where += dump and f" (dump {dump})"
                 differences.insert(0, f"growth is {in_words(p)} in A, {in_words(q)} in B{where}")
             reasons += [f"{x}, {QUANTITIES[name]}: {reason}" for reason in differences]
-            pairs.append(SizePair(x, y, name, left, right, tuple(parts), step, dump))
+            pairs.append(SizePair(x, y, name, left, right, tuple(parts), step))
     alone = [f"{name} (A)" for name in ours if name not in matched]
     if alone := alone + [f"{name} (B)" for name in theirs if name not in matched.values()]:
         notes.append(f"only in one series: {', '.join(alone)}")
@@ -117,16 +115,15 @@ def compare_samples(
     return MemoryComparison(verdict, *names, threshold, tuple(pairs), tuple(reasons), tuple(notes))
 
 
-def _first_apart(ours: Sequence[Sample], theirs: Sequence[Sample], quantity: str) -> tuple[int | None, str]:
-    """Return the first step after which the sides stay apart, and the dump that ran in it; (None, "") if there is none."""
+def _first_apart(ours: Sequence[Sample], theirs: Sequence[Sample], quantity: str) -> int | None:
+    """Return the first step after which the sides stay apart; None if there is none."""
     x, y = (dict(points(side, quantity, STEP)) for side in (ours, theirs))
     common = sorted(x.keys() & y.keys())
     gaps = [x[step] - y[step] for step in common]
     bends = [abs(before - 2 * gap + after) for before, gap, after in zip(gaps, gaps[1:], gaps[2:], strict=False)]
     noise = max(SCATTERS * 1.4826 * median(bends or [0]) / math.sqrt(6), FLOOR)
     apart = common[max((at + 1 for at, gap in enumerate(gaps) if abs(gap - gaps[0]) <= noise), default=0) :]
-    dumps = (sample.dump_id for sample in (*ours, *theirs) if sample.step == apart[0] and sample.dump_id)
-    return (int(apart[0]), next(dumps, "")) if apart else (None, "")
+    return int(apart[0]) if apart else None
 
 
 def size(value: float) -> str:

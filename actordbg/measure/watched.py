@@ -1,7 +1,6 @@
-"""Find the processes to watch, and what each is doing: by pid, of a replay, of a run, or of a Ray cluster.
+"""Find the processes to watch, and what each is doing: by pid, of a run, or of a Ray cluster.
 
-A replay's journals name its workers and their current inputs. A run's counters name its recording processes and count their
-calls. The steps of other processes are unknown, unless they append a line per step to a file.
+A run's counters name its recording processes and count their calls. The steps of other processes are unknown.
 
 On a cluster, Ray's state API lists the live actors with their nodes and pids. A small actor per node reads their memory: it
 reserves no CPU, and carries the code of `process_memory` with it, so actordbg need not be installed there. (Tasks would work
@@ -15,16 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
-from actordbg.base.processes import GONE, ZOMBIE, state_of
 from actordbg.base.units import grouped
 from actordbg.formats.ringfile import host_name
 from actordbg.measure import process_memory
 from actordbg.measure.process_memory import Reading, read_memory, started
-from actordbg.records.journal import SUPERVISOR, Event, Tail
 from actordbg.records.run_files import read_counters
 from actordbg.store.layout import Store
 
@@ -33,10 +29,7 @@ Readings = list[tuple["WatchedProcess", Reading]]
 
 @dataclass(frozen=True)
 class WatchedProcess:
-    """A process, by node and pid, and its current work. ticks: its start in clock ticks since boot, 0 if unknown.
-
-    step: steps so far. dump_id: the running dump. cuda_reserved: CUDA memory in reserve, in bytes, as last reported.
-    """
+    """A process, by node and pid. ticks: its start in clock ticks since boot, 0 if unknown. step: steps so far."""
 
     node: str
     pid: int
@@ -44,8 +37,6 @@ class WatchedProcess:
     rank: int | None = None
     name: str = ""
     step: int | None = None
-    dump_id: str = ""
-    cuda_reserved: int | None = None
 
 
 class Watched:
@@ -81,88 +72,19 @@ def alive(processes: Collection[WatchedProcess], readings: Collection[Reading]) 
 
 
 class OfPids(Watched):
-    """Processes by pid, until all have ended. step_file: a file to which the processes append a line per step."""
+    """Processes by pid, until all have ended."""
 
-    def __init__(self, pids: list[int], step_file: Path | None = None) -> None:
+    def __init__(self, pids: list[int]) -> None:
         node = socket.gethostname()
         self._processes = [WatchedProcess(node, pid, started(pid)) for pid in pids]
         if gone := [str(process.pid) for process in self._processes if not process.ticks]:
             raise UsageError(f"no process {', '.join(gone)} on this machine", hint="list processes with `ps`")
-        self._step_file, self._offset, self._lines = step_file, 0, 0
 
     def poll(self) -> list[WatchedProcess]:
-        if self._step_file is None:
-            return self._processes
-        try:
-            with open(self._step_file, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            data = b""
-        except OSError as error:
-            raise UsageError(f"--step-file {self._step_file}: {error.strerror}", hint="name a file that you can read") from None
-        self._offset += len(data)
-        self._lines += data.count(b"\n")
-        return [replace(process, step=self._lines) for process in self._processes]
+        return self._processes
 
     def notes(self) -> list[str]:
-        note = "steps are unknown, growth is per second; use --step-file FILE to count a file's lines as steps"
-        return [] if self._step_file else [note]
-
-
-class OfReplay(Watched):
-    """The workers of a replay, until it ends. A step is an input that a worker started."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._node = folder, socket.gethostname()
-        self._here: set[int] = set()
-        self._tails: dict[Path, Tail] = {}
-        self._workers: dict[int, WatchedProcess] = {}
-        self._supervisor: tuple[int, int] | None = None
-        self._finished = False
-
-    def poll(self) -> list[WatchedProcess]:
-        for path in self._folder.glob("*.jsonl"):
-            for event in self._tails.setdefault(path, Tail(path)).poll():
-                if path.name != SUPERVISOR:
-                    if isinstance(rank := event.get("rank", event.get("worker")), int):
-                        self._read(rank, event)
-                elif event["event"] == "supervisor":
-                    self._supervisor, self._finished = (int(str(event["pid"])), int(str(event["ticks"]))), False
-                elif event["event"] == "finished":
-                    self._finished = True
-        return self._booted
-
-    @property
-    def _booted(self) -> list[WatchedProcess]:
-        """Return the workers whose pid is known; a journal may lack the boot event of others."""
-        return [worker for worker in self._workers.values() if worker.pid]
-
-    def _read(self, rank: int, event: Event) -> None:
-        what, worker = event["event"], self._workers.get(rank, WatchedProcess("", 0, 0, rank))
-        if what == "boot":
-            node, pid, ticks = str(event.get("node") or self._node), int(str(event["pid"])), int(str(event["ticks"]))
-            worker = replace(worker, node=node, pid=pid, ticks=ticks)
-            if ticks == started(pid):
-                self._here.add(pid)
-        elif what in ("start", "fill"):
-            worker = replace(worker, step=(worker.step or 0) + 1, dump_id=str(event.get("dump_id") or ""))
-        elif what in ("end", "filled"):
-            if what == "filled" or event.get("dump_id") == worker.dump_id:  # else the next input is already running
-                worker = replace(worker, dump_id="")
-            extra = event.get("extra")
-            reserved = extra.get("cuda_reserved_bytes") if isinstance(extra, dict) else None
-            worker = replace(worker, cuda_reserved=reserved) if isinstance(reserved, int) else worker
-        self._workers[rank] = worker
-
-    def over(self, sampled: int) -> bool:
-        gone = self._supervisor is None or state_of(*self._supervisor)[0] in (GONE, ZOMBIE)
-        return self._finished or (not sampled and gone)
-
-    def notes(self) -> list[str]:
-        elsewhere = sorted({worker.node for worker in self._booted if worker.pid not in self._here} - {self._node})
-        lines = [f"workers on {', '.join(elsewhere)} were not sampled; use --ray to reach other nodes"] if elsewhere else []
-        return lines + ([] if self._booted else ["no worker of this replay ran on this machine"])
+        return ["steps are unknown, growth is per second; --run NAME has the steps of a job that records"]
 
 
 class OfRun(Watched):
@@ -208,9 +130,9 @@ _TRIES = 5
 
 
 class OfRay(Watched):
-    """Every live actor of a cluster, or the ranks of a replay on it. `marks`: the source of steps and ranks."""
+    """Every live actor of a cluster. `marks`: the source of steps and ranks."""
 
-    def __init__(self, address: str, marks: Watched | None = None) -> None:
+    def __init__(self, address: str, marks: OfRun | None = None) -> None:
         import ray
         from ray import cloudpickle
 
@@ -233,15 +155,7 @@ class OfRay(Watched):
         if time.monotonic() - self._looked >= _LOOK_AGAIN_S:
             self._look()
         known = self._marks.poll() if self._marks else []
-        if not isinstance(self._marks, OfReplay):
-            return [_marked(actor, known) for actor in self._actors]
-        # a replay's journal has Ray's node id or a prefix of it; a node that is gone is not listed
-        return [
-            replace(worker, node=name)
-            for worker in known
-            for name, node_id in self._nodes.items()
-            if worker.node and node_id.startswith(worker.node)
-        ]
+        return [_marked(actor, known) for actor in self._actors]
 
     def _look(self) -> None:
         """Refresh the lists of nodes and actors."""
@@ -256,7 +170,7 @@ class OfRay(Watched):
             self._reader(name)  # Ray takes a while to start readers
         self._actors = [
             WatchedProcess(names[actor.node_id], actor.pid, 0, None, actor.class_name)
-            for actor in ([] if isinstance(self._marks, OfReplay) else self._list_actors())
+            for actor in self._list_actors()
             if actor.pid and actor.node_id in names and actor.class_name != process_memory.MemoryReader.__name__
         ]
         self._looked = time.monotonic()
@@ -301,14 +215,12 @@ class OfRay(Watched):
         return self._readers[node]
 
     def over(self, sampled: int) -> bool:
-        if isinstance(self._marks, OfReplay):
-            return self._marks.over(sampled)
         return not sampled and not self._silent
 
     def notes(self) -> list[str]:
         silent = ", ".join(sorted(self._silent))
         lines = [f"{silent} did not respond within {_PATIENCE_S:.0f} s, at least once"] if silent else []
-        return lines if self._marks else [*lines, "steps are unknown, growth is per second; use --run NAME or --replay ID"]
+        return lines if self._marks else [*lines, "steps are unknown, growth is per second; use --run NAME"]
 
 
 def _marked(actor: WatchedProcess, known: list[WatchedProcess]) -> WatchedProcess:

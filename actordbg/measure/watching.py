@@ -6,10 +6,9 @@ skipped when the file is read.
 
     time      UTC                               rss, uss        bytes: resident; of these, unshared
     seconds   since the watching began          cuda_used       bytes on GPUs, as nvidia-smi says
-    node      host                              cuda_reserved   bytes that torch's allocator held after the last input
-    pid       of the process                    step            inputs, calls or lines so far; empty if unknown
-    rank      of the replay or the run          dump_id         the running input; empty between inputs
-    name      role, or class of the Ray actor
+    node      host                              step            calls so far; empty if unknown
+    pid       of the process                    name            role, or class of the Ray actor
+    rank      in the run
 
 Growth is decided by a robust line through the samples (Theil and Sen): per step if steps are known, else per second.
 """
@@ -37,12 +36,11 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.measure.watched import Watched
 
-QUANTITIES = {"rss": "RSS", "uss": "USS", "cuda_used": "CUDA used", "cuda_reserved": "CUDA reserved"}
+QUANTITIES = {"rss": "RSS", "uss": "USS", "cuda_used": "CUDA used"}
 """The sampled quantities, and their names in results."""
 _UNKNOWN = {
     "uss": "USS is unknown: not requested, or the processes belong to another user",
     "cuda_used": "CUDA memory in use is unknown: nvidia-smi listed none of these processes",
-    "cuda_reserved": "CUDA memory in reserve is unknown: only workers of a replay report it, after each input",
 }
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -60,9 +58,7 @@ class Sample:
     rss: Whole | None
     uss: Whole | None
     cuda_used: Whole | None
-    cuda_reserved: Whole | None
     step: Whole | None
-    dump_id: str
 
     @property
     def process(self) -> str:
@@ -97,7 +93,7 @@ class SizeFigures:
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Memory of a process. `sizes` by quantity: rss, uss, cuda_used, cuda_reserved, as far as they are known."""
+    """Memory of a process. `sizes` by quantity: rss, uss, cuda_used, as far as they are known."""
 
     process: str
     node: str
@@ -108,7 +104,7 @@ class ProcessMemory:
 
 
 COLUMNS = tuple(field.name for field in fields(Sample))
-_TEXTS = ("time", "node", "name", "dump_id")
+_TEXTS = ("time", "node", "name")
 
 
 def rounds(watched: Watched, interval_s: float, for_s: float | None = None) -> Iterator[list[Sample]]:
@@ -119,7 +115,7 @@ def rounds(watched: Watched, interval_s: float, for_s: float | None = None) -> I
         processes = watched.poll()
         moment, readings = now_timestamp(), watched.read(processes)
         yield [
-            Sample(moment, round(at, 3), p.node, p.pid, p.rank, p.name, rss, uss, cuda, p.cuda_reserved, p.step, p.dump_id)
+            Sample(moment, round(at, 3), p.node, p.pid, p.rank, p.name, rss, uss, cuda, p.step)
             for p, (_, _, rss, uss, cuda) in readings
         ]
         if watched.over(len(readings)) or (for_s is not None and at + interval_s > for_s):

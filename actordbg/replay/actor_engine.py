@@ -271,7 +271,6 @@ class ActorEngine:
         self._resources.close()
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
-        from actordbg.actor.forward_outcome import reserved
         from actordbg.replay.output_figures import against_golden, nonfinite_outside, nonfinite_weights, summarise, verdict_of
 
         fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
@@ -289,7 +288,7 @@ class ActorEngine:
             "notes": list(outcome.notes),
             FORMULAS: asdict(outcome.formulas) if outcome.formulas else None,
         }
-        extra = {name: getattr(outcome, name) for name in ("packing", "temperature", "training")} | reserved()
+        extra = {name: getattr(outcome, name) for name in ("packing", "temperature", "training")}
         return fields | {
             "tokens": tokens,
             "tokens_per_s": tokens / seconds if seconds else None,

@@ -52,14 +52,12 @@ _REST_FACTOR = 5
 _AT_ONCE = 16
 """How many files move at once."""
 _FORMAT_FILE = "FORMAT"
-"""The file that every store has."""
 _GROWING = (".jsonl", ".log")
 """Journals and logs: uploaded after all other files."""
-_LEFT_OUT = re.compile(
+_LEFT_OUT = re.compile(  # paths that are not mirrored
     r"(?:rings|quarantine|cache|models|controls|backups)(?:/|\Z)|(?:catalog[^/]*|control\.json)\Z|(?:.*/)?\.",
     re.DOTALL | re.IGNORECASE,
 )
-"""Paths that are not mirrored."""
 _NEEDS_ORIGIN = re.compile(r"(?:replays|matrices|trainchecks|comparisons|noise)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
 """Records that a command can continue with or believe, and settings files: a downloaded copy gets an origin file.
 Case is ignored, since some file systems ignore it."""

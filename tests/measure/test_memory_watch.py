@@ -1,4 +1,4 @@
-"""Memory over time: a worker that leaks a megabyte at each input shows it, and its samples part from those of one that does not."""
+"""Memory over time: a series that leaks a megabyte at each step shows it, and parts from one that does not."""
 
 from __future__ import annotations
 
@@ -7,28 +7,22 @@ import os
 import random
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import commandline
 import pytest
 from click.testing import Result
-from roots import SUPPORT
-from supervised import Bench, make_spec
 
 from actordbg.base.errors import UsageError
 from actordbg.document.blocks import UNCHECKED, Items, Verdict
 from actordbg.measure import process_memory, watching
 from actordbg.measure.memory_document import ALIKE, APART, NOT_COMPARED, compare_page, compare_samples, watch_page
-from actordbg.measure.watched import OfPids, OfReplay
+from actordbg.measure.watched import OfPids
 from actordbg.measure.watching import STEP, Sample, figures, growth_of, read_samples, watch_into
-from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
 
 MB = 1_000_000
-INPUTS = 24
 
 
 def invoke(store: Store, typed: str, *more: str) -> Result:
@@ -37,7 +31,7 @@ def invoke(store: Store, typed: str, *more: str) -> Result:
 
 def sample(step: int | None, uss: int, *, seconds: float | None = None, **values: object) -> Sample:
     moment = seconds if seconds is not None else float(step or 0)
-    made = Sample("2026-01-01T00:00:00.000000Z", moment, "n0", 7, 0, "", 3 * MB + uss, uss, None, None, step, f"d{step}")
+    made = Sample("2026-01-01T00:00:00.000000Z", moment, "n0", 7, 0, "", 3 * MB + uss, uss, None, step)
     return replace(made, **values)  # type: ignore[arg-type]
 
 
@@ -46,48 +40,6 @@ def series(leak: int, steps: int = 40, noise: int = 0, base: int = 50 * MB) -> l
     draw = random.Random(0)
     quiet = [sample(step, base + leak * step + draw.randint(0, noise)) for step in range(1, steps + 1)]
     return [sample(None, 5 * MB), *(one for at in quiet for one in (at, replace(at, uss=(at.uss or 0) + 90 * MB)))]
-
-
-def watched_replay(bench: Bench, spec: ReplaySpec, action: str) -> dict[str, object]:
-    """Run a replay whose inputs all do this, while `memory watch` samples it; the command's answer."""
-    said = []
-    (bench.store.root / "memory").mkdir(exist_ok=True)
-    path = bench.store.root / "memory" / f"{action}.csv"
-    words = f"--store {bench.store.root} memory watch --replay {spec.replay_id} --interval 20ms --json -o {path}".split()
-
-    def watch():
-        while not (bench.store.replays / spec.replay_id / "spec.json").is_file():
-            time.sleep(0.02)
-        said.append(commandline.program(*words))
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    bench.run(spec, {item.dump_id: action for item in spec.inputs})
-    watcher.join()
-    assert said[0].returncode == 0, said[0].stderr
-    return json.loads(said[0].stdout)
-
-
-@pytest.mark.slow
-def test_a_worker_that_leaks_a_megabyte_an_input_shows_it_and_parts_from_one_that_does_not(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
-    bench = Bench(store)
-    leaking, sound = (watched_replay(bench, make_spec(INPUTS), action) for action in ("leak", "keep"))
-    growth = leaking["processes"][0]["sizes"]["uss"]["growth"]  # type: ignore[index]
-    assert growth["unit"] == "step" and growth["grows"] and growth["slope"] == pytest.approx(MB, rel=0.1)
-    assert not sound["processes"][0]["sizes"]["uss"]["growth"]["grows"]  # type: ignore[index]
-    files = [Path(str(told["samples"])) for told in (leaking, sound)]
-    samples = read_samples(files[0])
-    assert {one.rank for one in samples} == {0} and {one.dump_id for one in samples} - {""} == {f"d{n}" for n in range(INPUTS)}
-    page = tmp_path / "memory.html"
-    done = invoke(store, f"compare {files[0]} {files[1]} --of uss -o", str(page))
-    assert done.exit_code == 1 and "rank 0, USS: growth is" in done.stdout and "in B; diverging at step" in done.stdout
-    assert "<html" in page.read_text() and "rank 0, USS" in page.read_text()
-    assert invoke(store, f"compare {files[1]} {files[1]}").exit_code == 0
-    assert json.loads(invoke(store, f"compare {files[0]} --json").stdout)["processes"] == leaking["processes"]
-    assert bench.left_running() == []
 
 
 @pytest.mark.parametrize(("leak", "noise"), [(MB, 0), (MB, 2 * MB), (200_000, 500_000)])
@@ -114,12 +66,12 @@ def test_what_too_few_steps_show_is_not_judged_and_not_called_steady():
     assert isinstance(verdict, Verdict) and verdict.sentence == "RIGHT: peaks agree; growth was not checked"
 
 
-def test_two_series_part_at_the_step_and_dump_where_the_second_begins_to_grow():
+def test_two_series_part_at_the_step_where_the_second_begins_to_grow():
     a = series(0)
     b = [replace(one, uss=(one.uss or 0) + max(0, (one.step or 0) - 20) * 4 * MB) for one in a]
     found = compare_samples(("a", "b"), a, b, 0.05, ["uss"])
     assert found.verdict == APART and found.pairs[0].parts == ("peak", "growth")
-    assert (found.pairs[0].from_step, found.pairs[0].from_dump) == (21, "d21")
+    assert found.pairs[0].from_step == 21
     assert compare_samples(("a", "a"), a, a, 0.05).verdict == ALIKE
     assert compare_samples(("a", "-"), a, [], 0.05).verdict == NOT_COMPARED
     higher = [replace(one, uss=(one.uss or 0) + 9 * MB) for one in a]
@@ -145,22 +97,31 @@ def test_samples_are_read_as_they_were_written_and_lines_that_are_cut_or_odd_are
             read_samples(tmp_path / "b.csv")
 
 
-def test_a_process_by_pid_is_watched_until_it_ends_with_steps_from_a_file(store: Store, tmp_path: Path):
-    steps, out = tmp_path / "steps", tmp_path / "out.csv"
+def test_two_files_are_compared_and_one_is_shown_again(store: Store, tmp_path: Path):
+    for name, leak in (("leaking", MB), ("sound", 0)):
+        watch_into(tmp_path / f"{name}.csv", [series(leak)], list)
+    page, leaking, sound = tmp_path / "memory.html", tmp_path / "leaking.csv", tmp_path / "sound.csv"
+    done = invoke(store, f"compare {leaking} {sound} --of uss -o", str(page))
+    assert done.exit_code == 1 and "USS: growth is" in done.stdout and "in B; diverging at step" in done.stdout
+    assert "<html" in page.read_text() and "USS" in page.read_text()
+    assert invoke(store, f"compare {sound} {sound}").exit_code == 0
+    growth = json.loads(invoke(store, f"compare {leaking} --json").stdout)["processes"][0]["sizes"]["uss"]["growth"]
+    assert growth["unit"] == "step" and growth["grows"] and growth["slope"] == pytest.approx(MB, rel=0.1)
+
+
+def test_a_process_by_pid_is_watched_until_it_ends(store: Store, tmp_path: Path):
+    out = tmp_path / "out.csv"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     left = iter(range(6))
 
-    def advance(samples: list[Sample]):
-        """After each round another step begins; after the last one the process ends."""
-        with open(steps, "a") as file:
-            file.write("loss\n")
+    def end_after_six(samples: list[Sample]):
         if next(left, None) is None:
             child.communicate(b"\n")
 
-    rounds = watching.rounds(OfPids([child.pid], steps), 0.01)
-    watching.watch_into(out, rounds, lambda samples: advance(samples) if samples else None)
+    rounds = watching.rounds(OfPids([child.pid]), 0.01)
+    watching.watch_into(out, rounds, lambda samples: end_after_six(samples) if samples else None)
     found = read_samples(out)
-    assert [one.step for one in found] == list(range(7)) and {one.pid for one in found} == {child.pid}
+    assert len(found) == 7 and {one.pid for one in found} == {child.pid}
     assert all(one.rss and one.uss and one.rss >= one.uss for one in found)
     assert invoke(store, "compare", str(out)).exit_code == 0
 
@@ -168,17 +129,6 @@ def test_a_process_by_pid_is_watched_until_it_ends_with_steps_from_a_file(store:
 def test_one_file_takes_the_samples(store: Store):
     with pytest.raises(UsageError, match="more than once"):
         invoke(store, f"watch --pid {os.getpid()} -o a.csv -o b.csv", "--for", "1s")
-
-
-def test_journals_with_odd_events_are_followed_and_workers_without_a_beginning_are_not_named(tmp_path: Path):
-    events = [{"event": "start", "rank": 0, "dump_id": "a"}, {"event": "filled", "rank": 0, "extra": ["no", "object"]}]
-    (tmp_path / "rank0.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    watched = OfReplay(tmp_path)
-    assert watched.poll() == [] and watched.notes() == ["no worker of this replay ran on this machine"]
-    boot = {"event": "boot", "rank": 0, "pid": os.getpid(), "ticks": process_memory.started(os.getpid())}
-    with open(tmp_path / "rank0.jsonl", "a") as file:
-        file.write(json.dumps(boot) + "\n")
-    assert [(one.pid, one.step, one.dump_id) for one in watched.poll()] == [(os.getpid(), 1, "")] and watched.notes() == []
 
 
 def test_a_watching_without_a_file_is_beside_the_user_and_says_what_is_unknown(
@@ -191,7 +141,7 @@ def test_a_watching_without_a_file_is_beside_the_user_and_says_what_is_unknown(
     finally:
         child.communicate(b"\n")
     answer = json.loads(done.stdout)
-    assert done.exit_code == 0 and any("steps" in note for note in answer["notes"])
+    assert done.exit_code == 0 and answer["notes"]
     assert len(read_samples(tmp_path / answer["samples"])) == answer["processes"][0]["samples"] > 1
 
 
@@ -199,7 +149,7 @@ def test_a_watching_without_a_file_is_beside_the_user_and_says_what_is_unknown(
     ("typed", "says"),
     [
         ("", "needs one of"), ("--pid 1 --run x", "needs one of"), ("--run x", "no process of run x"),
-        ("--pid 4194304", "no process 4194304"), ("--run x --step-file y", "--step-file needs --pid"),
+        ("--pid 4194304", "no process 4194304"), ("--pid 1 --ray", "needs one of"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_watched_is_refused(store: Store, typed: str, says: str):

@@ -4,8 +4,8 @@
 
     "kill"   the process kills itself with SIGKILL         "fail"     it raises
     "hang"   it never returns                              "exit"     it leaves with exit code 0
-    "stop"   it stops itself with SIGSTOP                 "leak", "keep"   it keeps a megabyte, or nothing, until its memory is sampled
-    "break"  it comes to a breakpoint()                   "kill-host"  it kills its host on a node of a cluster
+    "stop"   it stops itself with SIGSTOP                  "break"    it comes to a breakpoint()
+    "kill-host"  it kills its host on a node of a cluster
     "unreadable"  loading raises                           "tainted"  it raises and leaves the engine unusable
     "full"   its disk is full until the store has a file called "room"
     "late-fail"   it fails without taking part in the collective    "differ"  other ranks come to other log-probs
@@ -56,7 +56,6 @@ class ScriptedEngine:
         self.collective = bool(self.script.get("collective"))
         self.tainted, self.out_of_step = False, ""
         self._calls = 0
-        self._kept: list[bytes] = []
         self._loaded_for = spec.replay_id
 
     def open(self) -> dict[str, Any]:
@@ -82,7 +81,7 @@ class ScriptedEngine:
         (self.folder / f"ran-{item.dump_id}-{self.rank}-{recorded}").touch()
         if action == "late-fail":
             self._act("fail")
-        if action not in ("", "fail", "differ", "leak", "keep", "break"):
+        if action not in ("", "fail", "differ", "break"):
             self._act(action)
         if self.collective:
             world = int(os.environ["WORLD_SIZE"])
@@ -111,27 +110,11 @@ class ScriptedEngine:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif action == "exit":
             os._exit(0)
-        elif action in ("leak", "keep"):
-            self._kept += [b"1" * 1_000_000] if action == "leak" else []
-            await_sample(self.folder.parents[1] / "memory")
         elif action == "full" and not (self.folder.parents[1] / "room").exists():
             raise RuntimeError("[enforce fail at writer] cannot write") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         elif action in ("fail", "tainted"):
             self.tainted = action == "tainted"
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-
-def await_sample(folder: Path) -> None:
-    """Wait until somebody wrote into a store's folder of memory, twice: what comes first may be a heading, or seen before now."""
-    deadline = time.monotonic() + 30
-    for _ in range(2):
-        before = _written(folder)
-        while _written(folder) == before and time.monotonic() < deadline:
-            time.sleep(0.005)
-
-
-def _written(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.csv"))
 
 
 if __name__ == "__main__":
