@@ -27,7 +27,7 @@ import numpy as np
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import TRAINER, number
-from actordbg.judge.recorded_calls import COUNT, FIRST, HIGH, LOW, RETURN, Answer, Numbers, RecordedCall, Violation
+from actordbg.judge.recorded_calls import COUNT, FIRST, HIGH, LOW, RETURN, Answer, Numbers, RecordedCall
 from actordbg.judge.step_laws import has_rollout, learns, steps
 
 OFF = 1e-3
@@ -90,7 +90,7 @@ class EstimatedStep:
     def broken(self, answer: Answer, row: int, words: str, size: float) -> None:
         """Add a violation in a row."""
         call, at = self.rows[row]
-        answer.violations.append(Violation(call.record.dump_id, f"{self.words}: {words}", at, size))
+        answer.violated(call, f"{self.words}: {words}", at, size)
 
 
 def estimated(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[EstimatedStep]:
@@ -285,7 +285,7 @@ def advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if sum(map(len, rows)) > 1 and np.concatenate(rows).all():
             differ = any(len(of) > 1 for of in rewards.values())
             said = f"{words}: every advantage is 0, so nothing is learned" + ", although rewards differ" * differ
-            answer.violations.append(Violation(losses[0].record.dump_id, said, side=TRAINER * differ))
+            answer.violated(losses[0], said, side=TRAINER * differ)
     if weightless:
         share = float(np.concatenate(weightless).mean())
         answer.figures.append(("rows without advantage", f"{share:.1%}"))

@@ -189,13 +189,16 @@ class RecordedCall:
         shape = None if self.active is None else self.active.shape
         return {name: values for name, values in named if values is not None and values.shape == shape}
 
+    def between(self, one: str, other: str) -> Numbers | None:
+        """Return two sets of log-probs' difference in nats, float64 with the shape of `active`; None without one of them."""
+        known = self.log_probs()
+        return known[one].astype("f8") - known[other] if one in known and other in known else None
+
     @cached_property
     def apart(self) -> Numbers | None:
         """The |rollout - trainer| of each action's log-prob in nats; None without a rollout's."""
-        known = self.log_probs()
-        if self.active is None or not {"rollout_log_probs", "log_probs"} <= known.keys():
-            return None
-        return np.abs(known["rollout_log_probs"].astype("f8") - known["log_probs"])[self.active]
+        between = self.between("rollout_log_probs", "log_probs")
+        return None if between is None else np.abs(between)[self.active]
 
     @cached_property
     def row_keys(self) -> list[bytes]:
@@ -274,10 +277,8 @@ class RecordedCall:
     @cached_property
     def moved(self) -> Numbers | None:
         """The sum over each row's actions of |log_probs - old_log_probs|, [B]."""
-        known = self.log_probs()
-        if self.active is None or not {"log_probs", "old_log_probs"} <= known.keys():
-            return None
-        return np.where(self.active, np.abs(known["log_probs"].astype("f8") - known["old_log_probs"]), 0.0).sum(1)
+        between = self.between("log_probs", "old_log_probs")
+        return None if between is None else np.where(self.active, np.abs(between), 0.0).sum(1)
 
     @cached_property
     def weightless(self) -> Numbers | None:
@@ -358,13 +359,17 @@ class Answer:
     violations: list[Violation] = field(default_factory=list)
     figures: list[tuple[str, str]] = field(default_factory=list)
 
+    def violated(self, call: RecordedCall, words: str, row: int | None = None, size: float | None = None, side: str = "") -> None:
+        """Add a violation in a call."""
+        self.violations.append(Violation(call.record.dump_id, words, row, size, side))
+
     def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None, side: str = "") -> None:
         """Look at all rows of a call, and add a violation for the first of those that are `bad`, bool [B]."""
         self.looked_at += len(bad)
         for row in bad.nonzero()[0][:1]:
             many = f" ({plural(int(bad.sum()), 'row')})" if bad.sum() > 1 else ""
             step = f"step {call.record.step}: " if call.is_loss and call.record.step is not None else ""
-            self.violations.append(Violation(call.record.dump_id, step + words + many, int(row), _size(sizes, row), side))
+            self.violated(call, step + words + many, int(row), _size(sizes, row), side)
 
 
 def _size(sizes: Numbers | None, row: int) -> float | None:

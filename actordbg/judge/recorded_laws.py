@@ -46,7 +46,7 @@ def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if mask.shape[1] >= real.shape[1]:
             odd.append(f"sequences are {list(real.shape)}")
         if odd:
-            answer.violations.append(Violation(call.record.dump_id, f"the action mask is {list(mask.shape)}; {', '.join(odd)}"))
+            answer.violated(call, f"the action mask is {list(mask.shape)}; {', '.join(odd)}")
             continue
         padded = (call.active & ~real[:, -mask.shape[1] :]).any(1)
         answer.rows(call, padded, "the action mask covers padding: it is shifted")
@@ -79,7 +79,7 @@ def _finite(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 if not np.isfinite(value).all():
                     at = "" if call.record.step is None else f" of step {call.record.step}"
                     said = f"the {words}{at} is not finite: {value.reshape(-1)[0]}"
-                    answer.violations.append(Violation(call.record.dump_id, said))
+                    answer.violated(call, said)
 
 
 def _positive(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -168,10 +168,10 @@ def _beginning(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 def _importance(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
-        known, weights, mode = call.log_probs(), call.array("term_weights"), call.fact("loss.weights_mode")
-        if weights is None or not isinstance(mode, str) or not {"old_log_probs", "rollout_log_probs"} <= known.keys():
+        weights, mode = call.array("term_weights"), call.fact("loss.weights_mode")
+        apart = call.between("old_log_probs", "rollout_log_probs")
+        if weights is None or not isinstance(mode, str) or apart is None:
             continue
-        apart = known["old_log_probs"].astype("f8") - known["rollout_log_probs"]
         apart = np.where(call.active & ~np.isnan(apart), apart, 0.0)  # TRL does not correct a token that the engine did not score
         counted: Numbers = call.active
         if mode.startswith("sequence"):

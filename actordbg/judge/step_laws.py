@@ -14,17 +14,7 @@ import numpy as np
 
 from actordbg.base.units import plural, release
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
-from actordbg.judge.recorded_calls import (
-    BY_ROW,
-    Answer,
-    Numbers,
-    RecordedCall,
-    Terms,
-    Violation,
-    aggregation,
-    shifted,
-    side_of,
-)  # fmt: skip
+from actordbg.judge.recorded_calls import BY_ROW, Answer, Numbers, RecordedCall, Terms, aggregation, shifted, side_of
 
 MOVED = {True: 1e-4, False: 0.02}
 """Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
@@ -68,7 +58,7 @@ def actions(calls: Sequence[RecordedCall], answer: Answer) -> None:
             rows = plural(sum(call.rows for call in losses), "row")
             why = ": every response was truncated" if cut else ""
             said = f"{words}: the action mask of all {rows} is empty{why}, so nothing is learned"
-            answer.violations.append(Violation(losses[0].record.dump_id, said))
+            answer.violated(losses[0], said)
 
 
 def update(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -98,7 +88,7 @@ def update(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if not any(call.moved is None or call.moved.any() for call in losses):
             since_then = f"although {plural(sum(moves), 'update')} came since the old log-probs"
             said = f"{words}: every ratio is exactly 1, of {plural(tokens, 'token')}, {since_then}"
-            answer.violations.append(Violation(first.record.dump_id, said))
+            answer.violated(first, said)
 
 
 def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -134,7 +124,7 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
         answer.looked_at += 1
         if mean > limit:
             said = f"{words}: nothing was updated, but the reference is {number(mean, 3)} nats from the policy (limit {limit:g})"
-            answer.violations.append(Violation(first.record.dump_id, said, size=mean))
+            answer.violated(first, said, size=mean)
 
 
 def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -153,7 +143,7 @@ def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
                     moved.append(rows[at])
             for call, row in moved[:1]:
                 text = f"{words}: {name} are those of another row, in {len(moved)} of {plural(len(rows), 'row')}"
-                answer.violations.append(Violation(call.record.dump_id, text, row, side=side_of(name)))
+                answer.violated(call, text, row, side=side_of(name))
 
 
 def alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -195,7 +185,7 @@ def groups(calls: Sequence[RecordedCall], answer: Answer) -> None:
             said = (
                 f"{words}: a prompt has {plural(prompts[odd[0]], 'row')}, and was sampled {size} times: groups have other prompts"
             )
-            answer.violations.append(Violation(call.record.dump_id, said, call.prompts.index(odd[0])))
+            answer.violated(call, said, call.prompts.index(odd[0]))
 
 
 def has_rollout(losses: Sequence[RecordedCall]) -> bool:
@@ -228,7 +218,7 @@ def ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
             mean, limit = moved / tokens, MOVED[losses[0].fp32]
             if not mean <= limit:
                 said = f"{words}: no update since the old log-probs, but they differ by {number(mean, 3)} nats (limit {limit:g})"
-                answer.violations.append(Violation(losses[0].record.dump_id, said, size=mean))
+                answer.violated(losses[0], said, size=mean)
 
 
 def is_whole(losses: Sequence[RecordedCall]) -> bool:
@@ -275,7 +265,7 @@ def normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
             factor = float(given @ wanted / (wanted @ wanted)) if wanted.any() else 0.0
             times = f", {number(factor, 4)} times it" if np.abs(given - factor * wanted).sum() < off / 10 else ""
             said = f"{words}: its losses add up to {number(given.sum())}, their {known[1]} is {number(wanted.sum())}{times}"
-            answer.violations.append(Violation(first.record.dump_id, said, size=off / size))
+            answer.violated(first, said, size=off / size)
 
 
 def accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -288,7 +278,7 @@ def accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
         stage, most = first.record.actor.get("zero_stage"), max(by_rank.values())
         if since and first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
             said = f"{words}: of {most} micro-batches under ZeRO {stage}, only the gradient of the last is applied"
-            answer.violations.append(Violation(first.record.dump_id, said))
+            answer.violated(first, said)
 
 
 def duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
