@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 
 T = TypeVar("T")
 _SECRET_NAMES = re.compile(rb"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
-_IN_URL = re.compile(r"""(https?://(?=[^\s/@"]*@)|://[^\s/:@"]*:)(?!\d+(?:[/"'\s,]|\Z))[^\s"]{1,200}@""")
+_IN_URL = re.compile(r"""(https?://(?=[^\s/@:"]*@)|://[^\s/:@"]*:)(?!\d+(?:[/"'\s,]|\Z))[^\s"]{1,200}@""")
 """A password in a URL, up to the last "@"; not a port. Of http, a name alone may be a token."""
 _known: tuple[dict[bytes, bytes], tuple[str, ...]] = ({}, ())
 

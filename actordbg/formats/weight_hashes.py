@@ -279,7 +279,7 @@ def _states(optimizer: Any) -> Iterator[tuple[int, tuple[dict[str, Any], torch.T
 
 
 def _is_plain_fp32(parameter: torch.Tensor) -> bool:
-    """Check whether a parameter of an optimizer can be sampled: it has memory, and is no DTensor."""
+    """Check whether a parameter of an optimizer can be sampled: it has memory, and is not a DTensor."""
     import torch
 
     whole = not parameter.is_meta and not hasattr(parameter, "placements")

@@ -278,7 +278,9 @@ class RecordedCall:
     def moved(self) -> Numbers | None:
         """The sum over each row's actions of |log_probs - old_log_probs|, [B]."""
         between = self.between("log_probs", "old_log_probs")
-        return None if between is None else np.where(self.active, np.abs(between), 0.0).sum(1)
+        if between is None or self.active is None:
+            return None
+        return np.where(self.active, np.abs(between), 0.0).sum(1)
 
     @cached_property
     def weightless(self) -> Numbers | None:

@@ -28,7 +28,6 @@ from actordbg.config.choices import short_dtype
 from actordbg.config.replay_config import TINY, TRUTHS
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.formats.dumpfile import DEFAULT_CAP
-from actordbg.formats.encoding import Array
 from actordbg.formats.weight_hashes import met_weights, weights_of
 from actordbg.judge.thresholds import weaker
 from actordbg.records.comparison_record import ComparisonRecord, SideInfo
@@ -38,6 +37,7 @@ from actordbg.store.layout import Store, known_regular
 
 if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun
+    from actordbg.formats.encoding import Array
 
 GOLDEN, RECORDED, TRUTH = "golden", "recorded", "truth"
 RECORDED_NAMES = (RECORDED, GOLDEN)
