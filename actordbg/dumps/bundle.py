@@ -15,6 +15,7 @@ as theirs (`base.owners.origin_file`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -233,7 +234,8 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
         raise StoreProblem(f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store") from None
     finally:  # whatever stopped it, Ctrl-C too
         for place in reversed(written if not good else []):
-            remove(place)
+            with contextlib.suppress(OSError):  # another user's link in its way, by now: the others go all the same
+                remove(place)
     specs = [ReplaySpec.from_json(data) for name, data in files.items() if name.endswith(f"/{SPEC}")]
     replay = max((spec.replay_id for spec in specs if not (spec.config.truth or spec.config.vary)), default="")
     return replace(_counted(path, new), present=len(files) - len(new), size=path.stat().st_size, replay=replay)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -262,6 +263,8 @@ def _states(optimizer: Any) -> Iterator[tuple[int, tuple[dict[str, Any], torch.T
             continue
         if any(isinstance(each, torch.Tensor) and not each.is_cpu for each in numbers):
             continue  # to read it would wait for its device
+        if not all(math.isfinite(each) for each in numbers if each is not None):
+            continue  # JSON has no NaN; `lint` names a rate that is not finite
         parts: list[list[torch.Tensor]] = [[], [], []]
         for parameter, state in states:
             parts[0].append(sampled(parameter, many))

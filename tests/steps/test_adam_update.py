@@ -123,7 +123,7 @@ def test_an_optimizer_of_thousands_of_parameters_is_sampled_within_what_a_record
     assert 0 < len(state.sample) <= 48 * STATE_SAMPLED
 
 
-@pytest.mark.parametrize("odd", ["meta", "freed", "sparse", "settings"])
+@pytest.mark.parametrize("odd", ["meta", "freed", "sparse", "settings", "rate"])
 def test_what_cannot_be_sampled_leaves_the_rest_sampled(odd: str):
     model = torch.nn.Linear(8, 8)
     optimizer: Any = torch.optim.Adam(model.parameters())
@@ -134,10 +134,12 @@ def test_what_cannot_be_sampled_leaves_the_rest_sampled(odd: str):
         model.weight.untyped_storage().resize_(0)
     elif odd == "sparse":
         model.more = torch.nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    elif odd == "rate":
+        optimizer.param_groups[0]["lr"] = float("nan")
     else:
         optimizer = SimpleNamespace(param_groups=[{"params": [model.bias], "betas": (0.9, 0.9)}], state={})
     record = step_weights(model, Copier().outputs, hashed=False, optimizer=optimizer).record(WHO)
-    assert record.parameters["bias"].sample and bool(record.optimizer) == (odd != "settings")
+    assert record.parameters["bias"].sample and bool(record.optimizer) == (odd not in ("settings", "rate"))
     assert all(bool(each.sample) != bool(each.why_not) for each in record.parameters.values())
 
 
