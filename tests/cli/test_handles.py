@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from commandline import invoke, offered
+from commandline import invoke
 from comparecases import given, write_replay
 from replaycases import publish
 
@@ -73,18 +73,3 @@ def test_the_handle_that_a_table_shows_is_taken_wherever_an_id_is(three: Store) 
         resolve("0000000", [full[:-8] + "0000000a", full[:-8] + "0000000b"], "dump", made_by="dump enable")
     with pytest.raises(UsageError, match="no dump has the id"):
         invoke(three, "dump", "show", "ffffffff")
-
-
-def test_a_shell_is_offered_ids_names_and_handles_and_nothing_without_a_store(three: Store) -> None:
-    dump_id = publish(three, 1)[0].dump_id
-    ids = ["20250619T070000-000003", "20250619T060000-000002", "20250619T050000-000001"]
-    for typed, words in {
-        "report ": ["last", "packed", "@1", "@2", *ids],
-        "replay --resume 20250619T05": ids[2:],
-        "compare @1 t": ["truth"],
-        "matrix --attn sdpa,e": ["sdpa,eager"],
-        f"dump show {dump_id[:-1]}": [dump_id],
-    }.items():
-        assert offered(typed, ACTORDBG_STORE=str(three.root)) == words
-        if "sdpa" not in typed:
-            assert offered(typed, ACTORDBG_STORE=str(three.root / "none")) == [word for word in words if word == "truth"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from fuzzing import Chance, Havoc, damage, mutate_json, same_json
 
-from actordbg.catalog.record_rows import rows_of, setting_columns, spec_columns
+from actordbg.catalog.record_rows import _compared_dump, _comparison_run, setting_columns, spec_columns
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.comparison_record import (
     ComparisonRecord,
@@ -70,7 +70,7 @@ def _in_the_catalog(record: Any) -> None:
     if isinstance(record, ReplaySpec):
         rows = [spec_columns(record) | setting_columns(record.config.to_dict(), None)]
     elif isinstance(record, ComparisonRecord):
-        rows = [row for table in rows_of(record).values() for row in table]
+        rows = [_comparison_run(record), *(_compared_dump(record, dump) for dump in record.dumps)]
     for value in (value for row in rows for value in row.values()):
         plain = json.dumps(value) if isinstance(value, dict | list | tuple) else value
         _SQLITE.execute("SELECT ?", (plain,)).fetchall()

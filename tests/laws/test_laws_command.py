@@ -52,7 +52,7 @@ class StandIn:
     def load(self, item: ReplayInput) -> None:
         return None
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None, on_place: Any = None) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None, **others: Any) -> dict[str, Any]:
         self.asked[item.dump_id] = on_law is not None
         if on_law is not None:
             on_law("rerun")
