@@ -156,4 +156,4 @@ def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: 
     assert (unpacked["status"], unpacked["violations"]) == ("passed", [])
     assert any(one.startswith("neighbour broken: row 1 depends on row 0") for one in packed["violations"])
     assert any("row 1 depends on row 0 (24 of 24 tokens)" in one for one in packed["violations"])
-    assert [row.dump_id for row in select_dumps(store, "law_broken is not null")] == [published.dump_id]
+    assert [row.dump_id for row in select_dumps(store, "broken is not null")] == [published.dump_id]

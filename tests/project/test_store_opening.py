@@ -31,7 +31,6 @@ ALLOWED = {
     "cluster/order.py": "a runtime environment that the user names",
     "measure/watching.py": "a file that it made itself, by the opener",
     "measure/process_memory.py": "/proc",
-    "measure/watched.py": "a log of steps that the user names",
 }
 """By module what it opens that is not a file of a store."""
 

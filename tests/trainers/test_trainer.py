@@ -27,9 +27,11 @@ def test_other_trainers_are_named_by_the_adapters_alone():
     example = {"actordbg/api/pytest_plugin.py", "actordbg/api/tapping.py"}
     dashboards = {"actordbg/judge/explained_sides.py"}  # their own names of its figures
     others = {name for name, text in PRODUCT.items() if not name.startswith("actordbg/trainers/") and named.search(text)}
-    assert others == example | dashboards
+    formulas = {"actordbg/judge/advantage_laws.py", "actordbg/judge/recorded_laws.py"}  # whose formula a law is
+    formats = {"actordbg/measure/log_exports.py"}  # who writes such a file
+    assert others == example | dashboards | formulas | formats
     adapters = [text for name, text in PRODUCT.items() if name.endswith("_adapter.py") and "find_adapter" not in name]
-    assert len(adapters) == len(BUILT_IN) and max(len(text.splitlines()) for text in adapters) <= 110
+    assert len(adapters) == len(BUILT_IN) and max(len(text.splitlines()) for text in adapters) <= 130
 
 
 def test_few_files_outside_of_its_folder_mention_the_trainer_by_name():
