@@ -44,7 +44,7 @@ from actordbg.document.blocks import (
 )
 from actordbg.judge.explain_outputs import MOST, explain_sides
 from actordbg.judge.recorded_calls import Numbers, RecordedCall
-from actordbg.judge.same_weights import LEAST, WeightsMet, weights_met
+from actordbg.judge.same_weights import WeightsMet, weights_met
 from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.records.comparison_record import ExplainedOutputs
 from actordbg.records.journal import ENGINE_WAYS
@@ -281,9 +281,7 @@ def _weights(ours: ReplaySide, losses: Mapping[str, RecordedCall], recorded: _Si
     fp32 = all(loss.fp32 for loss in losses.values())
     as_recorded = all((ours.dtype_of(dump_id) == "fp32") == fp32 for dump_id in losses)
     apart = float(np.mean(distances)) if distances else math.nan
-    if not as_recorded and apart > LEAST:  # another dtype moves log-probs as far as other weights; equal ones need no excuse
-        apart = math.nan
-    return weights_met(ours.resolved, fp32=fp32, apart=apart, rounding=noise)
+    return weights_met(ours.resolved, fp32=fp32, as_recorded=as_recorded, apart=apart, rounding=noise)
 
 
 def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:

@@ -36,22 +36,29 @@ class WeightsMet:
     recorded: bool = False
 
 
-def weights_met(resolved: Mapping[str, Any] | None, *, fp32: bool, apart: float, rounding: float) -> WeightsMet:
-    """Judge the weights of a replay. resolved: its facts. apart: the mean distance of its log-probs from the recorded ones;
-    rounding: from the truth. In nats, NaN if unknown, or if it ran in another dtype than the run.
+def weights_met(
+    resolved: Mapping[str, Any] | None, *, fp32: bool, as_recorded: bool, apart: float, rounding: float
+) -> WeightsMet:
+    """Judge the weights of a replay. resolved: its facts. fp32: whether the run was in fp32. as_recorded: whether the replay ran
+    in the run's dtype; another moves log-probs as far as other weights do. apart: the mean distance of its log-probs from the
+    recorded ones, NaN if there are none; rounding: from the truth. In nats.
     """
     met = met_weights(dict(resolved or {}))
     if met.get("other"):
         return WeightsMet(False, f"the model's weights are not those recorded at {_steps(met['other'].values())}", recorded=True)
     if met.get("same") and not met.get("unknown"):
         return WeightsMet(True, f"its weights are those recorded at {_steps(met['same'])}", recorded=True)
-    most = max(LEAST, OF_ROUNDING[fp32] * rounding)
+    most = max(LEAST, OF_ROUNDING[fp32] * rounding) if as_recorded else LEAST
     if apart <= most:
         return WeightsMet(
             True, f"its weights are the run's, by its log-probs: {number(apart, 3)} nats (rounding {number(rounding, 3)})"
         )
-    said = f": its log-probs are {number(apart, 3)} nats from the recorded ones, the same weights' at most {number(most, 3)}"
-    return WeightsMet(None, f"whether the model has the weights of that step{said if most == most else ''}")
+    why = ""
+    if not as_recorded:
+        why = " (it ran in another dtype than the run)"
+    elif not math.isnan(apart):
+        why = f": its log-probs are {number(apart, 3)} nats from the recorded ones, the same weights' at most {number(most, 3)}"
+    return WeightsMet(None, f"whether the model has the weights of that step{why}")
 
 
 def weights_of_outputs(own: ComparisonRecord, resolved: Mapping[str, Any], rounding: Mapping[str, float]) -> WeightsMet | None:
@@ -62,13 +69,14 @@ def weights_of_outputs(own: ComparisonRecord, resolved: Mapping[str, Any], round
     outputs = {each.dump_id: each.log_probs for each in own.dumps if each.verdict != NOT_COMPARED}
     if not outputs:
         return None
-    measured = [(each.mean_abs or 0.0, rounding[name]) for name, each in outputs.items() if each and name in rounding]
+    known = {name: each.mean_abs for name, each in outputs.items() if each and name in rounding}
+    measured = [(math.nan if mean is None else mean, rounding[name]) for name, mean in known.items()]
     apart, cost = (fmean(of) for of in zip(*measured or [(math.nan, 0.0)], strict=True))
     met = met_weights(dict(resolved))
     others = {} if met.get("same") else met.get("other", {})  # whose outputs are left out
-    apart = apart if own.a.dtype == own.b.dtype else math.nan
+    as_recorded = own.a.dtype == own.b.dtype
     facts = {MET_WEIGHTS: met | {"other": others}} if met else {}
-    return weights_met(facts, fp32=own.b.dtype == "fp32", apart=apart, rounding=cost)
+    return weights_met(facts, fp32=own.b.dtype == "fp32", as_recorded=as_recorded, apart=apart, rounding=cost)
 
 
 def without_unknown_weights(own: ComparisonRecord, weights: WeightsMet | None) -> ComparisonRecord:

@@ -89,11 +89,15 @@ class StepFigures:
     @cached_property
     def weights(self) -> WeightsMet:
         """Say whether the model has the weights of the step."""
-        rounding, dtype = self.apart(self.replayed, self.reference), (self.replayed.resolved or {}).get("dtype")
+        dtype = (self.replayed.resolved or {}).get("dtype")
         as_recorded = dtype is None or (dtype == "fp32") == self.step.fp32
-        apart = self.moved(self.replayed) if as_recorded else math.nan
+        rounding, apart = self.apart(self.replayed, self.reference), self.apart(self.replayed)
         return weights_met(
-            self.replayed.resolved, fp32=self.step.fp32, apart=apart, rounding=float(rounding.mean()) if len(rounding) else 0.0
+            self.replayed.resolved,
+            fp32=self.step.fp32,
+            as_recorded=as_recorded,
+            apart=float(apart.mean()) if len(apart) else math.nan,
+            rounding=float(rounding.mean()) if len(rounding) else 0.0,
         )
 
 
