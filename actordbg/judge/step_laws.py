@@ -100,9 +100,14 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for heads in call.heads.values()
         for key, head in zip(call.row_keys, heads, strict=False)
     }
+    models = {(call.record.run, call.record.role): call.record.model_name for call in calls if call.record.model_name}
     for words, losses in steps(calls):
         first = losses[0]
         if first.record.step != 0 or first.record.role != "policy loss":
+            continue
+        policy, theirs = (models.get((first.record.run, role)) for role in ("policy", "reference"))
+        if policy and theirs and policy != theirs:  # a reference may be another model by design
+            answer.lacks = "a reference of the policy's own model"
             continue
         apart: list[Numbers] = []
         for call in losses:

@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from catalogcases import record
@@ -26,6 +28,7 @@ from actordbg.formats.weight_hashes import ParameterHash, WeightRecord
 from actordbg.judge import step_laws
 from actordbg.judge.advantage_laws import ESTIMATORS
 from actordbg.judge.lint import lint, with_lint
+from actordbg.judge.recorded_calls import Answer
 from actordbg.judge.recorded_laws import LAWS
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -545,3 +548,17 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
     assert answer["good"] and "placeholder" in left and answer["not_checked"][0].startswith(f"{len(left)} laws")
     with pytest.raises(NothingToDo, match="nothing to lint: no dump matches"):
         invoke(store, "lint", "--where", "seq_len>99")
+
+
+@pytest.mark.parametrize(("theirs", "judged"), [("sft", True), ("another", False), (None, True)])
+def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs: str | None, judged: bool) -> None:
+    def call(role: str, model: str | None, **heads: Any) -> Any:
+        record = SimpleNamespace(run="r", role=role, model_name=model, step=0, dump_id="d", actor={})
+        return SimpleNamespace(record=record, is_loss="loss" in role, heads=heads, row_keys=(b"k",), fp32=True)
+
+    own = np.full((1, 4), -1.0)
+    calls = [call("policy", "sft"), call("reference", theirs), call("policy loss", None)]
+    calls[-1].heads = {"log_probs": own, "base_action_log_probs": own - 0.5}
+    answer = Answer()
+    step_laws.reference(calls, answer)
+    assert bool(answer.violations) is judged and bool(answer.lacks) is not judged
