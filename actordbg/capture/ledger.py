@@ -19,7 +19,7 @@ import json
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from actordbg.capture.control import Control
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.ringfile import CLOSED, COUNTERS_FORMAT, COUNTS, PLACE, pending, totals
 from actordbg.formats.store_files import FULL_DISK, StoreFiles, atomic_write, overwrite, remove
+from actordbg.formats.weight_hashes import StepWeights
 
 PAGE = 4096
 """Least size of a counters file, in bytes."""
@@ -250,7 +251,8 @@ class Rotation:
     """Limit the size of the run's dumps (`dump enable --keep 10GB`) by removing the oldest unpinned dumps of this ledger.
 
     Ranks do not talk to each other, so each actor keeps to its share: the limit divided by the number of actors of the run that
-    publish counters. Dumps that a trigger pinned stay, and do not count. `removed`: the last removed files.
+    publish counters. Dumps that a trigger pinned stay, and do not count. `removed`: the last removed files. `weights`: by dump,
+    the file of its step's weights, which goes with the last dump that has it; `held`: how many have each.
     """
 
     store: StoreFiles
@@ -258,6 +260,8 @@ class Rotation:
     files: dict[Path, int] = field(default_factory=dict)
     bytes: int = 0
     removed: dict[Path, int] = field(default_factory=dict)
+    weights: dict[Path, StepWeights] = field(default_factory=dict)
+    held: Counter[Path] = field(default_factory=Counter)
     _actors: int = 1
     _counted: float = float("-inf")
 
@@ -265,6 +269,22 @@ class Rotation:
         """Add a file to the rotation."""
         self.files[path] = nbytes
         self.bytes += nbytes
+
+    def hold(self, path: Path, weights: StepWeights | None) -> None:
+        """Note the weights of a dump, pinned or not; the first that has them adds their size."""
+        if weights is not None and weights.path is not None:
+            self.weights[path] = weights
+            self.bytes += weights.size if not self.held[weights.path] else 0
+            self.held[weights.path] += 1
+
+    def _release(self, path: Path) -> None:
+        weights = self.weights.pop(path, None)
+        if weights is not None:
+            self.held[weights.path] -= 1
+            if not self.held[weights.path]:
+                remove(weights.path)
+                del self.held[weights.path]
+                self.bytes -= weights.size
 
     def spare(self, path: Path) -> None:
         """Exempt a file that was pinned later; if it had been removed, it has just been rewritten."""
@@ -293,3 +313,4 @@ class Rotation:
             self.ledger.rotate(nbytes)
             del self.files[path]  # last: a removal that failed half way is retried
             self.bytes -= nbytes
+            self._release(path)

@@ -400,19 +400,23 @@ class Writer:
         if item.weights is not None and item.weights.copies is not None:
             self.publish_weights(item.ledger, item.weights)
         self._notices.over("disk_full", "write_error", "error", "disk_floor")
-        if item.control.keep_bytes is not None and not pinned:
+        if item.control.keep_bytes is not None:
             rotation = self._rotation(item.ledger)
-            rotation.add(path, nbytes)
-            rotation.apply(item.control.keep_bytes)
+            rotation.hold(path, item.weights)
+            if not pinned:
+                rotation.add(path, nbytes)
+                rotation.apply(item.control.keep_bytes)
 
     def publish_weights(self, ledger: Ledger, weights: StepWeights) -> None:
         """Write the weights that a captured call met, unless an earlier call had them. A failure is told once."""
         try:
             record = weights.record(ledger.identity)
-            atomic_write(self._store.root / WEIGHTS / record.run / record.name, record.to_json().encode())
+            path, data = self._store.root / WEIGHTS / record.run / record.name, record.to_json().encode()
+            atomic_write(path, data)
+            weights.path, weights.size = path, len(data)
         except Exception as error:  # noqa: BLE001  # a disk, a lost device: the dump itself is stored
             self._notices.warn("weights", f"weights are not recorded: {describe(error)}")
-        weights.copies = None
+        weights.copies, weights.held = None, ()
 
     def _describe(self, item: Item, fired: TriggerResult | None) -> tuple[DumpRecord, bytes]:
         """Return the record and the payload to store."""

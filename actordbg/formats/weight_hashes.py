@@ -191,7 +191,7 @@ class StepWeights:
     """The weights that a call met, on their way to a file. met: the ledger and the moment that they hold for. held: for each
     parameter its name, `weights_held`'s facts, its SHA-256 if hashed, and where its sample is: the device and how many elements.
     groups: the settings of the optimizer's groups, whose samples are copied by their numbers. copies: a snapshot of the samples
-    of each device, concatenated; None if there is nothing to write, or no longer.
+    of each device, concatenated; None if there is nothing to write, or no longer. path, size: of the file, once it is written.
     """
 
     met: Any = None
@@ -202,6 +202,8 @@ class StepWeights:
     held: Sequence[tuple[str, tuple[Any, ...], str | None, Any, int]] = ()
     groups: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     copies: Any = None
+    path: Any = None
+    size: int = 0
 
     def record(self, who: Any) -> WeightRecord:
         """Wait for the copies, and return the file's content. who: the ledger's identity."""

@@ -18,6 +18,7 @@ from actordbg.capture.ring import Ring
 from actordbg.capture.switch_file import write_control
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.ringfile import MAX_LEDGERS
+from actordbg.formats.weight_hashes import StepWeights
 from actordbg.records.run_files import read_counters
 
 
@@ -163,3 +164,22 @@ def test_actors_share_the_size_the_newest_stays_however_large_and_a_vanished_fil
     rotation.add(tmp_path / "9", 10**9)
     rotation.apply(10)
     assert (tmp_path / "9").exists() and list(rotation.files) == [tmp_path / "9"]
+
+
+def test_weights_of_a_step_go_with_the_last_dump_that_has_them(store, tmp_path):
+    """Two dumps a step, of which one of the first step's is pinned: the files of weights count for the size."""
+    store.counters.joinpath("r").mkdir(parents=True)
+    rotation = Rotation(store, ledger())
+    for step in range(4):
+        weights = StepWeights(path=tmp_path / f"w{step}", size=50)
+        weights.path.write_bytes(b"x" * 50)
+        for n in range(2):
+            dump = tmp_path / f"{step}-{n}"
+            dump.write_bytes(b"x" * 100)
+            rotation.hold(dump, weights)
+            if (step, n) != (0, 1):  # that one is pinned
+                rotation.add(dump, 100)
+    assert rotation.bytes == 7 * 100 + 4 * 50
+    rotation.apply(400)
+    left = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
+    assert left == ["0-1", "3-0", "3-1", "w0", "w3"] and rotation.bytes == 2 * 100 + 2 * 50
