@@ -12,6 +12,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import heavy
 import pytest
@@ -19,6 +21,7 @@ import roots
 import torch
 from roots import FORKED, MEMORY
 
+from actordbg.document.blocks import WRONG, Verdict
 from actordbg.store.layout import Store
 
 LONGEST_S = 600.0
@@ -50,6 +53,20 @@ def pytest_collection_finish() -> None:
     """What was imported stays: no collection looks at these hundreds of thousands of objects again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def wrong_has_a_finding() -> Iterator[None]:
+    """No verdict of a test is WRONG without a rule that is broken: code, lists and pages read that, and not the sentence."""
+
+    made = Verdict.__init__
+
+    def make(verdict: Verdict, *given: Any, **named: Any) -> None:
+        made(verdict, *given, **named)
+        assert verdict.word != WRONG or verdict.findings, verdict
+
+    with patch.object(Verdict, "__init__", make):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

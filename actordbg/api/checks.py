@@ -20,7 +20,7 @@ from actordbg.formats.dump_record import SUFFIX
 from actordbg.judge.check import ROUNDING, TRUTH, CheckedReplay, check_blocks, check_data, run_check
 from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
-from actordbg.judge.lint import Findings, lint, lint_blocks, lint_data
+from actordbg.judge.lint import LintFindings, lint, lint_answer
 from actordbg.judge.load_replays import pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
@@ -97,7 +97,9 @@ def _run(desk: Desk, spec: ReplaySpec, recorded: bool) -> CheckedReplay:
         raise
 
 
-def lint_newest(store: Store, where: str | None, most: int | None = LINTED, on_dump: Advance = lambda *_, **__: None) -> Findings:
+def lint_newest(
+    store: Store, where: str | None, most: int | None = LINTED, on_dump: Advance = lambda *_, **__: None
+) -> LintFindings:
     """Check the laws of the recorded data on the newest dumps, losses included, that a condition selects."""
     rows = select_dumps(open_fresh(store, where), where, order="newest", limit=most, losses=True)
     on_dump(0, total=len(rows))
@@ -112,7 +114,7 @@ def linted(desk: Desk, where: str | None, max_inputs: int | None) -> CommandResu
     if not findings.dumps and not findings.unreadable:
         raise desk.nothing("lint", where)
     desk.client.note_some(findings.unreadable)
-    return CommandResult.of(findings.verdict(), lint_data(findings), *lint_blocks(findings), title="laws of recorded data")
+    return lint_answer(findings)
 
 
 def check_answer(store: Store, checked: CheckedReplay, *, of: int, recorded: str | None = None) -> CheckResult:

@@ -60,7 +60,8 @@ def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandR
     unchecked = local.unchecked if local and word in (RIGHT, WRONG) else ()
     chart = heat_chart(local.located) if local and local.located else None
     about = {name: getattr(local, name) for name in ("looked_at", "unchecked", "differences")} | asdict(local) if local else {}
-    verdict = Verdict(word, said, not_checked=unchecked[:1], next=following)
+    found = local.found if local and word == WRONG else []
+    verdict = Verdict(word, said, not_checked=unchecked[:1], next=following, findings=found)
     blocks = [*section("", lines_of(local) if local else ()), *([chart] if chart else [])]
     data = {"word": word, "good": verdict.good, "replay_id": spec.replay_id, **about}
     return CommandResult(verdict.good, data, [Heading(f"locate {spec.replay_id}", 1), verdict, *blocks])

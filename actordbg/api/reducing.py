@@ -97,6 +97,7 @@ def reduction_answer(record: Reduction) -> CommandResult:
         ],
         not_checked=left,
         next=f"actordbg {following}",
+        findings=[record.fingerprint.finding],
     )
     blocks: list[Block] = [Heading(f"reduce {record.reduction_id}", 1), verdict]
     lines = [f"{words}: {result}" for words, result in (record.tried or {}).items()]

@@ -81,7 +81,7 @@ def _run(desk: Desk, plan: Plan, *, dry_run: bool, **about: Any) -> CommandResul
     spec, store = plan.spec, desk.store
     if not dry_run:
         desk.client.begins(f"replay {spec.replay_id}", spec.config)
-    about |= {"selected": len(spec.inputs), "skipped": plan.skipped, "findings": desk.runnable(spec.config, spec.inputs)}
+    about |= {"selected": len(spec.inputs), "skipped": plan.skipped, "known_failures": desk.runnable(spec.config, spec.inputs)}
     for text in plan.notes:
         desk.client.note(text)
     if dry_run:
@@ -158,7 +158,7 @@ def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: 
         apart = replace(desk, store=store)
         spec = apart.planned("actor init", config, DumpSelection()).spec
         findings = apart.runnable(config, spec.inputs, minor=False)
-        data = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "findings": findings}
+        data = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "known_failures": findings}
     word, said = ("", "the actor was built and ran") if data["ok"] else (FAILED, "the actor did not run")
     following = "actordbg check" if data["ok"] else "actordbg doctor"
     blocks: list[Block] = [Verdict(word, said, next=following), Items([f"{label}: {text}" for label, text in _facts(data)])]

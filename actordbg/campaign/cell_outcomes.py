@@ -20,7 +20,7 @@ from actordbg.base.errors import ActordbgError, MachineFault, Refused, UsageErro
 from actordbg.base.owners import whose
 from actordbg.campaign.cells import unavailable
 from actordbg.campaign.matrix_document import MatrixContext
-from actordbg.judge.agreement import agreement_of, ranks_in_words, violation_in_words
+from actordbg.judge.agreement import agreement_of, ranks_in_words
 from actordbg.judge.comparison_document import flat_where_it_matters
 from actordbg.judge.summary import summarise
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED
@@ -47,8 +47,8 @@ def finished(
     data = data_of(store, spec)
     summary = summarise([data], selection=spec.replay_id, now=spec.created_at).replays[0]
     laws, first = summary.laws, dict[str, str]()
-    for answer in laws.violations if laws else ():
-        first.setdefault(answer["law"], violation_in_words(answer))
+    for violation in laws.violations if laws else ():
+        first.setdefault(violation.rule.name, violation.said)
     loads, load_s, shared_with = loads_of(folder)
     counts = dict(Counter(result.status for result in data.results))
     if missing := len(spec.inputs) - len(data.results):
@@ -86,7 +86,8 @@ def finished(
         shared_with=by_replay.get(shared_with or ""),
     )
     if laws:
-        cell = replace(cell, laws=laws.headline, violations=tuple(first.values()), unasked=tuple(laws.not_checked))
+        said, names = tuple(first.values()), tuple(first)
+        cell = replace(cell, laws=laws.headline, violations=said, broken=names, unasked=tuple(laws.not_checked))
     if why:
         log, signature, error = why[0]
         line = next((line.strip() for line in error.splitlines() if line.strip()), "")[:300]

@@ -9,10 +9,10 @@ baseline.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any
 
 from actordbg.actor.signatures import explain
@@ -43,12 +43,15 @@ from actordbg.document.blocks import (
 from actordbg.document.blocks import FAILED as FAILED_WORD
 from actordbg.judge.agreement import SHOWN
 from actordbg.judge.comparison_document import excluded
-from actordbg.records.comparison_record import GOOD, NOT_COMPARED
+from actordbg.judge.replay_findings import RUNS, TRUTH
+from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED
+from actordbg.records.finding import Finding, Rule
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 
 AXES_AS_COLUMNS = 4
 """With more axes than this, the settings share one column."""
 REGRESSED, IN_PART, WAITS = "REGRESSED", "partial", "not compared"
+BASELINE = Rule("baseline", "a cell is as good as in the baseline")
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,8 @@ def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
     if 0 < len(varied) <= AXES_AS_COLUMNS:
         columns = {name.replace("_", " "): partial(_setting, name) for name in varied}
     columns["result"] = partial(_result, record)
+    if any(_broken(cell) for cell in cells):
+        columns["broke"] = _broken
     left = set(columns)
     columns = {"#": lambda cell: str(cell.index)} | columns
     if any(cell.verdict is not None for cell in cells):
@@ -165,6 +170,11 @@ def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
     )
     rows = [[text_of(cell) for text_of in columns.values()] for cell in cells]
     return Grid(tuple(columns), rows, left, [context.logs.get(cell.index, "") for cell in cells])
+
+
+def _broken(cell: MatrixCell) -> str:
+    """Return the names of the rules that a cell breaks."""
+    return ", ".join(dict.fromkeys(finding.rule.name for finding in findings_of(cell)))
 
 
 def _result(record: MatrixRecord, cell: MatrixCell) -> str:
@@ -276,7 +286,20 @@ def matrix_verdict(record: MatrixRecord, whose: str = "") -> Verdict:
         figures.insert(0, ("max diff from the truth", f"{number(max(off), 2)} nats"))
     if fastest is not None:
         figures.append((f"fastest forward{f' ({TOY_MODEL})' * toy}: {fastest.name}", f"{seconds(fastest.forward_s)} s"))
-    return Verdict(word, said, figures, left, _next(record, bad, fastest), toy, whose=whose)
+    found = [finding for cell in bad for finding in findings_of(cell)]
+    return Verdict(word, said, figures, left, _next(record, bad, fastest), toy, found, whose=whose)
+
+
+def findings_of(cell: MatrixCell) -> Iterator[Finding]:
+    """Yield what is wrong with a cell: laws, the truth, what made it fail, the baseline."""
+    at = {"cell": cell.index}
+    for name, said in zip_longest(cell.broken, cell.violations, fillvalue="laws"):
+        yield Finding(Rule(name), said, at)
+    if cell.verdict == MISMATCH:
+        yield Finding(TRUTH, cell.reason, at, size=cell.max_abs)
+    if cell.status == FAILED:
+        yield Finding(Rule(f"{RUNS.name}: {cell.signature or cell.status}", RUNS.holds), cell.error or cell.reason, at)
+    yield from (Finding(BASELINE, text, at) for text in cell.regressed)
 
 
 def _next(record: MatrixRecord, bad: Sequence[MatrixCell], fastest: MatrixCell | None) -> str:

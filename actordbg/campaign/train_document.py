@@ -39,6 +39,7 @@ from actordbg.document.blocks import (
 )
 from actordbg.measure.align_logs import FALLS, RISES, relative, trend
 from actordbg.measure.log_document import apart_chart, values_chart
+from actordbg.records.finding import Finding, Rule
 from actordbg.records.matrix_record import (
     ASKED,
     BASELINE,
@@ -57,6 +58,8 @@ IN_WORDS = {"loss": "the loss", "grad_norm": "the gradient norm", "update_norm":
 LEAST = {"fp32": 1e-5, "bf16": 2**-7, "fp16": 2**-10}
 """Relative differences below this are never a divergence."""
 FACTOR = 4.0
+TRAINS = Rule("trains", "a training ends, and its loss falls as the baseline's does")
+AS_BASELINE = Rule("as the baseline", "a training's figures are the baseline's to rounding")
 AGREES, DIVERGES, NO_FALL, FAR = "agrees", "DIVERGES", "loss not falling", "loss too far"
 YES, NO, UNKNOWN = "yes", "no", "?"
 
@@ -328,7 +331,19 @@ def train_verdict(record: TrainCheckRecord, requested: Judged) -> Verdict:
     if record.selection is not None and wrong:
         next_command = f"actordbg matrix --where {in_shell(record.selection)} --model {in_shell(model)}"
     left.append("what all configurations share: the model, the baseline's forward and backward (`actordbg check`)")
-    return Verdict(word, _counted(record, requested), figures, left, next_command, model == TINY)
+    found = [_finding(cell, verdict) for cell, verdict in requested if verdict in bad]
+    return Verdict(word, _counted(record, requested), figures, left, next_command, model == TINY, found)
+
+
+def _finding(cell: TrainCell, verdict: CellVerdict) -> Finding:
+    """Return what is wrong with a configuration's training."""
+    parting, at = verdict.parting, {"cell": cell.index}
+    if cell.status != TRAINED:
+        return Finding(TRAINS, cell.reason or cell.status, at)
+    if parting is None:
+        return Finding(TRAINS, verdict.word, at)
+    said = f"{parting.figure} differs from the baseline's from step {parting.step} on"
+    return Finding(AS_BASELINE, said, at | {"step": parting.step}, size=parting.by, limit=parting.limit)
 
 
 def train_charts(record: TrainCheckRecord) -> list[Chart]:

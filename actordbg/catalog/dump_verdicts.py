@@ -36,8 +36,9 @@ from typing import TYPE_CHECKING
 
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG
 from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED
+from actordbg.records.finding import BROKEN, NOT_CHECKED, RAISED
 from actordbg.records.locate_record import IDENTITY
-from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC, NOT_CHECKED, PASSED, RAISED, STOPPED
+from actordbg.records.replay_record import NONDETERMINISTIC, PASSED, STOPPED
 
 if TYPE_CHECKING:
     from sqlite3 import Connection

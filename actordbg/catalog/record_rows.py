@@ -31,9 +31,10 @@ from actordbg.records.comparison_record import (
     DumpComparison,
     Figures,
 )
+from actordbg.records.finding import BROKEN, KEPT, RAISED
 from actordbg.records.journal import SPEC, Event, last_results, read_chunks, result_of
 from actordbg.records.locate_record import local_answers
-from actordbg.records.replay_record import BROKEN, KEPT, RAISED, LawAnswer, ReplaySpec, ResultRecord, answers_of
+from actordbg.records.replay_record import LawAnswer, ReplaySpec, ResultRecord, answers_of
 from actordbg.store.layout import Store
 
 Row = dict[str, Any]

@@ -247,14 +247,14 @@ BANK: tuple[Cause, ...] = (
     ),
     Cause(
         SHIFT,
-        "log-probs are shifted by {amount} tokens in their rows",
+        "{what} are shifted by {amount} tokens in their rows",
         "align log-probs with tokens: the log-prob at t is of the id at t + 1",
         "ms-swift PR#8196",
         by.never,
     ),
     Cause(
         ROWS,
-        "{amount} rows have the log-probs of other rows",
+        "{amount} rows have the {what} of other rows",
         "match rollouts and rows by id, not by order",
         "open-instruct#1473",
         by.never,

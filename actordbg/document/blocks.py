@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from actordbg.config.replay_config import TOY_MODEL
+from actordbg.records.finding import Finding
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class Verdict:
     word: RIGHT, WRONG, FAILED or NOT CHECKED; "" if the command measures and does not judge. said: the rest of the sentence.
     figures: (name, value), the deciding figure first. not_checked: what the word does not cover. next: the command to run next.
     toy: whether the built-in toy model ran. whose: who else says so, if it rests on what this user did not compute.
-    wrong, right: which of several sides are, such as ROLLOUT and TRAINER, where the command tells; wrong is EITHER if any.
+    findings: what makes it WRONG or FAILED, the deciding finding first. right: which of several sides is. also: which sides are
+    wrong beside that of the first finding.
     """
 
     word: str
@@ -104,9 +106,15 @@ class Verdict:
     not_checked: Sequence[str] = ()
     next: str = ""
     toy: bool = False
-    wrong: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
     right: Sequence[str] = ()
+    also: Sequence[str] = ()
     whose: str = ""
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The sides that are wrong, such as ROLLOUT, or EITHER; () if the first finding tells none."""
+        return (*(finding.of_side for finding in self.findings[:1] if finding.of_side), *self.also)
 
     @property
     def tone(self) -> str:
@@ -208,13 +216,15 @@ class SentenceData(TypedDict):
 class VerdictData(SentenceData, total=False):
     """The part of a result's JSON that every judging command has, with the fields of `Verdict`.
 
-    verdict: its word. sentence: the whole verdict. charts: title, words and Vega-Lite specification of each. good: whether the
-    exit code is 0, which the command adds. wrong, right: absent where no side is judged. whose: absent if it is this user's own.
-    not_finite: the places of figures that are null because they are NaN or infinite, with their names; absent without one.
+    verdict: its word. sentence: the whole verdict. findings: rule, key, side, place, size and limit of each. charts: title, words
+    and Vega-Lite specification of each. good: whether the exit code is 0, which the command adds. wrong, right: absent where no
+    side is judged. whose: absent if it is this user's own. not_finite: the places of figures that are null because they are NaN
+    or infinite, with their names; absent without one.
     """
 
     figures: Sequence[tuple[str, str]]
     not_checked: Sequence[str]
+    findings: Sequence[dict[str, Any]]
     charts: Sequence[dict[str, Any]]
     good: bool
     wrong: Sequence[str]
@@ -226,14 +236,15 @@ class VerdictData(SentenceData, total=False):
 def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
     """Return the parts of a document that are added to its JSON (`VerdictData`)."""
     verdict = verdict_in(blocks) or Verdict("", next((block.text for block in blocks if isinstance(block, Paragraph)), ""))
-    data = asdict(verdict) | {"verdict": verdict.word, "sentence": verdict.sentence}
+    own = {name: getattr(verdict, name) for name in ("figures", "not_checked", "next", "wrong", "right", "whose")}
+    data = own | {"verdict": verdict.word, "sentence": verdict.sentence}
     charts = [
         {"title": block.title, "says": block.says, "specification": block.specification}
         for block in blocks
         if isinstance(block, Chart)
     ]
-    omitted = {"word", "said", "toy"} | {name for name in ("wrong", "right", "whose") if not data[name]}
-    return {name: value for name, value in data.items() if name not in omitted} | {"charts": charts}
+    told = {name: value for name, value in data.items() if value or name not in ("wrong", "right", "whose")}
+    return told | {"findings": [finding.data for finding in verdict.findings], "charts": charts}
 
 
 def number(value: float | None, digits: int = 4) -> str:

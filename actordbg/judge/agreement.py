@@ -11,25 +11,22 @@ Figures first, then words; every text begins with what was broken or not checked
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from actordbg.base.units import plural
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import number
+from actordbg.laws.rules import of_answer
+from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED, Finding
 from actordbg.records.replay_record import (
-    BROKEN,
-    KEPT,
     NONDETERMINISTIC,
-    NOT_CHECKED,
     PASSED,
     WITHIN_ROUNDING,
     LawAnswer,
     ResultRecord,
     answers_of,
     finite,
-    in_words,
     violations,
     weighted_mean,
 )
@@ -222,16 +219,20 @@ def ranks_in_words(agreement: RankAgreement | None) -> list[str]:
 class LawSummary:
     """Results of the laws over a replay.
 
-    inputs, of: the inputs that were checked, of how many. counts: law results by verdict. violations: the results that forbid a
-    green verdict, as data with the dump id. accepted: violations that the user accepted. not_checked: inputs by law and reason.
+    inputs, of: the inputs that were checked, of how many. counts: law results by verdict. violations: what forbids a green
+    verdict; raised: whether all of it is that checks raised. accepted: violations that the user accepted, in words. not_checked:
+    inputs by law and reason; unasked: those laws.
     """
 
     inputs: int
     of: int
     counts: dict[str, int] = field(default_factory=dict)
-    violations: tuple[dict[str, Any], ...] = ()
-    accepted: tuple[dict[str, Any], ...] = ()
+    violations: tuple[Finding, ...] = ()
+    accepted: tuple[str, ...] = ()
     not_checked: dict[str, int] = field(default_factory=dict)
+    unasked: tuple[str, ...] = ()
+    raised: bool = False
+    headline: str = "no law checked"
 
     @property
     def good(self) -> bool:
@@ -241,22 +242,7 @@ class LawSummary:
     @property
     def broken(self) -> bool:
         """True if a law is broken; if not, and `good` is False, a check raised an error."""
-        return any(not violation.get("raised") for violation in self.violations)
-
-    @property
-    def headline(self) -> str:
-        """Summary: "laws of 2 of 3 inputs: BROKEN neighbour, jacobian; 12 kept, 2 within-rounding, 4 not checked"."""
-        if not self.inputs:
-            return "no law checked"
-        parts = []
-        for verdict, word in ((BROKEN, "BROKEN"), (NONDETERMINISTIC, "NONDETERMINISTIC"), (NOT_CHECKED, "FAILED")):
-            names = dict.fromkeys(violation["law"] for violation in self.violations if violation["verdict"] == verdict)
-            parts += [f"{word} {', '.join(names)}"] if names else []
-        if self.accepted:
-            parts.append(f"{', '.join(dict.fromkeys(violation['verdict'] for violation in self.accepted))} accepted")
-        shown = (KEPT, WITHIN_ROUNDING, NOT_CHECKED)
-        counted = [f"{self.counts[name]} {name.replace('not-', 'not ')}" for name in shown if self.counts.get(name)]
-        return f"laws of {self.inputs} of {plural(self.of, 'input')}: {'; '.join([*parts, ', '.join(counted)])}"
+        return bool(self.violations) and not self.raised
 
 
 def laws_of(results: Sequence[ResultRecord], config: ReplayConfig) -> LawSummary | None:
@@ -264,35 +250,45 @@ def laws_of(results: Sequence[ResultRecord], config: ReplayConfig) -> LawSummary
     by_dump = {result.dump_id: answers for result in results if (answers := answers_of(result.extra))}
     if not by_dump and not config.laws:
         return None
+    bad = [(dump_id, answer) for dump_id, answers in by_dump.items() for answer in violations(answers)]
+    accepted = [(dump_id, answer) for dump_id, answer in bad if answer.verdict == config.accept and not answer.raised]
+    forbidden = [pair for pair in bad if pair not in accepted]
     every = [answer for answers in by_dump.values() for answer in answers]
-    bad, forbidden = (
-        [
-            {"dump_id": dump_id} | answer.to_dict()
-            for dump_id, answers in by_dump.items()
-            for answer in violations(answers, accepted)
-        ]
-        for accepted in (None, config.accept)
-    )
+    left = [answer for answer in every if answer.verdict == NOT_CHECKED]
+    counts = Counter(answer.verdict for answer in every)
+    excused = config.accept if accepted else ""
     return LawSummary(
-        len(by_dump),
-        len(results),
-        dict(Counter(answer.verdict for answer in every)),
-        tuple(forbidden),
-        tuple(answer for answer in bad if answer not in forbidden),
-        dict(Counter(f"{answer.law}: {answer.words}" for answer in every if answer.verdict == NOT_CHECKED)),
+        inputs=len(by_dump),
+        of=len(results),
+        counts=dict(counts),
+        violations=tuple(of_answer(*pair) for pair in forbidden),
+        accepted=tuple(of_answer(*pair).said for pair in accepted),
+        not_checked=dict(Counter(f"{answer.law}: {answer.words}" for answer in left)),
+        unasked=tuple(sorted({answer.law for answer in left})),
+        raised=all(answer.raised for _, answer in forbidden),
+        headline=_headline(len(by_dump), len(results), counts, [answer for _, answer in forbidden], excused),
     )
+
+
+def _headline(inputs: int, of: int, counts: Mapping[str, int], forbidden: Sequence[LawAnswer], accepted: str | None) -> str:
+    """Summary: "laws of 2 of 3 inputs: BROKEN neighbour, jacobian; 12 kept, 2 within-rounding, 4 not checked"."""
+    if not inputs:
+        return "no law checked"
+    parts = []
+    for verdict, word in ((BROKEN, "BROKEN"), (NONDETERMINISTIC, "NONDETERMINISTIC"), (NOT_CHECKED, "FAILED")):
+        names = dict.fromkeys(answer.law for answer in forbidden if answer.verdict == verdict)
+        parts += [f"{word} {', '.join(names)}"] if names else []
+    parts += [f"{accepted} accepted"] if accepted else []
+    shown = (KEPT, WITHIN_ROUNDING, NOT_CHECKED)
+    counted = [f"{counts[name]} {name.replace('not-', 'not ')}" for name in shown if counts.get(name)]
+    return f"laws of {inputs} of {plural(of, 'input')}: {'; '.join([*parts, ', '.join(counted)])}"
 
 
 def laws_in_words(laws: LawSummary | None) -> list[str]:
     """Return the headline, a line for each violation (at most five), and what was not checked and why."""
     if laws is None:
         return []
-    lines = [laws.headline, *map(violation_in_words, laws.violations[:SHOWN])]
-    lines += [f"... and {len(laws.violations) - SHOWN} more"] * (len(laws.violations) > SHOWN)
-    lines += [f"accepted: {violation_in_words(violation)}" for violation in laws.accepted[:SHOWN]]
+    lines = [laws.headline, *(violation.said for violation in laws.violations[:SHOWN])]
+    lines += [f"... and {len(laws.violations) - SHOWN} more"] if len(laws.violations) > SHOWN else []
+    lines += [f"accepted: {said}" for said in laws.accepted[:SHOWN]]
     return lines + [f"not checked: {reason} ({plural(count, 'input')})" for reason, count in laws.not_checked.items()]
-
-
-def violation_in_words(violation: dict[str, Any]) -> str:
-    """ "neighbour broken: row 1 depends on row 0 (...) in 20250619T052608-9f3a2c"."""
-    return f"{in_words(LawAnswer.from_dict(violation))} in {violation['dump_id']}"

@@ -15,18 +15,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, Verdict
 from actordbg.document.command_result import CommandResult
+from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.turn_record import Trajectory
+from actordbg.judge.turns import RULES as TURN_RULES
 from actordbg.judge.turns import Decode, difference
+from actordbg.records.finding import Finding, Findings, outcomes_of
 
 Messages = Sequence[Mapping[str, Any]]
+RULES = tuple(rule for rule in TURN_RULES if rule.name not in ("two BOS", "other actions"))
+"""What a template can break of the rules of turns."""
+_RULE = {rule.name: rule for rule in RULES}
 
 
 def _talk(*contents: str, system: str = "", role: str = "user") -> list[dict[str, Any]]:
@@ -48,23 +52,13 @@ CONVERSATIONS: Mapping[str, Messages] = {
 }
 
 
-@dataclass(frozen=True)
-class TemplateFault:
-    """Where a conversation stops being its own prefix. turn: the number of the assistant's turn, from 0."""
-
-    conversation: str
-    turn: int
-    kind: str
-    words: str
-
-
 def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> CommandResult:
     """Judge the chat template of a model's folder, on made-up and recorded conversations.
 
     Raises EnvironmentProblem if the tokenizer cannot be loaded, Unsupported if it has no chat template.
     """
     tokenizer = load_tokenizer(model)
-    broken: list[TemplateFault] = []
+    broken: list[Finding] = []
     skipped: dict[str, str] = {}
     made_up = {name: partial(_faults, tokenizer, name, messages) for name, messages in CONVERSATIONS.items()}
     recorded = {each.name: partial(_recorded, tokenizer, each) for each in trajectories}
@@ -74,21 +68,19 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
         except Exception as error:  # noqa: BLE001  # a template raises what it likes about roles that it does not know
             skipped[name] = str(error)[:120]
     rendered = len(made_up.keys() - skipped.keys())
-    count = f"{plural(rendered, 'made-up conversation')} and {len(recorded.keys() - skipped.keys())} recorded"
-    said = f"{model}: every prefix of {count} stays a prefix as turns are added"
-    if not rendered:
-        said = f"{model}: the template refused every made-up conversation"
-    if broken:
-        first = broken[0]
-        kinds = ", ".join(dict.fromkeys(fault.kind for fault in broken))
-        where = f"{first.conversation}, turn {first.turn}: {first.words}"
-        said = f"{model}: {len(broken)} of {count} do not stay their own prefix ({kinds}); {where}"
-    missing = [f"{name}: it could not be rendered or encoded ({why})" for name, why in skipped.items()]
-    verdict = Verdict(WRONG if broken else RIGHT if rendered else UNCHECKED, said, not_checked=missing)
-    rows = tuple((each.conversation, str(each.turn), each.kind, each.words) for each in broken[:20])
-    grid = Grid(("conversation", "turn", "kind", "what"), rows, {"conversation", "kind", "what"}, wraps=True)
-    data = {"model": model, "faults": [vars(each) for each in broken], "skipped": skipped, "recorded": len(trajectories)}
-    return CommandResult.of(verdict, data, *([grid] if broken else []), title="chat template")
+    left = [f"{name}: it could not be rendered or encoded ({why})" for name, why in skipped.items()]
+    findings = Findings(outcomes_of(RULES, broken, rendered), model, left)
+    said = "the template refused every made-up conversation"
+    if rendered:
+        count = f"{plural(rendered, 'made-up conversation')} and {len(recorded.keys() - skipped.keys())} recorded"
+        said = f"every prefix of {count} stays a prefix as turns are added"
+    about = {"model": model, "skipped": skipped, "recorded": len(trajectories)}
+    return answer_of(findings, verdict_of(findings, said), title="chat template", **about)
+
+
+def _fault(name: str, turn: int, kind: str, words: str) -> Finding:
+    """A conversation stops being its own prefix at a turn of the assistant, counted from 0."""
+    return Finding(_RULE[kind], words, {"conversation": name, "turn": turn})
 
 
 def load_tokenizer(model: str) -> Any:
@@ -105,7 +97,7 @@ def load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
-def _faults(tokenizer: Any, name: str, messages: Messages) -> Iterator[TemplateFault]:
+def _faults(tokenizer: Any, name: str, messages: Messages) -> Iterator[Finding]:
     def rendered(upto: int, *, prompt: bool) -> str:
         text: str = tokenizer.apply_chat_template(list(messages[:upto]), add_generation_prompt=prompt, tokenize=False)
         return text
@@ -117,14 +109,12 @@ def _faults(tokenizer: Any, name: str, messages: Messages) -> Iterator[TemplateF
     for number, index in enumerate(turns):
         before, after = rendered(index, prompt=True), rendered(index + 1, prompt=False)
         if after.startswith(before) and messages[index]["content"] not in after[len(before) :]:
-            yield TemplateFault(
-                name, number, "template drops text", f"{messages[index]['content']!r} became {after[len(before) :]!r}"
-            )
+            yield _fault(name, number, "template drops text", f"{messages[index]['content']!r} became {after[len(before) :]!r}")
         if (fault := _not_a_prefix(tokenizer, before, after, ids)) is not None:
-            yield TemplateFault(name, number, *fault)
+            yield _fault(name, number, *fault)
         for later in turns[number + 1 :]:
             if (fault := _not_a_prefix(tokenizer, after, rendered(later, prompt=True), ids)) is not None:
-                yield TemplateFault(name, number, *fault)
+                yield _fault(name, number, *fault)
 
 
 def _not_a_prefix(tokenizer: Any, before: str, after: str, ids: Any) -> tuple[str, str] | None:
@@ -143,11 +133,11 @@ def _not_a_prefix(tokenizer: Any, before: str, after: str, ids: Any) -> tuple[st
     return "retokenized" if after.startswith(before) else kind, f"token {at}: {words}"
 
 
-def _recorded(tokenizer: Any, trajectory: Trajectory) -> Iterator[TemplateFault]:
+def _recorded(tokenizer: Any, trajectory: Trajectory) -> Iterator[Finding]:
     """Yield where the text of a recorded conversation, encoded up to a border, has ids that do not begin the longer text's."""
     ends = [len(turn.given) for turn in trajectory.turns] + [stop for _, stop in trajectory.ranges]
     texts = [tokenizer.decode(trajectory.trained[:end]) for end in sorted({*ends, len(trajectory.trained)})]
     for number, (before, after) in enumerate(itertools.pairwise(texts)):
         fault = _not_a_prefix(tokenizer, before, after, lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"]))
         if fault is not None:
-            yield TemplateFault(trajectory.name, number, *fault)
+            yield _fault(trajectory.name, number, *fault)

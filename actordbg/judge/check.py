@@ -29,7 +29,7 @@ from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
 from actordbg.judge.explain_outputs import with_explanation
 from actordbg.judge.find_truth import Runner, ensure_rounding, ensure_truth
-from actordbg.judge.lint import Findings, with_lint
+from actordbg.judge.lint import LintFindings, with_lint
 from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import replay_details
@@ -70,7 +70,7 @@ class CheckedReplay:
     no_truth: str = ""
     own: ComparisonRecord | None = None
     shared: Sequence[str] = ()
-    lint: Findings | None = None
+    lint: LintFindings | None = None
     located: Sequence[ResultRecord] = ()
 
     @cached_property

@@ -35,6 +35,7 @@ from actordbg.document.blocks import (
     section,
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
+from actordbg.judge.replay_findings import RECORDED, RUNS, TRUTH
 from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import (
     GOOD,
@@ -46,6 +47,7 @@ from actordbg.records.comparison_record import (
     DumpComparison,
     Figures,
 )
+from actordbg.records.finding import Finding, Rule
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
@@ -97,7 +99,24 @@ def comparison_verdict(record: ComparisonRecord) -> Verdict:
     if word == WRONG and record.b.kind == "truth":
         next_command = f"actordbg explain {ours}"
     toy = record.a.settings.get("model") == TINY or record.a.label.startswith(TOY_MODEL)
-    return Verdict(word, conclusion(record), figures, left, next_command, toy)
+    return Verdict(word, conclusion(record), figures, left, next_command, toy, findings_of(record))
+
+
+def findings_of(record: ComparisonRecord) -> list[Finding]:
+    """Return what is wrong with A: known causes first, then each dump that differs."""
+    if record.verdict != MISMATCH:
+        failed = [dump for dump in record.dumps if _only_failed(dump)] if _nothing_differs(record) else []
+        return [Finding(RUNS, "; ".join(dump.not_compared.values()), {"dump": dump.dump_id}) for dump in failed]
+    rule = _RULES[record.b.kind]
+    found = record.explained.found("") if record.explained and record.explained.wrong else []
+    for dump in record.dumps:
+        if dump.verdict == MISMATCH:
+            size = dump.log_probs.max_abs if dump.log_probs else None
+            found.append(Finding(rule, "; ".join(dump.reasons), {"dump": dump.dump_id}, size=size))
+    return found or [Finding(rule, "; ".join(record.reasons))]
+
+
+_RULES = {"truth": TRUTH, "golden": RECORDED, "replay": Rule("same", "two replays have the same results to rounding")}
 
 
 def conclusion(record: ComparisonRecord) -> str:

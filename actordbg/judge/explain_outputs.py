@@ -73,8 +73,7 @@ def explain_outputs(
             given[dump_id] = getattr(values, of)
     explained = explain_sides(store, replay_id, {side: given}, of=of, **more)[side]
     words = "entropies" if of == ENTROPIES else "log-probs"
-    causes = tuple(replace(cause, said=cause.said.replace("log-probs", words)) for cause in explained.causes)
-    return replace(explained, what=f"recorded {words}" if side == RECORDED else words, causes=causes)
+    return replace(explained, what=f"recorded {words}" if side == RECORDED else words)
 
 
 def explain_sides(
@@ -127,7 +126,12 @@ def explain_sides(
         if not pieces:
             hint = f"`actordbg report {right.info.replay_id}` says why; replay again to compute it anew"
             raise Unsupported("none of the inputs has a truth", hint=hint)
-        return _Held(right, pieces, lambda near: computed(replace(truth, config=replace(truth.config, causes=near)), "causes"))
+        words = "entropies" if of == ENTROPIES else "log-probs"
+
+        def finer(sizes: str) -> ReplaySide:
+            return computed(replace(truth, config=replace(truth.config, causes=sizes)), "causes")
+
+        return _Held(right, pieces, finer, words)
 
     rounding = _lone(rounding, usable, temperature) if rounding else None
     held, dtypes = with_rounding(wanted, rounding, models), _COARSER.get(ours.info.dtype or "", ())
@@ -188,11 +192,13 @@ class _Held:
     """What a side is held against: the truth of a model in a dtype, under every cause, and real computations in that dtype.
 
     pieces: by dump id; their `recorded` is the replay's own. finer: computes the truth under further sizes, "NAME=SIZE,...".
+    words: what is held.
     """
 
     truth: ReplaySide
     pieces: dict[str, Piece]
     finer: Callable[[str], ReplaySide]
+    words: str
 
     @property
     def own(self) -> dict[str, float]:
@@ -227,7 +233,7 @@ class _Held:
         if note:
             noted = CauseFit(note, fitted.before, None, np.zeros(0), fitted.before)
             fitted = replace(fitted, expected=(*fitted.expected, noted))
-        return told(fitted, self.own, len(self.pieces), temperature)
+        return told(fitted, self.own, len(self.pieces), temperature, self.words)
 
 
 def with_explanation(store: Store, record: ComparisonRecord, **callbacks: Any) -> ComparisonRecord:
@@ -296,19 +302,25 @@ def _piece(
     return replace(piece, healthy=(healthy, ours) if near else (healthy,))
 
 
-def told(fitted: FitResult, own: Mapping[str, float], dumps: int, temperature: float | None) -> ExplainedOutputs:
-    """Put a fit into words. temperature: that of the truth, if it is the same in all dumps; amounts of temperature are times
-    this.
+def told(
+    fitted: FitResult, own: Mapping[str, float], dumps: int, temperature: float | None, what: str = "log-probs"
+) -> ExplainedOutputs:
+    """Put a fit of `what` into words. temperature: that of the truth, if it is the same in all dumps; amounts of temperature are
+    times this.
     """
+
+    def in_words(each: CauseFit) -> NamedCause:
+        return _named(each, own, temperature, what)
+
     zeros = [CauseFit(PLACEHOLDER, fitted.placeholders, None, np.zeros(0), fitted.before)] * bool(fitted.placeholders)
-    named, also = (tuple(_named(each, own, temperature) for each in fits) for fits in (fitted.named, [*zeros, *fitted.expected]))
-    nearest = (
-        f"{_named(fitted.nearest, own, temperature).said}, leaves {number(fitted.nearest.left, 3)}" if fitted.nearest else ""
-    )
+    named, also = tuple(map(in_words, fitted.named)), tuple(map(in_words, [*zeros, *fitted.expected]))
+    nearest = ""
+    if fitted.nearest:
+        nearest = f"{in_words(fitted.nearest).said}, leaves {number(fitted.nearest.left, 3)}"
     return ExplainedOutputs(fitted.before, fitted.noise, fitted.tokens, dumps, named, also, fitted.unknown, nearest)
 
 
-def _named(each: CauseFit, own: Mapping[str, float], temperature: float | None) -> NamedCause:
+def _named(each: CauseFit, own: Mapping[str, float], temperature: float | None, what: str) -> NamedCause:
     """Describe a fit. An amount that has an error is given with it."""
     cause, part = cause_and_part(each.name)
     amount, error, none, said = each.amount, each.error, own.get(each.name), cause.said
@@ -316,5 +328,5 @@ def _named(each: CauseFit, own: Mapping[str, float], temperature: float | None) 
         amount, error, none = amount * temperature, (error or 0.0) * temperature, temperature
         said = "temperature {own} was not applied" if none != 1.0 and abs(amount - 1.0) < 0.02 else said
     shown = f"{amount:+}" if cause.name == SHIFT else number(amount, 4) + (f" ± {number(error, 1)}" if error else "")
-    said = said.format(amount=shown, own=number(none, 4), part=part)
+    said = said.format(amount=shown, own=number(none, 4), part=part, what=what)
     return NamedCause(each.name, said, cause.remedy, cause.thread, amount, error, each.left, each.z)

@@ -47,6 +47,7 @@ from actordbg.judge.recorded_calls import Numbers, RecordedCall
 from actordbg.judge.same_weights import WeightsMet, weights_met
 from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.records.comparison_record import ExplainedOutputs
+from actordbg.records.finding import Finding, Rule
 from actordbg.records.journal import ENGINE_WAYS
 from actordbg.store.layout import Store
 
@@ -98,6 +99,11 @@ class ExplainedSides:
         return [*few, *unknown]
 
     @property
+    def found(self) -> list[Finding]:
+        """Return what is wrong with each side."""
+        return [finding for name in self.wrong for finding in self.sides[name].found(name)]
+
+    @property
     def notes(self) -> list[str]:
         """Say what is notable of sides that are not wrong: a coarser dtype, an older policy."""
         return [f"{name} log-probs: {cause.said}" for name, side in self.sides.items() for cause in side.also]
@@ -147,14 +153,12 @@ class ExplainedRollout(ExplainedSides):
         if self.weights and unknown and (self.weights.same is False or not named):
             return Verdict(UNCHECKED, f"{' and '.join(self.sides)} are {far} nats from the truth", figures, left)
         if self.wrong:
-            causes = [
-                text.replace("recorded log-probs", f"{name} log-probs")
-                for name in (*self.wrong, *self.right)
-                for text in self.sides[name].sentences
-            ]
-            return Verdict(WRONG, "; ".join(causes), figures, left, wrong=self.wrong, right=self.right)
+            causes = [text for name in (*self.wrong, *self.right) for text in self.sides[name].told(f"{name} log-probs")]
+            return Verdict(WRONG, "; ".join(causes), figures, left, findings=self.found, right=self.right, also=self.wrong[1:])
         if any(cause.name == PLACEHOLDER for side in self.sides.values() for cause in side.also):
-            return Verdict(WRONG, "; ".join(self.notes), figures, left, next="actordbg lint", wrong=(EITHER,))
+            said = "; ".join(self.notes)
+            found = [Finding(Rule(PLACEHOLDER, side=EITHER), said)]
+            return Verdict(WRONG, said, figures, left, next="actordbg lint", findings=found)
         if missing:
             said = f"{' and '.join(missing)} over {self.rollout.tokens:,} tokens"
             return Verdict(UNCHECKED, "; ".join([said, *self.notes]), figures)
@@ -195,7 +199,9 @@ class ExplainedEngine(ExplainedSides):
     @property
     def verdict(self) -> Verdict:
         """The sentence, and the ways that were not checked."""
-        return Verdict(WRONG if self.wrong else RIGHT, self.sentence, not_checked=self.unchecked)
+        word = WRONG if self.wrong else RIGHT
+        found = [replace(finding, side="") for finding in self.found]
+        return Verdict(word, self.sentence, not_checked=self.unchecked, findings=found)
 
     @property
     def unchecked(self) -> tuple[str, ...]:
@@ -207,8 +213,7 @@ class ExplainedEngine(ExplainedSides):
         """Say whether the server is right, in which ways, and why not."""
         alone, who = self.ways[ALONE], f"the engine ({self.server}, raw logits at temperature 1)"
         if ALONE in self.wrong:
-            causes = "; ".join(text.replace("recorded log-probs", "its log-probs") for text in alone.sentences)
-            return f"{who} is wrong: {causes}"
+            return f"{who} is wrong: {'; '.join(alone.told('its log-probs'))}"
         right = f"{who} is right {', '.join(self.right)}"
         told = "; ".join(f"wrong {_DIFFERS[way]}{self.moved.get(way, '')}" for way in self.wrong)
         return f"{right}, and {told}" if told else f"{right}: {alone.before:.3g} nats from the truth over {alone.tokens:,} tokens"

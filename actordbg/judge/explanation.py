@@ -17,16 +17,18 @@ from typing import Any
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Verdict, number, section
-from actordbg.judge.agreement import ranks_in_words, violation_in_words
+from actordbg.judge.agreement import ranks_in_words
 from actordbg.judge.check import CheckedReplay, worst_unlocated
 from actordbg.judge.comparison_document import conclusion, excluded
 from actordbg.judge.dump_figures import scaled_gradients
 from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens
+from actordbg.laws.rules import ISOLATION
+from actordbg.locate.rules import OPERATION
 from actordbg.locate.token_patterns import MARKS
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
-from actordbg.records.locate_record import INTO, PlaceResult, is_backward
-from actordbg.records.replay_record import KEPT, WITHIN_ROUNDING, answers_of
+from actordbg.records.finding import BROKEN, KEPT
+from actordbg.records.replay_record import WITHIN_ROUNDING, answers_of
 from actordbg.store.layout import Store
 
 WHAT, WHERE, SINCE, TODO, RULED_OUT, NOT_CHECKED = "what", "where", "since", "to do", "ruled out", "not checked"
@@ -106,29 +108,18 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     local = check.local
     if local is None:
         return (yield Evidence(NOT_CHECKED, "the model, module by module"))
-    for finding, said in list(zip(local.findings, local.differences, strict=True))[:MOST]:
-        rank = " on that rank" if finding.ranks else ""
-        yield Evidence(WHAT, said, f"find what sets it{rank} after the checkpoint is loaded, or load the weights again")
+    causes, of_model = local.causes, bool(local.findings)
+    for finding in causes[:MOST]:
+        acts = of_model and finding.rule == OPERATION  # where what the model is shows itself
+        yield Evidence(WHERE if acts else WHAT, finding.said, "" if acts else finding.todo)
     located = local.located
-    if local.wrong_formula:
-        yield Evidence(WHAT, local.wrong_formula, "update transformers, or patch that module: the truth runs it as well")
-    elif located is not None and located.formulas:
+    if located is not None and located.formulas and not located.formulas.differs:
         yield Evidence(
             RULED_OUT, f"{plural(located.formulas.modules, 'module')} of transformers: as in the formulas of their papers"
         )
-    if located is not None and located.kernel:
-        yield Evidence(WHAT, located.kernel, "replay with `--attn eager`, or a kernel that computes this model's attention")
-    if located is not None and located.operation and local.operation:
-        module, word = located.operation.module, located.operation.word
-        code = f"read the code that {module} runs: a patched class, a fused kernel, a hook"
-        of_word = Evidence(WHERE if local.differences else WHAT, local.operation)
-        remedy = _ISOLATION if located.operation.other_rows else _OF_OPERATION.get(word, code)
-        yield of_word if local.differences else replace(of_word, remedy=remedy)
-    if located is not None and located.wrong:
-        known = bool(local.differences or located.kernel or local.operation)
-        first = located.wrong[0]
-        words = local.place_in_words(first, cause_known=known)
-        yield Evidence(WHERE if known else WHAT, words, "" if known else _of_place(first))
+    if located is not None and local.places:
+        first = local.places[0]
+        yield Evidence(WHERE if causes else WHAT, first.said, "" if causes else first.todo)
         if also := [place.what for place in located.wrong[1 : 1 + MOST]]:
             yield Evidence(WHERE, f"also above {'its limit' if len(also) == 1 else 'their limits'}: {', '.join(also)}")
     if located is not None and located.places:
@@ -148,53 +139,17 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     yield from (Evidence(NOT_CHECKED, why) for why in local.unchecked[:MOST])
 
 
-def _of_place(place: PlaceResult) -> str:
-    """Return what to try where a place is wrong without a difference in what the model is."""
-    if 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
-        return _ISOLATION
-    if is_backward(place.kind):
-        return f"look for what changes gradients at {place.module}: a hook, a detached value, a reduction over ranks"
-    if place.kind == INTO:
-        return "replay with `--attn eager`: if that is right, the kernel or its mask is wrong"
-    return f"read the code that {place.module} runs: a patched class, a fused kernel, a hook"
-
-
-_MASK = "look at what makes this layer's mask: padding, borders of packed rows, causality, the window"
-_OF_OPERATION = {
-    "rotary embedding": "compare what turns queries and keys, and the cosines and sines that reach it, with transformers'",
-    "attention mask": _MASK,
-    "sliding window": _MASK,
-    "softmax scale": "pass the module's own `scaling` to the attention kernel, and check that nothing scales twice",
-    "soft cap": "use a kernel that applies attn_logit_softcapping (`--attn eager` does)",
-    "order of operations": "call norms, rotary embeddings and activations in the order of transformers' own code",
-    "activation": "use the activation that the configuration names (hidden_act)",
-}
-"""By the word of an operation that differs: what to do."""
-_ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
 _OF_SCALE = "look for a factor of the loss: by what it is divided, and whether ranks or micro-batches are counted twice"
-_OF_LAW = {
-    "state": "look for a cache or a buffer that outlives a call (`use_cache=False`)",
-    "rerun": "replay with `--attn eager`, then with another `--seed`: which operation is not deterministic?",
-    "mask": "compare the path with an action mask with the one without: is the mask applied, shifted, or scaled?",
-    "normalisation": "compute log-softmax in fp32, divide by the configured temperature once, and align labels by one",
-    "neighbour": _ISOLATION,
-    "padding": "pass the attention mask to every layer, and positions that skip the padding",
-    "future": "check the causal mask, and that label t + 1 belongs to logits t",
-    "jacobian": "look for what adds gradients in the backward: an auxiliary loss in the graph, a hook",
-    "order": _ISOLATION,
-    "alone": _ISOLATION,
-    "additivity": "check how the loss is normalized, and that gradients are zeroed between inputs",
-}
-"""By law: what to try if it is broken."""
 
 
 def _recorded_data(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     """Say which laws of the recorded data fail: the inputs may be wrong, not what is computed from them."""
     if check.lint is None:
         return (yield Evidence(NOT_CHECKED, "the laws of the recorded data"))
-    for law in check.lint.broken[:MOST]:
-        violation = check.lint.answers[law.name].violations[0]
-        yield Evidence(WHAT, f"recorded data: {violation.words}, in {violation.dump_id} ({law.thread})", law.remedy, RUN)
+    for outcome in check.lint.of(BROKEN)[:MOST]:
+        first = outcome.found[0]
+        said = f"recorded data: {first.said}, in {first.place['dump']} ({first.rule.thread})"
+        yield Evidence(WHAT, said, first.todo, RUN)
     if held := check.lint.held:
         yield Evidence(RULED_OUT, f"{plural(len(held), 'law')} of recorded data: {', '.join(law.name for law in held)}", side=RUN)
 
@@ -206,7 +161,7 @@ def _laws(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
             answers[answer.law].add(answer.verdict)
     laws = check.summary.laws
     for index, violation in enumerate(laws.violations[:MOST] if laws else ()):  # the first broken law explains the others
-        yield Evidence(WHAT, violation_in_words(violation), "" if index else _OF_LAW.get(violation["law"], ""))
+        yield Evidence(WHAT, violation.said, "" if index else violation.todo)
     holding = [law for law, verdicts in answers.items() if verdicts <= {KEPT, WITHIN_ROUNDING}]
     if holding and laws:
         yield Evidence(RULED_OUT, f"laws that hold in {plural(laws.inputs, 'input')}: {', '.join(holding)}")
@@ -238,9 +193,7 @@ def _truth(store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     largest = f", by up to {number(record.furthest[0], 3)} nats" if record.furthest else ""
     yield Evidence(WHAT, f"{far} of {plural(len(record.compared), 'dump')} differ from the truth{largest}")
     if (pattern := wrong_tokens(store, record)) is not None:
-        yield Evidence(
-            WHERE, f"wrong tokens: {pattern.sentence}", _ISOLATION if pattern.words.startswith(MARKS["packed"]) else ""
-        )
+        yield Evidence(WHERE, f"wrong tokens: {pattern.sentence}", ISOLATION if pattern.words.startswith(MARKS["packed"]) else "")
     elif any(dump.verdict == MISMATCH and dump.worst_tokens for dump in record.dumps):
         yield Evidence(WHERE, "wrong tokens: no rule of rows, positions, lengths or ranks covers them")
     if record.furthest and (tokens := record.dumps[0].worst_tokens):

@@ -23,7 +23,8 @@ from actordbg.document.renderings import as_csv
 from actordbg.locate.verdict import NOT_CHECKED as UNJUDGED
 from actordbg.locate.verdict import WRONG
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
-from actordbg.records.replay_record import NOT_CHECKED, PASSED, ResultRecord, answers_of, in_words, violations, warm_up_of
+from actordbg.records.finding import NOT_CHECKED
+from actordbg.records.replay_record import PASSED, ResultRecord, answers_of, in_words, violations, warm_up_of
 from actordbg.replay.replay_data import ReplayData
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_d
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.judge.loss_terms import loss_terms
+from actordbg.records.finding import Finding, Outcome, Rule
 from actordbg.store.payload import load_plain, numbers_of
 
 HEAD = 16
@@ -337,36 +338,17 @@ class RecordedCall:
         return {name.removeprefix(own): value for name, value in self.record.arguments.items() if name.startswith(own)}
 
 
-@dataclass(frozen=True)
-class Violation:
-    """A place where a law fails. row: of the call; None for the whole call or step. size: how far, in the law's unit. side: which
-    is wrong; "" for that of the law.
-    """
-
-    dump_id: str
-    words: str
-    row: int | None = None
-    size: float | None = None
-    side: str = ""
-
-
 @dataclass
-class Answer:
-    """What a law found. looked_at: rows, calls or steps that it could judge. figures: measures of healthy data, by name. lacks:
-    what the last calls lacked that it could not judge.
-    """
-
-    looked_at: int = 0
-    lacks: str = ""
-    violations: list[Violation] = field(default_factory=list)
-    figures: list[tuple[str, str]] = field(default_factory=list)
+class Answer(Outcome):
+    """What a law found. looked_at: rows, calls or steps that it could judge."""
 
     def violated(self, call: RecordedCall, words: str, row: int | None = None, size: float | None = None, side: str = "") -> None:
-        """Add a violation in a call."""
-        self.violations.append(Violation(call.record.dump_id, words, row, size, side))
+        """Add a finding in a call. row: of the call; None for the whole call or step. size: how far, in the law's unit."""
+        place = {"dump": call.record.dump_id} | ({} if row is None else {"row": row})
+        self.found.append(Finding(self.rule, words, place, side, size))
 
     def rows(self, call: RecordedCall, bad: Numbers, words: str, sizes: Numbers | None = None, side: str = "") -> None:
-        """Look at all rows of a call, and add a violation for the first of those that are `bad`, bool [B]."""
+        """Look at all rows of a call, and add a finding for the first of those that are `bad`, bool [B]."""
         self.looked_at += len(bad)
         for row in bad.nonzero()[0][:1]:
             many = f" ({plural(int(bad.sum()), 'row')})" if bad.sum() > 1 else ""
@@ -379,18 +361,8 @@ def _size(sizes: Numbers | None, row: int) -> float | None:
 
 
 @dataclass(frozen=True)
-class RecordedLaw:
-    """A law: what must hold, where people met it broken, what to do then, and what has to be recorded to check it.
+class RecordedLaw(Rule):
+    """A law of recorded data. judge: gets one whole call, or, if `over_calls`, all trimmed calls."""
 
-    side: which is wrong where it fails: ROLLOUT, TRAINER, EITHER if that is open, "" if it is neither. needs: what has to be
-    recorded (`RecordedCall.recorded_names`). judge: gets one whole call, or, if `over_calls`, all trimmed calls.
-    """
-
-    name: str
-    holds: str
-    thread: str
-    remedy: str
-    needs: tuple[str, ...]
-    side: str
-    judge: Callable[[Sequence[RecordedCall], Answer], None]
-    over_calls: bool = False
+    judge: Callable[[Sequence[RecordedCall], Answer], None] = field(kw_only=True)
+    over_calls: bool = field(default=False, kw_only=True)

@@ -19,8 +19,9 @@ from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.judge import advantage_laws, step_laws
-from actordbg.judge.recorded_calls import VALUES, Answer, Numbers, RecordedCall, RecordedLaw, Violation, shifted, side_of
+from actordbg.judge.recorded_calls import VALUES, Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
 from actordbg.judge.weight_ladder import unequal_ranks
+from actordbg.records.finding import Finding
 
 POSITIVE = {True: 1e-3, False: 0.05}
 """Nats above 0 that rounding may lift a log-prob, by whether the model computes in fp32."""
@@ -211,7 +212,7 @@ def _ranks(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for record, words in unequal_ranks(root, records):
             answer.looked_at += 1
             if words:
-                answer.violations.append(Violation(record.dump_id, words))
+                answer.found.append(Finding(answer.rule, words, {"dump": record.dump_id}))
 
 
 def _ends(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -281,136 +282,145 @@ _ESTIMATED = (LOSS, "advantages", "advantage.estimator")
 LAWS = (
     RecordedLaw(
         "lengths", "log-probs, advantages and the action mask have one shape, and the mask covers real tokens only",
-        "eval-protocol PR#457", "shift the mask by one: column j of A is token S - A + j", ("action_mask",), TRAINER, _lengths,
+        "eval-protocol PR#457", "shift the mask by one: column j of A is token S - A + j", ("action_mask",), TRAINER,
+        judge=_lengths,
     ),
     RecordedLaw(
         "finite", "log-probs, advantages, rewards, losses, norms and rates are finite", "NeMo-RL#2100",
-        "replay that dump, and explain it: `actordbg replay`, `actordbg explain`", ("log_probs",), TRAINER, _finite,
+        "replay that dump, and explain it: `actordbg replay`, `actordbg explain`", ("log_probs",), TRAINER, judge=_finite,
     ),
     RecordedLaw(
         "beginning", "a row begins with one BOS", "open-r1 PR#462", "encode a prompt that has a BOS without special tokens",
-        ("attention_mask", "bos_token_id"), EITHER, _beginning,
+        ("attention_mask", "bos_token_id"), EITHER, judge=_beginning,
     ),
     RecordedLaw(
         "log-probs", "no log-prob is above 0", "verl#2656", "normalize: log_softmax over the whole vocabulary, in fp32",
-        ("log_probs",), TRAINER, _positive,
+        ("log_probs",), TRAINER, judge=_positive,
     ),
     RecordedLaw(
         "mask", "the actions of a single response are contiguous and end with its last token", "SkyRL PR#354",
-        "build the mask from the sampled ids, not from their text", ("action_mask", "multi_turn"), EITHER, _mask,
+        "build the mask from the sampled ids, not from their text", ("action_mask", "multi_turn"), EITHER, judge=_mask,
     ),
     RecordedLaw(
         "actions", "a step has actions to learn from", "trl#6369",
-        "let responses end within the completion length, or do not mask truncated ones", _OF_LOSS, "", step_laws.actions, True,
+        "let responses end within the completion length, or do not mask truncated ones", _OF_LOSS, "",
+        judge=step_laws.actions, over_calls=True,
     ),
     RecordedLaw(
         "alignment", "the log-probs of rollout, old policy and base are those of their own tokens", "ms-swift PR#8196",
-        "align log-probs with tokens: the log-prob at t is of the id at t + 1", _OF_LOSS, EITHER, step_laws.alignment,
+        "align log-probs with tokens: the log-prob at t is of the id at t + 1", _OF_LOSS, EITHER, judge=step_laws.alignment,
     ),
     RecordedLaw(
         "rows", "the log-probs of rollout, old policy and base are those of their own row", "open-instruct#1473",
-        "match results by id, not by order", _OF_LOSS, EITHER, step_laws.of_other_rows, True,
+        "match results by id, not by order", _OF_LOSS, EITHER, judge=step_laws.of_other_rows, over_calls=True,
     ),
     RecordedLaw(
         "placeholder", "no log-prob of an action is a placeholder 0.0", "SkyRL PR#2148",
         "mask tokens that the engine did not sample (an appended end token, tool output)",
-        (*_OF_LOSS, "old_log_probs"), ROLLOUT, _placeholder,
+        (*_OF_LOSS, "old_log_probs"), ROLLOUT, judge=_placeholder,
     ),
     RecordedLaw(
         "end", "a response ends with one end token", "open-instruct PR#1041",
-        "append an end token only if the engine returned none, and then without a mask", ("action_mask",), ROLLOUT, _ends, True,
+        "append an end token only if the engine returned none, and then without a mask", ("action_mask",), ROLLOUT,
+        judge=_ends, over_calls=True,
     ),
     RecordedLaw(
         "truncation", "a response without an end token is reported as truncated", "NeMo-RL PR#4042",
-        "take truncated from the finish_reason of every turn", (LOSS, "truncated"), ROLLOUT, _truncation, True,
+        "take truncated from the finish_reason of every turn", (LOSS, "truncated"), ROLLOUT, judge=_truncation, over_calls=True,
     ),
     RecordedLaw(
         "response length", "response_length counts the actions", "OpenRLHF#1243", "use action_mask.sum(-1) instead of the span",
-        (LOSS, "response_length"), TRAINER, _response_length,
+        (LOSS, "response_length"), TRAINER, judge=_response_length,
     ),
     RecordedLaw(
         "advantages", "a step has advantages that are not 0", "torchforge PR#571",
         "look at the rewards: drop groups whose rewards are all equal, or sample more", (LOSS, "advantages"), "",
-        advantage_laws.advantages, True,
+        judge=advantage_laws.advantages, over_calls=True,
     ),
     RecordedLaw(
         "advantage of a row", "all tokens of a row have its advantage, unless the estimator gives each its own",
         "slime PR#2235", "expand the advantage of a row over its tokens", _ESTIMATED, TRAINER,
-        advantage_laws.advantage_of_row, True,
+        judge=advantage_laws.advantage_of_row, over_calls=True,
     ),
     RecordedLaw(
         "bound", "an advantage is within what rewards over their standard deviation can give", "NeMo-RL PR#4158",
         "look at the rewards of its group, and at what was done to advantages later", _ESTIMATED, TRAINER,
-        advantage_laws.bound, True,
+        judge=advantage_laws.bound, over_calls=True,
     ),
     RecordedLaw(
         "group mean", "the advantages of a group have mean 0", "AReaL#1419",
         "look how rows are put into groups: results of one prompt are neighbors", _ESTIMATED, TRAINER,
-        advantage_laws.group_mean, True,
+        judge=advantage_laws.group_mean, over_calls=True,
     ),
     RecordedLaw(
         "rewards", "advantages are what the estimator makes of the rewards", "tt-metal PR#46548",
-        "match rewards and rows by id, not by order", (*_ESTIMATED, "rewards"), TRAINER, advantage_laws.from_rewards, True,
+        "match rewards and rows by id, not by order",
+        (*_ESTIMATED, "rewards"), TRAINER, judge=advantage_laws.from_rewards, over_calls=True,
     ),
     RecordedLaw(
         "returns", "advantages are what returns and values give", "tt-metal PR#46548",
-        "match advantages and rows by id, not by order", (*_ESTIMATED, "returns"), TRAINER, advantage_laws.from_returns, True,
+        "match advantages and rows by id, not by order",
+        (*_ESTIMATED, "returns"), TRAINER, judge=advantage_laws.from_returns, over_calls=True,
     ),
     RecordedLaw(
         "whitening", "whitened advantages have mean 0 and standard deviation 1 over a rollout's tokens", "SkyRL#1305",
-        "whiten over the actions of all rows and ranks, once", _ESTIMATED, TRAINER, advantage_laws.whitening, True,
+        "whiten over the actions of all rows and ranks, once", _ESTIMATED, TRAINER,
+        judge=advantage_laws.whitening, over_calls=True,
     ),
     RecordedLaw(
         "importance", "importance weights are exp(old - rollout), clipped or masked as set", "Liger-Kernel#1082",
         "compute weights of the old log-probs and the engine's, once", (*_OF_LOSS, "term_weights", "rollout_log_probs"), TRAINER,
-        _importance,
+        judge=_importance,
     ),
     RecordedLaw(
         "ratio", "before the first update, the ratio is 1", "slime#774",
         "compute old log-probs by the same weights, temperature and dtype as in training", (*_OF_LOSS, "old_log_probs"), TRAINER,
-        step_laws.ratio, True,
+        judge=step_laws.ratio, over_calls=True,
     ),
     RecordedLaw(
         "update", "after an update, the ratio is not exactly 1", "tensorforce#312",
         "keep the old log-probs of the rollout instead of those of the last update", (*_OF_LOSS, "old_log_probs", "lr"), TRAINER,
-        step_laws.update, True,
+        judge=step_laws.update, over_calls=True,
     ),
     RecordedLaw(
         "reference", "before the first update, the policy is its reference", "ms-swift PR#9934",
-        "load the reference of the policy's own weights and adapter", _OF_LOSS, TRAINER, step_laws.reference, True,
+        "load the reference of the policy's own weights and adapter", _OF_LOSS, TRAINER,
+        judge=step_laws.reference, over_calls=True,
     ),
     RecordedLaw(
         "normalization", "the losses of all micro-batches and ranks add up to the loss of one batch", "ms-swift#10117",
         "divide by the step's tokens (or rows) over all ranks and micro-batches", (LOSS, "loss"), TRAINER,
-        step_laws.normalization, True,
+        judge=step_laws.normalization, over_calls=True,
     ),
     RecordedLaw(
         "accumulation", "every micro-batch's gradient is applied", "OpenRLHF 0.11.2 with DeepSpeed 0.19.6",
         "use ZeRO 3, or drop --train.dynamic_batch_enable", (LOSS, "engine_accumulation", "dynamic_batch"), TRAINER,
-        step_laws.accumulation, True,
+        judge=step_laws.accumulation, over_calls=True,
     ),
     RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",
         "look at what broadcasts weights at the start, and at gradients that are not averaged",
-        ("recorded weights of several ranks",), TRAINER, _ranks, True,
+        ("recorded weights of several ranks",), TRAINER, judge=_ranks, over_calls=True,
     ),
     RecordedLaw(
         "duplicates", "no row is in a step twice", "open-instruct#1473",
-        "check the sampler of each rank and the order of results", ("sequences",), EITHER, step_laws.duplicates, True,
+        "check the sampler of each rank and the order of results", ("sequences",), EITHER,
+        judge=step_laws.duplicates, over_calls=True,
     ),
     RecordedLaw(
         "groups", "all rows of a group have the same prompt", "open-instruct PR#1483",
         "sort results by their index before grouping", (LOSS, "n_samples_per_prompt", "rollout.batch_size"), TRAINER,
-        step_laws.groups, True,
+        judge=step_laws.groups, over_calls=True,
     ),
     RecordedLaw(
         "temperature", "a row is sampled and scored at one temperature", "trl#4159",
-        "divide the logits by the sampling temperature on both sides", ("rollout.temperature",), TRAINER, _temperature, True,
+        "divide the logits by the sampling temperature on both sides", ("rollout.temperature",), TRAINER,
+        judge=_temperature, over_calls=True,
     ),
     RecordedLaw(
         "sampling", "importance correction is not combined with top_p or top_k", "trl#6789",
         "sample with top_p 1 and no top_k, or replay the engine's sampling mask",
-        (LOSS, "loss.is_correction_level", "rollout.top_p"), ROLLOUT, _sampling,
+        (LOSS, "loss.is_correction_level", "rollout.top_p"), ROLLOUT, judge=_sampling,
     ),
 )  # fmt: skip
 """The laws, in the order in which they are named. A fault of shapes or masks comes before what it would also break."""

@@ -17,8 +17,9 @@ from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import UNCHECKED, Block, Grid, Heading, Paragraph, Verdict, number
 from actordbg.judge.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.judge.verdicts import word_of_row
+from actordbg.records.finding import BROKEN, RAISED
 from actordbg.records.journal import SPEC
-from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC, RAISED
+from actordbg.records.replay_record import NONDETERMINISTIC
 
 
 def listed(catalog: Catalog, *, everything: bool = False) -> list[dict[str, Any]]:

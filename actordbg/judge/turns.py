@@ -1,16 +1,5 @@
 """Token in, token out: were the sampled ids the ids that were trained on? The first that differs, and what kind of fault it is.
 
-| kind | what happened | seen in |
-|---|---|---|
-| retokenized | the text was encoded again, into other ids | verl#3720, SkyRL#123 |
-| border lost | whitespace between a turn and the next was dropped or added | verl PR#6921 |
-| template drops text | text of a turn is gone, such as reasoning of earlier turns | prime-rl#1334, verl#6854 |
-| extra BOS | the sequence begins with one more BOS | |
-| two BOS | the prompt began with two BOS when it was sampled from | open-r1 PR#462 |
-| EOS appended | an EOS that was not sampled follows a turn | SkyRL PR#2148 |
-| other actions | the ids are right, and tokens count as actions that no turn sampled | SkyRL PR#1070 |
-| other ids | none of these | |
-
 Three comparisons, in this order: what a turn was given against all turns before it; what the rollout handed over against the
 turns; and recorded calls of the run against what was handed over.
 """
@@ -20,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -29,10 +17,12 @@ import numpy as np
 from actordbg.base.errors import CorruptDump, NewerFormat, NothingToDo, StoreProblem, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog import query
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Grid, Verdict
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER
 from actordbg.document.command_result import CommandResult
+from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.turn_record import TURNS, Trajectory
 from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.records.finding import Finding, Findings, Rule, outcomes_of
 from actordbg.records.run_files import read_trajectory
 from actordbg.store.layout import Store, require_run_name
 
@@ -48,29 +38,21 @@ MOST = 512
 """Trajectories that are read, the newest."""
 
 
-@dataclass(frozen=True)
-class TurnFault:
-    """Where trained ids leave the sampled ones. turn: from 0; None behind the last. position: in the trained ids. words: with
-    text, if there is a tokenizer.
-    """
-
-    trajectory: str
-    kind: str
-    turn: int | None
-    position: int
-    words: str
-    where: str
-
-    @property
-    def side(self) -> str:
-        """The side that changed the ids: the rollout until it hands them over."""
-        return TRAINER if self.where == _IN_TRAINING else ROLLOUT
-
-    @property
-    def sentence(self) -> str:
-        """Say what differs first, and where."""
-        turn = "" if self.turn is None else f" of turn {self.turn}"
-        return f"{self.kind} at token {self.position}{turn}, {self.where}: {self.words}"
+RULES = tuple(
+    Rule(name, holds, thread)
+    for name, holds, thread in (
+        ("two BOS", "a prompt is sampled from with one BOS", "open-r1 PR#462"),
+        ("extra BOS", "a sequence is trained on without one more BOS", ""),
+        ("EOS appended", "no EOS follows a turn that was not sampled", "SkyRL PR#2148"),
+        ("retokenized", "text is not encoded again, into other ids", "verl#3720, SkyRL#123"),
+        ("border lost", "whitespace between a turn and the next stays", "verl PR#6921"),
+        ("template drops text", "all text of a turn stays, such as its reasoning", "prime-rl#1334, verl#6854"),
+        ("other actions", "the tokens that count as actions are those that a turn sampled", "SkyRL PR#1070"),
+        ("other ids", "the ids that were sampled are those that are trained on", ""),
+    )
+)
+"""Kinds of faults, each as the rule that it breaks."""
+_RULE = {rule.name: rule for rule in RULES}
 
 
 def difference(sampled: Sequence[int], trained: Sequence[int], decode: Decode | None, *, bos: int | None, eos: int | None,
@@ -118,20 +100,28 @@ def _shown(ids: Sequence[int], decode: Decode | None) -> str:
 
 def fault_of(
     trajectory: Trajectory, row: Sequence[int] | None, decode: Decode | None, actions: Sequence[int] = ()
-) -> TurnFault | None:
+) -> Finding | None:
     """Return the first difference of a trajectory. row: the recorded row that was made from it, if there is one; actions: the
     positions in it that its action mask selects.
     """
     known: list[int] = []
     borders: list[int] = []
+
+    def found(kind: str, position: int, words: str, turn: int | None, where: str) -> Finding:
+        """The side that changed the ids is the rollout until it hands them over."""
+        place = {"conversation": trajectory.name.removesuffix(".json"), "turn": turn, "token": position}
+        known_place = {name: value for name, value in place.items() if value is not None}
+        side = TRAINER if where == _IN_TRAINING else ROLLOUT
+        return Finding(_RULE[kind], f"{words}, {where}", known_place, side)
+
     for number, turn in enumerate(trajectory.turns):
         if trajectory.bos is not None and turn.given[:2] == (trajectory.bos,) * 2:
             words = f"{_shown(turn.given[:4], decode)}: the prompt was encoded with a BOS before its own"
-            return TurnFault(trajectory.name, "two BOS", number, 0, words, "as the rollout was given it")
+            return found("two BOS", 0, words, number, "as the rollout was given it")
 
-    def fault(ids: Sequence[int], turn: int | None, where: str) -> TurnFault | None:
+    def fault(ids: Sequence[int], turn: int | None, where: str) -> Finding | None:
         first = difference(known, ids, decode, bos=trajectory.bos, eos=trajectory.eos, borders=borders)
-        return None if first is None else TurnFault(trajectory.name, first[0], turn, *first[1:], where)
+        return None if first is None else found(*first, turn, where)
 
     for number, turn in enumerate(trajectory.turns):
         if number and (changed := fault(turn.given[: len(known)], number - 1, f"as turn {number} was given")) is not None:
@@ -147,7 +137,7 @@ def fault_of(
             words = (
                 f"tokens {start} to {stop} count as actions, and {len(turn.sampled)} were sampled from token {len(turn.given)} on"
             )
-            return TurnFault(trajectory.name, "other actions", number, start, words, "as handed to the trainer")
+            return found("other actions", start, words, number, "as handed to the trainer")
     if row is None:
         return None
     known = list(trajectory.trained)
@@ -158,7 +148,7 @@ def fault_of(
     if not others or not sampled:
         return None
     words = f"{plural(len(others), 'token')} that no turn sampled count as actions"
-    return TurnFault(trajectory.name, "other actions", None, others[0], words, _IN_TRAINING)
+    return found("other actions", others[0], words, None, _IN_TRAINING)
 
 
 def turns_answer(store: Store, dump: str | None = None, *, run: str | None = None, decode: Decode | None = None) -> CommandResult:
@@ -180,45 +170,27 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
         pairs = [(each, row) for each, row in pairs if row is not None]
     judged = (fault_of(each, row, decode, rows.get(row or (), ())) for each, row in pairs)
     faults = [fault for fault in judged if fault is not None]
-    matched = sum(row is not None for _, row in pairs)
-    verdict = _verdict(name, pairs, faults, 0 if record else unread)
-    data = {"run": name, "trajectories": len(pairs), "turns": sum(len(each.turns) for each, _ in pairs), "in_dumps": matched,
-            "faults": [vars(each) | {"sentence": each.sentence, "side": each.side} for each in faults]}  # fmt: skip
-    table = Grid(
-        ("trajectory", "kind", "turn", "token", "what"),
-        tuple(
-            (
-                each.trajectory.removesuffix(".json"),
-                each.kind,
-                "-" if each.turn is None else str(each.turn),
-                str(each.position),
-                each.words,
-            )
-            for each in faults[:20]
-        ),
-        {"trajectory", "kind", "what"},
-        wraps=True,
-    )
-    return CommandResult.of(verdict, data, *([table] if faults else []), title=f"turns of run {name}")
-
-
-def _verdict(run: str, pairs: Sequence[tuple[Trajectory, Any]], faults: Sequence[TurnFault], unread: int) -> Verdict:
     alone = sum(row is None for _, row in pairs)
-    missing = [f"{plural(alone, 'conversation')}, of which no recorded call of the training has the row"] * bool(alone)
-    missing += [f"{plural(unread, 'recorded conversation')}, damaged or older than the newest {MOST}"] * bool(unread)
+    turns = sum(len(each.turns) for each, _ in pairs)
+    findings = Findings(outcomes_of(RULES, faults, len(pairs) - alone), f"run {name}")
+    if alone:
+        findings.left.append(f"{plural(alone, 'conversation')}, of which no recorded call of the training has the row")
+    if unread and record is None:
+        findings.left.append(f"{plural(unread, 'recorded conversation')}, damaged or older than the newest {MOST}")
+    verdict = verdict_of(findings, _right(pairs, turns, alone), {RIGHT: f"actordbg lint --where \"run='{name}'\""})
+    data = {"run": name, "trajectories": len(pairs), "turns": turns, "in_dumps": len(pairs) - alone}
+    return answer_of(findings, verdict, title=f"turns of run {name}", **data)
+
+
+def _right(pairs: Sequence[tuple[Trajectory, Any]], turns: int, alone: int) -> str:
+    """Say what is known where nothing differs."""
     if not pairs:
-        return Verdict(UNCHECKED, "no trajectory begins as a row of this dump does", not_checked=missing)
-    turns = plural(sum(len(each.turns) for each, _ in pairs), "turn")
-    count = f"{plural(len(pairs), 'conversation')}, {turns}"
-    if not faults and alone == len(pairs):
-        return Verdict(UNCHECKED, f"run {run}: {count}: the rollout handed over what it sampled", not_checked=missing)
-    if not faults:
-        some = f"{len(pairs) - alone} of " * bool(alone)
-        said = f"run {run}: {some}{count}: the ids that were sampled are those that were trained on"
-        return Verdict(RIGHT, said, not_checked=missing, next=f"actordbg lint --where \"run='{run}'\"")
-    kinds = {each.kind: sum(other.kind == each.kind for other in faults) for each in faults}
-    told = ", ".join(f"{kind} in {many}" for kind, many in kinds.items())
-    return Verdict(WRONG, f"run {run}: {count}: {told}; {faults[0].sentence}", not_checked=missing, wrong=(faults[0].side,))
+        return "no trajectory begins as a row of this dump does"
+    count = f"{plural(len(pairs), 'conversation')}, {plural(turns, 'turn')}"
+    if alone == len(pairs):
+        return f"{count}: the rollout handed over what it sampled"
+    some = f"{len(pairs) - alone} of " if alone else ""
+    return f"{some}{count}: the ids that were sampled are those that were trained on"
 
 
 def trajectories_of(store: Store, run: str | None = None) -> tuple[list[Trajectory], int]:

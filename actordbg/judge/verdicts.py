@@ -19,11 +19,12 @@ from actordbg.catalog.query import OPEN
 from actordbg.config.as_ran import as_ran, repeat_options
 from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number, rate, seconds
-from actordbg.judge.agreement import ranks_in_words, violation_in_words
+from actordbg.judge.agreement import ranks_in_words
+from actordbg.judge.replay_findings import found_in
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.locate.verdict import unlocated
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
-from actordbg.records.replay_record import RAISED
+from actordbg.records.finding import RAISED
 
 if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun
@@ -67,8 +68,7 @@ def replay_verdict(
     word, said, deciding = _judged(replay, of or replay.counts.inputs, own, left, no_truth)
     following = _next(replay, word, own, recorded, reported, bool(no_truth) or replay.truth is not None)
     if local is not None and word in (RIGHT, WRONG, UNCHECKED) and local.word == WRONG:
-        if local.said.partition(":")[0] not in said:  # the truth may name the same module of transformers
-            said = f"{said}: {local.said}" if word == WRONG else local.said
+        said = f"{said}: {local.said}" if word == WRONG else local.said
         word, following = WRONG, _next(replay, WRONG, own, recorded, reported, True)
     elif local is not None and word == local.word == RIGHT:
         said += f"; {local.said}"
@@ -77,7 +77,8 @@ def replay_verdict(
     toy = values["model"] == TINY
     not_checked = (*["your model (--model)"] * toy, *left, *_left(replay, left)) if word in (RIGHT, WRONG) else ()
     figures = (*deciding, *_figures(replay, f" ({TOY_MODEL})" * toy))
-    return Verdict(word, said, figures, not_checked, following, toy, whose=replay.whose)
+    found = found_in(replay, own) if word in (WRONG, FAILED) else []
+    return Verdict(word, said, figures, not_checked, following, toy, found, whose=replay.whose)
 
 
 Judged = tuple[str, str, Sequence[tuple[str, str]]]
@@ -100,9 +101,9 @@ def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, left: 
         ended = f"{c.stopped:,} stopped by the user" if c.stopped else f"the replay is {replay.status}"
         return (UNCHECKED if replay.status in OPEN else FAILED), f"none of {every} has a result; {ended}", ()
     if laws is not None and not laws.good:
-        names = ", ".join(dict.fromkeys(violation["law"] for violation in laws.violations))
+        names = ", ".join(dict.fromkeys(violation.rule.name for violation in laws.violations))
         word, what = (WRONG, "laws that fail") if laws.broken else (FAILED, "laws that could not be checked")
-        return word, violation_in_words(laws.violations[0]), [(what, names), *far]
+        return word, laws.violations[0].said, [(what, names), *far]
     if replay.asked.get("align") == "same" and replay.ranks is not None and replay.ranks.differ:
         return WRONG, "; ".join(ranks_in_words(replay.ranks)[:2]), ()
     if truth is None or truth.verdict == NOT_COMPARED:
@@ -178,9 +179,8 @@ def _left(replay: ReplaySummary, known: Sequence[str]) -> Iterator[str]:
         yield "gradients (--backward)"
     if laws is None or not laws.inputs:
         return (yield "the laws (--laws)")
-    if laws.not_checked:
-        unchecked = sorted({why.partition(":")[0] for why in laws.not_checked})
-        yield f"the {'law' if len(unchecked) == 1 else 'laws'} {', '.join(unchecked)}"
+    if laws.unasked:
+        yield f"the {'law' if len(laws.unasked) == 1 else 'laws'} {', '.join(laws.unasked)}"
     if laws.inputs < laws.of:
         yield f"the laws of {plural(laws.of - laws.inputs, 'dump')}"
 
@@ -213,7 +213,7 @@ def _next(
             return f"actordbg replay --where {selecting(examples[:1])} {' '.join(map(in_shell, repeat_options(values)))}"
         return "" if reported else f"actordbg report {replay.replay_id}"
     if word == WRONG:
-        lawless = [violation["dump_id"] for violation in replay.laws.violations] if replay.laws else []
+        lawless = [violation.place["dump"] for violation in replay.laws.violations] if replay.laws else []
         if own is not None and own.verdict == MISMATCH and not lawless and truth is not None and truth.verdict != MISMATCH:
             return f"actordbg compare {replay.replay_id} recorded"
         worst = [*lawless, *([truth.worst_dump] if truth is not None and truth.worst_dump else [])]

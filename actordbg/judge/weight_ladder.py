@@ -10,116 +10,94 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
 from actordbg.catalog import query
-from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, number, section
+from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, Grid, number
 from actordbg.document.command_result import CommandResult
+from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.weight_hashes import WEIGHTS, ParameterHash, WeightRecord, weights_of
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
 from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.records.finding import Finding, Findings, Rule, outcomes_of
 from actordbg.records.run_files import read_sync, read_weights
 from actordbg.store.layout import Store, require_run_name
 
-_SHOWN = 3
-"""Names of parameters that a sentence has."""
+_SHOWN, _MOST = 3, 20
+"""Names of parameters that a sentence has, and a place."""
 
 
-@dataclass(frozen=True)
-class LadderFault:
-    """A fault of transfers. side: which is wrong. since, until: the steps of the first and the last transfer with it.
-    parameters: their names.
-    """
-
-    side: str
-    words: str
-    since: str
-    until: str
-    parameters: tuple[str, ...]
-
-    @property
-    def sentence(self) -> str:
-        """Say the fault, and when it was there."""
-        when = self.since if self.since == self.until else f"{self.since} to {self.until}"
-        return f"{self.words} ({when})" if when else self.words
-
-
-@dataclass(frozen=True)
-class WeightLadder:
-    """The transfers of a run. stale: the sentence about an engine that no transfer reached lately, or ""; stale_side: which is
-    wrong then. left: what else was not checked.
-    """
-
-    run: str
-    syncs: Sequence[WeightSync]
-    faults: Sequence[LadderFault]
-    stale: str
-    stale_side: str
-    unrecorded: int
-    moved: Sequence[int]
-    left: Sequence[str] = ()
-
-    @property
-    def sentence(self) -> str:
-        """Say whether everything arrived, and what did not."""
-        if told := [*([self.stale] if self.stale else []), *(fault.sentence for fault in self.faults)]:
-            return "; ".join(told)
-        last = self.syncs[-1]
-        hashed = sum(each.had is not None for each in last.parameters.values())
-        said = f"{plural(len(self.syncs), 'transfer')} of {plural(hashed, 'parameter')} to {plural(last.engines, 'engine')}: "
-        asked = sum(sync.engines for sync in self.syncs)
-        answers = f"{asked - self.unrecorded} of {plural(asked, 'answer')} were recorded, and each arrived as sent"
-        return said + (answers if self.unrecorded else "each arrived as sent")
-
-    @property
-    def verdict(self) -> Verdict:
-        """WRONG with a fault; NOT CHECKED if no engine was recorded."""
-        blind = self.unrecorded == sum(sync.engines for sync in self.syncs)
-        missing = [f"{plural(self.unrecorded, 'answer')} of engines that were not recorded"] if self.unrecorded else []
-        each = [parameter for sync in self.syncs for parameter in sync.parameters.values() if parameter.answers]
-        unhashed = sum(parameter.had is None for parameter in each)
-        missing += [f"{unhashed} of {plural(len(each), 'parameter')}, which could not be hashed when sent"] * bool(unhashed)
-        missing += self.left
-        faulty = bool(self.faults or self.stale)
-        if blind and not faulty:
-            return Verdict(UNCHECKED, "what arrived in the engines: their processes were not recorded", not_checked=missing)
-        if each and unhashed == len(each) and not faulty:
-            said = "what arrived in the engines: no parameter was hashed when it was sent"
-            return Verdict(UNCHECKED, said, not_checked=missing)
-        sides = [self.stale_side] * bool(self.stale) + [fault.side for fault in self.faults]
-        said = f"run {self.run}: {self.sentence}"
-        following = "" if faulty else f"actordbg lint --where \"run='{self.run}'\""
-        return Verdict(WRONG if faulty else RIGHT, said, not_checked=missing, next=following, wrong=sides[:1])
-
-    @property
-    def blocks(self) -> list[Block]:
-        """Return what `actordbg weights` shows below the verdict."""
-        rows = []
-        for sync, moved in zip(self.syncs, [None, *self.moved[1:]], strict=True):  # the first has none before it
-            each = sync.parameters.values()
-            sent, arrived = sum(bool(p.had or p.answers) for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
-            rows.append((_step(sync), *map(number, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f}"))
-        many = [fault for fault in self.faults if len(fault.parameters) > _SHOWN]
-        named = [fault.words.replace(_names(fault.parameters), ", ".join(fault.parameters[:20])) for fault in many]
-        table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took, s"), tuple(rows), {"transfer"})
-        return [table, *section("", named)]
+RULES = SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN, FRESH, SAME = tuple(
+    Rule(name, holds, remedy=remedy, side=side)
+    for name, side, holds, remedy in (
+        ("sent", TRAINER, "every parameter is sent", "compare the names that the trainer sends with its parameters"),
+        ("sent as held", TRAINER, "a parameter leaves the trainer as it has it", "look at casts and gathers before it is sent"),
+        ("arrived", ROLLOUT, "what is sent reaches the engine", "look at what its loader skips"),
+        ("arrived as sent", ROLLOUT, "a parameter reaches the engine as it was sent", "send it again"),
+        ("known", ROLLOUT, "the engine takes each parameter that reaches it", "look at the names that its loader maps"),
+        ("fresh", ROLLOUT, "an engine has the weights of the last transfer", "look at why a transfer was skipped"),
+        ("ranks", TRAINER, "all ranks of the trainer have the same weights", "look at what broadcasts weights"),
+    )
+)
+"""What must hold of the transfers of a run."""
 
 
 def weights_answer(store: Store, run: str | None = None) -> CommandResult:
     """Judge the transfers of a run, by default of the newest that has some. Raises NothingToDo if none was recorded."""
-    ladder = climb(store, run)
-    faults = [vars(fault) | {"sentence": fault.sentence} for fault in ladder.faults]
-    data = {"run": ladder.run, "transfers": len(ladder.syncs), "stale": ladder.stale, "faults": faults, "moved": [*ladder.moved]}
-    return CommandResult.of(ladder.verdict, data, *ladder.blocks, title=f"weights of run {ladder.run}")
+    run, syncs, damaged = _transfers(store, run)
+    unrecorded = sum(not _recorded(sync, engine) for sync in syncs for engine in range(sync.engines))
+    asked = sum(sync.engines for sync in syncs)
+    each = [parameter for sync in syncs for parameter in sync.parameters.values() if parameter.answers]
+    unhashed = sum(parameter.had is None for parameter in each)
+    found, unknown = _found(store, run, syncs, whole=not damaged)
+    judged = unrecorded < asked and not (each and unhashed == len(each))
+    findings = Findings(outcomes_of(RULES, found, len(syncs) if judged else 0), f"run {run}")
+    if unrecorded:
+        findings.left.append(f"{plural(unrecorded, 'answer')} of engines that were not recorded")
+    if unhashed:
+        findings.left.append(f"{unhashed} of {plural(len(each), 'parameter')}, which could not be hashed when sent")
+    if damaged:
+        findings.left.append(f"{plural(damaged, 'transfer')}, whose files are damaged")
+    findings.left += [unknown] if unknown else []
+    if judged:
+        hashed = sum(parameter.had is not None for parameter in syncs[-1].parameters.values())
+        said = f"{plural(len(syncs), 'transfer')} of {plural(hashed, 'parameter')} to {plural(syncs[-1].engines, 'engine')}: "
+        said += f"{asked - unrecorded} of {plural(asked, 'answer')} were recorded, and " if unrecorded else ""
+        said += "each arrived as sent"
+    else:
+        why = "their processes were not recorded" if unrecorded == asked else "no parameter was hashed when it was sent"
+        said = f"what arrived in the engines: {why}"
+    moved = _moved(syncs)
+    verdict = verdict_of(findings, said, {RIGHT: f"actordbg lint --where \"run='{run}'\""})
+    about = {"run": run, "transfers": len(syncs), "moved": moved}
+    return answer_of(findings, verdict, _table(syncs, moved), title=f"weights of run {run}", **about)
 
 
-def climb(store: Store, run: str | None = None) -> WeightLadder:
-    """Read a run's transfers and find what is wrong with them. Damaged files are left out, and counted."""
+def _table(syncs: Sequence[WeightSync], moved: Sequence[int]) -> Grid:
+    rows = []
+    for sync, of_sync in zip(syncs, [None, *moved[1:]], strict=True):  # the first has none before it
+        each = sync.parameters.values()
+        sent, arrived = sum(bool(p.had or p.answers) for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
+        rows.append((_step(sync), *map(number, (len(each), sent, of_sync, arrived)), f"{sync.seconds:.2f}"))
+    return Grid(("transfer", "parameters", "sent", "moved", "arrived", "took, s"), tuple(rows), {"transfer"})
+
+
+def _moved(syncs: Sequence[WeightSync]) -> list[int]:
+    """Count the parameters of each transfer that are not those of the one before."""
+    before: Mapping[str, SentParameter] = {}
+    moved = []
+    for sync in syncs:
+        moved.append(sum(before.get(name, each).had != each.had for name, each in sync.parameters.items()))
+        before = sync.parameters
+    return moved
+
+
+def _transfers(store: Store, run: str | None) -> tuple[str, list[WeightSync], int]:
+    """Read a run's transfers in their order; also return its name, and how many files are damaged."""
     require_run_name(run)
     named = (folder for folder in (store.root / SYNCS).glob(run or "*") if is_plain_name(folder.name))
     folders = [folder for folder in named if any(folder.glob("*.json"))]
@@ -127,32 +105,29 @@ def climb(store: Store, run: str | None = None) -> WeightLadder:
         hint = "record them: actordbg run --hash-weights -- COMMAND (OpenRLHF with vLLM)"
         raise NothingToDo(f"no transfer of weights was recorded{f' for run {run}' if run else ''}", hint=hint)
     folder = max(folders, key=lambda each: max(path.stat().st_mtime_ns for path in each.glob("*.json")))
-    syncs, left = [], []
+    syncs, damaged = [], 0
     for path in folder.glob("*.json"):
         try:
             syncs.append(read_sync(path))
         except (StoreProblem, OSError):
-            left.append(path)
+            damaged += 1
     if not syncs:
         raise NothingToDo(f"every transfer of run {folder.name} is damaged", hint="run `actordbg store fsck`")
-    syncs.sort(key=lambda sync: (sync.timestamp, sync.number))
-    before: Mapping[str, SentParameter] = {}
-    moved = []
-    for sync in syncs:
-        moved.append(sum(before.get(name, each).had != each.had for name, each in sync.parameters.items()))
-        before = sync.parameters
-    answered = [[_recorded(sync, engine) for engine in range(sync.engines)] for sync in syncs]
-    unrecorded = sum(not each for of_sync in answered for each in of_sync)
-    missing = [f"{plural(len(left), 'transfer')}, whose files are damaged"] if left else []
-    stale, side = _stale(syncs), ROLLOUT
-    if not stale:
-        side = TRAINER
-        stale, unknown = _behind(store, folder.name, syncs, whole=not left)
-        missing += [unknown] if unknown else []
-    rows = query.select_dumps(query.open_fresh(store), f"run = '{folder.name}'", losses=True)
-    unequal = [(call, words) for call, words in unequal_ranks(store.root, rows) if words]
-    faults = [LadderFault(TRAINER, f"weights differ: {words}", "", "", ()) for _, words in unequal[:1]]
-    return WeightLadder(folder.name, syncs, [*faults, *_faults(syncs, stale)], stale, side, unrecorded, moved, missing)
+    return folder.name, sorted(syncs, key=lambda sync: (sync.timestamp, sync.number)), damaged
+
+
+def _found(store: Store, run: str, syncs: Sequence[WeightSync], *, whole: bool) -> tuple[list[Finding], str]:
+    """Return what is wrong with the transfers, and what is not known. whole: whether all of them could be read."""
+    found, unknown = [], ""
+    if stale := _stale(syncs):
+        found.append(Finding(FRESH, stale))
+    else:
+        behind, unknown = _behind(store, run, syncs, whole=whole)
+        found += [Finding(FRESH, behind, side=TRAINER)] if behind else []
+    rows = query.select_dumps(query.open_fresh(store), f"run = '{run}'", losses=True)
+    unequal = [words for _, words in unequal_ranks(store.root, rows) if words]
+    found += [Finding(SAME, f"weights differ: {words}") for words in unequal[:1]]
+    return [*found, *_faults(syncs, stale)], unknown
 
 
 def _answers(sync: WeightSync, engine: int) -> list[EngineAnswer]:
@@ -259,27 +234,27 @@ def _is_replica(root: Path, call: Any, held: WeightRecord) -> bool:
 
 
 _Rung = Callable[[SentParameter, EngineAnswer], bool]
-_RUNGS: tuple[tuple[str, _Rung], ...] = (
-    ("{many} never arrived: {names}", lambda each, answer: answer.sha256 is None),
-    ("{names} arrived other than sent", lambda each, answer: answer.sha256 not in (None, each.sent or each.had)),
-    ("the engine did not know {many}: {names}", lambda each, answer: answer.sha256 is not None and answer.loaded == 0),
+_RUNGS: tuple[tuple[Rule, str, _Rung], ...] = (
+    (ARRIVED, "{many} never arrived: {names}", lambda each, answer: answer.sha256 is None),
+    (AS_SENT, "{names} arrived other than sent", lambda each, answer: answer.sha256 not in (None, each.sent or each.had)),
+    (KNOWN, "the engine did not know {many}: {names}", lambda each, answer: answer.sha256 is not None and answer.loaded == 0),
 )
 
 
-def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
+def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[Finding]:
     """Yield what is wrong with transfers, the same parameters in consecutive transfers as one fault."""
-    faults: dict[tuple[str, str, tuple[str, ...]], list[WeightSync]] = {}
+    faults: dict[tuple[Rule, str, tuple[str, ...]], list[WeightSync]] = {}
     for sync in syncs:
         of = len(sync.parameters)
         if silent := tuple(name for name, each in sync.parameters.items() if each.had is None and not each.answers):
             words = f"{len(silent)} of {of} parameters {'was' if len(silent) == 1 else 'were'} never sent: {_names(silent)}"
-            faults.setdefault((TRAINER, words, silent), []).append(sync)
+            faults.setdefault((SENT, words, silent), []).append(sync)
         if other := tuple(name for name, each in sync.parameters.items() if each.had and each.sent not in (None, each.had)):
-            faults.setdefault((TRAINER, f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
+            faults.setdefault((AS_HELD, f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
         for engine in range(sync.engines):
             if not _recorded(sync, engine) or (stale and not _changed(sync, engine)):
                 continue  # not recorded; or nothing arrived, which is said once
-            for words, is_wrong in _RUNGS:
+            for rule, words, is_wrong in _RUNGS:
                 wrong = tuple(
                     name
                     for name, each in sync.parameters.items()
@@ -287,9 +262,11 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
                 )
                 if wrong:
                     many = f"{len(wrong)} of {of} parameters"
-                    faults.setdefault((ROLLOUT, words.format(many=many, names=_names(wrong)), wrong), []).append(sync)
-    for (side, words, names), at in faults.items():
-        yield LadderFault(side, words, _step(at[0]), _step(at[-1]), names)
+                    faults.setdefault((rule, words.format(many=many, names=_names(wrong)), wrong), []).append(sync)
+    for (rule, words, names), at in faults.items():
+        since, until = _step(at[0]), _step(at[-1])
+        when = since if since == until else f"{since} to {until}"
+        yield Finding(rule, f"{words} ({when})", {"parameter": names[0] if len(names) == 1 else ", ".join(names[:_MOST])})
 
 
 def _names(names: Sequence[str]) -> str:

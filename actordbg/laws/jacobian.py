@@ -22,7 +22,8 @@ from actordbg.actor.session import ActorSession
 from actordbg.base.errors import Unsupported
 from actordbg.laws.changes import attended, next_tokens, places
 from actordbg.laws.judging import not_checked
-from actordbg.records.replay_record import BROKEN, KEPT, WITHIN_ROUNDING, LawAnswer
+from actordbg.records.finding import BROKEN, KEPT
+from actordbg.records.replay_record import WITHIN_ROUNDING, LawAnswer
 from actordbg.store.payload import Dump
 
 _FP16_SCALE = 1024.0

@@ -44,7 +44,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED, WITHIN_ROUNDING, LawAnswer
+from actordbg.laws.rules import LAWS
+from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED
+from actordbg.records.replay_record import WITHIN_ROUNDING, LawAnswer
 
 NOISE_FACTOR = 4.0
 """In a nondeterministic configuration, an exact law is broken only if the change exceeds the noise by this factor."""
@@ -132,10 +134,6 @@ def not_checked(law: str, why: str) -> LawAnswer:
     """Build the answer of a law that could not be checked."""
     assert law in LAWS
     return LawAnswer(law, NOT_CHECKED, why)
-
-
-LAWS = ("state", "rerun", "mask", "normalisation", "neighbour", "padding", "future", "jacobian", "order", "alone", "additivity")
-"""The laws in the order in which they are judged: the first broken law is named first. The module's docstring explains each."""
 
 
 TOLERANCE = 16 * 2.0**-23

@@ -23,7 +23,6 @@ from actordbg.laws import changes
 from actordbg.laws.changes import FACTOR, rounded_anew
 from actordbg.laws.jacobian import halves, judge_additivity, ring_of, support
 from actordbg.laws.judging import (
-    LAWS,
     NOISE_FACTOR,
     Change,
     Expected,
@@ -34,7 +33,9 @@ from actordbg.laws.judging import (
     not_checked,
     watching,
 )
-from actordbg.records.replay_record import BROKEN, KEPT, NONDETERMINISTIC, WITHIN_ROUNDING, LawAnswer
+from actordbg.laws.rules import LAWS
+from actordbg.records.finding import BROKEN, KEPT
+from actordbg.records.replay_record import NONDETERMINISTIC, WITHIN_ROUNDING, LawAnswer
 from actordbg.store.payload import Dump
 from actordbg.trainers.rows_actor import drawn_share, has_experts, text_config
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actordbg.base.units import plural
+from actordbg.locate.rules import FORMULA, KERNEL, OPERATION, PLACES, SAME_MODEL, of_operation, of_place
+from actordbg.records.finding import Finding
 from actordbg.records.locate_record import (
     BACK,
     GRADIENT,
@@ -67,23 +69,47 @@ class LocalVerdict:
         return bool(self.identities) and not self.findings and all(identity.ran for identity in self.identities)
 
     @property
+    def causes(self) -> list[Finding]:
+        """Return what the model is and should not be, and code that computes something else: the first explains the others."""
+        found = [
+            Finding(SAME_MODEL, said, {"module": difference.name}, limit=0.0)
+            for difference, said in zip(self.findings, self.differences, strict=True)
+        ]
+        located = self.located
+        if located is None:
+            return found
+        if located.formulas is not None and located.formulas.differs:
+            found.append(Finding(FORMULA, located.formulas.differs))
+        if located.operation is not None and located.operation.word:
+            operation = located.operation
+            place = {"module": operation.module}
+            found.append(Finding(OPERATION, operation.sentence, place, remedy=of_operation(operation)))
+        if located.kernel:
+            found.append(Finding(KERNEL, located.kernel, {"module": "attention"}))
+        return found
+
+    @property
+    def places(self) -> list[Finding]:
+        """The places that are further from the truth than a healthy model's."""
+        located = self.located
+        found = []
+        for place in located.wrong if located else ():
+            said = self.place_in_words(place, cause_known=bool(self.causes))
+            at = {"dump": self.dump_id, "module": place.module} | ({} if place.position is None else {"token": place.position})
+            found.append(Finding(PLACES[place.kind], said, at, size=place.ratio, limit=place.limit, remedy=of_place(place)))
+        return found
+
+    @property
+    def found(self) -> list[Finding]:
+        """Everything that is wrong, causes first."""
+        return [*self.causes, *self.places]
+
+    @property
     def word(self) -> str:
         """RIGHT, WRONG, or NOT CHECKED if no place or no tensor was judged."""
-        if self.findings or self.wrong_formula or self.operation or (self.located and self.located.wrong):
+        if self.found:
             return WRONG
         return RIGHT if self.judged and self.looked_at else NOT_CHECKED
-
-    @property
-    def wrong_formula(self) -> str:
-        """Name the module of transformers that differs from the formula of its paper; "" if none does."""
-        formulas = self.located.formulas if self.located else None
-        return formulas.differs if formulas else ""
-
-    @property
-    def operation(self) -> str:
-        """Name the first operation between modules that is not transformers' own; "" if none is known."""
-        operation = self.located.operation if self.located else None
-        return operation.sentence if operation and operation.word else ""
 
     @property
     def looked_at(self) -> int:
@@ -94,17 +120,17 @@ class LocalVerdict:
     def said(self) -> str:
         """The cause, and the place with the largest excess; or how many places and tensors were judged."""
         located = self.located
-        if self.word == WRONG:
-            parts = list(self.differences[:1])
-            if (more := max(identity.count for identity in self.identities) - 1 if parts else 0) > 0:
+        if causes := list({finding.rule: finding for finding in reversed(self.causes)}.values())[::-1]:
+            parts = [finding.said for finding in causes if finding.rule != OPERATION or finding is causes[0]]
+            more = max((identity.count for identity in self.identities), default=0) - 1
+            if causes[0].rule == SAME_MODEL and more > 0:
                 parts[0] += f" (and {plural(more, 'more difference')})"
-            parts += [self.wrong_formula] * bool(self.wrong_formula)
-            parts += [self.operation] * bool(self.operation and not parts)
-            if located and located.kernel:
-                parts.append(located.kernel)
-            elif located and located.wrong:
-                parts.append(self.place_in_words(located.wrong[0], cause_known=bool(parts)))
-                parts += [f"{plural(located.count - 1, 'other place')} above its limit"] * (located.count > 1)
+        else:
+            parts = []
+        if located is not None and located.wrong and not located.kernel:
+            parts.append(self.places[0].said)
+            parts += [f"{plural(located.count - 1, 'other place')} above its limit"] if located.count > 1 else []
+        if parts:
             return "; ".join(parts)
         if self.word == NOT_CHECKED:
             return next(iter(self.unchecked), "no input was judged place by place")
@@ -206,10 +232,10 @@ def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False,
 
 def lines_of(local: LocalVerdict) -> Iterator[str]:
     """Yield every difference, every wrong place and everything unchecked, a line each."""
-    yield from (*local.differences, *[local.wrong_formula] * bool(local.wrong_formula))
+    yield from (finding.said for finding in local.causes)
     located = local.located
     if located is not None:
-        yield from [each for each in (located.kernel, located.operation.sentence if located.operation else "") if each]
+        yield from [located.operation.sentence] if located.operation and not located.operation.word else []
         yield from (local.place_in_words(place, cause_known=True) for place in located.wrong)
         yield from located.notes
     yield from (f"{NOT_CHECKED}: {why}" for why in local.unchecked)

@@ -36,7 +36,9 @@ from actordbg.measure.align_logs import (
     together,
 )
 from actordbg.measure.log_lines import TrainLog, is_loss
+from actordbg.records.finding import Finding, Rule
 
+AGREE = Rule("logs agree", "two trainings log the same losses, step by step")
 _MOST_NAMES = 30
 """Most metrics that are listed of a log that could not be compared."""
 
@@ -67,9 +69,12 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
     all_reasons = "; ".join(dict.fromkeys(reason for answer in answers for reason in answer.reasons))
     agrees = f"{overall.metric} agrees: {what.format(overall.threshold)}"
     notes = [f"note: {note}" for answer in answers for note in answer.notes]
+    left = ["these trainings against the truth"] if overall.good else []
+    different = [answer for answer in answers if answer.verdict == DIFFERENT]
+    found = [Finding(AGREE, "; ".join(each.reasons), size=each.max_relative, limit=each.threshold) for each in different]
     return [
         Heading(f"{overall.metric or 'nothing'} by step, threshold {overall.threshold:g}, rule {overall.rule}", 1),
-        Verdict(word, all_reasons or agrees, figures, ("these trainings against the truth",) * overall.good),
+        Verdict(word, all_reasons or agrees, figures, left, findings=found),
         Items([f"{letters[path]}  {path}{_found_metrics(side)}" for path, side in sides.items()]),
         *charts,
         Grid(

@@ -34,6 +34,7 @@ from actordbg.measure.watching import (
     figures,
     points,
 )  # fmt: skip
+from actordbg.records.finding import Finding, Rule
 
 ALIKE, APART, NOT_COMPARED = "alike", "apart", "not-compared"
 LEAST_PEAK = 4 * 2**20
@@ -56,6 +57,10 @@ class SizePair:
     def growth_judged(self) -> bool:
         """Return whether both sides have a growth in a common unit."""
         return bool(self.a.growth and self.b.growth and self.a.growth.unit == self.b.growth.unit)
+
+
+STEADY = Rule("memory", "no process grows")
+ALIKE_MEMORY = Rule("same memory", "peaks and growth agree")
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ def watch_page(name: str, processes: Sequence[ProcessMemory], notes: Sequence[st
     if not processes:
         verdict = Verdict(UNCHECKED, "nothing was sampled")
     elif growing:
-        verdict = Verdict(WRONG, "; ".join(growing[:4]))
+        verdict = Verdict(WRONG, "; ".join(growing[:4]), findings=[Finding(STEADY, said) for said in growing])
     elif short:
         verdict = Verdict(UNCHECKED, f"too few samples or steps to say whether {which} grows")
     else:
@@ -196,6 +201,7 @@ def compare_page(answer: MemoryComparison) -> list[Block]:
     agree = "peaks agree; growth was not checked"
     if any(pair.growth_judged for pair in answer.pairs):
         agree = "peaks and growth agree wherever both were sampled"
+    found = [Finding(ALIKE_MEMORY, said) for said in answer.reasons] if word == WRONG else []
     rows = [
         (pair.process, QUANTITIES[pair.quantity], size(pair.a.peak), size(pair.b.peak), in_short(pair.a.growth),
          in_short(pair.b.growth), " and ".join(pair.parts) or "-")
@@ -204,7 +210,7 @@ def compare_page(answer: MemoryComparison) -> list[Block]:
     columns = ("process", "of", "peak A", "peak B", "growth A", "growth B", "differ by")
     return [
         Heading("actordbg memory compare", 1),
-        Verdict(word, [*answer.reasons, agree][0]),
+        Verdict(word, [*answer.reasons, agree][0], findings=found),
         Paragraph(f"A  {answer.a}"),
         Paragraph(f"B  {answer.b}"),
         Grid(columns, rows, {*columns} - {"peak A", "peak B"}),

@@ -23,6 +23,7 @@ from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.base.units import resolve
 from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.formats.store_files import read_regular
+from actordbg.records.finding import Finding, Rule
 
 if TYPE_CHECKING:
     Real = float
@@ -257,6 +258,9 @@ class NamedCause:
     z: Real | None = None
 
 
+UNKNOWN_CAUSE = Rule("unknown cause", "values are the truth's to rounding")
+
+
 @dataclass(frozen=True)
 class ExplainedOutputs:
     """Why values, `what`, are not the truth's. before: the mean of |recorded - truth|, nats; noise: that of rounding, on the
@@ -281,21 +285,33 @@ class ExplainedOutputs:
         """Check whether the values are further from the truth than rounding, or have a cause."""
         return bool(self.causes) or self.unknown
 
+    def found(self, side: str) -> list[Finding]:
+        """Return what is wrong with the values of a side: its causes, or that none is known."""
+        size, limit = self.before, self.noise
+        if self.unknown:
+            return [Finding(UNKNOWN_CAUSE, self.sentences[0], side=side, size=size, limit=limit)]
+        rules = [Rule(cause.name, remedy=cause.remedy, thread=cause.thread) for cause in self.causes]
+        return [Finding(rule, self.sentences[0], side=side, size=size, limit=limit) for rule in rules]
+
     @property
     def sentences(self) -> tuple[str, ...]:
         """The causes, with what each explains; () if recorded log-probs are the truth's to rounding."""
+        return self.told(self.what)
+
+    def told(self, what: str) -> tuple[str, ...]:
+        """Return the sentences with another name of the values."""
         noise = f"noise {self.noise:.2g}"
-        also = tuple(f"{self.what}: {cause.said}" for cause in self.also)
+        also = tuple(f"{what}: {cause.said}" for cause in self.also)
         if self.unknown:
-            near = f"; the nearest: {self.nearest}" * bool(self.nearest)
-            return (f"{self.what}: unknown cause ({self.before:.3g} nats, {noise}{near})", *also)
+            near = f"; the nearest: {self.nearest}" if self.nearest else ""
+            return (f"{what}: unknown cause ({self.before:.3g} nats, {noise}{near})", *also)
         if not self.causes:
             return also
         best, names = self.causes[0], " or ".join(cause.said for cause in self.causes)
         size = f"{self.before:.3g} -> {best.left:.3g} nats, {noise}"
         if best.z is not None:
             size = f"{abs(best.z):.0f} standard errors over {self.tokens:,} tokens; no single token shows it, {noise} nats"
-        return (f"{self.what}: {names} ({size})", *also)
+        return (f"{what}: {names} ({size})", *also)
 
 
 @dataclass(frozen=True)

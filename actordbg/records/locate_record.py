@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED, LawAnswer, ResultRecord
+from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED
+from actordbg.records.replay_record import LawAnswer, ResultRecord
 
 IDENTITY, LOCATED, FORMULAS = "identity", "located", "formulas"
 """Keys in a result's `extra`."""

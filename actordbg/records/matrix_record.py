@@ -29,8 +29,9 @@ class MatrixCell:
     largest difference of a log-prob from the truth, nats. `known`: ids of the rules that apply to it. `load_s`: seconds to build
     its Actor; 0 if another cell's was used (`shared_with` says which). `regressed`: what got worse than the baseline; empty if
     nothing did. `loads`: Actors built for it: one for each group of processes that starts together, again after a crash.
-    `laws`: their verdicts, in a line. `violations`: laws that failed, and the first change. `unasked`: laws that could not be
-    checked, and why. `excludes`: the smallest faults that would have made it wrong (`judge.measured_limits`).
+    `laws`: their verdicts, in a line. `violations`: laws that failed, and the first change; `broken`: their names. `unasked`:
+    laws that could not be checked, and why. `excludes`: the smallest faults that would have made it wrong
+    (`judge.measured_limits`).
     """
 
     index: int
@@ -57,6 +58,7 @@ class MatrixCell:
     loads: int = 0
     laws: str = ""
     violations: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()
     excludes: dict[str, float | None] = field(default_factory=dict)
 

@@ -40,6 +40,7 @@ from actordbg.base.errors import CorruptDump, NewerFormat
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.records.comparison_record import StoredRecord, stored_json
+from actordbg.records.finding import BROKEN, NOT_CHECKED
 
 SPEC_VERSION = 1
 
@@ -196,8 +197,7 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-KEPT, WITHIN_ROUNDING, NONDETERMINISTIC = "kept", "within-rounding", "nondeterministic"
-BROKEN, NOT_CHECKED, RAISED = "broken", "not-checked", "raised"
+WITHIN_ROUNDING, NONDETERMINISTIC = "within-rounding", "nondeterministic"
 LAWS = "laws"
 """The key in a result's `extra`."""
 

@@ -13,7 +13,9 @@ from typing import ClassVar
 
 from actordbg.judge.check import CheckedReplay
 from actordbg.judge.comparing import tokens_outside
+from actordbg.locate.rules import OPERATION, PLACES
 from actordbg.records.comparison_record import MISMATCH, StoredRecord
+from actordbg.records.finding import Finding, Rule, any_layer
 from actordbg.records.locate_record import is_backward
 from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ResultRecord, answers_of, violations
 from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, GRADIENT, HANG, RERUN, FaultCase, normalized, without_paths
@@ -30,7 +32,7 @@ _DIED = re.compile(r"\b(SIG[A-Z]+)\b")
 class Fingerprint(StoredRecord):
     """kind: what is watched (`case.FaultCase`). said: the cause in a sentence. behind: the first row is right, a later is wrong.
 
-    laws: the broken laws. module: the module that is wrong, layers as N. cause: what kind of cause is named there.
+    laws: the broken laws. module: the module that is wrong, layers as N. cause: the rule that is broken there.
     """
 
     what: ClassVar[str] = "fingerprint"
@@ -43,6 +45,12 @@ class Fingerprint(StoredRecord):
     module: str = ""
     cause: str = ""
     behind: bool = False
+
+    @property
+    def finding(self) -> Finding:
+        """The fault as a finding: of the first broken law, of the rule of the module, of the error."""
+        rule = next(iter(self.laws), "") or self.cause or self.error_class or self.kind
+        return Finding(Rule(rule), self.said, {"module": self.module} if self.module else {})
 
     def shown_by(self, case: FaultCase, ending: Ending) -> bool:
         """Return whether a trial of the case shows it."""
@@ -88,7 +96,7 @@ def fingerprint_of(check: CheckedReplay) -> Fingerprint | None:
         wrong = [dump for dump in check.comparison.dumps if dump.verdict == MISMATCH]
         parameter = next((dump.worst_parameter for dump in wrong if dump.worst_parameter), "")
         if parameter and not any(tokens_outside(dump, check.comparison.thresholds) for dump in wrong):
-            return Fingerprint(GRADIENT, f"the gradient of {_any_layer(parameter)} is not the truth's")
+            return Fingerprint(GRADIENT, f"the gradient of {any_layer(parameter)} is not the truth's")
         size = check.comparison.furthest
         return Fingerprint(DIFFERENCE, f"log-probs differ from the truth{f' by up to {size[0]:.3g} nats' if size else ''}")
     return None
@@ -108,21 +116,13 @@ def _of_failure(result: ResultRecord) -> Fingerprint:
 
 def _of_place(check: CheckedReplay) -> Fingerprint | None:
     """Return module and cause as `locate` names them; None if no place is wrong."""
-    local, located = check.local, check.local.located if check.local else None
-    if local is None:
+    found = check.local.found if check.local else []
+    first = next((finding for finding in found if finding.rule != OPERATION), None)  # a smaller case may not show which it is
+    if first is None:
         return None
-    if local.findings:
-        return Fingerprint(DIFFERENCE, local.differences[0], module=_any_layer(local.findings[0].name), cause="weights")
-    if local.wrong_formula:
-        return Fingerprint(DIFFERENCE, local.wrong_formula, cause="formula")
-    if located is not None and located.kernel:
-        return Fingerprint(DIFFERENCE, located.kernel.rpartition(": ")[2], module="attention", cause="kernel")
-    if located is None or not located.wrong:
-        return None
-    place = located.wrong[0]
-    kind = GRADIENT if is_backward(place.kind) else DIFFERENCE
-    return Fingerprint(kind, local.place_in_words(place, cause_known=False), module=_any_layer(place.what), cause=place.kind)
+    rule, _, module = first.key
+    kind = GRADIENT if first.rule in _OF_GRADIENTS else DIFFERENCE
+    return Fingerprint(kind, first.said, module=module, cause=rule)
 
 
-def _any_layer(name: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "N", name)
+_OF_GRADIENTS = [rule for kind, rule in PLACES.items() if is_backward(kind)]

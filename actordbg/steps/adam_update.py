@@ -22,7 +22,9 @@ from actordbg.base.units import plural
 from actordbg.document.blocks import number
 from actordbg.formats.weight_hashes import GroupState
 from actordbg.judge.recorded_calls import Numbers
+from actordbg.records.finding import Finding
 from actordbg.steps.recorded_step import RecordedStep
+from actordbg.steps.rules import broken
 
 OFF, SHARE = 2e-3, 0.1
 """A law is broken if it is off by so much, relative to the change itself, in so many of the elements that change."""
@@ -37,8 +39,8 @@ def unchecked(step: RecordedStep) -> str:
     return ""
 
 
-def broken(step: RecordedStep) -> Iterator[tuple[str, str, str]]:
-    """Yield the laws that the update of a step breaks: a name, the figures that show it, and what to do."""
+def of_update(step: RecordedStep) -> Iterator[Finding]:
+    """Yield what is wrong with the update of a step, with the figures that show it."""
     for before, after in step.states:
         pairs = list(zip(before.optimizer, after.optimizer, strict=False))
         for old, new in pairs:
@@ -48,37 +50,36 @@ def broken(step: RecordedStep) -> Iterator[tuple[str, str, str]]:
             yield wrong
 
 
-def _settings(step: RecordedStep, group: GroupState) -> Iterator[tuple[str, str, str]]:
+def _settings(step: RecordedStep, group: GroupState) -> Iterator[Finding]:
     """Yield the settings of a group that are not the trainer's."""
-    remedy = "look at what makes or changes the optimizer's groups"
     wanted, base = step.fact("adam.lr"), group.lr if group.first_lr is None else group.first_lr
     if wanted and not abs(base - wanted) <= 1e-6 * wanted and (group.first_lr is not None or base > wanted):
         times = f", {number(base / wanted, 3)} times it"
-        yield "learning rate", f"the optimizer's learning rate is {base:g}, the trainer's {wanted:g}{times}", remedy
+        yield broken("learning rate", f"the optimizer's learning rate is {base:g}, the trainer's {wanted:g}{times}")
     elif group.lr > base * (1 + 1e-6):
-        yield "learning rate", f"the learning rate is {group.lr:g}, above the {base:g} that its schedule begins from", remedy
+        yield broken("learning rate", f"the learning rate is {group.lr:g}, above the {base:g} that its schedule begins from")
     for name in ("betas", "eps"):
         own, asked = np.atleast_1d(getattr(group, name)), step.fact(f"adam.{name}")
         if asked is not None and not np.allclose(own, asked, rtol=1e-6, atol=0.0):
-            yield name, f"Adam's {name} is {own.tolist()}, the trainer's {asked}", remedy
+            yield broken(name, f"Adam's {name} is {own.tolist()}, the trainer's {asked}")
 
 
-def _decay(step: RecordedStep, groups: list[GroupState]) -> tuple[str, str, str] | None:
+def _decay(step: RecordedStep, groups: list[GroupState]) -> Finding | None:
     """Return what is wrong with the weight decay: each group has the trainer's or none, and at least one the trainer's."""
     asked, own = step.fact("adam.weight_decay"), [group.weight_decay for group in groups]
     right = asked is None or (all(each in (0.0, asked) for each in own) and asked in own)
     text = f"the weight decay is {', '.join(f'{each:g}' for each in own)}, the trainer's {asked}"
-    return None if right else ("weight decay", text, "look at what makes or changes the optimizer's groups")
+    return None if right else broken("weight decay", text)
 
 
-def _moved(old: GroupState, new: GroupState) -> Iterator[tuple[str, str, str]]:
+def _moved(old: GroupState, new: GroupState) -> Iterator[Finding]:
     """Yield the laws that the moments and the parameters of a group break."""
     (p, m, v), (q, n, w) = _elements(old), _elements(new)
     if p.shape != q.shape or (old.steps == new.steps is not None and (p == q).all()):
         return  # another model, or a step that was skipped
     if old.steps is not None and new.steps is not None and new.steps != old.steps + 1:
         words = f"Adam counts {plural(new.steps, 'step')} after {plural(old.steps, 'step')}"
-        yield "Adam's state", words, "look at what replaces the optimizer's state"
+        yield broken("Adam's state", words)
     b1, b2 = old.betas
     gradient = (n - b1 * m) / (1 - b1)
     blur = _ULP * (abs(n) + abs(m)) / (1 - b1)
@@ -87,7 +88,7 @@ def _moved(old: GroupState, new: GroupState) -> Iterator[tuple[str, str, str]]:
     if (share := _share(abs(w - wanted) > room, (w > 0) | (wanted > 0))) > SHARE:
         words = f"Adam's second moment does not follow from its first in {100 * share:.0f} % of the elements"
         lost = not (m.any() or v.any()) and bool(old.steps)
-        yield "Adam's state", words + ": both were 0 before" * lost, "look at what replaces the optimizer's state"
+        yield broken("Adam's state", f"{words}: both were 0 before" if lost else words)
     if old.steps is None:
         return
     corrected = np.sqrt(w / (1 - b2 ** (old.steps + 1))) + old.eps
@@ -100,7 +101,7 @@ def _moved(old: GroupState, new: GroupState) -> Iterator[tuple[str, str, str]]:
         ratios = ((p - decays[0] - q) / np.where(sure, update, 1.0))[sure]
         times = f", {number(float(np.median(ratios)), 3)} times it" if len(ratios) else ""
         words = f"parameters did not move by what Adam's state and learning rate {old.lr:g} give{times}"
-        yield "update", f"{words}, in {100 * share:.0f} % of the elements", "look at what changes parameters or the learning rate"
+        yield broken("update", f"{words}, in {100 * share:.0f} % of the elements")
 
 
 def _elements(group: GroupState) -> Numbers:

@@ -34,7 +34,8 @@ def step_blocks(figures: StepFigures) -> list[Block]:
     if replayed.failed or reference.failed:
         return blocks
     causes = causes_of(figures)  # the words of the first are in the verdict
-    told = [f"{cause.name}: {f'{cause.words}. ' * (at > 0)}{cause.remedy}" for at, cause in enumerate(causes) if cause.remedy]
+    told = [f"{causes[0].rule.name}: {causes[0].todo}"] if causes and causes[0].todo else []
+    told += [f"{cause.rule.name}: {cause.said}. {cause.todo}" for cause in causes[1:] if cause.todo]
     blocks += [Heading("What to do", 3), Items(told)] if told else []
     sides = (
         ("recorded", step.applied, step.grad_norm, 0.0),
@@ -145,7 +146,7 @@ def _mismatch(title: str, axis: str, points: list[dict[str, Any]], noise: float)
 
 
 def step_data(figures: StepFigures) -> dict[str, Any]:
-    """Return a replayed step as data: losses, norms and distances of each side, each micro-batch, and the causes."""
+    """Return a replayed step as data: losses, norms and distances of each side, and each micro-batch."""
     step = figures.step
     if figures.replayed.failed or figures.reference.failed:
         return _about(step)
@@ -163,7 +164,6 @@ def step_data(figures: StepFigures) -> dict[str, Any]:
              "tokens": each.terms.tokens, "rows": each.terms.rows, "replayed": figures.replayed.figures[at]}
             for at, each in enumerate(step.micro_batches)
         ],
-        "causes": [vars(cause) for cause in causes_of(figures)],
         "configuration": figures.config.to_dict(),
     }  # fmt: skip
 

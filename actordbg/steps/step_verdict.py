@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,14 @@ import numpy as np
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
 from actordbg.config.replay_config import TINY
-from actordbg.document.blocks import FAILED, RIGHT, TRAINER, UNCHECKED, WRONG, Verdict, number
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number
 from actordbg.judge.loss_terms import kl_terms
 from actordbg.judge.recorded_calls import Terms
 from actordbg.judge.step_laws import LOSS_OFF, MOVED
-from actordbg.steps.adam_update import broken, unchecked
+from actordbg.records.finding import Finding
+from actordbg.steps.adam_update import of_update, unchecked
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
+from actordbg.steps.rules import RULES, broken
 from actordbg.steps.run_step import Side, StepFigures
 from actordbg.steps.step_plan import ENTROPY
 
@@ -53,15 +54,6 @@ APART = 0.05
 """A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
 
 
-@dataclass(frozen=True)
-class StepCause:
-    """A known fault of a step: its name, a sentence with the figures that show it, and what to do."""
-
-    name: str
-    words: str
-    remedy: str
-
-
 def near(value: float, wanted: float, tolerance: float) -> bool:
     """Check whether a figure is within a relative tolerance."""
     return abs(value - wanted) <= tolerance * abs(wanted)
@@ -74,7 +66,7 @@ def factor_of(step: RecordedStep) -> float:
     return ranks if by is None else ranks * step.divisor / (float(by) * step.accumulation)
 
 
-def normalization(step: RecordedStep) -> Iterator[StepCause]:
+def normalization(step: RecordedStep) -> Iterator[Finding]:
     """Yield the faults of what the losses are divided by. Needs no model."""
     terms, dp_size = "tokens" if step.by_token else "rows", step.fact("dp_size")
     if not step.missing and dp_size is not None and dp_size != step.ranks:
@@ -82,14 +74,12 @@ def normalization(step: RecordedStep) -> Iterator[StepCause]:
             f"dp_size is {dp_size}, and {plural(step.ranks, 'rank')} {'shares' if step.ranks == 1 else 'share'} the step: every"
         )
         words += f" loss is {number(dp_size / step.ranks)} times what it should be"
-        yield StepCause("dp_size", words, "pass the size of the data-parallel group")
+        yield broken("dp_size", words)
     ours, engine = step.fact("accumulation"), step.fact("engine_accumulation")
     if ours and engine and ours != engine and not step.fact("dynamic_batch"):
         words = f"DeepSpeed accumulates {plural(engine, 'micro-batch')}, and the trainer normalizes over {ours}:"
         words += f" an optimizer step comes after {number(engine / ours)} of its steps"
-        yield StepCause(
-            "engine accumulation", words, "give DeepSpeed the accumulation of the trainer (gradient_accumulation_steps)"
-        )
+        yield broken("engine accumulation", words)
         return
     if step.missing:
         return
@@ -99,12 +89,12 @@ def normalization(step: RecordedStep) -> Iterator[StepCause]:
         if step.places * step.ranks > 1 and not _as_one(step):
             words = f"each micro-batch is divided by its own {terms}: losses apply {number(step.applied)}, one batch"
             words += f" {number(step.expected)}"
-            yield StepCause("own means", words, f"divide by the step's {terms} over all ranks and micro-batches")
+            yield broken("own means", words)
     elif len(by_rank := step.by_rank(name)) > 1 and len({*by_rank.values()}) > 1:
         counted = ", ".join(f"{number(float(value), 6)} on rank {rank}" for rank, value in list(by_rank.items())[:_MOST_RANKS])
         words = f"each rank divides by a count of its own: {name} is {counted}, and the step has {step.divisor:,} {terms},"
         words += f" {number(wanted, 6)} for each of {plural(step.accumulation, 'micro-batch')}"
-        yield StepCause("counts of ranks", words, f"count the step's {terms} over all ranks")
+        yield broken("counts of ranks", words)
     elif not near(float(by), wanted, COUNT_OFF):
         times = float(by) / wanted
         double, never = (near(times, each, COUNT_OFF) and each != 1 for each in (step.accumulation, 1 / step.accumulation))
@@ -112,20 +102,20 @@ def normalization(step: RecordedStep) -> Iterator[StepCause]:
             said = "are divided by the accumulation twice" if double else "are not divided by the accumulation"
             words = f"losses {said}: {name} is {number(float(by))}, and should be {number(wanted)}, so the gradient is"
             words += f" {number(1 / times)} times what it should be"
-            yield StepCause("accumulation", words, "scale the loss by the accumulation once")
+            yield broken("accumulation", words)
         else:
             words = (
                 f"{name} is {number(float(by), 6)}, and the step has {step.divisor:,} {terms}, {number(wanted, 6)} for each of"
             )
             words += f" {plural(step.accumulation, 'micro-batch')}: the loss is {number(1 / times)} times what it should be"
-            yield StepCause(f"{terms[:-1]} count", words, f"count the step's {terms} over all ranks and micro-batches")
+            yield broken("token count" if step.by_token else "row count", words)
 
 
 def _as_one(step: RecordedStep) -> bool:
     return abs(step.applied - step.expected) <= LOSS_OFF[step.fp32] * step.size
 
 
-def formula(step: RecordedStep, entropies: Sequence[float | None]) -> Iterator[StepCause]:
+def formula(step: RecordedStep, entropies: Sequence[float | None]) -> Iterator[Finding]:
     """Yield the faults of single losses, and of what backward gets. Needs no model.
 
     entropies: of each micro-batch, the sum over its actions; None if unknown, so that an entropy term is not judged.
@@ -135,11 +125,11 @@ def formula(step: RecordedStep, entropies: Sequence[float | None]) -> Iterator[S
         if not _gives(each, step, each.terms):
             wanted = number(_per_term(each, step.by_token) * step.sum_of(each))
             text = f"{each.name}: its loss is {number(each.recorded)}, its formula gives {wanted}"
-            fault = StepCause("formula", text, "look at clipping and mask of the loss: `actordbg lint`")
-            for name, (sign, changed, remedy) in _CHANGED.items():
+            fault = broken("formula", text)
+            for name, (sign, changed) in _CHANGED.items():
                 if _gives(each, step, each.loss.terms_with(**changed), sign):
                     text = f"{each.name}: its loss is computed {name}: {number(each.recorded)}, not {wanted}"
-                    fault = StepCause(name, text, remedy)
+                    fault = broken(name, text)
             yield fault
             break
     for each, entropy in zip(step.micro_batches, entropies, strict=True):
@@ -149,7 +139,7 @@ def formula(step: RecordedStep, entropies: Sequence[float | None]) -> Iterator[S
     ours, engine = step.fact("max_norm"), step.fact("engine_max_norm")
     if ours is not None and engine is not None and float(ours) != float(engine):
         words = f"gradients should be clipped at {ours:g}, and DeepSpeed clips at {engine:g} (0: never)"
-        yield StepCause("gradient clipping", words, "pass max_norm to DeepSpeed (gradient_clipping)")
+        yield broken("gradient clipping", words)
 
 
 def _gives(micro_batch: MicroBatch, step: RecordedStep, terms: Terms | None, sign: float = 1.0) -> bool:
@@ -161,16 +151,16 @@ def _gives(micro_batch: MicroBatch, step: RecordedStep, terms: Terms | None, sig
 
 
 _UNCLIPPED = {"clip_eps_low": math.inf, "clip_eps_high": math.inf, "dual_clip": None}
-_CHANGED: dict[str, tuple[float, dict[str, Any], str]] = {
-    "with the wrong sign": (-1.0, {}, "minimize the negated objective: -min(ratio * advantage, ...)"),
-    "without the action mask": (1.0, {"masked": False}, "multiply the terms by the mask before their sum"),
-    "without clipping": (1.0, _UNCLIPPED, "pass clip_eps_low and clip_eps_high to the loss"),
-    "without importance correction": (1.0, {"is_correction_level": "off"}, "multiply the terms by the correction's weights"),
+_CHANGED: dict[str, tuple[float, dict[str, Any]]] = {
+    "with the wrong sign": (-1.0, {}),
+    "without the action mask": (1.0, {"masked": False}),
+    "without clipping": (1.0, _UNCLIPPED),
+    "without importance correction": (1.0, {"is_correction_level": "off"}),
 }
-"""Changes of a loss's formula: sign, what `terms_with` gets, and the remedy."""
+"""Changes of a loss's formula, by the rule that each breaks: sign, and what `terms_with` gets."""
 
 
-def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) -> StepCause | None:
+def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) -> Finding | None:
     """Name what backward got too much or too little of, from the loss that it got."""
     loss, got, recorded = micro_batch.loss, micro_batch.loss.fact("backward_loss"), micro_batch.recorded
     if got is None:
@@ -183,14 +173,14 @@ def _missing_term(micro_batch: MicroBatch, limit: float, entropy: float | None) 
     for name, term in terms.items():
         if abs(term) > limit * size and abs(extra - known + term) <= limit * abs(term):
             words = f"{micro_batch.name}: backward gets {number(got)} without the {name} term, {number(term)}"
-            return StepCause(f"{name} term", words, f"add the {name} term to the loss before backward")
+            return broken(f"{name} term", words)
     if loss.fact("aux_loss_coef") or (coefficient and entropy is None):
         return None
     if size and abs(recorded) > limit * size and near(float(got), 2 * recorded + known, limit):
-        return StepCause("doubled loss", f"{micro_batch.name}: backward gets twice the loss, {number(got)}", "add each loss once")
+        return broken("doubled loss", f"{micro_batch.name}: backward gets twice the loss, {number(got)}")
     if abs(extra - known) > limit * (size + sum(map(abs, terms.values()))):
         words = f"{micro_batch.name}: backward gets {number(extra - known)} that is neither the loss nor its KL or entropy term"
-        return StepCause("unknown term", words, "look at what the trainer adds to the loss")
+        return broken("unknown term", words)
     return None
 
 
@@ -211,7 +201,7 @@ def _kl_term(micro_batch: MicroBatch) -> float:
     return 0.0 if terms is None else float(np.where(loss.active, terms, 0.0).sum()) * float(loss.fact("kl_ctl") or 0.0)
 
 
-def of_norm(figures: StepFigures) -> StepCause | None:
+def of_norm(figures: StepFigures) -> Finding | None:
     """Name the fault that explains the recorded norm; None if it is that of the whole step."""
     step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
     recorded, tolerance = step.grad_norm, NORM_OFF[step.fp32]
@@ -220,51 +210,39 @@ def of_norm(figures: StepFigures) -> StepCause | None:
         return None  # it follows from the losses as they were recorded
     said = f"the norm is {number(recorded)} where the whole step has {number(factor * whole)}"
     if not (math.isfinite(recorded) and recorded > 0 and factor * whole > 0):
-        return StepCause(UNKNOWN, f"{said}; no known fault explains it", "")
+        return broken(UNKNOWN, f"{said}; no known fault explains it")
     zero, gas = step.micro_batches[0].loss.record.actor.get("zero_stage"), step.accumulation
-    cases: list[tuple[str, float, str, str]] = []
+    cases: list[tuple[str, float, str]] = []
     if step.places > 1:
         last = f"of {step.places} micro-batches under ZeRO {zero}, only the gradient of the last is applied"
-        cases += [
-            ("last micro-batch", alone[-1], last, "use ZeRO 3, or turn dynamic batches off (--train.dynamic_batch_enable)"),
-            ("first micro-batch", alone[0], "only the gradient of the first micro-batch is applied", "accumulate all of them"),
-        ]
-    cases.append(("gradient twice", 2 * whole, "the gradient is applied twice", "run backward once for each micro-batch"))
+        cases.append(("last micro-batch", alone[-1], last))
+        cases.append(("first micro-batch", alone[0], "only the gradient of the first micro-batch is applied"))
+    cases.append(("gradient twice", 2 * whole, "the gradient is applied twice"))
     if step.ranks > 1:
-        cases += [
-            (
-                "sum over ranks",
-                step.ranks * whole,
-                "gradients are added over ranks, not averaged",
-                "average, or leave dp_size out",
-            ),
-            ("ranks twice", whole / step.ranks, "gradients are averaged over ranks twice", "scale by dp_size once"),
-        ]
+        cases.append(("sum over ranks", step.ranks * whole, "gradients are added over ranks, not averaged"))
+        cases.append(("ranks twice", whole / step.ranks, "gradients are averaged over ranks twice"))
     if gas > 1:
-        cases += [
-            ("accumulation", whole / gas, "the gradient is divided by the accumulation twice", "divide once"),
-            ("accumulation", whole * gas, "the gradient is not divided by the accumulation", "divide once"),
-        ]
-    for name, norm, words, remedy in sorted(cases, key=lambda case: abs(math.log(recorded / max(factor * case[1], 1e-30)))):
-        if near(recorded, factor * norm, tolerance):
-            return StepCause(name, f"{words}: {said}", remedy)
-        break
-    return StepCause(UNKNOWN, f"{said}, {number(recorded / (factor * whole))} times it; no known fault explains it", "")
+        cases.append(("accumulation", whole / gas, "the gradient is divided by the accumulation twice"))
+        cases.append(("accumulation", whole * gas, "the gradient is not divided by the accumulation"))
+    name, norm, words = min(cases, key=lambda case: abs(math.log(recorded / max(factor * case[1], 1e-30))))
+    if near(recorded, factor * norm, tolerance):
+        return broken(name, f"{words}: {said}")
+    return broken(UNKNOWN, f"{said}, {number(recorded / (factor * whole))} times it; no known fault explains it")
 
 
-def causes_of(figures: StepFigures) -> list[StepCause]:
+def causes_of(figures: StepFigures) -> list[Finding]:
     """Return every known fault of the step, the first explains most."""
     replayed = [None if why_no_norm(figures) else each.get(ENTROPY) for each in figures.reference.figures]
     entropies = replayed or [None] * len(figures.step.micro_batches)
     causes = [*normalization(figures.step), *formula(figures.step, entropies), *forward(figures)]
-    causes += {name: StepCause(name, *more) for name, *more in broken(figures.step)}.values()  # of several groups, one
+    causes += {finding.rule.name: finding for finding in of_update(figures.step)}.values()  # of several groups, one
     cause = None if why_no_norm(figures) else of_norm(figures)
-    if cause is not None and (figures.weights.same or cause.name != UNKNOWN):
+    if cause is not None and (figures.weights.same or cause.rule.name != UNKNOWN):
         causes.append(cause)
     return causes
 
 
-def forward(figures: StepFigures) -> Iterator[StepCause]:
+def forward(figures: StepFigures) -> Iterator[Finding]:
     """Yield the fault of recorded log-probs that are not what the step's own weights give, where those were recorded.
 
     Other kernels cost as much as rounding does; more than `FAR` times that, of the mean or of the worst action, they cannot.
@@ -280,7 +258,7 @@ def forward(figures: StepFigures) -> Iterator[StepCause]:
     for name, value, usual, least in measured:
         if not value <= max(FAR * usual, least):
             words = f"its log-probs are {number(float(value), 3)} nats {name} from what the step's own weights give"
-            yield StepCause("log-probs", f"{words} (rounding {number(float(usual), 3)})", "look at what Actor.forward returns")
+            yield broken("log-probs", f"{words} (rounding {number(float(usual), 3)})")
             return
 
 
@@ -320,12 +298,11 @@ def verdict_of(figures: StepFigures) -> Verdict:
         left.append("the gradient's norm, which was not recorded")
     causes, shown = causes_of(figures), figures_of(figures)
     if causes:
-        others = f"; also {', '.join(cause.name for cause in causes[1:])}" if causes[1:] else ""
-        return Verdict(WRONG, f"{title}: {causes[0].words}{others}", shown, left, "actordbg lint", wrong=(TRAINER,))
+        others = f"; also {', '.join(cause.rule.name for cause in causes[1:])}" if causes[1:] else ""
+        return Verdict(WRONG, f"{title}: {causes[0].said}{others}", shown, left, "actordbg lint", findings=causes)
     if not other and (apart := _apart(figures)):
-        return Verdict(
-            WRONG, f"{title} is right as recorded, but not under this configuration: {apart}", shown, left, "actordbg check"
-        )
+        said = f"{title} is right as recorded, but not under this configuration: {apart}"
+        return Verdict(WRONG, said, shown, left, "actordbg check", findings=[Finding(RULES["configuration"], apart)])
     count = f"{plural(len(step.micro_batches), 'micro-batch')} of {plural(step.ranks, 'rank')}"
     said = f"{title}: {count} add up to the loss of one batch"
     if not left:

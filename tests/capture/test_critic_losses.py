@@ -59,7 +59,7 @@ def test_a_critics_losses_are_recorded_with_their_experiences(openrlhf: SimpleNa
         assert call.terms is not None
         assert call.terms.by_token / float(dump.tensors["batch_num_tokens"]) == pytest.approx(float(loss), rel=1e-5)
     findings = linted(store)
-    assert not findings.broken and findings.answers["normalization"].looked_at == 2, findings.in_words()
+    assert not findings.broken and findings["normalization"].looked_at == 2, findings.in_words()
 
 
 def test_a_critics_loss_that_is_divided_by_too_many_tokens_is_found(openrlhf: SimpleNamespace, store: Store):
@@ -79,7 +79,7 @@ def test_a_step_of_policy_and_critic_trains_on_each_row_once(openrlhf: SimpleNam
         trainer.training_step(batch, 0.01, number, normalization(batches, number))
     assert {dump.record.role for dump in dumps_of(store)} == {"policy", "policy loss", "critic loss"}
     findings = linted(store)
-    assert not findings.broken and findings.answers["normalization"].looked_at == 4, findings.in_words()
+    assert not findings.broken and findings["normalization"].looked_at == 4, findings.in_words()
 
 
 def test_the_limits_choose_a_critics_losses(openrlhf: SimpleNamespace, store: Store):

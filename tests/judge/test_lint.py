@@ -30,6 +30,7 @@ from actordbg.judge.advantage_laws import ESTIMATORS
 from actordbg.judge.lint import lint, with_lint
 from actordbg.judge.recorded_calls import Answer
 from actordbg.judge.recorded_laws import LAWS
+from actordbg.records.finding import NOT_CHECKED
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.trainers.seam import LossCall
@@ -504,7 +505,7 @@ def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path: Path
         tensors["action_mask"][:], tensors["context.response_length"][:] = False, 0
         tensors["output.loss"] = torch.tensor(0.0)
     findings = lint(store.root, step.publish(store))
-    assert [law.name for law in findings.broken] == ["actions"] and findings.wrong == ()
+    assert [law.name for law in findings.broken] == ["actions"] and findings.verdict().wrong == ()
     assert ("truncated" in findings.verdict().sentence) == known
 
 
@@ -515,7 +516,7 @@ def test_what_a_law_lacks_is_what_was_not_recorded(tmp_path: Path):
     fact("loss.policy_loss_type", "other")(step)
     step.finish()
     findings = lint(store.root, step.publish(store))
-    lacks = {law.name: findings.lacking(law) for law in findings.unchecked}
+    lacks = {answer.rule.name: answer.lacks for answer in findings.of(NOT_CHECKED)}
     assert lacks["rewards"] == "rewards" and lacks["returns"] == "returns" and "formula" in lacks["normalization"]
     assert not any("dump enable --calls" in lack for lack in lacks.values())
 
@@ -532,7 +533,7 @@ def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path: 
         done.stdout.startswith("WRONG: the trainer is wrong: finite") and "advantages" in done.stdout and "row 1" in done.stdout
     )
     answer = json.loads(files[0].read_text())
-    assert answer["wrong"] == [TRAINER] and next(law for law in answer["laws"] if law["verdict"] == "broken")["law"] == "finite"
+    assert answer["wrong"] == [TRAINER] and answer["findings"][0]["key"] == ["finite", TRAINER, ""]
     assert all("finite" in path.read_text() for path in files)
 
 
@@ -544,7 +545,7 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
     assert len(json.loads(invoke(store, "dump", "ls", "--json").stdout)) == len(step.tensors)
     assert len(json.loads(invoke(store, "dump", "ls", "--json", "--where", "point='loss'").stdout)) == len(step.tensors)
     answer = json.loads(invoke(store, "lint", "--json", "--where", "point='forward'").stdout)
-    left = [law["law"] for law in answer["laws"] if law["verdict"] == "not-checked"]
+    left = [rule["rule"] for rule in answer["rules"] if rule["state"] == "not-checked"]
     assert answer["good"] and "placeholder" in left and answer["not_checked"][0].startswith(f"{len(left)} laws")
     with pytest.raises(NothingToDo, match="nothing to lint: no dump matches"):
         invoke(store, "lint", "--where", "seq_len>99")
@@ -559,6 +560,6 @@ def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs: str | N
     own = np.full((1, 4), -1.0)
     calls = [call("policy", "sft"), call("reference", theirs), call("policy loss", None)]
     calls[-1].heads = {"log_probs": own, "base_action_log_probs": own - 0.5}
-    answer = Answer()
+    answer = Answer(next(law for law in LAWS if law.name == "reference"))
     step_laws.reference(calls, answer)
-    assert bool(answer.violations) is judged and bool(answer.lacks) is not judged
+    assert bool(answer.found) is judged and bool(answer.lacks) is not judged

@@ -115,8 +115,8 @@ def test_each_kind_of_difference_between_sampled_and_trained_is_named(store: Sto
     first = [*turn.given, *turn.sampled]
     as_rows(store, list(good.trained), change(tokenizer, first, list(bad.trained)))
     told = json.loads(invoke(store, "turns", "--tokenizer", model, "--json").stdout)
-    (fault,) = told["faults"]
-    assert fault["kind"] == kind and fault["trajectory"] == bad.name and not told["good"], fault
+    (fault,) = told["findings"]
+    assert fault["rule"] == kind and f"{fault['place']['conversation']}.json" == bad.name and not told["good"], fault
     assert "as recorded in the training" in told["sentence"] and told["wrong"] == ["trainer"]
 
 
@@ -131,7 +131,7 @@ def test_a_prompt_with_two_bos_is_a_fault_although_both_sides_have_it(store: Sto
     answer = turns_answer(store)
     assert (
         answer.verdict == "WRONG"
-        and [fault["kind"] for fault in answer["faults"]] == ["two BOS"]
+        and [fault["rule"] for fault in answer["findings"]] == ["two BOS"]
         and answer["wrong"] == ["rollout"]
     )
 
@@ -170,7 +170,9 @@ def test_a_row_is_compared_only_with_the_conversation_that_it_was_made_from(stor
     changed = [*first.trained[:-5], 99, 98, *first.trained[-3:]]
     as_rows(store, changed, *([list(other.trained)] if recorded else []))
     told = turns_answer(store)
-    assert [fault["trajectory"] for fault in told["faults"]] == [first.name] and told["in_dumps"] == 1 + recorded
+    assert [fault["place"]["conversation"] for fault in told["findings"]] == [first.name.removesuffix(".json")] and told[
+        "in_dumps"
+    ] == 1 + recorded
 
 
 def test_a_run_that_is_no_name_or_not_the_dumps_is_refused(store: Store, tokenizer: Any):
@@ -197,8 +199,8 @@ def test_a_file_that_names_a_run_as_no_run_can_be_named_is_damaged(store: Store,
 def test_what_a_turn_was_given_is_held_against_the_turns_before_it(store: Store, tokenizer: Any):
     changed = conversation(tokenizer, lambda first, second: first[:-2] + second[len(first) - 1 :])
     answer = turns_answer(stored(store, changed), decode=tokenizer.decode)
-    (fault,) = answer["faults"]
-    assert (fault["kind"], fault["turn"]) == ("border lost", 0) and "as turn 1 was given" in answer.sentence
+    (fault,) = answer["findings"]
+    assert (fault["rule"], fault["place"]["turn"]) == ("border lost", 0) and "as turn 1 was given" in answer.sentence
 
 
 def test_an_eos_that_the_trainer_appends_and_counts_is_named_without_a_tokenizer(store: Store, tokenizer: Any):
@@ -208,8 +210,8 @@ def test_an_eos_that_the_trainer_appends_and_counts_is_named_without_a_tokenizer
     bad = Trajectory(
         "r", "h", 1, 0, good.timestamp, good.bos, good.eos, turns, longer, (good.ranges[0], (good.ranges[1][0], len(longer)))
     )
-    (fault,) = turns_answer(stored(store, bad))["faults"]
-    assert fault["kind"] == "EOS appended" and fault["where"] == "as handed to the trainer" and fault["side"] == "rollout"
+    (fault,) = turns_answer(stored(store, bad))["findings"]
+    assert fault["rule"] == "EOS appended" and "as handed to the trainer" in fault["said"] and fault["side"] == "rollout"
 
 
 def test_a_cut_at_the_end_is_no_difference_and_actions_that_moved_are(store: Store, tokenizer: Any):
@@ -217,7 +219,7 @@ def test_a_cut_at_the_end_is_no_difference_and_actions_that_moved_are(store: Sto
     assert difference(good.trained, good.trained[:9], None, bos=None, eos=None) is None
     ((start, stop), second) = good.ranges
     moved = Trajectory(**{**vars(good), "ranges": ((start + 1, stop + 1), second)})
-    assert [fault["kind"] for fault in turns_answer(stored(store, moved))["faults"]] == ["other actions"]
+    assert [fault["rule"] for fault in turns_answer(stored(store, moved))["findings"]] == ["other actions"]
 
 
 @pytest.mark.parametrize("early", [0, 3])
@@ -227,7 +229,9 @@ def test_a_mask_of_the_training_that_covers_what_no_turn_sampled_is_the_trainers
     as_rows(store, list(good.trained), list(other.trained), actions=actions)
     answer = turns_answer(stored(store, good, other))
     assert answer["verdict"] == ("WRONG" if early else "RIGHT"), answer.sentence
-    assert [(fault["kind"], fault["side"]) for fault in answer["faults"]] == [("other actions", "trainer")] * (2 if early else 0)
+    assert [(fault["rule"], fault["side"]) for fault in answer["findings"]] == [("other actions", "trainer")] * (
+        2 if early else 0
+    )
 
 
 def test_without_recorded_turns_it_says_how_to_record_them(store: Store):
@@ -267,14 +271,16 @@ def test_a_template_that_only_appends_keeps_each_prefix(model: Path, store: Stor
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_template_that_changes_earlier_turns_is_named(model: Path, tmp_path: Path, kind: str):
     answer = template_answer(with_template(model, tmp_path / "changed", TEMPLATES[kind]))
-    assert not answer.ok and kind in {fault["kind"] for fault in answer["faults"]}, answer.sentence
+    assert not answer.ok and kind in {fault["rule"] for fault in answer["findings"]}, answer.sentence
 
 
 def test_a_template_that_leaves_out_an_empty_answer_drops_text(model: Path, tmp_path: Path):
     said = "{% for m in messages if m.content %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
     said += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     answer = template_answer(with_template(model, tmp_path / "leaving", said))
-    assert [(fault["conversation"], fault["kind"]) for fault in answer["faults"]] == [("empty answer", "template drops text")]
+    assert [(fault["place"]["conversation"], fault["rule"]) for fault in answer["findings"]] == [
+        ("empty answer", "template drops text")
+    ]
 
 
 def test_a_template_that_refuses_every_conversation_is_not_checked(model: Path, tmp_path: Path, tokenizer: Any):
@@ -329,7 +335,7 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
     assert trajectory.trained == (1, 2, 2, 5, 7, 5, 5, 7) and (trajectory.bos, trajectory.eos) == (1, None)
     assert [turn.given for turn in trajectory.turns] == [(1, 2), (1, 2, 2, 5, 7)]
     answer = turns_answer(store)
-    assert answer.verdict == "NOT CHECKED" and not answer["faults"], "nothing of a training is recorded"
+    assert answer.verdict == "NOT CHECKED" and not answer["findings"], "nothing of a training is recorded"
     assert threads and threading.main_thread() not in threads, "no disk is waited for in the event loop"
 
 

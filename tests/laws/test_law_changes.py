@@ -9,16 +9,8 @@ from lawcases import dump_of
 from actordbg.laws import changes
 from actordbg.laws.jacobian import halves, judge, judge_additivity, target_of
 from actordbg.laws.judging import ForwardValues, answer, change
-from actordbg.records.replay_record import (
-    BROKEN,
-    KEPT,
-    NOT_CHECKED,
-    WITHIN_ROUNDING,
-    LawAnswer,
-    answers_of,
-    in_words,
-    violations,
-)
+from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED
+from actordbg.records.replay_record import WITHIN_ROUNDING, LawAnswer, answers_of, in_words, violations
 from actordbg.store.payload import Dump
 
 VOCAB = 256

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from actordbg.capture.ledger import Identity
 from actordbg.capture.snapshot import Copier
 from actordbg.formats.weight_hashes import STATE_SAMPLED, WeightRecord, step_weights
-from actordbg.steps.adam_update import broken, unchecked
+from actordbg.steps.adam_update import of_update, unchecked
 
 WHO = Identity("r", 0, 1, "host", 1, "actor0")
 ADAM = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
@@ -78,7 +78,7 @@ def push(optimizer: Any) -> None:
 def test_a_healthy_update_breaks_no_law(made: type, lr: float):
     step = recorded(made=made, lr=lr)
     step.fact = {"adam.lr": lr}.get
-    assert not list(broken(step)) and not unchecked(step)
+    assert not list(of_update(step)) and not unchecked(step)
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -98,13 +98,13 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_breaks_an_update_is_named(fault: str):
     name, how = FAULTS[fault]
-    assert name in [law for law, *_ in broken(recorded(**how))]
+    assert name in [finding.rule.name for finding in of_update(recorded(**how))]
 
 
 def test_an_update_that_was_not_recorded_on_both_sides_is_not_checked():
     step = recorded()
     step.states = ()
-    assert unchecked(step) and not list(broken(step))
+    assert unchecked(step) and not list(of_update(step))
 
 
 def test_a_state_of_no_adam_is_not_sampled_and_a_skipped_step_breaks_nothing():
@@ -113,7 +113,7 @@ def test_a_state_of_no_adam_is_not_sampled_and_a_skipped_step_breaks_nothing():
     assert not taken.record(WHO).optimizer
     step = recorded()
     step.states = ((step.states[0][0], replace(step.states[0][0])),)
-    assert not list(broken(step))
+    assert not list(of_update(step))
 
 
 def test_an_optimizer_of_thousands_of_parameters_is_sampled_within_what_a_record_may_hold():

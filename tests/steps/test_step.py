@@ -90,7 +90,7 @@ def test_each_fault_is_named(tmp_path: Path, fault: str):
         step.micro_batches[-1].loss.__dict__["fact"] = lambda name, own=step.micro_batches[-1].loss.fact: norm.get(
             name, own(name)
         )
-    names = [cause.name for cause in causes_of(figures)]
+    names = [cause.rule.name for cause in causes_of(figures)]
     assert names[:1] == named and verdict_of(figures).sentence.startswith("WRONG: the trainer is wrong: step 4"), names
 
 
@@ -120,7 +120,7 @@ def test_an_entropy_term_is_not_judged_by_other_weights(tmp_path: Path):
 
 def test_losses_are_judged_without_a_recorded_norm(tmp_path: Path):
     figures = figures_of(tmp_path, applied="missing", tokens=1.3)
-    assert [cause.name for cause in causes_of(figures)] == ["token count"]
+    assert [cause.rule.name for cause in causes_of(figures)] == ["token count"]
 
 
 def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path):
@@ -148,7 +148,7 @@ def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an
         side = replace(
             figures.reference, figures=(*figures.reference.figures[:-1], figures.reference.figures[-1] | {"grad_norm": whole})
         )
-        assert [cause.name for cause in causes_of(replace(figures, reference=side))] == ["unknown"]
+        assert [cause.rule.name for cause in causes_of(replace(figures, reference=side))] == ["unknown"]
         assert not any(isinstance(block, Items) for block in step_blocks(replace(figures, reference=side))), (
             "nothing to do is known"
         )
@@ -207,7 +207,7 @@ def test_a_step_is_judged_with_its_own_weights_only(tmp_path: Path, weights: str
     figures = replace(figures, replayed=replace(figures.replayed, resolved={MET_WEIGHTS: met} if met else {}))
     verdict = verdict_of(figures)
     assert verdict.word == word, verdict.sentence
-    assert [cause.name for cause in causes_of(figures)] == (["log-probs"] if word == "WRONG" else [])
+    assert [cause.rule.name for cause in causes_of(figures)] == (["log-probs"] if word == "WRONG" else [])
 
 
 def test_the_toy_model_is_named_where_its_weights_are_not_the_step_s(tmp_path: Path):

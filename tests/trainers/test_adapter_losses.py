@@ -209,7 +209,7 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Sto
     assert (call.fact("micro_batch"), call.fact("grad_norm")) == (0, NORM)
     findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
     assert not findings.broken, findings.in_words()
-    assert findings.answers["normalization"].looked_at == 1, "the losses are the whole step's"
+    assert findings["normalization"].looked_at == 1, "the losses are the whole step's"
     assert not unlisted_of(store.iter_dumps()), "docs/reference/recorded-fields.md says who reads each recorded field"
 
 

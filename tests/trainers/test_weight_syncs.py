@@ -24,7 +24,7 @@ from actordbg.demo.demo_training import build_assets, start_job
 from actordbg.formats.weight_hashes import WeightRecord, sha256_of
 from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync
 from actordbg.judge.turns import turns_answer
-from actordbg.judge.weight_ladder import climb, weights_answer
+from actordbg.judge.weight_ladder import weights_answer
 from actordbg.records.run_files import read_sync
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
@@ -284,15 +284,15 @@ def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store: Store, tmp_path:
     command = [*job, *(word.replace("actordbg.trainers.openrlhf.demo_programs", "planted_syncs") for word in typed)]
     with start_job(program, command, tmp_path, tmp_path / "log", ROOT / "tests" / "support") as running:
         running.wait(timeout=280)
-    ladder = climb(store, "ppo")
-    assert len(ladder.syncs) == 5 and not ladder.unrecorded
-    of = len(ladder.syncs[0].parameters)
-    steps = [sync.step for sync in ladder.syncs]
-    assert ladder.stale == f"the engine has not changed since step {steps[2]}, and the trainer is at step {steps[-1]}"
-    assert [fault.sentence for fault in ladder.faults] == [
+    answer = weights_answer(store, "ppo")
+    syncs = sorted((read_sync(path) for path in (store.root / "syncs" / "ppo").glob("*.json")), key=lambda sync: sync.number)
+    assert len(syncs) == 5 and not any("not recorded" in left for left in answer["not_checked"])
+    of, steps = len(syncs[0].parameters), [sync.step for sync in syncs]
+    assert [finding["said"] for finding in answer["findings"]] == [
+        f"the engine has not changed since step {steps[2]}, and the trainer is at step {steps[-1]}",
         f"1 of {of} parameters never arrived: {LOST} (step {steps[1]})",
         f"{CHANGED} arrived other than sent (step {steps[2]})",
     ]
-    assert max(ladder.moved[1:]) > 0
+    assert max(answer["moved"][1:]) > 0
     turns = turns_answer(store, run="ppo")
-    assert not turns["faults"] and turns["trajectories"] == turns["turns"] == 40, turns.sentence
+    assert not turns["findings"] and turns["trajectories"] == turns["turns"] == 40, turns.sentence

@@ -1,0 +1,93 @@
+"""Findings as a document: the verdict, a table of places, what to do, what holds and what was not checked.
+
+answer = answer_of(findings, verdict_of(findings, "run ppo: 3 conversations"), title="turns of run ppo")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from actordbg.base.units import grouped, plural, with_handles
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict, section
+from actordbg.document.command_result import CommandResult
+from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED, PLACES, Finding, Findings, Outcome
+
+_NAMED = 3
+"""Places of a rule that are named."""
+_MOST = 20
+"""Rows of the table."""
+
+
+def verdict_of(findings: Findings, right: str, following: Mapping[str, str] | None = None) -> Verdict:
+    """Return WRONG if a rule fails, RIGHT if some hold, else NOT CHECKED. right: what is said where none fails.
+
+    following: the next command, by the word.
+    """
+    found = findings.found
+    word = WRONG if found else RIGHT if findings.held else UNCHECKED
+    said = in_words(findings) if found else right
+    subject = findings.subject and f"{findings.subject}: "
+    figures = [pair for outcome in findings.outcomes for pair in outcome.figures]
+    return Verdict(word, subject + said, figures, findings.left, (following or {}).get(word, ""), findings=found)
+
+
+def in_words(findings: Findings) -> str:
+    """Return the first finding and the names of the other rules that fail."""
+    first, *others = [outcome.found[0] for outcome in findings.of(BROKEN)]
+    thread = f" ({first.rule.thread})" if first.rule.thread else ""
+    also = f"; also fails: {', '.join(each.rule.name for each in others)}" if others else ""
+    return f"{first.rule.name}{thread}: {first.said}{_at(first)}{also}"
+
+
+_OF_DATA = ("dump", "conversation", "turn", "row", "token")
+"""Places that the clause of a finding does not name."""
+
+
+def place_in_words(finding: Finding) -> str:
+    """Return where in the data a finding is: "row 2 of 0619T052608-9f3a2c"; "" for the whole of what was judged."""
+    place = {name: finding.place[name] for name in _OF_DATA if name in finding.place}
+    whole = place.pop("dump", None) or place.pop("conversation", None)
+    parts = [f"{name} {value}" for name, value in place.items()]
+    if whole is None:
+        return ", ".join(parts)
+    return f"{', '.join(parts)} of {with_handles(str(whole))}" if parts else with_handles(str(whole))
+
+
+def _at(finding: Finding) -> str:
+    where = place_in_words(finding)
+    return f", in {where}" if where else ""
+
+
+def blocks_of(findings: Findings) -> list[Block]:
+    """Build what follows the verdict."""
+    blocks: list[Block] = []
+    if broken := findings.of(BROKEN):
+        columns = [name for name in PLACES if any(name in finding.place for finding in findings.found)]
+        rows = [row for outcome in broken for row in _rows(outcome, columns)][:_MOST]
+        blocks.append(Grid(("rule", *columns, "what"), rows, left={"rule", "dump", "conversation", "what"}, wraps=True))
+        blocks.append(Items([_remedy(outcome) for outcome in broken]))
+    held = [f"{outcome.rule.name}: {outcome.rule.holds} ({plural(outcome.looked_at, 'check')})" for outcome in findings.of(KEPT)]
+    needs = grouped((outcome.lacks, outcome.rule.name) for outcome in findings.of(NOT_CHECKED)).items()
+    lacking = [f"{', '.join(names)}: needs {need}" for need, names in needs]
+    return [*blocks, *section("Rules that hold", held), *section("Not checked", lacking)]
+
+
+def _rows(outcome: Outcome, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for finding in outcome.found[:_NAMED]:
+        place = [with_handles(str(finding.place.get(name, "-"))) for name in columns]
+        yield outcome.rule.name, *place, finding.said
+    if (more := len(outcome.found) - _NAMED) > 0:
+        yield outcome.rule.name, *["-"] * len(columns), plural(more, "more place")
+
+
+def _remedy(outcome: Outcome) -> str:
+    rule, todo = outcome.rule, outcome.found[0].todo
+    about = [text for text in (rule.holds, rule.thread, f"Try: {todo}" if todo else "") if text]
+    return f"{rule.name}: {'. '.join(about)}"
+
+
+def answer_of(findings: Findings, verdict: Verdict, *more: Block, title: str, **data: Any) -> CommandResult:
+    """Build the result of a command that looks for broken rules. more: blocks after the verdict. data: beside the rules."""
+    rules = [outcome.data for outcome in findings.outcomes]
+    return CommandResult.of(verdict, {**data, "rules": rules}, *more, *blocks_of(findings), title=title)

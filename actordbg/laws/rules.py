@@ -1,0 +1,43 @@
+"""The laws (invariance checks) as rules, in the order in which they are judged: the first that is broken explains the others.
+
+`actordbg.laws.judging` explains each.
+"""
+
+from __future__ import annotations
+
+from actordbg.records.finding import Finding, Rule
+from actordbg.records.replay_record import LawAnswer, in_words
+
+ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
+RULES = {
+    name: Rule(name, holds, remedy=remedy)
+    for name, holds, remedy in (
+        ("state", "a call does not depend on the one before",
+         "look for a cache or a buffer that outlives a call (`use_cache=False`)"),
+        ("rerun", "a call repeats itself",
+         "replay with `--attn eager`, then with another `--seed`: which operation is not deterministic?"),
+        ("mask", "an action mask selects, and changes nothing",
+         "compare the path with an action mask with the one without: is the mask applied, shifted, or scaled?"),
+        ("normalisation", "log-probs are the log-softmax of logits over the temperature",
+         "compute log-softmax in fp32, divide by the configured temperature once, and align labels by one"),
+        ("neighbour", "a row does not depend on other rows", ISOLATION),
+        ("padding", "real tokens do not depend on padding",
+         "pass the attention mask to every layer, and positions that skip the padding"),
+        ("future", "a token does not depend on later ones", "check the causal mask, and that label t + 1 belongs to logits t"),
+        ("jacobian", "no gradient reaches other rows, later tokens or padding",
+         "look for what adds gradients in the backward: an auxiliary loss in the graph, a hook"),
+        ("order", "rows in another order give the same", ISOLATION),
+        ("alone", "a row alone gives the same", ISOLATION),
+        ("additivity", "gradients of two halves add up",
+         "check how the loss is normalized, and that gradients are zeroed between inputs"),
+    )
+}  # fmt: skip
+LAWS = tuple(RULES)
+
+
+def of_answer(dump_id: str, answer: LawAnswer) -> Finding:
+    """Return the finding that an answer is which forbids a green verdict."""
+    place = {"dump": dump_id, "row": answer.row, "token": answer.position}
+    known = {name: value for name, value in place.items() if value is not None}
+    rule = RULES.get(answer.law) or Rule(answer.law)  # a law of a later version
+    return Finding(rule, f"{in_words(answer)} in {dump_id}", known, size=answer.size, limit=answer.limit)

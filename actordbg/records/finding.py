@@ -1,0 +1,146 @@
+"""Evidence of any kind: a rule that is broken, by which side, where and by how much. What people and programs see is made of it.
+
+A `Rule` is a row of a table: what must hold, and what to do if it does not. A `Finding` is a place where it fails, with a clause
+for people, `said`, which code never reads. An `Outcome` is what is known of a rule after it was looked at, and `Findings` are the
+outcomes of a command. Two findings are of the same fault if their `key` is equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+KEPT, BROKEN, NOT_CHECKED, RAISED = "kept", "broken", "not-checked", "raised"
+"""How a rule stands: it holds, it does not, it could not be checked, its check raised."""
+PLACES = ("dump", "conversation", "turn", "row", "token", "module", "parameter", "step", "rank", "cell")
+"""What a place may name, in the order in which a table shows it."""
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def any_layer(module: str) -> str:
+    """Return a module's name with N for the number of its layer: "model.layers.N.mlp"."""
+    return _LAYER.sub("N", module)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold. thread: where people met it broken. remedy: what to do then. needs: what has to be recorded to check it.
+
+    side: which is wrong where it fails: ROLLOUT, TRAINER, EITHER if that is open, "" if it is neither.
+    """
+
+    name: str
+    holds: str = ""
+    thread: str = ""
+    remedy: str = ""
+    needs: tuple[str, ...] = ()
+    side: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A place where a rule is broken. said: one clause with its figures, for people. place: names of PLACES, with their values.
+
+    side: "" for the rule's own. size: how far, in the rule's unit; limit: how far is allowed. remedy: "" for the rule's own.
+    whose: who says so, if it is not this user's own evidence.
+    """
+
+    rule: Rule
+    said: str
+    place: Mapping[str, Any] = field(default_factory=dict)
+    side: str = ""
+    size: float | None = None
+    limit: float | None = None
+    remedy: str = ""
+    whose: str = ""
+
+    @property
+    def of_side(self) -> str:
+        """The side that is wrong."""
+        return self.side or self.rule.side
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Return what makes two findings the same fault: the rule, the side, and the module in any layer."""
+        return self.rule.name, self.of_side, any_layer(str(self.place.get("module", "")))
+
+    @property
+    def todo(self) -> str:
+        """Return what to do about it."""
+        return self.remedy or self.rule.remedy
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The finding as plain data, as `--json` has it."""
+        own = {"rule": self.rule.name, "key": list(self.key), "said": self.said, "side": self.of_side, "place": dict(self.place)}
+        about = {"remedy": self.todo, "thread": self.rule.thread, "whose": self.whose}
+        return own | {"size": self.size, "limit": self.limit} | {name: text for name, text in about.items() if text}
+
+
+@dataclass
+class Outcome:
+    """What is known of a rule. looked_at: how often it could be judged. lacks: what was missing where it could not be.
+
+    figures: measures of healthy data, by name.
+    """
+
+    rule: Rule
+    looked_at: int = 0
+    found: list[Finding] = field(default_factory=list)
+    lacks: str = ""
+    figures: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def state(self) -> str:
+        """BROKEN, KEPT, or NOT_CHECKED if nothing could be judged."""
+        return BROKEN if self.found else KEPT if self.looked_at else NOT_CHECKED
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The rule and how it stands, as plain data."""
+        rule = {"rule": self.rule.name, "state": self.state, "holds": self.rule.holds, "thread": self.rule.thread}
+        figure = "; ".join(f"{name}: {value}" for name, value in self.figures)
+        needs = self.lacks if self.state == NOT_CHECKED else ""
+        return rule | {"remedy": self.rule.remedy, "needs": needs, "looked_at": self.looked_at, "figure": figure}
+
+
+@dataclass
+class Findings:
+    """What a command found. subject: of what, such as "run ppo". left: what else was not checked, in words."""
+
+    outcomes: Sequence[Outcome]
+    subject: str = ""
+    left: list[str] = field(default_factory=list)
+
+    def of(self, state: str) -> list[Outcome]:
+        """Return the rules that stand so, in the order of the table."""
+        return [outcome for outcome in self.outcomes if outcome.state == state]
+
+    @property
+    def broken(self) -> list[Rule]:
+        """The rules that fail, in the order of the table."""
+        return [outcome.rule for outcome in self.of(BROKEN)]
+
+    @property
+    def held(self) -> list[Rule]:
+        """The rules that hold."""
+        return [outcome.rule for outcome in self.of(KEPT)]
+
+    @property
+    def found(self) -> list[Finding]:
+        """All findings, those of the first rule first."""
+        return [finding for outcome in self.outcomes for finding in outcome.found]
+
+    def __getitem__(self, name: str) -> Outcome:
+        """Return the outcome of the rule with this name."""
+        return next(outcome for outcome in self.outcomes if outcome.rule.name == name)
+
+
+def outcomes_of(rules: Sequence[Rule], found: Sequence[Finding], looked_at: int) -> list[Outcome]:
+    """Return the outcomes of rules that were all judged equally often."""
+    by_rule: dict[str, list[Finding]] = {rule.name: [] for rule in rules}
+    for finding in found:
+        by_rule[finding.rule.name].append(finding)
+    return [Outcome(rule, looked_at, by_rule[rule.name]) for rule in rules]
