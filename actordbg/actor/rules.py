@@ -75,7 +75,7 @@ class RuleHit:
 
 
 @dataclass(frozen=True)
-class Rule:
+class KnownFailure:
     """A known combination."""
 
     id: str
@@ -91,7 +91,7 @@ class Rule:
         return RuleHit(self.id, self.severity, self.message.format_map(words), ways_out)
 
 
-_warning, _remark = partial(Rule, severity=WARN), partial(Rule, severity=INFO)
+_warning, _remark = partial(KnownFailure, severity=WARN), partial(KnownFailure, severity=INFO)
 
 
 def _words(case: Case) -> Mapping[str, object]:
@@ -130,83 +130,83 @@ def leaked(record: DumpRecord | None) -> bool:
     return "flash" not in str(record.actor.get("attn_implementation"))
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[KnownFailure, ...] = (
+    KnownFailure(
         "endpoint-needs-the-model",
         lambda case: case.backend == ENDPOINT and case.model == TINY,
         "a server's log-probs are judged by the checkpoint that it serves, and `tiny` is another model",
         ("--model PATH of the served checkpoint",),
     ),
-    Rule(
+    KnownFailure(
         "trainer-cannot-be-called",
         lambda case: case.function and not callable_again(str(case.adapter)),
         "adapter {adapter} is not installed here, or has no `again`, so its trainer's function cannot be called on its own",
         ("--through rows, which needs no trainer", "announce the adapter as an entry point, with a seam that has `again`"),
     ),
-    Rule(
+    KnownFailure(
         "trainers-function-is-alone",
         lambda case: case.function and (case.together or case.compiles),
         "the trainer's function is called with a plain model: nothing is sharded or compiled around it",
         ("--backend plain, without --compile", "--through rows"),
     ),
-    Rule(
+    KnownFailure(
         "plain-ranks-share-nothing",
         lambda case: not case.together and (case.tp > 1 or case.ring > 1 or case.dist_backend is not None),
         "{parallel} needs a distributed backend: plain ranks are independent of each other",
         ("--backend fsdp2", "drop {parallel}"),
     ),
-    Rule(
+    KnownFailure(
         "fsdp2-needs-torch",
         lambda case: case.fsdp2 and () < case.version("torch") < FULLY_SHARD_SINCE,
         "fsdp2 is torch's `fully_shard`, which became public in torch 2.6; this is torch {torch}",
         ("upgrade torch", "--backend deepspeed --zero-stage 3, which shards the same"),
     ),
-    Rule(
+    KnownFailure(
         "autotp-needs-bf16",
         lambda case: case.deepspeed and case.tp > 1,
         "tensor parallelism under DeepSpeed is its AutoTP, which {trainer} allows in bf16 only: its results could "
         "not be distinguished from rounding, and DeepSpeed cannot gather its single gradients",
         ("--backend fsdp2 --tp {tp}, by transformers' own plan", "drop --tp"),
     ),
-    Rule(
+    KnownFailure(
         "tp-does-not-divide-heads",
         lambda case: case.fsdp2 and any(count % case.tp for count in case.heads),
         "--tp {tp} gives every rank equally many attention heads and key/value heads, and {model} has {heads} and {kv_heads}",
         ("--tp {tp_fits}", "--ring, which divides tokens instead"),
     ),
-    Rule(
+    KnownFailure(
         "tp-under-compile",
         lambda case: case.fsdp2 and case.tp > 1 and case.compile and case.compile_backend != "eager",
         "torch.compile cannot trace the model of fsdp2 with tensor parallelism (BackendCompilerFailed, a "
         "RecursionError in autograd's tracing; torch 2.13)",
         ("--compile-backend eager, which traces no autograd", "drop --compile", "drop --tp"),
     ),
-    Rule(
+    KnownFailure(
         "ring-needs-packing",
         lambda case: case.together and case.ring > 1 and not case.packing,
         "ring attention divides a packed batch: {trainer} ignores the ring if rows are not packed, and every rank would "
         "compute the same",
         ("--packing",),
     ),
-    Rule(
+    KnownFailure(
         "ring-on-the-rows",
         lambda case: case.ring > 1 and case.through == "rows",
         "ring attention is part of {trainer}'s Actor: without it, each rank would compute the same",
         ("--through trainer", "drop --ring"),
     ),
-    Rule(
+    KnownFailure(
         "ring-attention-kernel",
         lambda case: case.ring > 1 and (case.attn == "eager" or (case.attn == "sdpa" and case.ring_flash_attn)),
         "with {attn} attention each rank of a ring would attend to its own tokens only: {ring_kernels}",
         ("--attn {ring_attn}",),
     ),
-    Rule(
+    KnownFailure(
         "ring-flash-attn-missing",
         lambda case: case.ring > 1 and case.attn == "flash_attention_2" and not case.ring_flash_attn,
         "a ring with flash_attention_2 needs ring_flash_attn, which is not installed (or there is no CUDA for it)",
         ("--attn sdpa, which gathers keys and values instead", "pip install ring-flash-attn"),
     ),
-    Rule(
+    KnownFailure(
         "nccl-needs-cuda",
         lambda case: case.dist_backend == "nccl" and not case.cuda,
         "nccl moves data between CUDA devices, and there is none",
@@ -232,7 +232,7 @@ RULES: tuple[Rule, ...] = (
         "reducing run as they do in training, the ring's kernel does not",
         ("--attn flash_attention_2, with CUDA and ring_flash_attn",),
     ),
-    Rule(
+    KnownFailure(
         "packing-leaks",
         lambda case: case.packing and case.attn in ("sdpa", "eager") and () < case.version("transformers") < PACKED_SINCE,
         "packing with {attn} attention is silently wrong with transformers {transformers}: packed rows attend to each other "
@@ -245,32 +245,32 @@ RULES: tuple[Rule, ...] = (
         f"{LEAKED}; this replay keeps them apart, so its log-probs differ from the run's",
         ("train with model(..., use_cache=False), without attention_mask", "train with flash_attention_2"),
     ),
-    Rule(
+    KnownFailure(
         "flash-attention-unavailable",
         lambda case: case.attn == "flash_attention_2" and not (case.cuda and case.flash_attn),
         "flash_attention_2 was requested, but {missing_for_flash}",
         ("--attn sdpa", "pip install flash-attn, on a machine with CUDA"),
     ),
-    Rule(
+    KnownFailure(
         "deepcompile-needs-cuda",
         lambda case: case.deepcompile and not case.cuda,
         "DeepCompile runs on CUDA only: DeepSpeed builds its operators with the CUDA compiler and falls back silently elsewhere",
         ("--compile, which runs torch.compile through the DeepSpeed engine", "a machine with CUDA"),
     ),
-    Rule(
+    KnownFailure(
         "memory-snapshot-needs-cuda",
         lambda case: case.memory_snapshot and not case.cuda,
         "torch keeps a history of allocations on CUDA only, and there is none here",
         ("drop --memory-snapshot: the report has the peak memory of each input", "a machine with CUDA"),
     ),
-    Rule(
+    KnownFailure(
         "deepcompile-needs-zero",
         lambda case: case.deepcompile and case.zero_stage not in (1, 2, 3),
         "DeepCompile optimizes the communication of ZeRO 1 to 3; at stage {zero_stage} there is nothing for it to do, and "
         "DeepSpeed silently falls back to torch.compile",
         ("--zero-stage 1 or --zero-stage 3", "--compile"),
     ),
-    Rule(
+    KnownFailure(
         "compiler-missing",
         lambda case: case.compile and case.compile_backend in (None, "inductor") and not case.cuda and not case.compiler,
         "torch.compile's inductor needs a C++ compiler on a CPU, and none is on PATH",
@@ -280,13 +280,13 @@ RULES: tuple[Rule, ...] = (
             "drop --compile",
         ),
     ),
-    Rule(
+    KnownFailure(
         "fp16-on-cpu",
         lambda case: case.deepspeed and case.dtype == "fp16" and not case.cuda,
         "DeepSpeed does not train in fp16 on a CPU",
         ("--dtype fp32, which is also the fastest here", "--dtype bf16", "--backend plain"),
     ),
-    Rule(
+    KnownFailure(
         "too-few-gpus",
         lambda case: case.together and case.cuda and case.nproc > max(case.gpus, 1),
         "{nproc} processes were requested, and {gpus} GPUs are visible: NCCL refuses two ranks on one GPU",

@@ -44,6 +44,7 @@ from actordbg.document.blocks import FAILED as FAILED_WORD
 from actordbg.judge.agreement import SHOWN
 from actordbg.judge.comparison_document import excluded
 from actordbg.judge.replay_findings import RUNS, TRUTH
+from actordbg.laws.rules import RULES
 from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED
 from actordbg.records.finding import Finding, Rule
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
@@ -294,7 +295,7 @@ def findings_of(cell: MatrixCell) -> Iterator[Finding]:
     """Yield what is wrong with a cell: laws, the truth, what made it fail, the baseline."""
     at = {"cell": cell.index}
     for name, said in zip_longest(cell.broken, cell.violations, fillvalue="laws"):
-        yield Finding(Rule(name), said, at)
+        yield Finding(RULES.get(name) or Rule(name), said, at)
     if cell.verdict == MISMATCH:
         yield Finding(TRUTH, cell.reason, at, size=cell.max_abs)
     if cell.status == FAILED:

@@ -226,7 +226,7 @@ class MatrixRun(Campaign[MatrixRecord]):
         def hear(event: Progress) -> None:
             if event.kind == "result":
                 told.append(event.text)
-                _tell(env, cell, event.text.replace("passed", ""), 1)
+                _tell(env, cell, "" if event.text == PASSED else event.text, 1)
             elif event.kind != "attempt" or event.text:
                 _tell(env, cell, f"restarting: {event.text}" if event.kind == "attempt" else event.text)
 

@@ -16,7 +16,7 @@ from actordbg.cli.output import emit, human_bytes, keep_answer, note, plural, pr
 if TYPE_CHECKING:
     from actordbg.catalog.indexer import IndexSummary
     from actordbg.catalog.tables import Damaged
-    from actordbg.dumps.finding import Finding
+    from actordbg.dumps.finding import StoreFault
     from actordbg.store.layout import Store
 
 
@@ -130,14 +130,14 @@ def fsck(
     require_good(all(finding.severity == NOTE for finding in findings))
 
 
-def _look(store: Store, deep: bool) -> list[Finding]:
+def _look(store: Store, deep: bool) -> list[StoreFault]:
     from actordbg.dumps.checking import CHECKS, check
 
     with progress("checking", len(CHECKS)) as advance:
         return check(store, deep=deep, on_start=lambda name: advance(1, note=name))
 
 
-def _data(store: Store, findings: Iterable[tuple[Finding, str]]) -> list[dict[str, str]]:
+def _data(store: Store, findings: Iterable[tuple[StoreFault, str]]) -> list[dict[str, str]]:
     """Return each finding as plain data: path below the store, meaning of its kind, and its repair ("" for none)."""
     from actordbg.dumps.finding import KINDS
     from actordbg.store.layout import printable

@@ -133,18 +133,47 @@ class Verdict:
         return f"{self.word} ({'; '.join(marks)})" if marks and self.word else self.word
 
     @property
-    def text(self) -> str:
-        """Return what follows the word: the side that is wrong, and what is said: "the rollout is wrong: ..."."""
+    def who(self) -> str:
+        """Return which side is wrong: "the rollout is wrong, the trainer is right: "; "" where none is judged."""
         if not self.wrong:
-            return self.said
+            return ""
         right = f", {_sides(self.right)} right" if self.right else ""
         first = f"{EITHER} may be" if EITHER in self.wrong else _sides(self.wrong)
-        return f"{first} wrong{right}: {self.said}"
+        return f"{first} wrong{right}: "
+
+    @property
+    def text(self) -> str:
+        """Return what follows the word: the side that is wrong, and what is said: "the rollout is wrong: ..."."""
+        return self.who + self.said
+
+    @property
+    def headline(self) -> str:
+        """Return the first line: the word, what is wrong, and where, in a few words."""
+        word = f"{self.heading}: " if self.word else ""
+        if self.word != WRONG or not self.findings:
+            return word + self.text
+        first = self.findings[0]
+        modules = (str(each.place["module"]) for each in self.findings if "module" in each.place)
+        module = next(modules, "")
+        beside = f" ({module})" if module and module not in first.what else ""
+        return f"{word}{self.who}{first.what}{beside}{f', in {first.where}' if first.where else ''}"
+
+    @property
+    def details(self) -> list[str]:
+        """Return the lines under the first: the figures of what is wrong, and what to do."""
+        wrong = self.findings[:1] if self.word == WRONG else ()
+        lines = [self.said for first in wrong if first.what != self.said]
+        return lines + [f"do: {first.todo}" for first in wrong if first.todo]
+
+    @property
+    def left(self) -> str:
+        """Return what was not checked, in a line; "" if all was."""
+        return f"not checked: {'; '.join(self.not_checked)}" if self.not_checked else ""
 
     @property
     def sentence(self) -> str:
         """The whole verdict: "RIGHT (TOY MODEL): 8 of 257 dumps match the truth to fp32 rounding; not checked: your model"."""
-        left = f"; not checked: {'; '.join(self.not_checked)}" if self.not_checked else ""
+        left = f"; {self.left}" if self.left else ""
         return f"{self.heading}{': ' * bool(self.word)}{self.text.removesuffix('.') if left else self.text}{left}"
 
 
@@ -216,12 +245,13 @@ class SentenceData(TypedDict):
 class VerdictData(SentenceData, total=False):
     """The part of a result's JSON that every judging command has, with the fields of `Verdict`.
 
-    verdict: its word. sentence: the whole verdict. findings: rule, key, side, place, size and limit of each. charts: title, words
-    and Vega-Lite specification of each. good: whether the exit code is 0, which the command adds. wrong, right: absent where no
-    side is judged. whose: absent if it is this user's own. not_finite: the places of figures that are null because they are NaN
-    or infinite, with their names; absent without one.
+    verdict: its word. sentence: the whole verdict. headline: its first line. findings: rule, key, side, place, size and limit of
+    each. charts: title, words and Vega-Lite specification of each. good: whether the exit code is 0, which the command adds.
+    wrong, right: absent where no side is judged. whose: absent if it is this user's own. not_finite: the places of figures that
+    are null because they are NaN or infinite, with their names; absent without one.
     """
 
+    headline: str
     figures: Sequence[tuple[str, str]]
     not_checked: Sequence[str]
     findings: Sequence[dict[str, Any]]
@@ -236,7 +266,7 @@ class VerdictData(SentenceData, total=False):
 def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
     """Return the parts of a document that are added to its JSON (`VerdictData`)."""
     verdict = verdict_in(blocks) or Verdict("", next((block.text for block in blocks if isinstance(block, Paragraph)), ""))
-    own = {name: getattr(verdict, name) for name in ("figures", "not_checked", "next", "wrong", "right", "whose")}
+    own = {name: getattr(verdict, name) for name in ("headline", "figures", "not_checked", "next", "wrong", "right", "whose")}
     data = own | {"verdict": verdict.word, "sentence": verdict.sentence}
     charts = [
         {"title": block.title, "says": block.says, "specification": block.specification}

@@ -11,7 +11,7 @@ from typing import Any
 from actordbg.base.units import grouped, plural, with_handles
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict, section
 from actordbg.document.command_result import CommandResult
-from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED, PLACES, Finding, Findings, Outcome
+from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED, PLACES, Findings, RuleOutcome
 
 _NAMED = 3
 """Places of a rule that are named."""
@@ -35,28 +35,10 @@ def verdict_of(findings: Findings, right: str, following: Mapping[str, str] | No
 def in_words(findings: Findings) -> str:
     """Return the first finding and the names of the other rules that fail."""
     first, *others = [outcome.found[0] for outcome in findings.of(BROKEN)]
+    where = f", in {first.where}" if first.where else ""
     thread = f" ({first.rule.thread})" if first.rule.thread else ""
     also = f"; also fails: {', '.join(each.rule.name for each in others)}" if others else ""
-    return f"{first.rule.name}{thread}: {first.said}{_at(first)}{also}"
-
-
-_OF_DATA = ("dump", "conversation", "turn", "row", "token")
-"""Places that the clause of a finding does not name."""
-
-
-def place_in_words(finding: Finding) -> str:
-    """Return where in the data a finding is: "row 2 of 0619T052608-9f3a2c"; "" for the whole of what was judged."""
-    place = {name: finding.place[name] for name in _OF_DATA if name in finding.place}
-    whole = place.pop("dump", None) or place.pop("conversation", None)
-    parts = [f"{name} {value}" for name, value in place.items()]
-    if whole is None:
-        return ", ".join(parts)
-    return f"{', '.join(parts)} of {with_handles(str(whole))}" if parts else with_handles(str(whole))
-
-
-def _at(finding: Finding) -> str:
-    where = place_in_words(finding)
-    return f", in {where}" if where else ""
+    return f"{first.rule.name}{thread}: {first.said}{where}{also}"
 
 
 def blocks_of(findings: Findings) -> list[Block]:
@@ -73,7 +55,7 @@ def blocks_of(findings: Findings) -> list[Block]:
     return [*blocks, *section("Rules that hold", held), *section("Not checked", lacking)]
 
 
-def _rows(outcome: Outcome, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _rows(outcome: RuleOutcome, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for finding in outcome.found[:_NAMED]:
         place = [with_handles(str(finding.place.get(name, "-"))) for name in columns]
         yield outcome.rule.name, *place, finding.said
@@ -81,7 +63,7 @@ def _rows(outcome: Outcome, columns: Sequence[str]) -> Iterator[tuple[str, ...]]
         yield outcome.rule.name, *["-"] * len(columns), plural(more, "more place")
 
 
-def _remedy(outcome: Outcome) -> str:
+def _remedy(outcome: RuleOutcome) -> str:
     rule, todo = outcome.rule, outcome.found[0].todo
     about = [text for text in (rule.holds, rule.thread, f"Try: {todo}" if todo else "") if text]
     return f"{rule.name}: {'. '.join(about)}"

@@ -270,8 +270,12 @@ def toned(text: str) -> str:
 def _verdict(verdict: Verdict) -> str:
     figures = "".join(f"<div><dt>{_inline(name)}</dt><dd>{_inline(value)}</dd></div>" for name, value in verdict.figures)
     left = "".join(f"<li>{_inline(text)}</li>" for text in verdict.not_checked)
+    word = f"<strong>{in_html(verdict.heading)}</strong> " if verdict.word else ""
+    first = verdict.headline.removeprefix(f"{verdict.heading}: ") if verdict.word else verdict.headline
+    lines = "".join(f"<p>{_inline(line)}</p>" for line in verdict.details)
     parts = [
-        f'<p class="verdict">{f"<strong>{in_html(verdict.heading)}</strong> " * bool(verdict.word)}{_inline(verdict.text)}</p>',
+        f'<p class="verdict">{word}{_inline(first)}</p>',
+        lines,
         f"<dl>{figures}</dl>" * bool(figures),
         f'<div class="unchecked"><b>Not checked</b><ul>{left}</ul></div>' * bool(left),
         f'<p class="next"><b>next</b> {_command(verdict.next)}</p>' * bool(verdict.next),

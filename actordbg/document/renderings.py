@@ -27,14 +27,15 @@ WIDTH = 80
 def as_text(blocks: Sequence[Block]) -> str:
     """Render a document as text that ends with a line break.
 
-    The first line is the verdict, not wrapped; the last is the command to run next.
+    The first line is the verdict in a few words, not wrapped; the last is the command to run next.
     """
     verdict = verdict_in(blocks)
     texts = [_text_block(block) for block in blocks if not isinstance(block, Verdict | Picture)]
     if verdict is not None:
         width = max((len(name) for name, _ in verdict.figures), default=0)
         lines = [
-            _running(verdict.sentence),
+            _running(verdict.headline),
+            *(wrap(line, "  ", "    ") for line in [*verdict.details, verdict.left] if line),
             *(f"  {_running(name):<{width}}  {_running(value)}" for name, value in verdict.figures),
         ]
         texts = ["\n".join(lines) + "\n", *texts, f"next: {in_line(verdict.next)}" * bool(verdict.next)]
@@ -152,9 +153,13 @@ def as_markdown(blocks: Sequence[Block]) -> str:
     verdict = verdict_in(blocks)
     texts = [_markdown_block(block) for block in blocks if not isinstance(block, Verdict | Picture)]
     if verdict is not None:
-        word, _, rest = verdict.sentence.partition(": ") if verdict.word else ("", "", verdict.sentence)
-        figures = section("", (f"{name}: {value}" for name, value in verdict.figures))
-        texts = [f"**{word}:** {_flowing(rest)}" if word else _flowing(rest), *map(_markdown_block, figures), *texts]
+        first, word = _flowing(verdict.headline), _flowing(verdict.heading)
+        first = f"**{word}:**{first.removeprefix(word + ':')}" if word else first
+        lines = section(
+            "",
+            [line for line in [*verdict.details, verdict.left, *(f"{name}: {value}" for name, value in verdict.figures)] if line],
+        )
+        texts = [first, *map(_markdown_block, lines), *texts]
         texts += [_flowing(f"next: {verdict.next}")] if verdict.next else []
     return "\n\n".join(texts) + "\n"
 

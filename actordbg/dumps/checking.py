@@ -28,7 +28,7 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import FOLDERS, refresh
 from actordbg.dumps import verify
-from actordbg.dumps.finding import Finding, unusable
+from actordbg.dumps.finding import StoreFault, unusable
 from actordbg.dumps.recover import is_forsaken
 from actordbg.formats.dumpfile import DEFAULT_CAP, payload_entries
 from actordbg.formats.recording_reading import read_ring
@@ -62,36 +62,36 @@ _NOT_LOOKED_INTO = ("models", "reports", "reductions", "rings", "quarantine", "c
 _OTHERS, _OWNERS_FILE, _OWNERS_FOLDER = 0o007, 0o400, 0o500
 
 
-def format_file(store: Store, deep: bool) -> Iterator[Finding]:
+def format_file(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check FORMAT: this program reads the store's format."""
     path = store.format_path
     try:
         version = json.loads(read_regular(path, 4096))["format"]
     except FileNotFoundError:
-        yield Finding(path, "no-format")
+        yield StoreFault(path, "no-format")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        yield Finding(path, "bad-format", str(error))
+        yield StoreFault(path, "bad-format", str(error))
     else:
         if type(version) is not int or version < FORMAT:
-            yield Finding(path, "bad-format", f"it says format {version!r:.40}")
+            yield StoreFault(path, "bad-format", f"it says format {version!r:.40}")
         elif version > FORMAT:
-            yield Finding(path, "newer-store", f"it has format {version}, this actordbg reads {FORMAT}")
+            yield StoreFault(path, "newer-store", f"it has format {version}, this actordbg reads {FORMAT}")
 
 
-def layout(store: Store, deep: bool) -> Iterator[Finding]:
+def layout(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check every name in the store: it belongs to a store, has the right type, and is private."""
     state = os.stat(store.root)
     if state.st_mode & stat.S_IWOTH:
-        yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}: anybody can put files into it")
+        yield StoreFault(store.root, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}: anybody can put files into it")
     yield from _listed(store.root, "", state.st_uid)
 
 
-def _listed(folder: Path, below: str, owner: int) -> Iterator[Finding]:
+def _listed(folder: Path, below: str, owner: int) -> Iterator[StoreFault]:
     """Report what is wrong with each name of a folder, and with what lies below it."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        yield Finding(folder, "unreadable", f"cannot be listed: {error.strerror}")
+        yield StoreFault(folder, "unreadable", f"cannot be listed: {error.strerror}")
         return
     for name in names:
         path, relative = folder / name, f"{below}{name}"
@@ -99,14 +99,14 @@ def _listed(folder: Path, below: str, owner: int) -> Iterator[Finding]:
             yield from _entry(path, relative, os.lstat(path), owner)
 
 
-def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iterator[Finding]:
+def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iterator[StoreFault]:
     """Report what is wrong with a name."""
     folder, regular = os.path.isdir(path), stat.S_ISREG(state.st_mode)
     file_name, folder_name = _FILES.fullmatch(relative), _FOLDERS.fullmatch(relative)
     if not path.name.isprintable():
-        yield Finding(path, "odd-name", UNPRINTABLE)
+        yield StoreFault(path, "odd-name", UNPRINTABLE)
     elif path.name.startswith(TEMPORARY) or (path.name.startswith("catalog.") and path.name.endswith(".part")):
-        yield Finding(path, "temporary-file" if regular and is_forsaken(path.name, state) else "unfinished-file")
+        yield StoreFault(path, "temporary-file" if regular and is_forsaken(path.name, state) else "unfinished-file")
     elif folder and folder_name:
         if relative not in _NOT_LOOKED_INTO:
             yield from _modes(path, os.stat(path), owner)
@@ -117,17 +117,17 @@ def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iter
         return
     elif file_name or not (folder or regular) or (folder_name and "/" not in relative):
         what = KINDS.get(stat.S_IFMT(state.st_mode), "a file" if regular else "a device")
-        yield Finding(path, "odd-file", f"it is {what}, not {'a file' if file_name else 'a folder'}")
+        yield StoreFault(path, "odd-file", f"it is {what}, not {'a file' if file_name else 'a folder'}")
     elif path.name[0] != ".":
-        yield Finding(path, "foreign-file")
+        yield StoreFault(path, "foreign-file")
 
 
-def _modes(path: Path, state: os.stat_result, owner: int) -> Iterator[Finding]:
+def _modes(path: Path, state: os.stat_result, owner: int) -> Iterator[StoreFault]:
     required = _OWNERS_FOLDER if stat.S_ISDIR(state.st_mode) else _OWNERS_FILE
     if state.st_mode & _OTHERS or state.st_mode & required != required:
-        yield Finding(path, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}")
+        yield StoreFault(path, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}")
     if state.st_uid != owner:
-        yield Finding(path, "foreign-owner", f"it belongs to user {state.st_uid}, the store to {owner}")
+        yield StoreFault(path, "foreign-owner", f"it belongs to user {state.st_uid}, the store to {owner}")
 
 
 _UNLIKE = ("alembic_version", "scanned_folder", "read_file", "caller")
@@ -136,10 +136,10 @@ _NUMBERS = ("id", "last_result", "caller")
 """Columns that hold numbers of rows."""
 
 
-def catalog(store: Store, deep: bool) -> Iterator[Finding]:
+def catalog(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check the catalog: it is a database, of this program's revision, and with `deep` its rows match the files."""
     invalid = engine.odd_parts(store.catalog_path)
-    yield from (Finding(path, "damaged-catalog", "it is not a file") for path in invalid)
+    yield from (StoreFault(path, "damaged-catalog", "it is not a file") for path in invalid)
     if invalid or not os.path.lexists(store.catalog_path):
         return
     with tempfile.TemporaryDirectory(prefix="actordbg-fsck-") as folder:
@@ -147,22 +147,22 @@ def catalog(store: Store, deep: bool) -> Iterator[Finding]:
         try:
             yield from _copied(store, copy, Path(folder), deep)
         except (CatalogProblem, StoreProblem, OSError) as error:
-            yield Finding(store.catalog_path, "damaged-catalog", str(error).replace(str(copy.root), str(store.root)))
+            yield StoreFault(store.catalog_path, "damaged-catalog", str(error).replace(str(copy.root), str(store.root)))
 
 
-def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[Finding]:
+def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[StoreFault]:
     try:
         for suffix in ("", "-wal", "-journal"):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(f"{store.catalog_path}{suffix}", f"{copy.catalog_path}{suffix}", follow_symlinks=False)
     except OSError as error:
-        yield Finding(store.catalog_path, "unreadable", f"it cannot be copied, so it was not checked: {error.strerror}")
+        yield StoreFault(store.catalog_path, "unreadable", f"it cannot be copied, so it was not checked: {error.strerror}")
         return
     _, usable = migrate.look(copy.catalog_path)
     with engine.catalog_errors(copy.catalog_path), contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:
         wrong = [row[0] for row in connection.execute("PRAGMA integrity_check")]
     if wrong != ["ok"]:
-        yield Finding(store.catalog_path, "damaged-catalog", wrong[0][:200])
+        yield StoreFault(store.catalog_path, "damaged-catalog", wrong[0][:200])
     elif usable and deep:  # the next command rebuilds a catalog of another program
         yield from _compared(store, copy, folder)
 
@@ -176,14 +176,14 @@ def _beside(store: Store, root: Path) -> Store:
     return made
 
 
-def _compared(store: Store, copy: Store, folder: Path) -> Iterator[Finding]:
+def _compared(store: Store, copy: Store, folder: Path) -> Iterator[StoreFault]:
     refresh(copy)
     fresh = _beside(store, folder / "fresh")
     refresh(fresh)
     ours, expected = _rows(copy.catalog_path), _rows(fresh.catalog_path)
     unlike = sorted(name for name in expected if ours.get(name) != expected[name])
     if unlike:
-        yield Finding(store.catalog_path, "stale-catalog", f"other rows in {', '.join(unlike)}")
+        yield StoreFault(store.catalog_path, "stale-catalog", f"other rows in {', '.join(unlike)}")
 
 
 def _rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
@@ -202,7 +202,7 @@ def _rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
 _TENSORS = ".safetensors"
 
 
-def replays(store: Store, deep: bool) -> Iterator[Finding]:
+def replays(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check every replay: its spec, its journals, and that results and kept tensors belong to its inputs."""
     for name in store.folder_names("replays", {}):
         folder = store.replays / name
@@ -212,12 +212,12 @@ def replays(store: Store, deep: bool) -> Iterator[Finding]:
             yield unusable(folder / SPEC if isinstance(error, NewerFormat) else folder, "damaged-spec", error)
             continue
         if spec.replay_id != name:
-            yield Finding(folder, "damaged-spec", f"its spec.json belongs to {spec.replay_id!r:.80}")
+            yield StoreFault(folder, "damaged-spec", f"its spec.json belongs to {spec.replay_id!r:.80}")
             continue
         yield from _replay(store, folder, spec, deep)
 
 
-def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterator[Finding]:
+def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterator[StoreFault]:
     inputs, passed = {item.dump_id for item in spec.inputs}, set()
     for path in (store.root / relative for relative in store.files(f"replays/{folder.name}", ".jsonl", {})):
         try:
@@ -226,15 +226,15 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
             yield unusable(path, "damaged-journal", error)
             continue
         if skipped := sum(chunk.skipped for chunk in chunks):
-            yield Finding(path, "damaged-journal", f"{skipped} lines cannot be read")
+            yield StoreFault(path, "damaged-journal", f"{skipped} lines cannot be read")
         results = [result_of(event) for chunk in chunks for event in chunk.events if event["event"] == "end"]
         passed |= {result.dump_id for result in results if result.status == PASSED}
         for result in results:
             if result.replay_id != spec.replay_id:
-                yield Finding(path, "foreign-result", f"it has a result of replay {result.replay_id!r:.80}")
+                yield StoreFault(path, "foreign-result", f"it has a result of replay {result.replay_id!r:.80}")
                 break
             if result.dump_id not in inputs:
-                yield Finding(path, "foreign-result", f"it has a result of {result.dump_id!r:.80}, which is not an input")
+                yield StoreFault(path, "foreign-result", f"it has a result of {result.dump_id!r:.80}, which is not an input")
                 break
     for path in (store.root / name for name in store.files(f"replays/{folder.name}/{TENSORS}", _TENSORS, {})):
         if deep:
@@ -246,7 +246,7 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
         for dump_id in sorted(passed & inputs):
             path = folder / TENSORS / f"{dump_id}{_TENSORS}"
             if not os.path.lexists(path):
-                yield Finding(path, "missing-tensors")
+                yield StoreFault(path, "missing-tensors")
 
 
 _RECORDS: dict[str, tuple[Any, str]] = {
@@ -257,7 +257,7 @@ _RECORDS: dict[str, tuple[Any, str]] = {
 """By folder, the record that its files hold, and the field that names the file."""
 
 
-def records(store: Store, deep: bool) -> Iterator[Finding]:
+def records(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check every record of the store: it can be read, and its id matches its name."""
     for folder, (kind, id_field) in _RECORDS.items():
         for path in (store.root / relative for relative in store.files(folder, ".json", {})):
@@ -268,15 +268,15 @@ def records(store: Store, deep: bool) -> Iterator[Finding]:
                 continue
             own: str = getattr(record, id_field)
             if f"{own}.json" != path.name:
-                yield Finding(path, "damaged-record", f"it belongs to {own!s:.80}")
+                yield StoreFault(path, "damaged-record", f"it belongs to {own!s:.80}")
 
 
 def files_check(
     folder: str, kind: str, read: Callable[[Path], Any], *, by_run: bool = False, beside: str = ""
-) -> Callable[[Store, bool], Iterator[Finding]]:
+) -> Callable[[Store, bool], Iterator[StoreFault]]:
     """Make a check that reads every JSON file of a folder, or of its folders for each run, and one file `beside` it."""
 
-    def look(store: Store, deep: bool) -> Iterator[Finding]:
+    def look(store: Store, deep: bool) -> Iterator[StoreFault]:
         folders = [f"{folder}/{run}" for run in store.folder_names(folder, {})] if by_run else [folder]
         for path in (*([beside] if beside else ()), *(path for name in folders for path in store.files(name, ".json", {}))):
             try:
@@ -289,7 +289,7 @@ def files_check(
     return look
 
 
-def rings(store: Store, deep: bool) -> Iterator[Finding]:
+def rings(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Report this machine's rings that are damaged, or that belong to dead processes and hold calls."""
     for path in (path for folder in {place(store), store.root / "rings"} for path in ring_paths(folder)):
         try:
@@ -298,12 +298,12 @@ def rings(store: Store, deep: bool) -> Iterator[Finding]:
             yield unusable(path, "damaged-ring", error)
             continue
         if ring.damaged:
-            yield Finding(path, "damaged-ring", "; ".join(ring.damaged)[:200])
+            yield StoreFault(path, "damaged-ring", "; ".join(ring.damaged)[:200])
         if ring.slots and not ring.alive:
-            yield Finding(path, "calls-in-ring", f"{len(ring.slots)} calls")
+            yield StoreFault(path, "calls-in-ring", f"{len(ring.slots)} calls")
 
 
-Check = Callable[[Store, bool], Iterable[Finding]]
+Check = Callable[[Store, bool], Iterable[StoreFault]]
 """Gets the store, and whether to read files whole."""
 CHECKS: dict[str, Check] = {
     "format": format_file,
@@ -328,7 +328,7 @@ CHECKS: dict[str, Check] = {
 
 def check(
     store: Store, *, deep: bool = True, without: Collection[str] = (), on_start: Callable[[str], None] = lambda name: None
-) -> list[Finding]:
+) -> list[StoreFault]:
     """Run all checks and return their findings, each once. `without`: checks to skip. `on_start` gets each check's name.
 
     Raises StoreProblem if the store does not exist.
@@ -337,7 +337,7 @@ def check(
     if not os.path.lexists(store.format_path) and not any(os.path.isdir(store.root / name) for name in known):
         raise StoreProblem(f"there is no store in {store.root}", hint="pass --store DIR")
     newer = any(finding.kind == "newer-store" for finding in format_file(store, False))
-    findings: dict[tuple[str, str], Finding] = {}
+    findings: dict[tuple[str, str], StoreFault] = {}
     for name, look in CHECKS.items():
         if name not in without and (not newer or name == "format"):
             on_start(name)

@@ -5,7 +5,7 @@ A finding is a path and a kind, with a sentence. `damage` is lost or unusable; a
 
 Example::
 
-    Finding(store.root / "dumps/ppo-1/rank0000/x.safetensors.zst", "damaged-dump", "damaged payload: ...")
+    StoreFault(store.root / "dumps/ppo-1/rank0000/x.safetensors.zst", "damaged-dump", "damaged payload: ...")
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class StoreFault:
     """A finding of a check. `place`: the file. `detail`: what is wrong with it; empty where the kind says it all."""
 
     place: Path
@@ -101,9 +101,9 @@ class Finding:
         return KINDS[self.kind].repair
 
 
-def unusable(path: Path, kind: str, error: Exception) -> Finding:
+def unusable(path: Path, kind: str, error: Exception) -> StoreFault:
     """Turn an error of reading a file into a finding; `kind` if its content is broken."""
     if isinstance(error, OSError):
-        return Finding(path, "odd-file" if isinstance(error, OddFile) else "unreadable", str(error.strerror))
+        return StoreFault(path, "odd-file" if isinstance(error, OddFile) else "unreadable", str(error.strerror))
     detail = getattr(error, "message", f"it cannot be read: {error}")
-    return Finding(path, "newer-format" if isinstance(error, NewerFormat) else kind, detail.removeprefix(f"{path}: "))
+    return StoreFault(path, "newer-format" if isinstance(error, NewerFormat) else kind, detail.removeprefix(f"{path}: "))

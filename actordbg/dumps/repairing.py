@@ -20,7 +20,7 @@ from actordbg.base.errors import ActordbgError, UnwritableCatalog
 from actordbg.base.processes import ALIVE, STOPPED, state_of
 from actordbg.catalog.connections import odd_parts
 from actordbg.catalog.indexer import refresh
-from actordbg.dumps.finding import Finding, Repair
+from actordbg.dumps.finding import Repair, StoreFault
 from actordbg.dumps.packing import write_out
 from actordbg.formats import dumpfile
 from actordbg.formats.store_files import FORMAT, atomic_write, make_folder, remove, require_own_way, sync_folder
@@ -32,7 +32,7 @@ from actordbg.store.places import Pack, packed_place, split_place
 QUARANTINE = "quarantine"
 
 
-def repair(store: Store, findings: Iterable[Finding]) -> tuple[list[tuple[Finding, str]], list[tuple[Finding, str]]]:
+def repair(store: Store, findings: Iterable[StoreFault]) -> tuple[list[tuple[StoreFault, str]], list[tuple[StoreFault, str]]]:
     """Repair findings; return (fixed, with what was done; failed, with the reason). Raises Conflict while dumps are moved."""
     done, failed = [], []
     moved: list[Path] = []

@@ -16,7 +16,7 @@ from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.catalog import dump_rows
 from actordbg.catalog.query import Catalog, damaged_files, dump_files
 from actordbg.catalog.tables import Damaged
-from actordbg.dumps.finding import Finding, unusable
+from actordbg.dumps.finding import StoreFault, unusable
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.store import places
@@ -73,13 +73,13 @@ def check_place(store: Store, record: DumpRecord, path: str) -> None:
 _KINDS = {CorruptDump.code: "damaged-dump", NewerFormat.code: "newer-format", StoreProblem.code: "misplaced-dump"}
 
 
-def loose_dumps(store: Store, deep: bool) -> Iterator[Finding]:
+def loose_dumps(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check every dump file: header, place, and with `deep` payload, checksums and tensors."""
     paths = [store.relative(path) for path in loose_files(store)]
     for path, _, wrong in verify_files(store, paths, deep=deep):
         if wrong is not None:
             kind = "unreadable" if wrong.reason.startswith("cannot") else _KINDS.get(wrong.code, "damaged-dump")
-            yield Finding(store.root / path, kind, wrong.reason)
+            yield StoreFault(store.root / path, kind, wrong.reason)
 
 
 def loose_files(store: Store) -> Iterator[Path]:
@@ -89,7 +89,7 @@ def loose_files(store: Store) -> Iterator[Path]:
             yield from (store.root / path for path in store.files(f"dumps/{run}/{rank}", SUFFIX, {}))
 
 
-def packs(store: Store, deep: bool) -> Iterator[Finding]:
+def packs(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check every pack: head, foot and index; each record in it, and with `deep` each whole dump."""
     for path in pack_files(store):
         try:
@@ -102,7 +102,7 @@ def packs(store: Store, deep: bool) -> Iterator[Finding]:
                 wrong = verify_place(store, place, deep)[2]
                 if wrong is not None:
                     kind = "newer-format" if wrong.code == NewerFormat.code else "damaged-packed-dump"
-                    yield Finding(store.root / place, kind, wrong.reason)
+                    yield StoreFault(store.root / place, kind, wrong.reason)
 
 
 def pack_files(store: Store) -> Iterator[Path]:
@@ -111,7 +111,7 @@ def pack_files(store: Store) -> Iterator[Path]:
         yield from (store.root / path for path in store.files(f"packs/{run}", PACK_SUFFIX, {}))
 
 
-def doubles(store: Store, deep: bool) -> Iterator[Finding]:
+def doubles(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Report dumps that lie in a pack and in a file, or in two packs, and whether they are the same."""
     packed: dict[str, Path] = {}
     for path in pack_files(store):
@@ -121,14 +121,14 @@ def doubles(store: Store, deep: bool) -> Iterator[Finding]:
             continue
         for dump_id in dump_ids:
             if dump_id in packed and _same(packed[dump_id], path, dump_id) is False:
-                yield Finding(path, "double-differs", f"{dump_id} is also in {packed[dump_id].name}, and differs")
+                yield StoreFault(path, "double-differs", f"{dump_id} is also in {packed[dump_id].name}, and differs")
             packed.setdefault(dump_id, path)
     for path in loose_files(store):
         dump_id = dump_id_of(path)
         if dump_id in packed:
             same, there = _same(packed[dump_id], path, dump_id), store.relative(packed[dump_id])
             if same is not None:
-                yield Finding(path, "double-dump" if same else "double-differs", f"{there} also has {dump_id}")
+                yield StoreFault(path, "double-dump" if same else "double-differs", f"{there} also has {dump_id}")
 
 
 def _same(first_path: Path, second_path: Path, dump_id: str) -> bool | None:

@@ -116,7 +116,11 @@ def findings_of(record: ComparisonRecord) -> list[Finding]:
     return found or [Finding(rule, "; ".join(record.reasons))]
 
 
-_RULES = {"truth": TRUTH, "golden": RECORDED, "replay": Rule("same", "two replays have the same results to rounding")}
+_RULES = {
+    "truth": TRUTH,
+    "golden": RECORDED,
+    "replay": Rule("same", "two replays have the same results to rounding", fails="two replays have different results"),
+}
 
 
 def conclusion(record: ComparisonRecord) -> str:
@@ -183,25 +187,27 @@ def flat_where_it_matters(record: ComparisonRecord) -> bool:
 
 
 EXCLUDED = {
-    "token": "any one log-prob wrong by {} nats",
-    "tokens": "all log-probs shifted by {} nats",
-    "gradients": "all gradients wrong by {}",
-    "parameter": "the gradient of any one parameter wrong by {}",
-    "matrix": "one weight matrix x (1 + {})",
-    "attention": "attention scores times 1 + {}",
-    "position": "second half of each row shifted by {} positions",
+    "token": ("any one log-prob", "wrong by {} nats"),
+    "tokens": ("all log-probs", "shifted by {} nats"),
+    "gradients": ("all gradients", "wrong by {}"),
+    "parameter": ("the gradient of any one parameter", "wrong by {}"),
+    "matrix": ("one weight matrix", "x (1 + {})"),
+    "attention": ("attention scores", "times 1 + {}"),
+    "position": ("second half of each row", "shifted by {} positions"),
 }
-"""Text of each kind of fault, with a place for its size (`judge.measured_limits`)."""
+"""What each kind of fault is of, and how, with a place for its size (`judge.measured_limits`)."""
 
 
 def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
     """Describe the faults that a green verdict excludes; "" if unknown."""
-    known = [words.format(f"{size:.2%}" if name in ("gradients", "parameter") else f"{size:.2g}")
-             for name, words in EXCLUDED.items() if (size := sizes.get(name)) is not None]  # fmt: skip
+    known = [
+        f"{subject} {wrong.format(f'{size:.2%}' if name in ('gradients', 'parameter') else f'{size:.2g}')}"
+        for name, (subject, wrong) in EXCLUDED.items()
+        if (size := sizes.get(name)) is not None
+    ]
     if not known:
         return ""
-    unseen = [words.split(" {}")[0].removesuffix(" wrong by").removesuffix(" times 1 +")
-              for name, words in EXCLUDED.items() if sizes.get(name, 0) is None]  # fmt: skip
+    unseen = [subject for name, (subject, _) in EXCLUDED.items() if sizes.get(name, 0) is None]
     narrow = f" Smaller errors are lost in {dtype} rounding: run in fp32 first." if dtype in NARROW else ""
     never = f" No size tried would have failed on {', '.join(unseen)}." if unseen else ""
     return f"Would have failed on {', '.join(known)}.{never}{narrow}"

@@ -25,7 +25,6 @@ from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens
 from actordbg.laws.rules import ISOLATION
 from actordbg.locate.rules import OPERATION
-from actordbg.locate.token_patterns import MARKS
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
 from actordbg.records.finding import BROKEN, KEPT
 from actordbg.records.replay_record import WITHIN_ROUNDING, answers_of
@@ -48,12 +47,15 @@ REPLAY, RUN = "A", "run"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an examination says, a sentence without its period. remedy: what to do about it. side: whose values it is about."""
+    """What an examination says, a sentence without its period. remedy: what to do about it. side: whose values it is about.
+    tokens: whether it says which tokens are wrong.
+    """
 
     kind: str
     said: str
     remedy: str = ""
     side: str = REPLAY
+    tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
         )
     if located is not None and local.places:
         first = local.places[0]
-        yield Evidence(WHERE if causes else WHAT, first.said, "" if causes else first.todo)
+        tokens = bool(located.wrong[0].pattern) and located.wrong[0].tokens < located.wrong[0].of_tokens
+        yield Evidence(WHERE if causes else WHAT, first.said, "" if causes else first.todo, tokens=tokens)
         if also := [place.what for place in located.wrong[1 : 1 + MOST]]:
             yield Evidence(WHERE, f"also above {'its limit' if len(also) == 1 else 'their limits'}: {', '.join(also)}")
     if located is not None and located.places:
@@ -193,9 +196,10 @@ def _truth(store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     largest = f", by up to {number(record.furthest[0], 3)} nats" if record.furthest else ""
     yield Evidence(WHAT, f"{far} of {plural(len(record.compared), 'dump')} differ from the truth{largest}")
     if (pattern := wrong_tokens(store, record)) is not None:
-        yield Evidence(WHERE, f"wrong tokens: {pattern.sentence}", ISOLATION if pattern.words.startswith(MARKS["packed"]) else "")
+        remedy = ISOLATION if "packed" in pattern.features[:1] else ""
+        yield Evidence(WHERE, f"wrong tokens: {pattern.sentence}", remedy, tokens=True)
     elif any(dump.verdict == MISMATCH and dump.worst_tokens for dump in record.dumps):
-        yield Evidence(WHERE, "wrong tokens: no rule of rows, positions, lengths or ranks covers them")
+        yield Evidence(WHERE, "wrong tokens: no rule of rows, positions, lengths or ranks covers them", tokens=True)
     if record.furthest and (tokens := record.dumps[0].worst_tokens):
         worst = tokens[0]
         apart = f", {number(worst.difference, 3)} nats" if worst.difference is not None else ""
@@ -234,7 +238,9 @@ def headline(explanation: Explanation) -> Verdict:
     verdict = explanation.verdict
     if verdict.word in (RIGHT, UNCHECKED):
         return verdict
-    parts = explanation.said(WHAT)[:1]
-    parts += [where for where in explanation.said(WHERE)[:1] if "wrong token" not in "".join(parts)]
+    what = [piece for piece in explanation.evidence if piece.kind == WHAT][:1]
+    where = [piece for piece in explanation.evidence if piece.kind == WHERE][:1]
+    twice = any(piece.tokens for piece in what) and any(piece.tokens for piece in where)  # which tokens are wrong was said
+    parts = [piece.said for piece in (what if twice else [*what, *where])]
     parts += [f"since {when}" for when in explanation.said(SINCE)[:1]]
     return replace(verdict, said="; ".join(parts) or verdict.said, not_checked=())

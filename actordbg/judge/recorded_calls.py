@@ -22,7 +22,7 @@ from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_d
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.judge.loss_terms import loss_terms
-from actordbg.records.finding import Finding, Outcome, Rule
+from actordbg.records.finding import Finding, Rule, RuleOutcome
 from actordbg.store.payload import load_plain, numbers_of
 
 HEAD = 16
@@ -339,7 +339,7 @@ class RecordedCall:
 
 
 @dataclass
-class Answer(Outcome):
+class Answer(RuleOutcome):
     """What a law found. looked_at: rows, calls or steps that it could judge."""
 
     def violated(self, call: RecordedCall, words: str, row: int | None = None, size: float | None = None, side: str = "") -> None:

@@ -10,9 +10,17 @@ from actordbg.records.comparison_record import MISMATCH, ComparisonRecord
 from actordbg.records.finding import Finding, Rule
 
 RUNS = Rule("runs", "a call runs, and its log-probs are finite")
-RANKS = Rule("ranks", "ranks that ran the same input have the same log-probs, bit for bit")
-TRUTH = Rule("truth", "log-probs and gradients are the truth's to rounding")
-RECORDED = Rule("recorded outputs", "the run's outputs are what its model gives")
+RANKS = Rule(
+    "ranks", "ranks that ran the same input have the same log-probs, bit for bit", fails="ranks differ on the same input"
+)
+TRUTH = Rule(
+    "truth",
+    "log-probs and gradients are the truth's to rounding",
+    fails="results are not the truth's",
+)
+RECORDED = Rule(
+    "recorded outputs", "the run's outputs are what its model gives", fails="the run's outputs are not what its model gives"
+)
 
 
 def found_in(replay: ReplaySummary, own: ComparisonRecord | None = None) -> list[Finding]:

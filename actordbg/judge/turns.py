@@ -39,16 +39,56 @@ MOST = 512
 
 
 RULES = tuple(
-    Rule(name, holds, thread)
-    for name, holds, thread in (
-        ("two BOS", "a prompt is sampled from with one BOS", "open-r1 PR#462"),
-        ("extra BOS", "a sequence is trained on without one more BOS", ""),
-        ("EOS appended", "no EOS follows a turn that was not sampled", "SkyRL PR#2148"),
-        ("retokenized", "text is not encoded again, into other ids", "verl#3720, SkyRL#123"),
-        ("border lost", "whitespace between a turn and the next stays", "verl PR#6921"),
-        ("template drops text", "all text of a turn stays, such as its reasoning", "prime-rl#1334, verl#6854"),
-        ("other actions", "the tokens that count as actions are those that a turn sampled", "SkyRL PR#1070"),
-        ("other ids", "the ids that were sampled are those that are trained on", ""),
+    Rule(name, holds, thread, fails=fails)
+    for name, fails, holds, thread in (
+        (
+            "two BOS",
+            "a prompt was sampled from with two BOS",
+            "a prompt is sampled from with one BOS",
+            "open-r1 PR#462",
+        ),
+        (
+            "extra BOS",
+            "one more BOS was trained on",
+            "a sequence is trained on without one more BOS",
+            "",
+        ),
+        (
+            "EOS appended",
+            "an EOS that was not sampled was appended",
+            "no EOS follows a turn that was not sampled",
+            "SkyRL PR#2148",
+        ),
+        (
+            "retokenized",
+            "text was encoded again, into other ids",
+            "text is not encoded again, into other ids",
+            "verl#3720, SkyRL#123",
+        ),
+        (
+            "border lost",
+            "whitespace between turns changed",
+            "whitespace between a turn and the next stays",
+            "verl PR#6921",
+        ),
+        (
+            "template drops text",
+            "text of a turn is gone",
+            "all text of a turn stays, such as its reasoning",
+            "prime-rl#1334, verl#6854",
+        ),
+        (
+            "other actions",
+            "tokens that no turn sampled count as actions",
+            "the tokens that count as actions are those that a turn sampled",
+            "SkyRL PR#1070",
+        ),
+        (
+            "other ids",
+            "other ids were trained on than sampled",
+            "the ids that were sampled are those that are trained on",
+            "",
+        ),
     )
 )
 """Kinds of faults, each as the rule that it breaks."""

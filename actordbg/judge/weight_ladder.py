@@ -32,15 +32,57 @@ _SHOWN, _MOST = 3, 20
 
 
 RULES = SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN, FRESH, SAME = tuple(
-    Rule(name, holds, remedy=remedy, side=side)
-    for name, side, holds, remedy in (
-        ("sent", TRAINER, "every parameter is sent", "compare the names that the trainer sends with its parameters"),
-        ("sent as held", TRAINER, "a parameter leaves the trainer as it has it", "look at casts and gathers before it is sent"),
-        ("arrived", ROLLOUT, "what is sent reaches the engine", "look at what its loader skips"),
-        ("arrived as sent", ROLLOUT, "a parameter reaches the engine as it was sent", "send it again"),
-        ("known", ROLLOUT, "the engine takes each parameter that reaches it", "look at the names that its loader maps"),
-        ("fresh", ROLLOUT, "an engine has the weights of the last transfer", "look at why a transfer was skipped"),
-        ("ranks", TRAINER, "all ranks of the trainer have the same weights", "look at what broadcasts weights"),
+    Rule(name, holds, remedy=remedy, side=side, fails=fails)
+    for name, side, fails, holds, remedy in (
+        (
+            "sent",
+            TRAINER,
+            "parameters were never sent",
+            "every parameter is sent",
+            "compare the names that the trainer sends with its parameters",
+        ),
+        (
+            "sent as held",
+            TRAINER,
+            "parameters left the trainer changed",
+            "a parameter leaves the trainer as it has it",
+            "look at casts and gathers before it is sent",
+        ),
+        (
+            "arrived",
+            ROLLOUT,
+            "parameters never arrived in the engine",
+            "what is sent reaches the engine",
+            "look at what its loader skips",
+        ),
+        (
+            "arrived as sent",
+            ROLLOUT,
+            "parameters arrived changed",
+            "a parameter reaches the engine as it was sent",
+            "send it again",
+        ),
+        (
+            "known",
+            ROLLOUT,
+            "the engine did not know parameters",
+            "the engine takes each parameter that reaches it",
+            "look at the names that its loader maps",
+        ),
+        (
+            "fresh",
+            ROLLOUT,
+            "the engine has old weights",
+            "an engine has the weights of the last transfer",
+            "look at why a transfer was skipped",
+        ),
+        (
+            "ranks",
+            TRAINER,
+            "ranks have different weights",
+            "all ranks of the trainer have the same weights",
+            "look at what broadcasts weights",
+        ),
     )
 )
 """What must hold of the transfers of a run."""

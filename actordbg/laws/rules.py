@@ -10,28 +10,76 @@ from actordbg.records.replay_record import LawAnswer, in_words
 
 ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
 RULES = {
-    name: Rule(name, holds, remedy=remedy)
-    for name, holds, remedy in (
-        ("state", "a call does not depend on the one before",
-         "look for a cache or a buffer that outlives a call (`use_cache=False`)"),
-        ("rerun", "a call repeats itself",
-         "replay with `--attn eager`, then with another `--seed`: which operation is not deterministic?"),
-        ("mask", "an action mask selects, and changes nothing",
-         "compare the path with an action mask with the one without: is the mask applied, shifted, or scaled?"),
-        ("normalisation", "log-probs are the log-softmax of logits over the temperature",
-         "compute log-softmax in fp32, divide by the configured temperature once, and align labels by one"),
-        ("neighbour", "a row does not depend on other rows", ISOLATION),
-        ("padding", "real tokens do not depend on padding",
-         "pass the attention mask to every layer, and positions that skip the padding"),
-        ("future", "a token does not depend on later ones", "check the causal mask, and that label t + 1 belongs to logits t"),
-        ("jacobian", "no gradient reaches other rows, later tokens or padding",
-         "look for what adds gradients in the backward: an auxiliary loss in the graph, a hook"),
-        ("order", "rows in another order give the same", ISOLATION),
-        ("alone", "a row alone gives the same", ISOLATION),
-        ("additivity", "gradients of two halves add up",
-         "check how the loss is normalized, and that gradients are zeroed between inputs"),
+    name: Rule(name, holds, remedy=remedy, fails=fails)
+    for name, fails, holds, remedy in (
+        (
+            "state",
+            "a call depends on the call before",
+            "a call does not depend on the one before",
+            "look for a cache or a buffer that outlives a call (`use_cache=False`)",
+        ),
+        (
+            "rerun",
+            "a call does not repeat itself",
+            "a call repeats itself",
+            "replay with `--attn eager`, then with another `--seed`: which operation is not deterministic?",
+        ),
+        (
+            "mask",
+            "the action mask changes log-probs",
+            "an action mask selects, and changes nothing",
+            "compare the path with an action mask with the one without: is the mask applied, shifted, or scaled?",
+        ),
+        (
+            "normalisation",
+            "log-probs are not the log-softmax of the logits",
+            "log-probs are the log-softmax of logits over the temperature",
+            "compute log-softmax in fp32, divide by the configured temperature once, and align labels by one",
+        ),
+        (
+            "neighbour",
+            "a row depends on other rows",
+            "a row does not depend on other rows",
+            ISOLATION,
+        ),
+        (
+            "padding",
+            "real tokens depend on padding",
+            "real tokens do not depend on padding",
+            "pass the attention mask to every layer, and positions that skip the padding",
+        ),
+        (
+            "future",
+            "tokens depend on later tokens",
+            "a token does not depend on later ones",
+            "check the causal mask, and that label t + 1 belongs to logits t",
+        ),
+        (
+            "jacobian",
+            "gradients reach other rows, later tokens or padding",
+            "no gradient reaches other rows, later tokens or padding",
+            "look for what adds gradients in the backward: an auxiliary loss in the graph, a hook",
+        ),
+        (
+            "order",
+            "rows in another order get other log-probs",
+            "rows in another order give the same",
+            ISOLATION,
+        ),
+        (
+            "alone",
+            "a row alone gets other log-probs",
+            "a row alone gives the same",
+            ISOLATION,
+        ),
+        (
+            "additivity",
+            "gradients of two halves do not add up",
+            "gradients of two halves add up",
+            "check how the loss is normalized, and that gradients are zeroed between inputs",
+        ),
     )
-}  # fmt: skip
+}
 LAWS = tuple(RULES)
 
 

@@ -23,11 +23,29 @@ KERNEL = Rule(
 )
 OPERATION = Rule("operation", "operations between modules are transformers' own")
 PLACES = {
-    OUT: Rule("module", "a module's output is the truth's to rounding"),
-    INTO: Rule("between modules", "what comes into a module is the truth's to rounding"),
-    BACK[OUT]: Rule("gradient of an output", "what comes back to a module's output is the truth's to rounding"),
-    BACK[INTO]: Rule("gradient of an input", "what goes back through a module is the truth's to rounding"),
-    GRADIENT: Rule("gradient", "a parameter's gradient is the truth's to rounding"),
+    OUT: Rule(
+        "module",
+        "a module's output is the truth's to rounding",
+        fails="{module} computes something else",
+    ),
+    INTO: Rule(
+        "between modules", "what comes into a module is the truth's to rounding", fails="what comes into {module} is wrong"
+    ),
+    BACK[OUT]: Rule(
+        "gradient of an output",
+        "what comes back to a module's output is the truth's to rounding",
+        fails="the gradient that comes back to {module} is wrong",
+    ),
+    BACK[INTO]: Rule(
+        "gradient of an input",
+        "what goes back through a module is the truth's to rounding",
+        fails="the gradient that goes back through {module} is wrong",
+    ),
+    GRADIENT: Rule(
+        "gradient",
+        "a parameter's gradient is the truth's to rounding",
+        fails="the gradient of {module} is wrong",
+    ),
 }
 """By the kind of a place."""
 _MASK = "look at what makes this layer's mask: padding, borders of packed rows, causality, the window"

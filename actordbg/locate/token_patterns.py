@@ -55,13 +55,15 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """The rule `words` covers `hits` of the `wrong` tokens, and `extra` right ones. alike: rules that cover as many of both."""
+    """The rule `words` covers `hits` of the `wrong` tokens, and `extra` right ones. alike: rules that cover as many of
+    both. features: what the rule is about."""
 
     words: str
     hits: int
     wrong: int
     extra: int
     alike: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -148,7 +150,8 @@ def _judged(rule: Sequence[_Clause], wrong: Array, features: Mapping[str, Array]
         return None
     if bad * _divergence(hits / bad, size / len(wrong)) < math.log(tests / CHANCE):
         return None
-    return Pattern(" and ".join(_joined(rule)), hits, bad, size - hits)
+    about = tuple(clause.feature for clause in rule)
+    return Pattern(" and ".join(_joined(rule)), hits, bad, size - hits, features=about)
 
 
 def _divergence(share: float, usual: float) -> float:

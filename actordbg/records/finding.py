@@ -1,7 +1,7 @@
 """Evidence of any kind: a rule that is broken, by which side, where and by how much. What people and programs see is made of it.
 
 A `Rule` is a row of a table: what must hold, and what to do if it does not. A `Finding` is a place where it fails, with a clause
-for people, `said`, which code never reads. An `Outcome` is what is known of a rule after it was looked at, and `Findings` are the
+for people, `said`, which code never reads. A `RuleOutcome` is what is known of a rule after it was looked at, `Findings` are the
 outcomes of a command. Two findings are of the same fault if their `key` is equal.
 """
 
@@ -12,10 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actordbg.base.units import with_handles
+
 KEPT, BROKEN, NOT_CHECKED, RAISED = "kept", "broken", "not-checked", "raised"
 """How a rule stands: it holds, it does not, it could not be checked, its check raised."""
 PLACES = ("dump", "conversation", "turn", "row", "token", "module", "parameter", "step", "rank", "cell")
 """What a place may name, in the order in which a table shows it."""
+_OF_DATA = ("dump", "conversation", "turn", "row", "token")
+"""Places that the clause of a finding does not name."""
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -28,7 +32,8 @@ def any_layer(module: str) -> str:
 class Rule:
     """What must hold. thread: where people met it broken. remedy: what to do then. needs: what has to be recorded to check it.
 
-    side: which is wrong where it fails: ROLLOUT, TRAINER, EITHER if that is open, "" if it is neither.
+    side: which is wrong where it fails: ROLLOUT, TRAINER, EITHER if that is open, "" if it is neither. fails: what is wrong then,
+    in a few words, with names of PLACES in braces; "" if the clause of a finding is as short.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Rule:
     remedy: str = ""
     needs: tuple[str, ...] = ()
     side: str = ""
+    fails: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,21 @@ class Finding:
         return self.rule.name, self.of_side, any_layer(str(self.place.get("module", "")))
 
     @property
+    def what(self) -> str:
+        """Return what is wrong, in a few words."""
+        return self.rule.fails.format(**self.place) if self.rule.fails else self.said
+
+    @property
+    def where(self) -> str:
+        """Return where in the data it is: "row 2 of 0619T052608-9f3a2c"; "" for the whole of what was judged."""
+        place = {name: self.place[name] for name in _OF_DATA if name in self.place}
+        whole = place.pop("dump", None) or place.pop("conversation", None)
+        parts = ", ".join(f"{name} {value}" for name, value in place.items())
+        if whole is None:
+            return parts
+        return f"{parts} of {with_handles(str(whole))}" if parts else with_handles(str(whole))
+
+    @property
     def todo(self) -> str:
         """Return what to do about it."""
         return self.remedy or self.rule.remedy
@@ -80,7 +101,7 @@ class Finding:
 
 
 @dataclass
-class Outcome:
+class RuleOutcome:
     """What is known of a rule. looked_at: how often it could be judged. lacks: what was missing where it could not be.
 
     figures: measures of healthy data, by name.
@@ -110,11 +131,11 @@ class Outcome:
 class Findings:
     """What a command found. subject: of what, such as "run ppo". left: what else was not checked, in words."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RuleOutcome]
     subject: str = ""
     left: list[str] = field(default_factory=list)
 
-    def of(self, state: str) -> list[Outcome]:
+    def of(self, state: str) -> list[RuleOutcome]:
         """Return the rules that stand so, in the order of the table."""
         return [outcome for outcome in self.outcomes if outcome.state == state]
 
@@ -133,14 +154,14 @@ class Findings:
         """All findings, those of the first rule first."""
         return [finding for outcome in self.outcomes for finding in outcome.found]
 
-    def __getitem__(self, name: str) -> Outcome:
+    def __getitem__(self, name: str) -> RuleOutcome:
         """Return the outcome of the rule with this name."""
         return next(outcome for outcome in self.outcomes if outcome.rule.name == name)
 
 
-def outcomes_of(rules: Sequence[Rule], found: Sequence[Finding], looked_at: int) -> list[Outcome]:
+def outcomes_of(rules: Sequence[Rule], found: Sequence[Finding], looked_at: int) -> list[RuleOutcome]:
     """Return the outcomes of rules that were all judged equally often."""
     by_rule: dict[str, list[Finding]] = {rule.name: [] for rule in rules}
     for finding in found:
         by_rule[finding.rule.name].append(finding)
-    return [Outcome(rule, looked_at, by_rule[rule.name]) for rule in rules]
+    return [RuleOutcome(rule, looked_at, by_rule[rule.name]) for rule in rules]

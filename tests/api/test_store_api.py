@@ -19,9 +19,11 @@ import actordbg
 from actordbg.base.errors import BadResult, NothingToDo, UsageError, WhereError
 from actordbg.document.blocks import Heading, Paragraph, Verdict
 from actordbg.document.command_result import CommandResult
+from actordbg.records.finding import Finding, Rule
 from actordbg.store.layout import Store
 
-VERDICT = Verdict("WRONG", "row 1 depends on row 0", [("max diff", "0.1 nats")], ["your model"], "actordbg locate last")
+FOUND = Finding(Rule("neighbour"), "row 1 depends on row 0", {"row": 1})
+VERDICT = Verdict("WRONG", FOUND.said, [("max diff", "0.1 nats")], ["your model"], "actordbg locate last", findings=[FOUND])
 
 
 def test_importing_it_loads_no_heavy_module_and_each_name_is_there_when_it_is_used():

@@ -13,6 +13,7 @@ from actordbg.cli.app import app
 from actordbg.document.blocks import Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.create import create_dumps
+from actordbg.records.finding import Finding, Rule
 from actordbg.store.layout import Store
 
 FOLDER = "/a/path/" + "that-is-longer-than-a-line/" * 4
@@ -34,7 +35,8 @@ def screen_of(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Screen:
 
 def test_a_verdict_is_colored_and_broken_between_words_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "wanted", output.OutputOptions())
-    blocks = [Verdict("WRONG", "word " * 40, toy=True, next="actordbg report last")]
+    found = [Finding(Rule("words"), "word " * 40)]
+    blocks = [Verdict("WRONG", found[0].said, toy=True, next="actordbg report last", findings=found)]
     for no_color, terminal in (("", "xterm"), ("1", "xterm"), ("", "dumb")):
         screen = screen_of(monkeypatch)
         monkeypatch.setenv("NO_COLOR", no_color)

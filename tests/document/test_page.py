@@ -44,7 +44,7 @@ def test_a_figure_that_is_not_finite_is_null_with_its_name_in_json_and_no_point_
     chart = Chart(
         "c", "c", layered([{"x": 1, "y": value}], layer("point"), x=quantity("x", "x"), y=quantity("y", "y")), Grid(("y",), ())
     )
-    answer = CommandResult.of(Verdict("WRONG", "w", (("norm", "nan"),)), {"rows": [{"size": [1.0, value]}]}, chart)
+    answer = CommandResult.of(Verdict("FAILED", "w", (("norm", "nan"),)), {"rows": [{"size": [1.0, value]}]}, chart)
     name = json.dumps(value)
     assert answer["rows"] == [{"size": [1.0, None]}] and answer["not_finite"]["rows[0].size[1]"] == name
     assert json.loads(as_json_text([{"size": value}, {}])) == [{"size": None, "not_finite": {"size": name}}, {}]

@@ -18,7 +18,7 @@ from ownercases import give_away
 from actordbg.base.errors import StoreProblem
 from actordbg.base.processes import start_ticks
 from actordbg.dumps.checking import check
-from actordbg.dumps.finding import KINDS, Finding, Repair
+from actordbg.dumps.finding import KINDS, Repair, StoreFault
 from actordbg.dumps.repairing import QUARANTINE, repair
 from actordbg.formats.store_files import atomic_write
 from actordbg.records.journal import SUPERVISOR, Journal
@@ -40,12 +40,12 @@ def store(good: Store, tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def looked(store: Store, kind: str) -> list[Finding]:
+def looked(store: Store, kind: str) -> list[StoreFault]:
     """What is found; the catalog, whose check takes a second, is looked at where it is what was harmed."""
     return check(store, without=() if kind in OF_CATALOG else ("catalog", "rings"))
 
 
-def names(store: Store, findings: list[Finding]) -> set[tuple[str, str]]:
+def names(store: Store, findings: list[StoreFault]) -> set[tuple[str, str]]:
     return {(os.path.relpath(one.place, store.root), one.kind) for one in findings}
 
 

@@ -243,7 +243,7 @@ def test_what_was_not_judged_stands_in_the_first_line_and_a_cell_of_it_is_not_pl
     write_replay(store, "r-02", THREE, result=lone)
     record = compare(store, "r-02", "r-01")
     assert record.verdict == MATCH
-    assert "; not checked: the gradients of 3 of 3 dumps, but for their norm (--keep-gradients keeps them)" in first_lines(record)
+    assert "not checked: the gradients of 3 of 3 dumps, but for their norm (--keep-gradients keeps them)" in first_lines(record)
     over = {"extra": {"temperature": 1.0, "gradient_over": [item.dump_id for item in THREE[:2]]}}
     write_replay(store, "r-03", THREE, result=lambda index: lone(index) | over)
     averaged = first_lines(compare(store, "r-03", "r-01"))

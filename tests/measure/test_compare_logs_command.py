@@ -44,7 +44,7 @@ def invoke(*arguments: str, **options: Any) -> Result:
 def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs: tuple[str, str]):
     done = invoke(*logs)
     assert done.exit_code == 0 and done.stdout.startswith(
-        "NOT CHECKED: gpt_loss agrees: first value, mean and last value differ by less than 0.05; not checked: these "
+        "NOT CHECKED: gpt_loss agrees: first value, mean and last value differ by less than 0.05\n  not checked: these "
     )
     assert re.search(r"\n  A +1-24 \(24\) .* falls, \S+ to \S+\n  B +1-24 \(24\) .* falls", done.stdout)
     assert re.search(r"\n +13 +4\.8 +6 +0\.2\n", done.stdout)
@@ -131,7 +131,7 @@ def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tm
     a, b = lines(tmp_path / "a.log", gpt_loss=10, loss=50), lines(tmp_path / "b.log", gpt_loss=10.01)
     c, d = lines(tmp_path / "c.log", loss=50.01), lines(tmp_path / "d.log", loss=90)
     done = invoke(a, b, c, d, "-o", str(tmp_path / "x.html"), "-o", str(tmp_path / "x.svg"))
-    assert done.exit_code == 1 and done.stdout.startswith("WRONG: no loss in B"), "A and D are far apart"
+    assert done.exit_code == 1 and done.stdout.startswith("WRONG: the first value differs by 0.4444"), "A and D are far apart"
     assert "A B: no loss in B" in done.stdout and "B C" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()[1:] if str(tmp_path) not in line) <= 80
     assert re.search(r"\n  A +1-10 \(10\) +50 +14\.64 +5 +5 +50 +falls", done.stdout), "and not the figures of a pair without any"

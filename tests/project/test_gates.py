@@ -173,3 +173,45 @@ def test_there_is_no_way_around_a_gate(gate: str) -> None:
 )
 def test_a_gate_sees_what_goes_around_it(gate: str, source: str, lines: list[int]) -> None:
     assert sorted(GATES[gate][0](source)) == lines
+
+
+def clauses_read(source: str) -> list[str]:
+    """Each place where code looks into what a finding says: a method of its text, a part of it, a comparison with a text."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            read = [node.func.value] if node.func.attr not in _KEEPS else []
+            if isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
+                read += node.args
+        elif isinstance(node, ast.Subscript):
+            read = [node.value]
+        elif isinstance(node, ast.Compare) and any(isinstance(each, ast.In | ast.NotIn) for each in node.ops):
+            read = [node.left, *node.comparators]
+        else:
+            continue
+        found += [ast.unparse(node) for each in read if isinstance(each, ast.Attribute) and each.attr == "said"]
+    return found
+
+
+_KEEPS = ("removesuffix", "format")
+"""Methods that put a clause into a sentence."""
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("said.said.startswith('WRONG')", 1), ("'log' in finding.said", 1), ("re.search('N', finding.said)", 1),
+        ("finding.said[:9]", 1), ("f'{finding.said}; more'", 0), ("finding.said != verdict.said", 0),
+    ],
+)  # fmt: skip
+def test_the_scan_knows_reading_a_clause_from_passing_it_on(source: str, count: int) -> None:
+    assert len(clauses_read(source)) == count
+
+
+def test_code_reads_rules_and_keys_of_a_finding_and_never_its_clause() -> None:
+    found = {
+        str(path.relative_to(ROOT)): places
+        for path in sorted((ROOT / "actordbg").rglob("*.py"))
+        if (places := clauses_read(path.read_text()))
+    }
+    assert found == {}
