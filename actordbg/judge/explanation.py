@@ -128,10 +128,9 @@ def _model(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     if located is not None and located.places:
         near, every = "as near to the truth as a healthy model's", located.places + located.gradients
         many = f"{every - located.count:,} of {every:,}" if located.count else f"all {every:,}"
-        largest = (
-            f" (the largest error is {number(located.largest, 3)} times its)" if not located.count and located.largest else ""
-        )
-        said = f"{many} places, {located.gradients:,} of them gradients: {near}{largest}, in {', '.join(local.judged)}"
+        gradients = f", {located.gradients:,} of them gradients" if located.gradients else ""
+        largest = f" (at most {number(located.largest, 3)} times its error)" if not located.count and located.largest else ""
+        said = f"{many} places{gradients}: {near}{largest}, in {', '.join(local.judged)}"
         if not worst_unlocated(check):  # whose fault may need what only they have
             yield Evidence(RULED_OUT, said)
     if local.looked_at and not local.findings:
@@ -163,7 +162,8 @@ def _laws(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
         for answer in answers_of(result.extra):
             answers[answer.law].add(answer.verdict)
     laws = check.summary.laws
-    for index, violation in enumerate(laws.violations[:MOST] if laws else ()):  # the first broken law explains the others
+    each = {violation.key: violation for violation in reversed(laws.violations)} if laws else {}
+    for index, violation in enumerate([*each.values()][: -MOST - 1 : -1]):  # the first broken law explains the others
         yield Evidence(WHAT, violation.said, "" if index else violation.todo)
     holding = [law for law, verdicts in answers.items() if verdicts <= {KEPT, WITHIN_ROUNDING}]
     if holding and laws:
@@ -194,7 +194,8 @@ def _truth(store: Store, check: CheckedReplay) -> Iterator[Evidence]:
         yield Evidence(WHAT, f"all gradients are {gain:g} times the truth's", _OF_SCALE)
     far = sum(dump.verdict == MISMATCH for dump in record.dumps)
     largest = f", by up to {number(record.furthest[0], 3)} nats" if record.furthest else ""
-    yield Evidence(WHAT, f"{far} of {plural(len(record.compared), 'dump')} differ from the truth{largest}")
+    if far:
+        yield Evidence(WHAT, f"{far} of {plural(len(record.compared), 'dump')} differ from the truth{largest}")
     if (pattern := wrong_tokens(store, record)) is not None:
         remedy = ISOLATION if "packed" in pattern.features[:1] else ""
         yield Evidence(WHERE, f"wrong tokens: {pattern.sentence}", remedy, tokens=True)
@@ -207,7 +208,8 @@ def _truth(store: Store, check: CheckedReplay) -> Iterator[Evidence]:
     if parameter := record.dumps[0].worst_parameter:
         ratio = number(record.dumps[0].parameter_distance, 3)
         yield Evidence(WHERE, f"the gradient that is furthest off: {parameter}, |a - b| / |b| = {ratio}")
-    yield from (Evidence(WHERE, reason) for reason in record.reasons)
+    modules = check.local.said if check.local else ""  # of which the comparison tells too
+    yield from (Evidence(WHERE, reason) for reason in record.reasons if reason != modules)
     if when := since(store, record.compared):
         yield Evidence(SINCE, when)
 

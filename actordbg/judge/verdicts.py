@@ -7,9 +7,9 @@ finished with finite numbers is NOT CHECKED.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.rules import LEAKED
 from actordbg.base.foreign_text import in_shell
@@ -22,6 +22,8 @@ from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, n
 from actordbg.judge.agreement import ranks_in_words
 from actordbg.judge.replay_findings import found_in
 from actordbg.judge.report_model import ReplaySummary
+from actordbg.laws.rules import ISOLATION
+from actordbg.locate.rules import EAGER, KERNEL
 from actordbg.locate.verdict import unlocated
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
 from actordbg.records.finding import RAISED
@@ -217,10 +219,23 @@ def _next(
         if own is not None and own.verdict == MISMATCH and not lawless and truth is not None and truth.verdict != MISMATCH:
             return f"actordbg compare {replay.replay_id} recorded"
         worst = [*lawless, *([truth.worst_dump] if truth is not None and truth.worst_dump else [])]
+        if (other := _deciding(values, found_in(replay, own))) is not None:
+            options = " ".join(map(in_shell, repeat_options(other, "check")))
+            return f"actordbg check --where {selecting(worst[:1])} {options}"
         return f"actordbg matrix --where {selecting(worst[:1])} {model}"
-    if values["model"] == TINY and recorded:
-        return f"actordbg check --model {in_shell(recorded)}"
+    if values["model"] == TINY:
+        return f"actordbg check --model {in_shell(recorded or 'YOUR_MODEL')}"
     return f"actordbg matrix --where {selecting([slow.dump_id for slow in replay.slowest[:_EXAMPLES]])} {model}"
+
+
+def _deciding(values: Mapping[str, Any], found: Sequence[Finding]) -> Mapping[str, Any] | None:
+    """Return the settings with the one changed that decides where the fault is; None if no finding has such a remedy."""
+    todo = {finding.todo for finding in found}
+    if ISOLATION in todo and values["packing"]:
+        return {**values, "packing": False}
+    if {EAGER, KERNEL.remedy} & todo and values["attn"] != "eager":
+        return {**values, "attn": "eager"}
+    return None
 
 
 def selecting(dump_ids: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from actordbg.laws.rules import ISOLATION
 from actordbg.records.finding import Rule
 from actordbg.records.locate_record import BACK, GRADIENT, INTO, OUT, Operation, PlaceResult, is_backward
 
+EAGER = "replay with `--attn eager`: if that is right, the kernel or its mask is wrong"
 SAME_MODEL = Rule(
     "identity",
     "the model's tensors and attributes are the checkpoint's",
@@ -73,7 +74,7 @@ def of_place(place: PlaceResult) -> str:
     if is_backward(place.kind):
         return f"look for what changes gradients at {place.module}: a hook, a detached value, a reduction over ranks"
     if place.kind == INTO:
-        return "replay with `--attn eager`: if that is right, the kernel or its mask is wrong"
+        return EAGER
     return _code_of(place.module)
 
 
