@@ -26,7 +26,7 @@ from actordbg.laws.rules import ISOLATION
 from actordbg.locate.rules import EAGER, KERNEL
 from actordbg.locate.verdict import unlocated
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
-from actordbg.records.finding import RAISED
+from actordbg.records.finding import RAISED, Finding
 
 if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun

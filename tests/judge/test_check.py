@@ -272,7 +272,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     )
     assert (
         "  peak memory in one worker (TOY MODEL)  " in said
-        and "\nnext: actordbg matrix --where" in said
+        and "\nnext: actordbg check --model YOUR_MODEL" in said
         and "::notice title=actordbg check::RIGHT" in said
     )
     (page,) = store.reports.iterdir()
