@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import NothingToDo, StoreProblem
-from actordbg.base.units import plural
+from actordbg.base.units import plural, some
 from actordbg.catalog import query
 from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, UNCHECKED, WRONG, Block, Grid, Verdict, number, section
 from actordbg.document.command_result import CommandResult
@@ -25,9 +25,6 @@ from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, We
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.records.run_files import read_sync, read_weights
 from actordbg.store.layout import Store, require_run_name
-
-_SHOWN = 3
-"""Names of parameters that a sentence has."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,8 @@ class WeightLadder:
             each = sync.parameters.values()
             sent, arrived = sum(bool(p.had or p.answers) for p in each), sum(any(a.sha256 for a in p.answers) for p in each)
             rows.append((_step(sync), *map(number, (len(each), sent, moved, arrived)), f"{sync.seconds:.2f}"))
-        many = [fault for fault in self.faults if len(fault.parameters) > _SHOWN]
-        named = [fault.words.replace(_names(fault.parameters), ", ".join(fault.parameters[:20])) for fault in many]
+        many = [fault for fault in self.faults if len(fault.parameters) > 3]
+        named = [fault.words.replace(some(fault.parameters), some(fault.parameters, 20)) for fault in many]
         table = Grid(("transfer", "parameters", "sent", "moved", "arrived", "took, s"), tuple(rows), {"transfer"})
         return [table, *section("", named)]
 
@@ -241,7 +238,7 @@ def unequal_ranks(root: Path, calls: Iterable[Any]) -> Iterator[tuple[Any, str]]
                 continue
             at = "" if record.step is None else f"step {record.step}: "
             many = f"{len(differ)} of {plural(len(same), 'parameter')} differ between ranks {first.rank} and {record.rank}"
-            yield call, f"{at}{many}: {_names(differ)}" if differ else ""
+            yield call, f"{at}{many}: {some(differ)}" if differ else ""
 
 
 def _alike(ours: ParameterHash, theirs: ParameterHash) -> bool | None:
@@ -272,10 +269,10 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
     for sync in syncs:
         of = len(sync.parameters)
         if silent := tuple(name for name, each in sync.parameters.items() if each.had is None and not each.answers):
-            words = f"{len(silent)} of {of} parameters {'was' if len(silent) == 1 else 'were'} never sent: {_names(silent)}"
+            words = f"{len(silent)} of {of} parameters {'was' if len(silent) == 1 else 'were'} never sent: {some(silent)}"
             faults.setdefault((TRAINER, words, silent), []).append(sync)
         if other := tuple(name for name, each in sync.parameters.items() if each.had and each.sent not in (None, each.had)):
-            faults.setdefault((TRAINER, f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
+            faults.setdefault((TRAINER, f"{some(other)} left the trainer other than it had it", other), []).append(sync)
         for engine in range(sync.engines):
             if not _recorded(sync, engine) or (stale and not _changed(sync, engine)):
                 continue  # not recorded; or nothing arrived, which is said once
@@ -287,10 +284,6 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[LadderFault]:
                 )
                 if wrong:
                     many = f"{len(wrong)} of {of} parameters"
-                    faults.setdefault((ROLLOUT, words.format(many=many, names=_names(wrong)), wrong), []).append(sync)
+                    faults.setdefault((ROLLOUT, words.format(many=many, names=some(wrong)), wrong), []).append(sync)
     for (side, words, names), at in faults.items():
         yield LadderFault(side, words, _step(at[0]), _step(at[-1]), names)
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
