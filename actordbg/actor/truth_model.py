@@ -90,19 +90,20 @@ def exact_products() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-_NO_MODULES = ("torch", "accelerate", "safetensors", *sys.stdlib_module_names)
-"""Packages of other functions that transformers' files import."""
+_NO_MODULES = ("torch", "accelerate", "safetensors", "typing_extensions", *sys.stdlib_module_names)
+"""Packages of other functions that transformers' files and torch's import."""
 
 
 def code_of(model: Any, attn: str = "eager") -> dict[str, str]:
     """Name the packages, beside torch, whose code computes a model, each with a part of it: `{"mine": "LlamaMLP"}`.
 
-    A forward that was replaced, or a function beside it, or the attention registered as `attn`, counts as the package whose file
-    has its code, whatever its name says; and so does what it wraps.
+    A forward that was replaced, or a function beside it or of torch, or the attention registered as `attn`, counts as the package
+    whose file has its code, whatever its name says; and so does what it wraps.
     """
     parts = {getattr(module.forward, "__func__", module.forward): type(module).__name__ for module in model.modules()}
     scopes = [inspect.unwrap(type(module).forward).__globals__ for module in model.modules()]
     own = [scope for scope in scopes if scope["__name__"].startswith("transformers.")]
+    own += map(vars, (torch, torch.Tensor, torch.nn.functional))  # theirs are in torch's own files
     parts |= {value: name for scope in own for name, value in scope.items() if inspect.isfunction(value)}
     return _packages(parts | _registered(attn))
 

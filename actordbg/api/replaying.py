@@ -16,7 +16,7 @@ from actordbg.actor.signatures import explain, signature_of
 from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.api.reports import replay_answer
 from actordbg.base.errors import ActordbgError, LaunchProblem
-from actordbg.base.units import human_bytes, plural
+from actordbg.base.units import human_bytes, plural, some
 from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
 from actordbg.config.as_ran import as_ran, costs, on_machine
 from actordbg.config.sources import FSDP_OFF, fsdp_is_off
@@ -141,8 +141,8 @@ def _share(share: dict[str, Any]) -> str:
     if not share["dumps"]:
         return f"{who}: nothing"
     runs = [(length, len(list(same))) for length, same in groupby(share["seq_lens"])]
-    lengths = ", ".join(f"{length} x {count}" if count > 1 else str(length) for length, count in runs[:8])
-    return f"{who}: {plural(len(share['dumps']), 'input')}, seq_len {lengths}{', ...' * (len(runs) > 8)}"
+    lengths = [f"{length} x {count}" if count > 1 else str(length) for length, count in runs]
+    return f"{who}: {plural(len(share['dumps']), 'input')}, seq_len {some(lengths, 8)}"
 
 
 def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: int) -> CommandResult:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -86,6 +86,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+def some(names: Collection[object], most: int = 3) -> str:
+    """List at most so many, and ", ..." for the others."""
+    return ", ".join(map(str, list(names)[:most])) + (", ..." if len(names) > most else "")
+
+
 def release(version: str) -> tuple[int, ...]:
     """Parse the leading numbers of a version: "2.13.0+cpu" as (2, 13, 0)."""
     numbers = re.match(r"\d+(\.\d+)*", version)
@@ -121,12 +126,8 @@ def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: ty
     if not ids:
         raise error(f"there is no {what} yet", hint=f"`actordbg {made_by}` creates one")
     if matches:
-        raise error(f"{name!r:.80} means several ids: {_some(matches)}", hint="write the whole id")
-    raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {_some(ids)}, or `{LAST}`")
-
-
-def _some(ids: Sequence[str]) -> str:
-    return f"{'..., ' if len(ids) > _SHOWN else ''}{', '.join(ids[-_SHOWN:])}"
+        raise error(f"{name!r:.80} means several ids: {some(matches[::-1], _SHOWN)}", hint="write the whole id")
+    raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {some(ids[::-1], _SHOWN)}, or `{LAST}`")
 
 
 def new_replay_id(moment: datetime | None = None) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from actordbg.base.units import some
 from actordbg.catalog.query import (
     Catalog,
     DumpRow,
@@ -138,8 +139,8 @@ def _held(catalog: Catalog, name: str) -> str:
             ((least, largest),) = box.rows(f"SELECT min({column.sql}), max({column.sql}) FROM dump AS d {joins([name])}")
         return f"{name} is null everywhere" if least is None else f"{name} is {shown(column, least)} to {shown(column, largest)}"
     rows = frequent_values(catalog, name, _SHOWN + 1)
-    values = [f"{'null' if value is None else value} ({count:,})" for value, count in rows[:_SHOWN]]
-    return f"{name} is {', '.join(values)}{', ...' if len(rows) > _SHOWN else ''}"
+    values = [f"{'null' if value is None else value} ({count:,})" for value, count in rows]
+    return f"{name} is {some(values, _SHOWN)}"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actordbg.base.errors import Refused, StoreProblem, UsageError
+from actordbg.base.units import some
 from actordbg.cli.output import human_bytes, keep_answer, note, plural, say
 
 if TYPE_CHECKING:
@@ -130,6 +131,6 @@ def _finish(pusher: Pusher) -> None:
 def in_words(what: str, moved: Moved, address: str, seconds: float) -> str:
     """Describe what was copied and how fast, and list what was not."""
     between, skipped = "from" if what == "staged" else "to", [f"{path} ({why})" for path, why in moved.skipped.items()]
-    left = f"; {len(skipped)} not {what}: {', '.join(skipped[:_NAMED])}{', ...' * (len(skipped) > _NAMED)}" if skipped else ""
+    left = f"; {len(skipped)} not {what}: {some(skipped, _NAMED)}" if skipped else ""
     copied = f"{plural(moved.files, 'file')} ({human_bytes(moved.bytes)})"
     return f"{what} {copied} {between} {address} in {seconds:.1f} s{left}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, MachineFault
-from actordbg.base.units import new_replay_id, plural
+from actordbg.base.units import new_replay_id, plural, some
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Heading, Paragraph, Verdict
@@ -53,7 +53,6 @@ REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what
 EXPLAINING, NAMING = "comparing with recorded outputs", "looking for a cause"
 OTHER_LENGTHS = 0.2
 """Part of the replay's time, a tenth of the whole check's, in which inputs of other lengths are judged module by module."""
-_FEW = 3
 
 
 @dataclass(frozen=True)
@@ -137,8 +136,8 @@ class CheckedReplay:
         for item in worst_unlocated(self)[:1]:
             yield f"module by module, the dump that is wrong: {item.dump_id}"
         if (others := self.unlocated) and self.local is not None and self.local.judged:
-            few = ", ".join(f"{item.dump_id.rpartition('-')[2]} ({item.tokens:,} tokens)" for item in others[:_FEW])
-            yield f"module by module, inputs of other lengths: {few}{' ...' if len(others) > _FEW else ''}"
+            named = [f"{item.dump_id.rpartition('-')[2]} ({item.tokens:,} tokens)" for item in others]
+            yield f"module by module, inputs of other lengths: {some(named)}"
         if self.shared:
             yield f"modules of {', '.join(self.shared)} (shared with the truth)"
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
+from actordbg.base.units import some
 from actordbg.formats.encoding import Array
 from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.judge.sides import Values, opened
@@ -356,13 +357,13 @@ def _compared(a: _KeptGradients, b: _KeptGradients, small: float, notes: _Notes)
     left |= _left_out("different sizes", unlike)
     notes.missing |= left
     if missing := [name for name in sorted(b.names - a.names) if badness and np.abs(b.read(name)).max(initial=0) > 0]:
-        notes.broken.append(f"A has no gradient of {_some(missing)}")
+        notes.broken.append(f"A has no gradient of {some(missing)}")
     together = Figures(0)
     if count := sum(part.size for part in absolute):
         spreads = spread_of("abs", np.concatenate(absolute)) | spread_of("rel", np.concatenate(relative))
         together = Figures(count, **spreads, **angle_of(total))
     if nonfinite:
-        notes.broken.append(f"gradients are not finite on one side only: {_some(nonfinite)}")
+        notes.broken.append(f"gradients are not finite on one side only: {some(nonfinite)}")
     elif together.count and together.distance is None:
         notes.broken.append("B's gradients are all zero, A's are not")
     worst = sorted((name for name in badness if badness[name] > 0), key=lambda name: (-badness[name], name))
@@ -398,12 +399,4 @@ def _distances(apart: dict[str, tuple[float, float, int]], small: float) -> tupl
 
 
 def _left_out(why: str, names: set[str]) -> dict[str, str]:
-    if not names:
-        return {}
-    first = min(names)
-    what = f"gradient of {first}" if len(names) == 1 else f"gradients of {len(names)} parameters, e.g. {first}"
-    return {what: why}
-
-
-def _some(names: Collection[str]) -> str:
-    return ", ".join(list(names)[:3]) + (" ..." if len(names) > 3 else "")
+    return {f"gradient of {some(sorted(names))}": why} if names else {}

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from actordbg.actor.rules import LEAKED
+from actordbg.base.units import some
 from actordbg.document.blocks import number
 from actordbg.formats.weight_hashes import MET_WEIGHTS, met_weights
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
@@ -105,4 +106,4 @@ def _steps(steps: Any) -> str:
     known = sorted({step for step in steps if step is not None})
     if not known:
         return "these calls"
-    return f"step{'s' * (len(known) > 1)} {', '.join(map(str, known[:4]))}{', ...' * (len(known) > 4)}"
+    return f"step{'s' * (len(known) > 1)} {some(known, 4)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import NothingToDo, StoreProblem
-from actordbg.base.units import plural
+from actordbg.base.units import plural, some
 from actordbg.catalog import query
 from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, Grid, number
 from actordbg.document.command_result import CommandResult
@@ -26,10 +26,6 @@ from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.records.finding import Finding, Findings, Rule, outcomes_of
 from actordbg.records.run_files import read_sync, read_weights
 from actordbg.store.layout import Store, require_run_name
-
-_SHOWN, _MOST = 3, 20
-"""Names of parameters that a sentence has, and a place."""
-
 
 RULES = SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN, FRESH, SAME = tuple(
     Rule(name, holds, remedy=remedy, side=side, fails=fails)
@@ -258,7 +254,7 @@ def unequal_ranks(root: Path, calls: Iterable[Any]) -> Iterator[tuple[Any, str]]
                 continue
             at = "" if record.step is None else f"step {record.step}: "
             many = f"{len(differ)} of {plural(len(same), 'parameter')} differ between ranks {first.rank} and {record.rank}"
-            yield call, f"{at}{many}: {_names(differ)}" if differ else ""
+            yield call, f"{at}{many}: {some(differ)}" if differ else ""
 
 
 def _alike(ours: ParameterHash, theirs: ParameterHash) -> bool | None:
@@ -289,10 +285,10 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[Finding]:
     for sync in syncs:
         of = len(sync.parameters)
         if silent := tuple(name for name, each in sync.parameters.items() if each.had is None and not each.answers):
-            words = f"{len(silent)} of {of} parameters {'was' if len(silent) == 1 else 'were'} never sent: {_names(silent)}"
+            words = f"{len(silent)} of {of} parameters {'was' if len(silent) == 1 else 'were'} never sent: {some(silent)}"
             faults.setdefault((SENT, words, silent), []).append(sync)
         if other := tuple(name for name, each in sync.parameters.items() if each.had and each.sent not in (None, each.had)):
-            faults.setdefault((AS_HELD, f"{_names(other)} left the trainer other than it had it", other), []).append(sync)
+            faults.setdefault((AS_HELD, f"{some(other)} left the trainer other than it had it", other), []).append(sync)
         for engine in range(sync.engines):
             if not _recorded(sync, engine) or (stale and not _changed(sync, engine)):
                 continue  # not recorded; or nothing arrived, which is said once
@@ -304,12 +300,8 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[Finding]:
                 )
                 if wrong:
                     many = f"{len(wrong)} of {of} parameters"
-                    faults.setdefault((rule, words.format(many=many, names=_names(wrong)), wrong), []).append(sync)
+                    faults.setdefault((rule, words.format(many=many, names=some(wrong)), wrong), []).append(sync)
     for (rule, words, names), at in faults.items():
         since, until = _step(at[0]), _step(at[-1])
         when = since if since == until else f"{since} to {until}"
-        yield Finding(rule, f"{words} ({when})", {"parameter": names[0] if len(names) == 1 else ", ".join(names[:_MOST])})
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        yield Finding(rule, f"{words} ({when})", {"parameter": some(names, 20)})

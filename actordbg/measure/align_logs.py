@@ -110,7 +110,6 @@ class LogSide:
     nonfinite_steps: tuple[int, ...] = ()
     rerun: int = 0
     nulls: int = 0
-    round_lengths: tuple[int, ...] = ()
     found: dict[str, int] = field(default_factory=dict)
 
 
@@ -355,7 +354,6 @@ def _side(log: TrainLog, series: Series, name: str) -> LogSide:
         log.path, series.kind, len(steps), steps[0], steps[-1],
         trend=trend(values), nonfinite=len(wild), nonfinite_steps=tuple(wild[:_NAMED]), rerun=series.rerun,
         nulls=log.nulls.get(name, 0),
-        round_lengths=series.totals,
     )  # fmt: skip
     if not values:
         return side

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from actordbg.base.units import plural
+from actordbg.base.units import plural, some
 from actordbg.document.blocks import number
-from actordbg.formats.weight_hashes import GroupState
+from actordbg.formats.weight_hashes import GroupState, WeightRecord
 from actordbg.judge.recorded_calls import Numbers
 from actordbg.records.finding import Finding
 from actordbg.steps.recorded_step import RecordedStep
@@ -33,10 +33,18 @@ _ULP = 4e-7
 
 
 def unchecked(step: RecordedStep) -> str:
-    """Say why the update of a step is not judged; "" if it is."""
+    """Say what of the update of a step is not judged, and why; "" if all is."""
     if not step.states:
         return "the optimizer's update: its state was not recorded both before and after (record the next step as well)"
-    return ""
+    resting = {name: None for before, after in step.states for name in _resting(before, after)}
+    return f"why the update did not move {some(resting)} (in the recorded elements)" if resting else ""
+
+
+def _resting(before: WeightRecord, after: WeightRecord) -> list[str]:
+    """Return the parameters that did not move where most did: frozen, without a gradient, or not given what the optimizer has."""
+    sampled = [name for name, own in before.parameters.items() if own.sample and name in after.parameters]
+    resting = [name for name in sampled if before.parameters[name] == after.parameters[name]]
+    return resting if 2 * len(resting) < len(sampled) else []
 
 
 def of_update(step: RecordedStep) -> Iterator[Finding]:
@@ -65,10 +73,10 @@ def _settings(step: RecordedStep, group: GroupState) -> Iterator[Finding]:
 
 
 def _decay(step: RecordedStep, groups: list[GroupState]) -> Finding | None:
-    """Return what is wrong with the weight decay: each group has the trainer's or none, and at least one the trainer's."""
+    """Return what is wrong with the weight decay: a group has the trainer's or, as that of norms and biases, none."""
     asked, own = step.fact("adam.weight_decay"), [group.weight_decay for group in groups]
-    right = asked is None or (all(each in (0.0, asked) for each in own) and asked in own)
-    text = f"the weight decay is {', '.join(f'{each:g}' for each in own)}, the trainer's {asked}"
+    right = asked is None or ({asked} <= {*own} <= {0.0, asked} and (0.0 in own or len(own) == 1))
+    text = f"the weight decay is {some(own)}, the trainer's {asked}, of norms and biases 0"
     return None if right else broken("weight decay", text)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import plural
+from actordbg.base.units import plural, some
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number
 from actordbg.judge.loss_terms import kl_terms
@@ -48,8 +48,6 @@ FAR, WORST = 5.0, 0.3
 UNKNOWN = "unknown"
 """The name of a fault that nothing known explains."""
 
-_MOST_RANKS = 4
-"""Ranks whose figures are told."""
 APART = 0.05
 """A mean |rollout - trainer| that is mentioned, nats; bf16 rounding is 0.006."""
 
@@ -91,7 +89,7 @@ def normalization(step: RecordedStep) -> Iterator[Finding]:
             words += f" {number(step.expected)}"
             yield broken("own means", words)
     elif len(by_rank := step.by_rank(name)) > 1 and len({*by_rank.values()}) > 1:
-        counted = ", ".join(f"{number(float(value), 6)} on rank {rank}" for rank, value in list(by_rank.items())[:_MOST_RANKS])
+        counted = some([f"{number(float(value), 6)} on rank {rank}" for rank, value in by_rank.items()], 4)
         words = f"each rank divides by a count of its own: {name} is {counted}, and the step has {step.divisor:,} {terms},"
         words += f" {number(wanted, 6)} for each of {plural(step.accumulation, 'micro-batch')}"
         yield broken("counts of ranks", words)
@@ -296,10 +294,11 @@ def verdict_of(figures: StepFigures) -> Verdict:
         left.append(figures.weights.words)
     if not other and step.grad_norm is None:
         left.append("the gradient's norm, which was not recorded")
-    causes, shown = causes_of(figures), figures_of(figures)
+    causes, shown, update = causes_of(figures), figures_of(figures), unchecked(step)
+    missing = [*left, *filter(None, [update])]
     if causes:
         others = f"; also {', '.join(cause.rule.name for cause in causes[1:])}" if causes[1:] else ""
-        return Verdict(WRONG, f"{title}: {causes[0].said}{others}", shown, left, "actordbg lint", findings=causes)
+        return Verdict(WRONG, f"{title}: {causes[0].said}{others}", shown, missing, "actordbg lint", findings=causes)
     if not other and (apart := _apart(figures)):
         said = f"{title} is right as recorded, but not under this configuration: {apart}"
         return Verdict(WRONG, said, shown, left, "actordbg check", findings=[Finding(RULES["configuration"], apart)])
@@ -309,7 +308,7 @@ def verdict_of(figures: StepFigures) -> Verdict:
         norms = (step.grad_norm, replayed.grad_norm, reference.grad_norm)
         said += f"; the norm is {number(norms[0], 5)}, replayed {number(norms[1], 5)}, in fp32 {number(norms[2], 5)}"
         said += f"; {figures.weights.words}"
-        said += "" if unchecked(step) else "; the update is Adam's"
+        said += "" if update else "; the update is Adam's"
     following = "actordbg lint"
     if (distance := step.rollout_apart) > APART:
         said += f"; rollout and trainer are {number(distance, 3)} nats apart, and which of them is right is not checked"
@@ -317,7 +316,7 @@ def verdict_of(figures: StepFigures) -> Verdict:
         of_step, model = in_shell(f"step={step.number} and grad_enabled"), in_shell(figures.config.model)
         following = f"actordbg replay --where {of_step} --model {model} --keep-tensors"
     word = UNCHECKED if left else RIGHT
-    return Verdict(word, said, shown, [*left, *filter(None, [unchecked(step)])], following)
+    return Verdict(word, said, shown, missing, following)
 
 
 def _apart(figures: StepFigures) -> str:

@@ -43,11 +43,11 @@ def shared(cache: Path) -> None:
         replaced = {
             "apply_rotary_pos_emb": (modeling_llama, lambda query, key, *angles: (query, key)),
             "forward": (modeling_llama.LlamaRMSNorm, lambda norm, hidden: 1.05 * hidden),
+            "silu": (torch.nn.functional, lambda values, **_: 1.01 * values),
         }
         for name, (place, other) in replaced.items():
             with patch.object(place, name, other):
-                found = truth_model.shared_code(session._model)
-                assert found == ["__main__", "transformers"], (name, found)
+                assert truth_model.shared_code(session._model) == ["__main__", "transformers"], name
         right = modeling_llama.LlamaMLP.forward
 
         @functools.wraps(right)  # which has the name and the module of what it wraps

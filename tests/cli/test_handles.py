@@ -69,7 +69,7 @@ def test_the_handle_that_a_table_shows_is_taken_wherever_an_id_is(three: Store) 
         full
     ]
     assert resolve(shown, [full, other], "dump", made_by="dump enable") == full
-    with pytest.raises(UsageError, match=r"means several ids: .*a, .*b"):
+    with pytest.raises(UsageError, match=r"means several ids: .*b, .*a"):
         resolve("0000000", [full[:-8] + "0000000a", full[:-8] + "0000000b"], "dump", made_by="dump enable")
     with pytest.raises(UsageError, match="no dump has the id"):
         invoke(three, "dump", "show", "ffffffff")
