@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.api.desk import Desk
-from actordbg.base.errors import CorruptDump, NothingToDo, StoreProblem, UsageError
+from actordbg.base.errors import CorruptDump, NothingToDo, Refused, StoreProblem, UsageError
 from actordbg.base.foreign_text import in_shell
+from actordbg.base.owners import is_own, name_of
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Verdict, section
@@ -37,7 +38,7 @@ class Subject:
 def subject_of(store: Store, name: str, *, good_too: bool = False) -> Subject:
     """Find a comparison, a reduction or a replay by its id, the beginning of an id, or a replay's handle."""
     store.require()
-    files = sorted(store.comparisons.glob(f"{name}*.json")) if name[:1].isdigit() else []
+    files = [path for path in store.comparisons.glob("[!.]*.json") if name and path.name.startswith(name)]
     if len(files) == 1:
         record = ComparisonRecord.from_file(files[0])
         if record.good and not good_too:
@@ -135,7 +136,12 @@ def bundled(
 ) -> CommandResult:  # fmt: skip
     """Write a bundle of replays, comparisons and the dumps of a condition, and upload it if `to` says where."""
     subjects = [subject_of(store, name, good_too=True) for name in names]
-    specs = [spec_and_owner(store, subject.replay_id)[0] for subject in subjects]
+    owned = [spec_and_owner(store, subject.replay_id) for subject in subjects]
+    specs = [spec for spec, _ in owned]
+    for spec, owner in owned:  # the bundle goes to others: whose dumps would these be?
+        if not is_own(owner) and any(Path(item.path).is_absolute() for item in spec.inputs):
+            said = f"{name_of(owner)} wrote replay {spec.replay_id}, whose dumps lie outside of the store"
+            raise Refused(said, hint="select dumps with --where")
     compared = {subject.reduction_id for subject in subjects if subject.reduction_id != subject.replay_id}
     replays, unread = {spec.replay_id for spec in specs}, []
     for path in sorted(store.comparisons.glob("*.json")) if not redact else ():

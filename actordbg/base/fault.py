@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import ClassVar, TypeVar
 
@@ -51,6 +53,12 @@ def describe(error: BaseException) -> str:
     """Format an error in a line of at most 200 characters, without secrets and with control characters escaped."""
     text = scrub(f"{type(error).__name__}: {error}"[:4096]).replace("\n", " ")[:200]
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)[:200]
+
+
+def complain(text: str) -> None:
+    """Print a line to standard error. Raises nothing: that may be closed, or a log on a full disk, and the training continues."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"actordbg: {text}\n")
 
 
 def scrub(text: str) -> str:

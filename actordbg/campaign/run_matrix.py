@@ -32,7 +32,7 @@ from actordbg.campaign.runner import Campaign, CellRunners, Trial, run_trials
 from actordbg.catalog.query import get_dump, open_fresh
 from actordbg.config.choices import Facts, gather_facts
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.dump_record import DumpRecord, is_plain_name, now_timestamp
+from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import PASSED, MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplaySpec
@@ -77,9 +77,8 @@ def load_with_owner(store: Store, name: str) -> tuple[MatrixRecord, Owner]:
     path = path_of(store, resolve(name, names(store), "matrix", made_by="matrix"))
     data, owner = read_with_owner(path)
     record = MatrixRecord.from_json(data, str(path))
-    folders = [cell.replay_id for cell in record.cells if cell.replay_id is not None]
-    if record.matrix_id != path.stem or not all(map(is_plain_name, (path.stem, *folders))):  # it is written where these say
-        raise CorruptDump(f"{path} has another matrix's id, or invalid replay ids", hint="remove the file")
+    if record.matrix_id != path.stem:  # it is written where that says
+        raise CorruptDump(f"{path} has another matrix's id", hint="remove the file")
     return record, owner
 
 

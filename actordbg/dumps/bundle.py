@@ -48,7 +48,15 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.encoding import pack_line
 from actordbg.formats.record_reading import MOST_VALUES, values_in
-from actordbg.formats.store_files import MOST_BYTES, atomic_write, make_folder, open_regular, read_regular, remove
+from actordbg.formats.store_files import (
+    MOST_BYTES,
+    atomic_write,
+    make_folder,
+    open_regular,
+    read_regular,
+    remove,
+    require_own_way,
+)
 from actordbg.records.comparison_record import ComparisonRecord, stored_json
 from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import ReplaySpec
@@ -107,6 +115,8 @@ def pack_bundle(
     if redact and (replays or comparisons):
         raise Refused("results of replays belong to the real token ids", hint="bundle dumps only, or drop --redact")
     places = list(dumps)
+    for path in (*places, *(store.replays / name / SPEC for name in replays)):
+        require_own_way(path, store.root)
     files = dict(_dump_files(places, Redaction(places, keep, model) if redact else None))
     for name in replays:
         files |= {store.relative(path): read_regular(path, MOST_FILE) for path in _replay_files(store.replays / name)}

@@ -161,7 +161,7 @@ def _turns_without_dumps(catalog: Catalog, chosen: list[str]) -> list[Doomed]:
     runs = {path.split("/")[1] for path in lost if (root / TURNS / path.split("/")[1]).is_dir()}
     if runs:
         runs -= {path.split("/")[1] for path, _ in dump_files(catalog) if path not in lost}
-    files = (file for run in runs for file in sorted((root / TURNS / run).iterdir()))
+    files = (file for run in runs for file in sorted((root / TURNS / run).glob("*.json")))
     return [Doomed(str(file.relative_to(root)), file.lstat().st_size, "turns of a run without dumps") for file in files]
 
 

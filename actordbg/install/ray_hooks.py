@@ -19,12 +19,12 @@ import copy
 import functools
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.fault import complain, describe
 
 MARK = "__actordbg_ray__"
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -32,6 +32,7 @@ JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 HOOK = "worker_process_setup_hook"
 _SENT_HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 _WITHOUT_HOOK = ("container", "image_uri")
+_FAILED = "Ray's workers will not be recorded: {}"
 
 
 def take_along(module: ModuleType) -> None:
@@ -52,7 +53,7 @@ def _init(ray: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
             address = kwargs.get("address", args[0] if args else None)
             changed, job = prepared(kwargs, os.environ, takes_hook=_takes_hook(ray, address, kwargs.get("job_config")))
         except Exception as error:  # noqa: BLE001  # ours, not the user's: call Ray as they did
-            _tell(error)
+            complain(_FAILED.format(describe(error)))
             return original(*args, **kwargs)
         if job is None:
             return original(*args, **changed)
@@ -72,7 +73,7 @@ def _submit_job(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             changed = {**kwargs, "runtime_env": merged(kwargs.get("runtime_env"), carried(os.environ))}
         except Exception as error:  # noqa: BLE001  # ours, not the user's: call Ray as they did
-            _tell(error)
+            complain(_FAILED.format(describe(error)))
             changed = kwargs
         return original(*args, **changed)
 
@@ -103,6 +104,7 @@ def worker_setup(users_own: Callable[[], Any] | str | None, folder: str) -> Call
     """
 
     def actordbg_worker_setup() -> None:
+        import contextlib
         import importlib
         import importlib.util
         import os
@@ -118,7 +120,8 @@ def worker_setup(users_own: Callable[[], Any] | str | None, folder: str) -> Call
                 assert spec is not None and spec.loader is not None
                 spec.loader.exec_module(importlib.util.module_from_spec(spec))
         except Exception as error:  # noqa: BLE001  # a worker without actordbg trains on, unrecorded
-            sys.stderr.write(f"actordbg: not recording in Ray worker {os.getpid()}: {type(error).__name__}: {error}\n")
+            with contextlib.suppress(Exception):  # `complain`, which may not be here
+                sys.stderr.write(f"actordbg: not recording in Ray worker {os.getpid()}: {type(error).__name__}: {error}\n")
         if isinstance(users_own, str):
             module, _, name = users_own.rpartition(".")
             getattr(importlib.import_module(module), name)()
@@ -133,10 +136,6 @@ def _takes_hook(ray: ModuleType, address: str | None, job_config: Any) -> bool:
     named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
     known: set[str] = getattr(ray.runtime_env.RuntimeEnv, "known_fields", set())
     return HOOK in known and "://" not in (named or "") and not getattr(job_config, "_client_job", False)
-
-
-def _tell(error: Exception) -> None:
-    sys.stderr.write(f"actordbg: Ray's workers will not be recorded: {type(error).__name__}: {error}\n")
 
 
 # The variables of a process below `actordbg run`, and how they reach processes that do not inherit an environment.

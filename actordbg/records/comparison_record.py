@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.base.units import resolve
+from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.formats.store_files import read_regular
 from actordbg.records.finding import Finding, Rule
@@ -105,11 +106,15 @@ def _plain(record: Any) -> Any:
 
 def _complete(value: Any) -> None:
     """Store, in each record in a value, at any depth, the defaults of fields that its file lacked. msgspec leaves them to the
-    class, and code that walks a record's own fields (`vars`, msgspec itself) would miss them.
+    class, and code that walks a record's own fields (`vars`, msgspec itself) would miss them. ValueError for an id
+    such as "../x": ids become names of files, and that would lead out of the store.
     """
     if is_dataclass(value):
         vars(value).update({each.name: getattr(value, each.name) for each in fields(value)})
         value = vars(value)
+        for name, item in value.items():
+            if name.endswith("_id") and isinstance(item, str) and item and not is_plain_name(item):
+                raise ValueError(f"its {name} is {item!r:.80}, not a plain name")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ():
         _complete(item)
 

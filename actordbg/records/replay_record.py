@@ -86,10 +86,11 @@ class ReplaySpec(StoredRecord):
     format: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
-        """Refuse ids that could name another place (CorruptDump): they become names of files and folders."""
-        for name in (self.replay_id, *(item.dump_id for item in self.inputs)):
-            if not is_plain_name(name):
-                raise CorruptDump(f"{name!r:.80} is not an id of a replay or a dump", hint="nothing was written under that name")
+        """Refuse ids and paths that could lead out of the store (CorruptDump): they become names of files and folders."""
+        bad = [name for name in (self.replay_id, *(item.dump_id for item in self.inputs)) if not is_plain_name(name)]
+        bad += [item.path for item in self.inputs if ".." in item.path.split("/") and item.path[:1] != "/"]
+        if bad:
+            raise CorruptDump(f"{bad[0]!r:.80} is not an id of a replay or a dump, or its path", hint="nothing was written there")
 
     def to_json(self) -> str:
         """Return the specification as indented JSON."""

@@ -43,7 +43,7 @@ LIMITS = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}
 """Differences of log-probs, in nats, and relative ones of gradients, that rounding does not reach in small random models."""
 MOST_INLINE = 40
 """More token ids than these are drawn from a seed, where drawn ids show the fault too."""
-PATHS = r"~(?:/[\w.+@=~-]+)+|\b[A-Za-z]:(?:\\[\w.+@=~-]+)+|(?:/[\w.+@=~-]+){2,}"
+PATHS = r"(?<=')/[^']*(?=')|~(?:/[\w.+@=~-]+)+|\b[A-Za-z]:(?:\\[\w.+@=~-]+)+|(?:/[\w.+@=~-]+){2,}"
 """Paths in the text of an error; a script has this pattern too."""
 _ROPE = re.compile(
     r"type|factor|truncate|rope_(type|theta)|(original_)?max_position_embeddings|llama_4_scaling_beta|beta_(fast|slow)|mscale(_all_dim)?|mrope_(section|interleaved)"

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from actordbg.actor.hub_model import looks_like_path
+from actordbg.base.foreign_text import in_line
 from actordbg.config.choices import is_local
 from actordbg.config.replay_config import DTYPES
 from actordbg.reduce import templates
@@ -114,8 +115,8 @@ def _imports(constants: str, body: str) -> Iterator[str]:
 
 
 def _in_docstring(text: str) -> str:
-    """Return foreign text as a part of a docstring that cannot end it."""
-    return text.replace("\\", "/").replace('"""', "'''").removesuffix('"')
+    """Return foreign text as a part of a docstring that cannot end it, without hidden characters."""
+    return in_line(text).replace("\\", "/").replace('"""', "'''")
 
 
 def expectation(case: FaultCase) -> str:
@@ -310,7 +311,8 @@ def _literal(value: Any, before: int, indent: int = 0) -> str:
 
 def _flat(value: Any) -> str:
     if isinstance(value, str):  # ruff prefers the quotes that need no escapes
-        return repr(value) if '"' in value and "'" not in value else json.dumps(value, ensure_ascii=False)
+        literal = repr(value) if '"' in value and "'" not in value else json.dumps(value, ensure_ascii=False)
+        return in_line(literal)  # it writes hidden characters as Python does
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_flat(key)}: {_flat(item)}" for key, item in value.items()) + "}"
     if isinstance(value, float) and not math.isfinite(value):

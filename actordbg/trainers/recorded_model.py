@@ -15,7 +15,6 @@ import contextlib
 import functools
 import inspect
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from actordbg.base.fault import describe
+from actordbg.base.fault import complain, describe
 from actordbg.capture import facts, hook
 from actordbg.capture.facts import unwrap
 from actordbg.formats.encoding import OFFSETS, POSITIONS
@@ -323,7 +322,7 @@ def tell(text: str) -> None:
     """Print a line to standard error, once per process."""
     if text not in _told and len(_told) < 100:
         _told.add(text)
-        sys.stderr.write(f"actordbg: process {os.getpid()}: {text}\n")
+        complain(f"process {os.getpid()}: {text}")
 
 
 def attach(module: ModuleType, named: str, store: str) -> list[str]:

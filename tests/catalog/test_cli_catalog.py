@@ -175,8 +175,12 @@ def test_the_turns_of_a_run_go_with_its_last_dump(store: Store, packed: bool) ->
         run(store, "pack", "--quiet")
     run(store, "prune", "--where", f"run='other' and dump_id='{cases.record(2, run='other').dump_id}'", "--yes")
     assert (store.root / "turns" / "other").exists()
+    notes = store.root / "turns" / "ppo-1" / "my-notes.md"
+    notes.write_text("by hand")
     run(store, "prune", "--where", "run='other'", "--yes")
     assert [path.name for path in (store.root / "turns").iterdir()] == ["ppo-1"]
+    run(store, "prune", "--where", "run='ppo-1'", "--yes")
+    assert [*(store.root / "turns").rglob("*")] == [notes.parent, notes], "what it did not make stays"
 
 
 def test_prune_never_follows_a_link_out_of_the_store(store: Store, tmp_path: Path) -> None:

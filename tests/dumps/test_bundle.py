@@ -19,6 +19,7 @@ import pytest
 import zstandard
 from comparecases import write_replay
 from hubstandin import hub
+from ownercases import give_away
 from replaycases import publish
 from typer.testing import CliRunner
 
@@ -57,6 +58,57 @@ def run(store: Path, *words: str, code: int = 0) -> Any:
     done = CliRunner().invoke(app, ["--store", str(store), *words, "--json"])
     assert done.exit_code == code, done.output
     return json.loads(done.stdout)
+
+
+MINE = "20260101T000000-aaaaaa"
+
+
+def private_dump(tmp_path: Path) -> Path:
+    """A dump of another store, which nobody asked to send."""
+    private = Store(tmp_path / "private").create()
+    publish(private, 1, length=16)
+    write_replay(private, MINE, [])
+    return next(private.iter_dumps())
+
+
+@pytest.mark.parametrize("way", ["../", "/", "/, from a bundle", "link"])
+def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(
+    way: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = private_dump(tmp_path)
+    (item,) = publish(store, 1, length=16)
+    path = {"../": f"../{dump.relative_to(tmp_path)}", "link": "dumps/led/rank0000/" + dump.name}.get(way, str(dump))
+    (store.dumps / "led").symlink_to(dump.parent.parent)
+    if way == "link":
+        give_away(store.dumps / "led", monkeypatch)
+    folder = store.replays / MINE
+    write_replay(store, MINE, [item])
+    spec = json.loads((folder / "spec.json").read_text())
+    spec["inputs"][0]["path"] = path
+    atomic_write(folder / "spec.json", json.dumps(spec).encode())
+    if "bundle" in way:
+        (folder / ".spec.json.from").write_text("case.tar.zst")
+    done = CliRunner().invoke(app, ["--store", str(store.root), "bundle", MINE, "-o", str(tmp_path / "out.tar.zst")])
+    assert (done.exit_code == 0) == (way == "/") == (tmp_path / "out.tar.zst").exists(), "one's own --input-file may be anywhere"
+    assert way == "/" or isinstance(done.exception, ActordbgError | OSError), done.output
+
+
+@pytest.mark.parametrize(("field", "words"), [("rounding_id", ["bundle"]), ("comparison_id", ["reduce"])])
+def test_no_id_in_a_record_leads_out_of_the_store(field: str, words: list[str], store: Store, tmp_path: Path) -> None:
+    inputs, truth = publish(store, 1, length=16), "20260101T000001-bbbbbb"
+    write_replay(store, MINE, inputs)
+    write_replay(store, truth, inputs, truth="fp32")
+    run(store.root, "compare", MINE, truth)
+    private_dump(tmp_path)
+    (file,) = store.comparisons.glob("*.json")
+    record = json.loads(file.read_text()) | {field: "../../private", "verdict": "mismatch"}
+    file.write_text(json.dumps(record))
+    before = sorted(tmp_path.rglob("*"))
+    done = CliRunner().invoke(app, ["--store", str(store.root), *words, file.stem])
+    assert isinstance(done.exception, CorruptDump) and f"its {field} is '../../private'" in done.exception.message
+    assert sorted(path for path in tmp_path.rglob("*") if store.root not in path.parents) == [
+        path for path in before if store.root not in path.parents
+    ]
 
 
 def test_a_colleague_gets_a_replay_with_its_dumps_and_comparisons(store: Store, tmp_path: Path) -> None:

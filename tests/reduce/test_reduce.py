@@ -31,7 +31,8 @@ from actordbg.actor.family_models import FAMILIES
 from actordbg.api import reducing
 from actordbg.api.client import Client
 from actordbg.api.desk import Desk
-from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused, UnsafeInput
+from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused, UnsafeInput, UsageError
+from actordbg.base.foreign_text import in_lines
 from actordbg.base.processes import read_stat
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
@@ -367,7 +368,15 @@ def test_what_a_replay_and_its_comparison_say_needs_no_check(store: Store) -> No
     assert [call.args[0].dump_id for call in checks.of.call_args_list] == [items[1].dump_id]
 
 
-HOSTILE = ('x"""\nimport pwned\n"""', "x'\nimport pwned\n'", 'x"\nimport pwned\n#', "\\", "deepspeed.x", '"')
+HOSTILE = (
+    'x"""\nimport pwned\n"""',
+    "x'\nimport pwned\n'",
+    'x"\nimport pwned\n#',
+    "\\",
+    "deepspeed.x",
+    '"',
+    "\x1b[2J\0\u202e\ud800",
+)
 FIELDS: dict[str, Callable[[str], FaultCase]] = {
     "versions": lambda text: CASE,
     "title": lambda text: CASE,
@@ -381,7 +390,9 @@ FIELDS: dict[str, Callable[[str], FaultCase]] = {
 def test_no_text_of_a_record_becomes_code_in_the_script(field: str) -> None:
     for text in HOSTILE:
         said = {"title": text if field == "title" else "t", "versions": text if field == "versions" else "torch 2"}
-        tree = ast.parse(render(FIELDS[field](text), private=False, **said))
+        script = render(FIELDS[field](text), private=False, **said)
+        assert in_lines(script) == script and script.encode(), "it can be shown in a terminal, and written to a file"
+        tree = ast.parse(script)
         imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
         assert imported.isdisjoint({"pwned", "deepspeed"})
 
@@ -412,10 +423,10 @@ def test_of_a_configuration_only_what_changes_the_forward_leaves() -> None:
         assert clean_config(family.config) == family.config, name
 
 
-@pytest.mark.parametrize("path", ["/home/alice/acme", "~/acme", r"C:\Users\alice\acme"])
+@pytest.mark.parametrize("path", ["/home/alice/acme", "~/acme", r"C:\Users\alice\acme", "'/home/alice smith/acme'"])
 def test_no_path_of_an_error_or_a_title_leaves(path: str) -> None:
-    assert normalized(f"no {path} there") == "no PATH there"
-    case = replace(SCRIPTS["checkpoint"], checkpoint=path.replace("C:", "/C").replace("\\", "/"))
+    assert normalized(f"no {path} there").replace("'", "") == "no PATH there"
+    case = replace(SCRIPTS["checkpoint"], checkpoint=path.strip("'").replace("C:", "/C").replace("\\", "/"))
     assert "acme" not in title_of(reduced(FINGERPRINT, case)) and "acme" not in render(case, "t", private=True)
 
 
@@ -434,6 +445,25 @@ def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store,
     give_away(path, monkeypatch)
     with pytest.raises(Refused, match="wrote reduction"):
         reducing.known_or_reduced(desk, replay, 9, 9.0)
+
+
+def test_what_anothers_journal_says_of_a_trial_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for expected in (1, 0, 1):
+        with Simulated(tmp_path, leaking) as trials:
+            trials.ending(CASE)
+        assert trials.run == expected
+        if not expected:
+            give_away(tmp_path / running.JOURNAL, monkeypatch)
+
+
+@pytest.mark.parametrize("words", [["reduce"], ["bundle"]])
+@pytest.mark.parametrize("name", ["1**a", "0/../../*", "2["])
+def test_a_name_is_a_name_and_no_pattern(words: list[str], name: str, store: Store) -> None:
+    (store.comparisons / "0").mkdir(parents=True)
+    for path in (store.comparisons / "1xa.json", store.root / "outside.json"):
+        path.write_text("{}")
+    done = CliRunner().invoke(app, ["--store", str(store.root), *words, name])
+    assert isinstance(done.exception, UsageError) and "no replay" in done.exception.message
 
 
 @pytest.mark.parametrize("runs", ["repro", "trial"])

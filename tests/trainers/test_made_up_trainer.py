@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import re
@@ -34,6 +35,7 @@ from actordbg.replay.recorded_weights import statement
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.trainers import captured_call, find_adapter, fitting, recorded_model
+from actordbg.trainers.openrlhf.told import _told, told
 from actordbg.trainers.seam import Rows, Seam, Unreadable
 
 PAGE = ROOT / "docs" / "how-to" / "other-trainers.md"
@@ -98,6 +100,23 @@ def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_trut
     assert torch.equal(golden, plain)
     truth = truth_of(tmp_path / "model", dump)
     assert (truth - golden).abs().max() < 1e-5 and truth.abs().max() > 0.5
+
+
+def test_a_complaint_that_nobody_can_hear_stops_no_training(
+    written: ModuleType, recording: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """Standard error may be a log on a full disk, or closed, or absent as in a daemon."""
+    adapter_with(rows=lambda call: {}["rows"])
+    attach(written, recording)
+    loop = written.Loop(Body(), 1.0)
+    with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full:
+        for heard in (full, None):
+            monkeypatch.setattr(recorded_model, "_told", set())
+            monkeypatch.setattr(sys, "stderr", heard)
+            assert loop.score(IDS, MASK, 3).shape[1] == 3
+            with told("an agent's turns"):
+                raise ValueError("unreadable")
+            _told.clear()
 
 
 def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_dropped(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from actordbg.base.fault import describe
+from actordbg.base.fault import complain, describe
 
 _told: set[str] = set()
 
@@ -19,4 +18,4 @@ def told(what: str) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001  # agents and weights may be of any kind
         if what not in _told:
             _told.add(what)
-            sys.stderr.write(f"actordbg: {what}: {describe(error)}\n")
+            complain(f"{what}: {describe(error)}")
