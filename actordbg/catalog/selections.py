@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from actordbg.catalog.columns import DumpRow
 from actordbg.catalog.query import (
     Catalog,
-    DumpRow,
     answers,
     count_dumps,
     damaged_files,
