@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import json
-import typing
 from typing import Any
 
 from sqlalchemy import Column, Table, UniqueConstraint
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex
-from sqlmodel import SQLModel
 
-from actordbg.catalog import lab_models, migrate, models
+from actordbg.catalog import migrate, models
+from actordbg.catalog.models import TABLES
 from actordbg.catalog.tables import FUNCTIONS, OPERATORS, WHERE_COLUMNS
-
-TABLES: tuple[Any, ...] = (
-    models.Caller, models.Dump, models.Replay, models.Result, lab_models.ComparisonRun, lab_models.Comparison,
-    lab_models.LawAnswer, models.DamagedFile, models.ScannedFolder, models.ReadFile,
-    models.Unjudged,
-)  # fmt: skip
-"""Every table, in the order of the page."""
 
 INTRODUCTION = f"""\
 # The catalog
@@ -37,6 +28,16 @@ Columns that the calls of a process share are stored once, in `caller`. So a que
 ```sql
 SELECT dump_id, strftime('%Y-%m-%d %H:%M:%f', timestamp / 1e6, 'unixepoch') AS at, run, rank, role, seq_len
 FROM dump JOIN caller ON caller.id = dump.caller ORDER BY timestamp DESC LIMIT 20;
+```
+
+In Python, the tables are SQLModel classes:
+
+```python
+from actordbg.catalog.models import Caller, Dump
+from sqlmodel import Session, create_engine, select
+
+with Session(create_engine("sqlite:///store/catalog.db")) as session:
+    dumps = session.exec(select(Dump).join(Caller).where(Caller.rank == 0, Dump.seq_len > 4096)).all()
 ```
 """
 WHERE = """\
@@ -65,30 +66,11 @@ def catalog_markdown() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def columns_json() -> str:
-    """By table and column its Python type, whether it is of the primary key, and its comment: what commands know of it."""
-    said = {model.__tablename__: {name: described(model, name) for name in model.model_fields} for model in TABLES}
-    tables = (f"{json.dumps(table)}: {{\n" + lines_of(columns) + "\n}" for table, columns in said.items())
-    return "{\n" + ",\n".join(tables) + "\n}\n"
-
-
-def lines_of(columns: dict[str, Any]) -> str:
-    """Return the members of an object as JSON, each on a line."""
-    return ",\n".join(f"  {json.dumps(name)}: {json.dumps(spec)}" for name, spec in columns.items())
-
-
-def described(model: type[SQLModel], name: str) -> tuple[str, bool, str]:
-    """Return type, primary key and description of a column, as in `tables.Column`."""
-    field = model.model_fields[name]
-    kinds = [kind for kind in typing.get_args(field.annotation) or [field.annotation] if kind is not type(None)]
-    kind = dict if str(model.__table__.columns[name].type) == "JSON" else kinds[0]
-    return kind.__name__, model.__table__.columns[name].primary_key, field.description or ""
-
-
-def comment(model: type[SQLModel], name: str) -> str:
+def comment(column: Column[Any]) -> str:
     """Return the description of a column."""
-    kind, _, text = described(model, name)
-    return text + (" (1 yes, 0 no)" if kind == "bool" else "")
+    row = next(model for model in TABLES if model.__table__ is column.table)
+    boolean = " (1 yes, 0 no)" if str(column.type) == "BOOLEAN" else ""
+    return f"{row.model_fields[column.name].description}{boolean}"
 
 
 def schema_sql() -> str:
@@ -105,7 +87,7 @@ def table_sql(model: Any) -> str:
     """Return a table's statement as `sqlite3 catalog.db .schema` shows it. SQLAlchemy writes no comments for SQLite."""
     table: Table = model.__table__
     columns = [
-        f"    {column.name} {column.type}{'' if column.nullable else ' NOT NULL'},  -- {comment(model, column.name)}"
+        f"    {column.name} {column.type}{'' if column.nullable else ' NOT NULL'},  -- {comment(column)}"
         for column in table.columns
     ]
     rules = [f"PRIMARY KEY ({', '.join(column.name for column in table.primary_key)})"]
@@ -124,7 +106,7 @@ def columns_of(model: Any) -> list[str]:
     table: Table = model.__table__
     known = WHERE_COLUMNS if model in (models.Caller, models.Dump, models.Result) else {}
     lines = [
-        f"- `{column.name}` ({kind(column)}): {one_line(comment(model, column.name))}{target(column)}"
+        f"- `{column.name}` ({kind(column)}): {one_line(comment(column))}{target(column)}"
         for column in table.columns
         if column.name not in known
     ]

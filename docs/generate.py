@@ -1,6 +1,6 @@
 """Writes what follows from the code: the reference pages `docs/reference/cli.md`, `api.md`, `catalog.md`, `fsck.md` and
-`replay-settings.md`, the schemas of results in `docs/reference/json/`, the schema of a new catalog, `actordbg/catalog/head.sql`,
-and its columns, `actordbg/catalog/columns.json`.
+`replay-settings.md`, the schemas of results in `docs/reference/json/`, and the schema of a new catalog,
+`actordbg/catalog/head.sql`.
 
     python docs/generate.py            writes them
     python docs/generate.py --check    writes nothing; exit code 1 and a diff if one of them is out of date
@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import typer
 from api_page import api_markdown
-from catalog_page import catalog_markdown, columns_json, schema_sql
+from catalog_page import catalog_markdown, schema_sql
 from fsck_page import fsck_markdown
 from settings_page import settings_markdown
 
@@ -59,7 +59,6 @@ def pages() -> dict[Path, str]:
         REFERENCE / "replay-settings.md": f"{HEADER}\n{settings_markdown()}",
         **{REFERENCE / "json" / f"{name}.schema.json": text for name, text in schemas().items()},
         migrate.SCRIPT: schema_sql(),
-        Path(migrate.__file__).with_name("columns.json"): columns_json(),
     }
 
 

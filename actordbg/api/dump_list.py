@@ -13,12 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from pydantic import PrivateAttr
-
 from actordbg.base.errors import require_package
 from actordbg.base.units import plural
 from actordbg.catalog import query
-from actordbg.catalog.models import DumpRow
+from actordbg.catalog.columns import DumpRow
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import read_record
@@ -37,7 +35,9 @@ class Tokenizer(Protocol):
 class StoredDump(DumpRow):
     """A dump: the columns of `--where` as attributes, with those of its last result, and what its file holds."""
 
-    _store: Path = PrivateAttr()
+    def __init__(self, store: Path, **columns: Any) -> None:
+        super().__init__(**columns)
+        self._store = store
 
     @property
     def file(self) -> Path:
@@ -86,7 +86,7 @@ class DumpList(Sequence[StoredDump]):
         part = self._part
         if part.step != 1:
             return (self[at] for at in range(len(part)))
-        return map(self._typed, self._rows(part.start, len(part)))
+        return (typed(self._store, row) for row in self._rows(part.start, len(part)))
 
     @overload
     def __getitem__(self, at: int) -> StoredDump: ...
@@ -97,7 +97,7 @@ class DumpList(Sequence[StoredDump]):
         part = self._part[at]
         if isinstance(part, range):
             return DumpList(self._store, self.where, self._order, part)
-        return self._typed(next(self._rows(part, 1)))
+        return typed(self._store, next(self._rows(part, 1)))
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame, a row for each dump. Raises EnvironmentProblem without pandas."""
@@ -109,14 +109,11 @@ class DumpList(Sequence[StoredDump]):
 
     def _frame(self, package: str) -> Any:
         require_package(f"to_{package}", package)
-        rows, names = [dump.model_dump() for dump in self], list(DumpRow.model_fields)
-        return import_module(package).DataFrame({name: [row[name] for row in rows] for name in names})
+        rows = list(self)
+        return import_module(package).DataFrame({name: [getattr(row, name) for row in rows] for name in DumpRow.columns})
 
     def _rows(self, first: int, count: int) -> Iterator[Any]:
         return query.each_dump(self._catalog, self.where, order=self._order, limit=count, offset=first)
-
-    def _typed(self, row: Any) -> StoredDump:
-        return typed(self._store, row)
 
     def __repr__(self) -> str:
         return f"<{plural(len(self), 'dump')} of {self._store.root}{f' where {self.where}' * bool(self.where)}>"
@@ -124,6 +121,4 @@ class DumpList(Sequence[StoredDump]):
 
 def typed(store: Store, row: Any) -> StoredDump:
     """Build a dump from a row of the catalog."""
-    dump = StoredDump(**vars(row))
-    dump._store = store.root
-    return dump
+    return StoredDump(store.root, **vars(row))

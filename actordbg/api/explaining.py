@@ -12,7 +12,7 @@ from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own
 from actordbg.catalog.dump_verdicts import LOCATED
-from actordbg.catalog.lab_models import ComparisonRun
+from actordbg.catalog.lab_columns import ComparisonRun
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.judge import explanation

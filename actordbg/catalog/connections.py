@@ -40,8 +40,8 @@ from actordbg.formats.record_reading import strict_json
 from actordbg.formats.store_files import file_system, open_regular
 
 if TYPE_CHECKING:
+    from actordbg.catalog.columns import Column
     from actordbg.catalog.statements import CatalogWriter
-    from actordbg.catalog.tables import Column
 
 
 BUSY_TIMEOUT_S = 60.0
@@ -250,7 +250,7 @@ def is_writable(path: Path) -> bool:
 
 def decoded(columns: Mapping[str, Column], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield rows of a query for these columns as dicts by name: flags as bool, JSON parsed."""
-    flags, texts = ([name for name, column in columns.items() if column.type == kind] for kind in ("bool", "dict"))
+    flags, texts = ([name for name, column in columns.items() if column.type is kind] for kind in (bool, dict))
     try:
         for values in rows:
             row = dict(zip(columns, values, strict=True))

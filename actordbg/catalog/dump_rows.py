@@ -3,7 +3,7 @@
 The full check of a record (`parse_record`) builds dataclasses in Python. Here msgspec parses the JSON of many records straight
 into the columns and checks their types and ranges on the way, in C; every other check is one step over all records, since
 Python's overhead per file exceeds the cost of the checks. If any record is irregular, the whole batch is rejected, and each
-record goes through the full check (`row_of`), which accepts it or says what is wrong. So the same rules apply to every row.
+record goes through the full check (`columns_of_one`), which accepts it or says what is wrong. So the same rules apply to all.
 
 All files are opened before the first is read, and the kernel is told to read them in parallel.
 
@@ -18,16 +18,17 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter, mul, sub
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from actordbg.base.errors import StoreProblem
 from actordbg.catalog import tables
+from actordbg.catalog.columns import COMPUTED, Column, DumpRow
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import (
     DEFAULTS,
@@ -37,7 +38,6 @@ from actordbg.formats.dump_record import (
     RECORD_VERSION,
     RNG_PREFIX,
     SUFFIX,
-    DumpRecord,
     is_plain_name,
 )
 from actordbg.formats.record_reading import damaged, is_moment, parse_record
@@ -46,33 +46,30 @@ from actordbg.trainers.trainer import TRAINER
 
 _COUNT = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _NUMBER = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_KINDS: dict[str, Any] = {"str": str, "int": _COUNT, "bool": bool, "float": float | _NUMBER}
+_KINDS: dict[type, Any] = {str: str, int: _COUNT, bool: bool, float: float | _NUMBER}
 
 
-def _field(name: str, annotation: str) -> tuple[Any, ...]:
+def _field(name: str, column: Column) -> tuple[Any, ...]:
     """Describe a plain field of the record to msgspec, which checks it as `record_reading` does."""
-    kind = _KINDS[annotation.partition(" ")[0]]
+    kind = _KINDS[column.type]
     if name not in DEFAULTS:
         return name, kind
     return name, kind | None if DEFAULTS[name] is None else kind, DEFAULTS[name]
 
 
-_PLAIN = {field.name: _field(field.name, str(field.type)) for field in fields(DumpRecord) if field.name in tables.DUMP_COLUMNS}
-FIELDS = tuple(_PLAIN)
-"""Columns of `dump` that are fields of the record, in this order."""
-VERSIONS = tuple(name for name in tables.DUMP_COLUMNS if name.endswith("_version"))
-_MEMBERS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "arguments": (bool, ("return_output", "return_logprobs", "return_entropy", "allgather_logits")),
-    "actor": (str, ("trainer", "adapter", "function")),
-    "versions": (str, tuple(name.removesuffix("_version") for name in VERSIONS)),
+_TAKEN = {name: column for name, column in DumpRow.columns.items() if name in tables.DUMP_COLUMNS and column.of != COMPUTED}
+_PATHS = {name: f"{column.of}.{name}".removeprefix(".").removesuffix("_version") for name, column in _TAKEN.items()}
+"""Columns that a record has, and where: `seq_len`, `versions.torch`."""
+_OBJECTS = {
+    of: {_PATHS[name].partition(".")[2]: column.type for name, column in _TAKEN.items() if column.of == of}
+    for of in dict.fromkeys(column.of for column in _TAKEN.values() if column.of)
 }
-"""Objects of a record with members that are columns: the type and names of these members."""
-_FLAGS, _ACTOR, _ = (names for _, names in _MEMBERS.values())
-DUMP_COLUMNS = (*FIELDS, "padding", *_FLAGS, *_ACTOR, *VERSIONS, "with_outputs", "with_rng", "bytes", "pack")
-"""Columns of the rows that this module makes, in this order."""
-Columns = Sequence[Sequence[Any]]
-"""Values of many rows: for each of DUMP_COLUMNS, the values of all rows."""
+"""Objects of a record with members that are columns: these members, and their types."""
+_values = attrgetter(*_PATHS.values())
+Columns = Mapping[str, Sequence[Any]]
+"""Values of many dumps by column, for each of `tables.DUMP_COLUMNS`."""
 
+_ACTOR = tuple(_OBJECTS["actor"])
 _AT_HOME = (TRAINER.package, None, f"{TRAINER.actor_module}:Actor.forward")
 """The actor of a record without `actor`: that of the trainer that needs no adapter."""
 AT_ONCE = 256
@@ -86,78 +83,83 @@ _CHECK = 9
 """Bytes after a record's line: a newline and the checksum."""
 _INT64 = 2**63
 
+
+def _members(of: str) -> Any:
+    """Return the type of an object's members that are columns, None if absent."""
+    return msgspec.defstruct(of, [(member, kind | None, None) for member, kind in _OBJECTS[of].items()], gc=False, frozen=True)
+
+
 _Quick: Any = msgspec.defstruct(
     "_Quick",
     [
-        *_PLAIN.values(),
+        *(_field(name, column) for name, column in _TAKEN.items() if not column.of),
+        *((of, kind := _members(of), kind()) for of in _OBJECTS),
         ("tensors", dict[str, msgspec.Raw], msgspec.field(default_factory=dict)),
-        *((name, msgspec.Raw, msgspec.Raw(b"{}")) for name in _MEMBERS),
         ("format_version", Literal[RECORD_VERSION]),
     ],
     kw_only=True,
     gc=False,
 )
 _decode = msgspec.json.Decoder(_Quick).decode
-
-
-def _picker(kind: type, names: Iterable[str]) -> Any:
-    """Return a cached parser of an object's JSON into its members `names`, None if absent; ValueError for other types."""
-    members = msgspec.defstruct("_Members", [(name, kind | None, None) for name in names], gc=False)
-    parse = msgspec.json.Decoder(members).decode
-    return lru_cache(maxsize=64)(lambda text: msgspec.structs.astuple(parse(text)))
-
-
-_PICKERS = {name: _picker(*members) for name, members in _MEMBERS.items()}
-"""By object of a record. Most dumps have equal objects, so the results are cached."""
 _plain_run = lru_cache(maxsize=64)(is_plain_name)
 
 
 def columns_of(lines: Sequence[bytes], sizes: Sequence[int], pack: str | None = None) -> Columns:
     """Return the columns of records from their JSON lines. sizes: bytes of each dump. pack: the pack that holds them, if any.
 
-    ValueError or RecursionError if any record may be invalid: `row_of` checks each in full.
+    ValueError or RecursionError if any record may be invalid: `columns_of_one` checks each in full.
     """
     if not lines or not all(map(_is_countable, lines)):
         raise ValueError("msgspec does not check this record in full")
-    records = [_decode(line) for line in lines]
-    fields = dict(zip(FIELDS, zip(*map(msgspec.structs.astuple, records), strict=True), strict=False))
-    named = all(map(is_plain_name, fields["dump_id"])) and all(map(_plain_run, fields["run"]))
-    if not named or not all(map(is_moment, fields["timestamp"])):
+    return _columns(list(map(_decode, lines)), sizes, pack)
+
+
+def columns_of_one(line: bytes, size: int, pack: str | None = None) -> Columns:
+    """Return the columns of one record. Raises CorruptDump or NewerFormat for an invalid line."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return columns_of([line], [size], pack)
+    record = parse_record(line)
+    for of, kinds in _OBJECTS.items():  # a member of another type counts as absent
+        members = getattr(record, of)
+        for name in [name for name, value in members.items() if type(value) is not kinds.get(name)]:
+            del members[name]
+    try:
+        return _columns([_decode(record.to_json())], [size], pack)
+    except ValueError:
+        raise damaged("the record has a number that does not fit into 64 bits") from None
+
+
+def joined(blocks: Sequence[Columns]) -> Columns:
+    """Return several blocks of columns as one; {} for none."""
+    return {name: [*chain.from_iterable(block[name] for block in blocks)] for name in blocks[0]} if blocks else {}
+
+
+def _columns(records: Sequence[Any], sizes: Sequence[int], pack: str | None) -> Columns:
+    """Return the columns of parsed records; ValueError if a name, a time or a number is invalid."""
+    columns = dict(zip(_PATHS, zip(*map(_values, records), strict=True), strict=True))
+    named = all(map(is_plain_name, columns["dump_id"])) and all(map(_plain_run, columns["run"]))
+    if not named or not all(map(is_moment, columns["timestamp"])):
         raise ValueError("invalid name or time")
-    positions = [rows * length for rows, length in zip(fields["batch_size"], fields["seq_len"], strict=True)]
+    positions = list(map(mul, columns["batch_size"], columns["seq_len"]))
     if max(positions) >= _INT64:
         raise ValueError("a number beyond 64 bits")
-    padding = [count - tokens for count, tokens in zip(positions, fields["tokens"], strict=True)]
-    flags, actors, versions = ([pick(bytes(getattr(record, name))) for record in records] for name, pick in _PICKERS.items())
-    actors = list(map(_actor, actors, fields["source"]))
-    names = {*chain.from_iterable(record.tensors for record in records)}
-    recorded = [_recorded(record.tensors) for record in records] if any(_recorded(names)) else [(False, False)] * len(records)
-    more = (zip(*values, strict=True) for values in (flags, actors, versions, recorded))
-    return [*fields.values(), padding, *chain.from_iterable(more), sizes, [pack] * len(sizes)]
+    actors = [
+        _AT_HOME if actor[0] is None and source != "create" else actor
+        for source, *actor in zip(columns["source"], *(columns[name] for name in _ACTOR), strict=True)
+    ]
+    columns |= zip(_ACTOR, zip(*actors, strict=True), strict=True)
+    outputs, states = zip(*(_recorded(tuple(record.tensors)) for record in records), strict=True)
+    return columns | {
+        "padding": list(map(sub, positions, columns["tokens"])),
+        "with_outputs": outputs,
+        "with_rng": states,
+        "bytes": sizes,
+        "pack": [pack] * len(records),
+    }
 
 
-def row_of(line: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
-    """Return the row of one record, in the order of DUMP_COLUMNS. Raises CorruptDump or NewerFormat for an invalid line."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return tuple(value for (value,) in columns_of([line], [size], pack))
-    record = parse_record(line)
-    if record.batch_size * record.seq_len >= _INT64:
-        raise damaged("the record has a number that does not fit into 64 bits")
-    flags, actor, versions = (
-        tuple(value if type(value := getattr(record, name).get(member)) is kind else None for member in members)
-        for name, (kind, members) in _MEMBERS.items()
-    )
-    padding = record.batch_size * record.seq_len - record.tokens
-    plain = (getattr(record, name) for name in FIELDS)
-    return (*plain, padding, *flags, *_actor(actor, record.source), *versions, *_recorded(record.tensors), size, pack)
-
-
-def _actor(actor: tuple[Any, ...], source: str) -> tuple[Any, ...]:
-    """Return trainer, adapter and function of a call; a captured or imported record without a trainer gets the default."""
-    return _AT_HOME if actor[0] is None and source != "create" else actor
-
-
-def _recorded(tensors: Iterable[str]) -> tuple[bool, bool]:
+@lru_cache(maxsize=256)
+def _recorded(tensors: tuple[str, ...]) -> tuple[bool, bool]:
     """Check whether tensors of these names include outputs, and RNG states."""
     return any(name.startswith(OUTPUT_PREFIX) for name in tensors), any(name.startswith(RNG_PREFIX) for name in tensors)
 
@@ -181,12 +183,12 @@ def read_columns(prefix: str, names: Sequence[str], run: str, rank: int | None) 
         columns = columns_of(*_lines(prefix, names))
     except (OSError, ValueError, RecursionError, struct.error):  # msgspec's errors are ValueErrors
         return None
-    ids, runs, ranks = (columns[DUMP_COLUMNS.index(name)] for name in ("dump_id", "run", "rank"))
-    return columns if list(ids) == list(names) and {*runs} == {run} and {*ranks} == {rank} else None
+    place = list(columns["dump_id"]) == list(names) and {*columns["run"]} == {run} and {*columns["rank"]} == {rank}
+    return columns if place else None
 
 
-def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, ...]:
-    """Read the row of the dump file at `path`, whose place says `dump_id`, `run` and `rank`.
+def read_one(path: str, dump_id: str, run: str, rank: int | None) -> Columns:
+    """Read the columns of the dump file at `path`, whose place says `dump_id`, `run` and `rank`.
 
     Raises CorruptDump or NewerFormat for an invalid file, a plain StoreProblem for a valid file in the wrong place, OSError if
     it cannot be read.
@@ -194,14 +196,14 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     line, rest = dumpfile.read_line(path)
     if not rest:
         raise damaged("ends after its record: the payload is missing")
-    row = row_of(line, 8 + len(line) + _CHECK + rest)
-    record = dict(zip(DUMP_COLUMNS, row, strict=True))
-    if (record["dump_id"], record["run"], record["rank"]) != (dump_id, run, rank):
+    columns = columns_of_one(line, 8 + len(line) + _CHECK + rest)
+    place = tuple(columns[name][0] for name in ("dump_id", "run", "rank"))
+    if place != (dump_id, run, rank):
         raise StoreProblem(
-            f"its record belongs at dumps/{record['run']}/rank{record['rank']:04d}/{record['dump_id']}{SUFFIX}",
+            f"its record belongs at dumps/{place[1]}/rank{place[2]:04d}/{place[0]}{SUFFIX}",
             hint="move it there, or import the original again",
         )
-    return row
+    return columns
 
 
 def _lines(prefix: str, names: Sequence[str]) -> tuple[list[bytes], list[int]]:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG
@@ -155,7 +155,8 @@ def fold_news(connection: Connection) -> int:
     marks = ",".join("?" * len(names))
     judged = _judgements(connection, names, marks)
     rows = ((*vars(fold(judged.get(name, []))).values(), name) for name in names)
-    connection.executemany("UPDATE dump SET last_result = ?, verdict = ?, broken = ?, theirs = ? WHERE dump_id = ?", rows)
+    changes = ", ".join(f"{field.name} = ?" for field in fields(LastVerdict))
+    connection.executemany(f"UPDATE dump SET {changes} WHERE dump_id = ?", rows)
     connection.execute(f"DELETE FROM unjudged WHERE dump_id IN ({marks})", names)
     return len(names)
 

@@ -52,11 +52,11 @@ CREATE TABLE dump (
     call_index INTEGER,  -- number of calls that this process captured before
     bytes INTEGER NOT NULL,  -- size of the dump file in bytes; for a packed dump, its share of the pack
     pack VARCHAR,  -- the pack file that holds it, below the store; NULL for a dump file
-    caller INTEGER NOT NULL,  -- the caller, which has the shared columns
-    last_result INTEGER,  -- newest result of this dump; that of a truth or a variation only if there is no other
     verdict VARCHAR,  -- last verdict: RIGHT, WRONG, FAILED or NOT CHECKED; NULL if nothing judged it
     broken VARCHAR,  -- what made it WRONG or FAILED: laws, identity, local, ranks, truth, recorded, failed, crashed, hung; NULL otherwise
     theirs VARCHAR,  -- last verdict by imported or downloaded replays, which do not count for `verdict`; NULL without any
+    caller INTEGER NOT NULL,  -- the caller, which has the shared columns
+    last_result INTEGER,  -- newest result of this dump; that of a truth or a variation only if there is no other
     PRIMARY KEY (dump_id),
     FOREIGN KEY (caller) REFERENCES caller (id),
     FOREIGN KEY (last_result) REFERENCES result (id) ON DELETE SET NULL
@@ -112,7 +112,6 @@ CREATE TABLE replay (
 );
 
 CREATE TABLE result (
-    id INTEGER NOT NULL,  -- number of the row
     replay_id VARCHAR NOT NULL,  -- the replay
     dump_id VARCHAR NOT NULL,  -- the dump, which may have been pruned since
     status VARCHAR NOT NULL,  -- passed, failed, crashed or hung
@@ -145,13 +144,14 @@ CREATE TABLE result (
     graph_breaks INTEGER,  -- graph breaks for this input
     folded_ids BOOLEAN,  -- whether token ids were wrapped (modulo) into a smaller vocabulary (1 yes, 0 no)
     golden_count INTEGER,  -- log-probs compared with those that the run recorded
-    golden_max_abs FLOAT,  -- largest absolute difference from them, nats
+    golden_max_abs FLOAT,  -- largest absolute difference from the log-probs that the run recorded, nats
     golden_mean_abs FLOAT,  -- mean absolute difference from them, nats
     golden_entropy_count INTEGER,  -- entropies compared with those that the run recorded
-    golden_entropy_max_abs FLOAT,  -- largest absolute difference from them, nats
+    golden_entropy_max_abs FLOAT,  -- largest absolute difference from the entropies that the run recorded, nats
     golden_entropy_mean_abs FLOAT,  -- mean absolute difference from them, nats
     rng_match BOOLEAN,  -- whether the RNG ended in the run's recorded state; NULL if not comparable (1 yes, 0 no)
     extra JSON,  -- values without a column
+    id INTEGER NOT NULL,  -- number of the row
     PRIMARY KEY (id),
     CONSTRAINT uq_result UNIQUE (replay_id, dump_id),
     FOREIGN KEY (replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE

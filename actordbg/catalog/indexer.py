@@ -33,14 +33,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog import dump_verdicts, migrate, record_rows
+from actordbg.catalog.lab_columns import Replay
 from actordbg.catalog.sources import Source, packs
-from actordbg.catalog.tables import COLUMNS, OF_A_RANK, Damaged, odd_files
+from actordbg.catalog.tables import OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import OddFile
 from actordbg.store.layout import UNPRINTABLE, Store, printable
@@ -171,32 +171,30 @@ class Dumps(Source):
         """Read these files in batches; batches with an irregular file one by one."""
         from actordbg.catalog import dump_rows  # imports msgspec, which is needed only if something is new
 
-        blocks: list[Any] = []
+        blocks: list[dump_rows.Columns] = []
         damaged: list[Damaged] = []
         final = True
         with _collector_paused():
             for first in range(0, len(paths), dump_rows.AT_ONCE):
                 names = list(map(self._name, paths[first : first + dump_rows.AT_ONCE]))
                 columns = dump_rows.read_columns(f"{self.store.root}/{self.folder}/", names, self._run, self._rank)
-                if columns is None:
-                    rows = []
-                    for name in names:
-                        path = f"{self.store.root}/{self._path(name)}"
-                        try:
-                            rows.append(dump_rows.read_row(path, name, self._run, self._rank))
-                        except FileNotFoundError:
-                            continue
-                        except (StoreProblem, OSError) as error:
-                            passing = isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile)
-                            final = final and not passing
-                            damaged.append(Damaged.by(self._path(name), error, path))
-                    columns = list(zip(*rows, strict=True))
-                if columns:
+                if columns is not None:
                     blocks.append(columns)
-            together = [[*chain.from_iterable(parts)] for parts in zip(*blocks, strict=True)]
+                    continue
+                for name in names:
+                    path = f"{self.store.root}/{self._path(name)}"
+                    try:
+                        blocks.append(dump_rows.read_one(path, name, self._run, self._rank))
+                    except FileNotFoundError:
+                        continue
+                    except (StoreProblem, OSError) as error:
+                        passing = isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile)
+                        final = final and not passing
+                        damaged.append(Damaged.by(self._path(name), error, path))
+            together = dump_rows.joined(blocks)
             with self._writing() as writer:
                 writer.note_folder(self.folder, -1)
-                writer.put_damaged(self.folder, damaged, map(self._path, together[0] if together else ()))
+                writer.put_damaged(self.folder, damaged, map(self._path, together.get("dump_id", ())))
                 self.added += writer.put_dumps(self._run, together)
         on_read(len(paths))
         return final
@@ -280,8 +278,8 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
         before = known.get(replay_id, {})
         try:
             with engine.connect_readonly(store.catalog_path) as reader:
-                rows = reader.execute(f"SELECT {', '.join(COLUMNS['replay'])} FROM replay WHERE replay_id = ?", (replay_id,))
-                row = next(engine.decoded(COLUMNS["replay"], rows), None)
+                rows = reader.execute(f"SELECT {', '.join(Replay.columns)} FROM replay WHERE replay_id = ?", (replay_id,))
+                row = next(engine.decoded(Replay.columns, rows), None)
             news = record_rows.read_news(store.root, replay_id, paths, before, row)
         except (StoreProblem, OSError) as error:
             summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))

@@ -17,44 +17,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actordbg.base.errors import CatalogProblem, UsageError
 from actordbg.base.owners import is_mine
 from actordbg.base.units import LAST, LEAST_OF_HANDLE, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
+from actordbg.catalog.columns import DumpRow, RowType
 from actordbg.catalog.dump_verdicts import LOCATED, MATRIX
+from actordbg.catalog.lab_columns import Comparison, ComparisonRun, Replay, ReplayRow, Result
 from actordbg.catalog.tables import (
     BOTH_THERE,
     CALLER,
-    COLUMNS,
-    DUMP_COLUMNS,
     DUMP_TAIL,
-    JUDGED,
     LAST_RESULT,
     TIME,
     WHERE_COLUMNS,
-    Column,
     Damaged,
     WhereColumn,
     from_micros,
     joins,
 )
 from actordbg.catalog.where import Condition, Sandbox, compile_where, guarded
-from actordbg.config.replay_config import NAME, SETTINGS
+from actordbg.config.replay_config import NAME
 from actordbg.formats.dump_record import FORWARD, SUFFIX
 from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import packed_place
-
-if TYPE_CHECKING:
-    from actordbg.catalog.lab_models import ComparisonRun
-    from actordbg.catalog.models import DumpRow as DumpRow
-    from actordbg.catalog.models import ReplayRow as ReplayRow
-else:
-    DumpRow = ReplayRow = SimpleNamespace
 
 ORDERS = {
     "time": ("ix_dump_timestamp", "d.timestamp, d.dump_id"),
@@ -83,16 +73,11 @@ class Catalog:
     summary: index.IndexSummary
 
 
-_OF_LAST_RESULT = ("status", "error", "signature", "forward_s", "backward_s", "peak_memory", "replay", "model")
-_DUMP_ROW = DUMP_COLUMNS | dict.fromkeys((*JUDGED, *_OF_LAST_RESULT), Column("str", False, ""))
+_DUMP_ROW = {name: column for name, column in DumpRow.columns.items() if name in WHERE_COLUMNS}
 _DUMP_SQL = ", ".join(WHERE_COLUMNS[name].sql for name in _DUMP_ROW)
-_COUNTED = ("passed", "failed", "crashed", "hung")
 _COUNT = "(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND +r.status = '{}')"
 """`+` disables the index on status: else SQLite scans, for each replay, the passed results of all replays."""
-_OF_SETTINGS = {setting.stored for setting in SETTINGS.values()}
-_OWN = {name: column for name, column in COLUMNS["replay"].items() if name not in _OF_SETTINGS}
-_REPLAY_ROW = _OWN | dict.fromkeys(_COUNTED, Column("int", False, ""))
-_REPLAY_SQL = ", ".join((*(f"p.{name}" for name in _OWN), *map(_COUNT.format, _COUNTED)))
+_REPLAY_SQL = ", ".join(f"p.{name}" if name in Replay.columns else _COUNT.format(name) for name in ReplayRow.columns)
 _CURRENT = (
     "comparison_id IN (SELECT comparison_id FROM (SELECT c.comparison_id, max(c.created_at || c.comparison_id) "
     f"FROM comparison_run AS c WHERE {BOTH_THERE} GROUP BY c.replay_id, c.against, c.origin))"
@@ -316,12 +301,17 @@ def replay_named(source: Store | Catalog, name: str) -> str:
 
 def results_for(source: Store | Catalog, replay_id: str) -> list[ResultRecord]:
     """Return the results of a replay (full id), by their end."""
-    return table_rows(source, "result", "replay_id = ? ORDER BY finished_at, id", (replay_id,), ResultRecord)
+    return _results(source, "replay_id = ? ORDER BY finished_at, id", replay_id)
 
 
 def results_of_dump(source: Store | Catalog, dump_id: str) -> list[ResultRecord]:
     """Return the results of a dump (full id) in all replays, the newest first."""
-    return table_rows(source, "result", "dump_id = ? ORDER BY finished_at DESC, replay_id DESC", (dump_id,), ResultRecord)
+    return _results(source, "dump_id = ? ORDER BY finished_at DESC, replay_id DESC", dump_id)
+
+
+def _results(source: Store | Catalog, where: str, param: str) -> list[ResultRecord]:
+    rows = map(vars, table_rows(source, Result, where, (param,)))
+    return [ResultRecord(**{name: row[name] for name in row if name != "id"}) for row in rows]
 
 
 def damaged_files(source: Store | Catalog) -> list[Damaged]:
@@ -330,24 +320,21 @@ def damaged_files(source: Store | Catalog) -> list[Damaged]:
         return [item for item in index.read_damaged(reader) if item.path.startswith(("dumps/", "packs/"))]
 
 
-def table_rows(
-    source: Store | Catalog, table: str, where: str, params: tuple[Any, ...] = (), kind: Any = SimpleNamespace
-) -> list[Any]:
-    """Return the rows of a table that an SQL condition selects, without the column `id`."""
-    columns = {name: column for name, column in COLUMNS[table].items() if name != "id"}
-    rows = answers(source, f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", params)
-    return [kind(**row) for row in engine.decoded(columns, rows)]
+def table_rows(source: Store | Catalog, row: type[RowType], where: str, params: tuple[Any, ...] = ()) -> list[RowType]:
+    """Return the rows of a table that an SQL condition selects."""
+    answered = answers(source, f"SELECT {', '.join(row.columns)} FROM {row.table} WHERE {where}", params)
+    return [row(**values) for values in engine.decoded(row.columns, answered)]
 
 
 def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[ComparisonRun]:
     """Return the newest comparison of each pair whose replays exist, the newest first; of `replay_id` (full) only, as A."""
     where, params = (f"{_CURRENT} AND replay_id = ?", (replay_id,)) if replay_id else (_CURRENT, ())
-    return table_rows(source, "comparison_run", f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
+    return table_rows(source, ComparisonRun, f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
 
 
 def why_not_compared(source: Store | Catalog, comparison_id: str) -> list[str]:
     """Return the reasons of a comparison's dumps (a mismatch, or not compared), in words, once each."""
-    rows = table_rows(source, "comparison", "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id", (comparison_id,))
+    rows = table_rows(source, Comparison, "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id", (comparison_id,))
     return list(dict.fromkeys(row.reasons for row in rows if row.reasons))
 
 
@@ -394,4 +381,4 @@ def _dump_rows(raw_rows: Iterable[Sequence[Any]]) -> list[DumpRow]:
 
 def _replay_rows(catalog: Catalog, where: str, params: tuple[Any, ...], limit: int) -> list[ReplayRow]:
     sql = f"SELECT {_REPLAY_SQL} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?"
-    return [ReplayRow(**row) for row in engine.decoded(_REPLAY_ROW, answers(catalog, sql, (*params, limit)))]
+    return [ReplayRow(**row) for row in engine.decoded(ReplayRow.columns, answers(catalog, sql, (*params, limit)))]

@@ -18,6 +18,8 @@ from typing import Any
 
 from actordbg.base.errors import CorruptDump
 from actordbg.base.owners import origin_of
+from actordbg.catalog import columns, lab_columns
+from actordbg.catalog.lab_columns import Comparison, ComparisonRun, ReplayColumns
 from actordbg.catalog.tables import shared
 from actordbg.config.as_ran import as_ran, deciding
 from actordbg.config.replay_config import SETTINGS
@@ -42,14 +44,14 @@ UNFINISHED = "unfinished"
 _STATUSES = ("complete", "interrupted", "failed")
 
 
-def comparison_rows(root: Path, path: str) -> dict[str, list[Row]]:
+def comparison_rows(root: Path, path: str) -> dict[type[columns.Row], list[Row]]:
     """Return the rows of a comparison's file, by table. StoreProblem or OSError if it cannot be read, or is another's."""
     record = ComparisonRecord.from_json(read_regular(root / path))
     if f"comparisons/{record.comparison_id}.json" != path:
         raise CorruptDump(f"the file belongs to {record.comparison_id!s:.80}")
     dumps = [_compared_dump(record, dump) for dump in record.dumps]
     run = _comparison_run(record) | {"origin": origin_of(root / path)}
-    return {"comparison_run": [run], "comparison": dumps}
+    return {ComparisonRun: [run], Comparison: dumps}
 
 
 def _comparison_run(record: ComparisonRecord) -> Row:
@@ -57,7 +59,7 @@ def _comparison_run(record: ComparisonRecord) -> Row:
     tokens = [dump.log_probs for dump in compared if dump.log_probs is not None]
     count = sum(figures.count for figures in tokens)
     sizes: list[Any] = [figures.max_abs for figures in tokens]
-    return shared(record, "comparison_run") | {
+    return shared(record, ComparisonRun) | {
         "replay_id": record.a.replay_id or "",
         "against": _against(record),
         "against_kind": record.b.kind,
@@ -79,8 +81,8 @@ def _comparison_run(record: ComparisonRecord) -> Row:
 def _compared_dump(record: ComparisonRecord, dump: DumpComparison) -> Row:
     reasons = [*dump.reasons, *(f"{what} not compared: {why}" for what, why in dump.not_compared.items())]
     return (
-        shared(dump.log_probs or Figures(0), "comparison")
-        | shared(dump, "comparison")
+        shared(dump.log_probs or Figures(0), Comparison)
+        | shared(dump, Comparison)
         | {
             "replay_id": record.a.replay_id or "",
             "against": _against(record),
@@ -199,16 +201,8 @@ def _event_columns(event: Event, resolved: Row | None) -> Row:
 
 def spec_columns(spec: ReplaySpec) -> Row:
     """Return the columns of `replay` that come from its specification; `setting_columns` returns those of its settings."""
-    return {
-        "replay_id": spec.replay_id,
-        "created_at": spec.created_at,
-        "inputs": len(spec.inputs),
-        "selection": spec.where,
-        "ordering": spec.order,
-        "command": spec.command,
-        "config": spec.config.to_dict(),
-        "versions": spec.versions,
-    }
+    computed = {"inputs": len(spec.inputs), "selection": spec.where, "ordering": spec.order, "config": spec.config.to_dict()}
+    return shared(spec, ReplayColumns) | computed
 
 
 def setting_columns(requested: dict[str, Any], resolved: dict[str, Any] | None) -> Row:
@@ -227,4 +221,4 @@ def answers_in(record: ResultRecord, config: dict[str, Any]) -> Iterator[Row]:
     if config.get("align") == "same" and isinstance(lane, dict):
         answers.append(LawAnswer("ranks", BROKEN if lane.get("differ") else KEPT))
     for answer in answers:
-        yield shared(answer, "law_answer") | ({"verdict": RAISED} if answer.raised else {})
+        yield shared(answer, lab_columns.LawAnswer) | ({"verdict": RAISED} if answer.raised else {})

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from actordbg.base.units import some
+from actordbg.catalog.columns import DumpRow
 from actordbg.catalog.query import (
     Catalog,
-    DumpRow,
     answers,
     count_dumps,
     damaged_files,

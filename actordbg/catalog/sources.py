@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
+from actordbg.catalog.lab_columns import Comparison, ReadFile
 from actordbg.catalog.tables import Damaged, odd_files
 from actordbg.formats.store_files import OddFile
 from actordbg.store.layout import Store
@@ -75,7 +76,7 @@ class Source:
         self.remove(writer, [path])
         for table, made in rows.items():
             writer.put(table, made)
-        writer.has_news(row["dump_id"] for row in rows["comparison"])
+        writer.has_news(row["dump_id"] for row in rows[Comparison])
         return 1
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
@@ -155,7 +156,8 @@ class Source:
             writer.put_damaged(self.folder, damaged)
             if final:
                 size, mtime_ns = self._there[path]
-                writer.put("read_file", [{"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns, "offset": 0}])
+                mark = {"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns, "offset": 0}
+                writer.put(ReadFile, [mark])
         self.added += added
         on_read(added)
         return final
@@ -185,22 +187,22 @@ class Packs(Source):
             raise type(error)(f"{error.message}{self._with_it(path)}", hint=error.hint) from None
         run, lines, shares = path.split("/")[1], list(map(pack.line, pack.dump_ids)), pack.shares()
         try:
-            columns = dict(zip(dump_rows.DUMP_COLUMNS, dump_rows.columns_of(lines, shares, path), strict=True))
+            columns = dump_rows.columns_of(lines, shares, path)
             if [*columns["dump_id"]] == pack.dump_ids and {*columns["run"]} == {run}:
-                return [*columns.values()], []
+                return columns, []
         except (ValueError, RecursionError):
             pass  # check each in full
-        rows, damaged = [], []
+        blocks, damaged = [], []
         for dump_id, line, share in zip(pack.dump_ids, lines, shares, strict=True):
             try:
-                row = dump_rows.row_of(line, share, path)
-                of_id, of_run = (row[dump_rows.DUMP_COLUMNS.index(name)] for name in ("dump_id", "run"))
+                columns = dump_rows.columns_of_one(line, share, path)
+                of_id, of_run = columns["dump_id"][0], columns["run"][0]
                 if (of_id, of_run) != (dump_id, run):
                     raise StoreProblem(f"its record is of {of_id} and belongs below packs/{of_run}")
-                rows.append(row)
+                blocks.append(columns)
             except ActordbgError as error:
                 damaged.append(Damaged.by(packed_place(path, dump_id), error))
-        return list(zip(*rows, strict=True)), damaged
+        return dump_rows.joined(blocks), damaged
 
     def _with_it(self, path: str) -> str:
         """Return, in words, which known dumps are lost with an unreadable pack."""
@@ -214,7 +216,7 @@ class Packs(Source):
         if rows:
             writer.take_into_pack(path, rows)
         added = writer.put_dumps(path.split("/")[1], rows)
-        self._remove(writer, set(writer.packed_dumps(path)).difference(*rows[:1]))
+        self._remove(writer, set(writer.packed_dumps(path)).difference(rows.get("dump_id", ())))
         return added
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from actordbg.catalog.dump_rows import DUMP_COLUMNS, Columns
+from actordbg.catalog import lab_columns
+from actordbg.catalog.columns import CallerColumns, Dump, Row
+from actordbg.catalog.dump_rows import Columns
+from actordbg.catalog.lab_columns import DamagedFile, ReadFile, Replay, Result, ScannedFolder
 from actordbg.catalog.record_rows import Marks, News, answers_in, setting_columns
-from actordbg.catalog.tables import COLUMNS, OF_A_RANK, Damaged, shared, to_micros
+from actordbg.catalog.tables import OF_A_RANK, Damaged, shared, to_micros
 from actordbg.records.locate_record import IDENTITY
-
-_OF_CALLER = tuple(name for name in DUMP_COLUMNS if name in COLUMNS["caller"])
-"""Columns of a dump's caller, in the order of the rows of `dump_rows`."""
 
 
 class CatalogWriter:
@@ -24,17 +24,18 @@ class CatalogWriter:
         self.connection = connection
         self.execute, self.executemany = connection.execute, connection.executemany
 
-    def put(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def put(self, row: type[Row], rows: Iterable[Mapping[str, Any]]) -> None:
         """Insert rows that share their columns, or replace rows with the same key; objects as JSON."""
         listed = list(rows)
         if not listed:
             return
-        objects = {name for name, column in COLUMNS[table].items() if column.type == "dict"}
+        objects = {name for name, column in row.columns.items() if column.type is dict}
         values = (
-            [json.dumps(row[name]) if name in objects and row[name] is not None else row[name] for name in listed[0]]
-            for row in listed
+            [json.dumps(each[name]) if name in objects and each[name] is not None else each[name] for name in listed[0]]
+            for each in listed
         )
-        self.executemany(_upsert(table, tuple(listed[0])), values)
+        keys = tuple(name for name, column in row.columns.items() if column.key)
+        self.executemany(_upsert(row.table, tuple(listed[0]), keys), values)
 
     def put_dumps(self, run_name: str, columns: Columns) -> int:
         """Insert rows of `dump_rows`, given by columns, all of one run; return how many were new."""
@@ -42,28 +43,28 @@ class CatalogWriter:
             return 0
         callers = self._callers(run_name, columns)
         before = self.connection.total_changes
-        own = {name: values for name, values in zip(DUMP_COLUMNS, columns, strict=True) if name in COLUMNS["dump"]}
+        own = {name: columns[name] for name in Dump.columns if name in columns}
         own |= {"caller": callers, "timestamp": list(map(to_micros, own["timestamp"]))}
-        sql = f"INSERT INTO dump ({_listed(own)}) VALUES ({', '.join('?' * len(own))}) ON CONFLICT DO NOTHING"
+        sql = f"{_insert('dump', own)} ON CONFLICT DO NOTHING"
         self.executemany(sql, zip(*own.values(), strict=True))
         added = self.connection.total_changes - before
         if self.execute("SELECT 1 FROM result LIMIT 1").fetchone():
             replayed = "INSERT OR IGNORE INTO unjudged SELECT dump_id FROM result WHERE dump_id = ? LIMIT 1"
-            self.executemany(replayed, [(dump_id,) for dump_id in columns[0]])
+            self.executemany(replayed, [(dump_id,) for dump_id in columns["dump_id"]])
         return added
 
     def _callers(self, run_name: str, columns: Columns) -> list[int]:
         """Return the caller ids of rows to insert; insert a row for each new caller."""
-        fields = {name: values for name, values in zip(DUMP_COLUMNS, columns, strict=True) if name in _OF_CALLER}
+        fields = {name: columns[name] for name in CallerColumns.columns}
         varying = [name for name, values in fields.items() if values.count(values[0]) != len(values)]
-        keys = list(zip(*(fields[name] for name in varying), strict=True)) or [()] * len(columns[0])
-        listed = f"{_listed(_OF_CALLER)} FROM caller WHERE run = ? AND rank = ?"
+        keys = list(zip(*(fields[name] for name in varying), strict=True)) or [()] * len(columns["dump_id"])
+        listed = f"{_listed(fields)} FROM caller WHERE run = ? AND rank = ?"
         known = {
             tuple(row): number
             for rank in {*fields["rank"]}
             for number, *row in self.execute(f"SELECT id, {listed}", (run_name, rank))
         }
-        insert = f"INSERT INTO caller ({_listed(_OF_CALLER)}) VALUES ({', '.join('?' * len(_OF_CALLER))})"
+        insert = _insert("caller", fields)
         first = {name: values[0] for name, values in fields.items()}
         numbers = {}
         for key in dict.fromkeys(keys):
@@ -80,7 +81,7 @@ class CatalogWriter:
 
     def take_into_pack(self, pack: str, columns: Columns) -> None:
         """Assign existing rows to this pack: rows of dump files, of this pack, and of packs that are no longer noted."""
-        which = (columns[DUMP_COLUMNS.index(name)] for name in ("bytes", "dump_id", "run", "rank"))
+        which = (columns[name] for name in ("bytes", "dump_id", "run", "rank"))
         self.executemany(
             "UPDATE dump SET pack = ?1, bytes = ?2 WHERE dump_id = ?3 "
             "AND (SELECT run = ?4 AND rank = ?5 FROM caller WHERE id = dump.caller) "
@@ -107,11 +108,11 @@ class CatalogWriter:
         """Note damaged files of a folder, and forget notes about the paths `sound`."""
         if self.execute("SELECT 1 FROM damaged_file LIMIT 1").fetchone():
             self.executemany("DELETE FROM damaged_file WHERE path = ?", [(path,) for path in sound])
-        self.put("damaged_file", [{**vars(item), "folder": folder} for item in files])
+        self.put(DamagedFile, [{**vars(item), "folder": folder} for item in files])
 
     def note_folder(self, path: str, mtime_ns: int) -> None:
         """Note a folder's modification time; -1 if it is not reliable."""
-        self.put("scanned_folder", [{"path": path, "mtime_ns": mtime_ns}])
+        self.put(ScannedFolder, [{"path": path, "mtime_ns": mtime_ns}])
 
     def count_for_planner(self) -> None:
         """Update the statistics of SQLite's query planner from a sample of each index; takes a few milliseconds."""
@@ -143,19 +144,19 @@ class CatalogWriter:
             for table in ("result", "law_answer"):
                 which = [(replay_id, dump_id) for dump_id in results if there[dump_id]]
                 self.executemany(f"DELETE FROM {table} WHERE replay_id = ? AND dump_id = ?", which)
-        self.put("replay", [news.row | setting_columns(news.row["config"], news.row["resolved"])])
-        self.put("result", (shared(result, "result") | {"replay_id": replay_id} for result in results.values()))
+        self.put(Replay, [news.row | setting_columns(news.row["config"], news.row["resolved"])])
+        self.put(Result, (shared(result, Result) | {"replay_id": replay_id} for result in results.values()))
         answered = set()
         for dump_id, result in results.items():
             answers = [row | {"replay_id": replay_id, "dump_id": dump_id} for row in answers_in(result, news.row["config"])]
-            self.put("law_answer", answers)
+            self.put(lab_columns.LawAnswer, answers)
             answered |= {row["law"] for row in answers}
         self.has_news({*gone, *results})
         if news.anew or IDENTITY in answered:  # what it says of its model, and its configuration, is about all its dumps
             self._has_news_of(replay_id)
         marks = ((path, replay_id, *mark) for path, mark in news.files.items())
         names = ("path", "replay_id", "size", "mtime_ns", "offset")
-        self.put("read_file", [dict(zip(names, mark, strict=True)) for mark in marks])
+        self.put(ReadFile, [dict(zip(names, mark, strict=True)) for mark in marks])
 
     def has_news(self, dump_ids: Iterable[str]) -> None:
         """Note dumps whose verdict is to be folded again (`dump_verdicts`)."""
@@ -197,9 +198,11 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
+def _insert(table: str, names: Collection[str]) -> str:
+    return f"INSERT INTO {table} ({_listed(names)}) VALUES ({', '.join('?' * len(names))})"
+
+
 @cache
-def _upsert(table: str, names: tuple[str, ...]) -> str:
-    keys = [name for name, column in COLUMNS[table].items() if column.primary]
+def _upsert(table: str, names: tuple[str, ...], keys: tuple[str, ...]) -> str:
     changes = ", ".join(f'"{name}" = excluded."{name}"' for name in names if name not in keys)
-    values = ", ".join("?" * len(names))
-    return f"INSERT INTO {table} ({_listed(names)}) VALUES ({values}) ON CONFLICT ({_listed(keys)}) DO UPDATE SET {changes}"
+    return f"{_insert(table, names)} ON CONFLICT ({_listed(keys)}) DO UPDATE SET {changes}"

@@ -1,7 +1,7 @@
-"""The columns of the catalog's tables as plain data, without SQLModel, and the columns and functions that `--where` may use.
+"""The columns and functions that `--where` may use, and what every part of the catalog knows of its tables.
 
-`columns.json` is written by `make docs` from the classes in `models`, where each column is declared. `--where` knows every column
-of a dump, and some of its last result and comparison: its sandbox, its messages and the reference page follow from that list.
+`--where` knows every column of a dump and of its caller, and those of its last result and comparison that stand below
+(`_SOURCES`): its sandbox, its messages and the reference page follow from that list.
 
 Each of these columns has a kind, and only equal kinds compare: a number with a number, a text with a text, a time with an ISO
 time or `now() - '2h'`. SQLite itself would compare anything with anything (every text is larger than every number), and a
@@ -10,22 +10,22 @@ mistyped query would then silently match every row, or none.
 Times are whole microseconds since 1970, UTC: as text, a time takes four times the space, and again in each index. `micros` and
 `moment` are also SQL functions, on the connections of a sandbox.
 
-Example: `for name, column in COLUMNS["dump"].items(): print(name, column.type, column.comment)`
+Example: `for name, column in WHERE_COLUMNS.items(): print(name, column.kind, column.doc)`
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from actordbg.base.errors import ActordbgError, CatalogProblem, StoreProblem, WhereError
+from actordbg.catalog.columns import JUDGED, CallerColumns, DumpColumns, Row
+from actordbg.catalog.lab_columns import Comparison, Replay, Result
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG
 from actordbg.formats.store_files import OddFile
 
@@ -33,22 +33,7 @@ ODD_FILE = "odd-file"
 """The code of an entry in a store that is not a file of ours: a link, a FIFO, a folder, an invalid name."""
 
 
-class Column(NamedTuple):
-    """A column: its Python type by name (int, float, str, bool, dict), whether it is in the primary key, and its description."""
-
-    type: str
-    primary: bool
-    comment: str
-
-
-COLUMNS: dict[str, dict[str, Column]] = {
-    table: {name: Column(*spec) for name, spec in columns.items()}
-    for table, columns in json.loads(Path(__file__).with_name("columns.json").read_text(encoding="utf-8")).items()
-}
-"""The columns of each table by name."""
-JUDGED = ("verdict", "broken", "theirs")
-_OWN = ("id", "caller", "last_result", *JUDGED)
-DUMP_COLUMNS = {name: column for name, column in (COLUMNS["dump"] | COLUMNS["caller"]).items() if name not in _OWN}
+DUMP_COLUMNS = {name: column for name, column in (DumpColumns.columns | CallerColumns.columns).items() if column.of != JUDGED}
 """The columns of a dump and of its caller that were recorded."""
 OF_A_RANK = "caller IN (SELECT id FROM caller WHERE run = ? AND rank = ?)"
 """Condition that selects the dumps of a run's rank."""
@@ -77,9 +62,9 @@ def odd_files(rejected: Mapping[str, str]) -> list[Damaged]:
     return [Damaged(path, ODD_FILE, why) for path, why in sorted(rejected.items())]
 
 
-def shared(record: Any, table: str) -> dict[str, Any]:
+def shared(record: Any, row: type[Row]) -> dict[str, Any]:
     """Return the fields of a record that are also columns of a table."""
-    return {name: getattr(record, name) for name in COLUMNS[table] if hasattr(record, name)}
+    return {name: getattr(record, name) for name in row.columns if hasattr(record, name)}
 
 
 NUMBER, TEXT, TIME, BOOL = "number", "text", "time", "yes/no"
@@ -88,17 +73,25 @@ VERDICTS = (RIGHT, WRONG, FAILED, UNCHECKED)
 
 @dataclass(frozen=True)
 class WhereColumn:
-    """A column of `--where`: its name, kind, SQL, description, the join that it needs, and all its values if they are few.
+    """A column of `--where`: its name, kind, SQL, the join that it needs, and all its values if they are few.
 
-    A time is a number in SQL, microseconds since 1970.
+    row, stored: where it is declared. whose: how its description begins. A time is a number in SQL, microseconds since 1970.
     """
 
     name: str
     kind: str
     sql: str
-    doc: str
+    row: type[Row]
+    stored: str
+    whose: str
     join: str = ""
     words: tuple[str, ...] = ()
+
+    @property
+    def doc(self) -> str:
+        """Return what it holds, in words."""
+        text = self.row.meanings()[self.stored].replace("NULL", "null").removesuffix(", in microseconds since 1970")
+        return self.whose + text
 
 
 CALLER = "JOIN caller AS k ON k.id = d.caller"
@@ -107,20 +100,7 @@ LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
 """Join of a dump's last result, if it has one."""
 
 _TIMES = ("timestamp", "replayed_at")
-_KINDS = {"int": NUMBER, "float": NUMBER, "str": TEXT, "bool": BOOL}
-_OF_LAST_RESULT = {
-    "status": "status", "error": "error_class", "signature": "signature", "forward_s": "forward_s", "backward_s": "backward_s",
-    "tokens_per_s": "tokens_per_s", "peak_memory": "peak_memory_bytes", "logprob_mean": "logprob_mean", "nonfinite": "nonfinite",
-    "golden_max_abs": "golden_max_abs", "golden_entropy_max_abs": "golden_entropy_max_abs", "rng_match": "rng_match",
-    "replay": "replay_id",
-}  # fmt: skip
-"""Columns of the last result, by their names in `--where`."""
-_MEANING = {
-    "golden_max_abs": "largest absolute difference from the log-probs that the run recorded, nats",
-    "golden_entropy_max_abs": "largest absolute difference from the entropies that the run recorded, nats",
-}
-"""Descriptions of columns whose comment in the table refers to another column."""
-_OF_LAST_COMPARISON = {"compared": "verdict", "against": "against", "max_abs": "max_abs", "clip_share": "clip_share"}
+_KINDS = {int: NUMBER, float: NUMBER, str: TEXT, bool: BOOL}
 BOTH_THERE = (
     "EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.replay_id) "
     "AND (c.against = 'golden' OR EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.against))"
@@ -130,8 +110,13 @@ _COMPARISON_SQL = (
     f"(SELECT c.{{}} FROM comparison AS c WHERE c.dump_id = d.dump_id AND {BOTH_THERE} ORDER BY c.created_at DESC LIMIT 1)"
 )
 """A column of the dump's newest comparison, of any replay: a look-up in an index."""
-_LAST_MODEL = "(SELECT p.model FROM replay AS p WHERE p.replay_id = r.replay_id)"
-_WORDS = dict.fromkeys(("verdict", "theirs"), VERDICTS)
+
+
+class Handle(Row):
+    """What `--where` knows of a dump besides its columns."""
+
+    dump: str
+    """short handle, as tables show it: the beginning of the id's last part"""
 
 
 DUMP_TAIL = (
@@ -141,28 +126,36 @@ DUMP_TAIL = (
 """The last part of a dump's id, whose beginning is its handle; an id of another form as a whole."""
 
 
-def _where_columns() -> Iterator[WhereColumn]:
-    def described(name: str, table: str, stored: str, sql: str, of: str = "", join: str = "") -> WhereColumn:
-        column = COLUMNS[table][stored]
-        text = _MEANING.get(name, column.comment).replace("NULL", "null").removesuffix(", in microseconds since 1970")
-        kind = TIME if name in _TIMES else _KINDS[column.type]
-        return WhereColumn(name, kind, sql, of + text, join, _WORDS.get(name, ()))
+_WORDS = dict.fromkeys(("verdict", "theirs"), VERDICTS)
+_LAST = (
+    "replay_id", "status", "finished_at", "error_class", "signature", "forward_s", "backward_s", "tokens_per_s",
+    "peak_memory_bytes", "logprob_mean", "nonfinite", "golden_max_abs", "golden_entropy_max_abs", "rng_match",
+)  # fmt: skip
+"""The columns of the last result that `--where` knows."""
+_LAST_MODEL = "(SELECT p.{} FROM replay AS p WHERE p.replay_id = r.replay_id)"
+_SOURCES: tuple[tuple[type[Row], Iterable[str], str, str, str], ...] = (
+    (DumpColumns, DumpColumns.columns, "d.{}", "", ""),
+    (CallerColumns, CallerColumns.columns, "k.{}", CALLER, ""),
+    (Result, _LAST, "r.{}", LAST_RESULT, "last result: "),
+    (Replay, ("model",), _LAST_MODEL, LAST_RESULT, "last result: "),
+    (Comparison, ("verdict", "against", "max_abs", "clip_share"), _COMPARISON_SQL, "", "last comparison: "),
+    (Handle, ("dump",), f"substr({DUMP_TAIL}, 1, 8)", "", ""),
+)
+"""Where columns come from: names, SQL, the join that it needs, and whose they are."""
+_CALLED = {
+    "result.replay_id": "replay", "result.finished_at": "replayed_at", "result.error_class": "error",
+    "result.peak_memory_bytes": "peak_memory", "comparison.verdict": "compared",
+}  # fmt: skip
+"""Names in `--where` of columns that have another one there."""
 
-    for name in DUMP_COLUMNS:
-        if name in COLUMNS["caller"]:
-            yield described(name, "caller", name, f"k.{name}", join=CALLER)
-        else:
-            yield described(name, "dump", name, f"d.{name}")
-    for name in JUDGED:
-        yield described(name, "dump", name, f"d.{name}")
-    for name, stored in _OF_LAST_RESULT.items():
-        yield described(name, "result", stored, f"r.{stored}", "last result: ", LAST_RESULT)
-    yield described("replayed_at", "result", "finished_at", "micros(r.finished_at)", "last result: ", LAST_RESULT)
-    yield described("model", "replay", "model", _LAST_MODEL, "last result: ", LAST_RESULT)
-    for name, stored in _OF_LAST_COMPARISON.items():
-        yield described(name, "comparison", stored, _COMPARISON_SQL.format(stored), "last comparison: ")
-    handle = "short handle, as tables show it: the beginning of the id's last part"
-    yield WhereColumn("dump", TEXT, f"substr({DUMP_TAIL}, 1, 8)", handle)
+
+def _where_columns() -> Iterator[WhereColumn]:
+    for row, names, sql, join, whose in _SOURCES:
+        for stored in names:
+            name = _CALLED.get(f"{row.table}.{stored}", stored)
+            kind = TIME if name in _TIMES else _KINDS[row.columns[stored].type]
+            plain = f"micros({sql})" if name == "replayed_at" else sql
+            yield WhereColumn(name, kind, plain.format(stored), row, stored, whose, join, _WORDS.get(name, ()))
 
 
 WHERE_COLUMNS: dict[str, WhereColumn] = {column.name: column for column in _where_columns()}

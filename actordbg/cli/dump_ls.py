@@ -27,7 +27,8 @@ from actordbg.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from actordbg.catalog.query import Catalog, DumpRow
+    from actordbg.catalog.columns import DumpRow
+    from actordbg.catalog.query import Catalog
     from actordbg.formats.dump_record import DumpRecord
 
 
@@ -60,7 +61,7 @@ def ls(
     limit = (0 if output.wanted.whole else _ROWS) if limit is None else limit
     warn_damaged(catalog.summary)
     if output.wanted.whole:
-        shown = emit_each(each_dump(catalog, where, order=order, limit=limit or None))
+        shown = emit_each(map(vars, each_dump(catalog, where, order=order, limit=limit or None)))
     else:
         rows = select_dumps(catalog, where, order=order, limit=limit or None)
         _say_dumps(rows, catalog, where)

@@ -20,7 +20,6 @@ from enum import Enum
 from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from actordbg.base.errors import BadResult
@@ -167,8 +166,6 @@ def _with_nulls(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, SimpleNamespace):
-        return vars(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {name: held for name, held in fields.items() if not callable(held)}

@@ -56,7 +56,7 @@ def verify_place(store: Store, path: str, deep: bool = True) -> tuple[str, int, 
             check_place(store, places.read_record(full), path)
         else:
             rank = full.parent.name.removeprefix("rank")
-            dump_rows.read_row(f"{full}", dump_id_of(path), full.parts[-3], int(rank) if rank.isdecimal() else None)
+            dump_rows.read_one(f"{full}", dump_id_of(path), full.parts[-3], int(rank) if rank.isdecimal() else None)
     except (StoreProblem, OSError) as error:
         return path, 0, Damaged.by(path, error, f"{full}")
     return path, size, None

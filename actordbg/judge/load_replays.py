@@ -17,7 +17,8 @@ from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreP
 from actordbg.base.owners import whose
 from actordbg.base.units import LAST, plural
 from actordbg.catalog import query
-from actordbg.catalog.query import DumpRow
+from actordbg.catalog.columns import DumpRow
+from actordbg.catalog.lab_columns import ReplayRow
 from actordbg.catalog.selections import no_match
 from actordbg.catalog.where import quoted
 from actordbg.document.blocks import Block, Chart
@@ -85,7 +86,7 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
     return Material(tuple(replays), selection, tuple(notes))
 
 
-def _left_open(catalog: query.Catalog, rows: Sequence[query.ReplayRow]) -> list[str]:
+def _left_open(catalog: query.Catalog, rows: Sequence[ReplayRow]) -> list[str]:
     """Return a note if an unfinished replay is newer than all of `rows`."""
     newest = next(iter(query.list_own_replays(catalog)), None)
     if newest is None or newest.status not in query.OPEN or any(row.replay_id >= newest.replay_id for row in rows):
@@ -93,9 +94,9 @@ def _left_open(catalog: query.Catalog, rows: Sequence[query.ReplayRow]) -> list[
     return [f"{newest.replay_id} is newer and {newest.status}: `actordbg replay --resume {newest.replay_id}` continues"]
 
 
-def _chosen(catalog: query.Catalog, names: Sequence[str]) -> list[query.ReplayRow]:
+def _chosen(catalog: query.Catalog, names: Sequence[str]) -> list[ReplayRow]:
     """Return the catalog rows that the names select, each once."""
-    rows: dict[str, query.ReplayRow] = {}
+    rows: dict[str, ReplayRow] = {}
     for name in names:
         if name == ALL:
             matches = list(reversed(query.list_replays(catalog)))
@@ -108,7 +109,7 @@ def _chosen(catalog: query.Catalog, names: Sequence[str]) -> list[query.ReplayRo
     return list(rows.values())
 
 
-def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
+def _read(catalog: query.Catalog, row: ReplayRow) -> ReplayData:
     spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
     results = query.results_for(catalog, row.replay_id)
     compared = tuple(own_comparisons(catalog, row.replay_id))

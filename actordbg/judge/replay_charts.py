@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from actordbg.base.units import plural
-from actordbg.catalog.query import DumpRow
+from actordbg.catalog.columns import DumpRow
 from actordbg.document.blocks import Chart, Grid, number, seconds
 from actordbg.document.specifications import (
     ACCENT,

@@ -38,7 +38,7 @@ from actordbg.records.replay_record import PERCENTILE_DEFINITION, Spread
 from actordbg.replay.blame import in_brief
 
 if TYPE_CHECKING:
-    from actordbg.catalog.lab_models import ComparisonRun
+    from actordbg.catalog.lab_columns import ComparisonRun
 
 _LOG_LINES = 12
 _MOST_WHERE = 160

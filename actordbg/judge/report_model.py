@@ -13,7 +13,7 @@ from actordbg.judge.agreement import Generators, Golden, LawSummary, NotCompared
 from actordbg.records.replay_record import Spread
 
 if TYPE_CHECKING:
-    from actordbg.catalog.lab_models import ComparisonRun
+    from actordbg.catalog.lab_columns import ComparisonRun
     from actordbg.locate.verdict import LocalVerdict
 
 

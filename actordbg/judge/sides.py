@@ -36,7 +36,7 @@ from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, Resu
 from actordbg.store.layout import Store, known_regular
 
 if TYPE_CHECKING:
-    from actordbg.catalog.lab_models import ComparisonRun
+    from actordbg.catalog.lab_columns import ComparisonRun, ReplayRow
     from actordbg.formats.encoding import Array
 
 GOLDEN, RECORDED, TRUTH = "golden", "recorded", "truth"
@@ -103,7 +103,7 @@ class ReplaySide:
     """
 
     store: Store
-    row: query.ReplayRow
+    row: ReplayRow
     spec: ReplaySpec
     results: dict[str, ResultRecord]
     autocast: dict[str, str]

@@ -29,8 +29,7 @@ from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NO
 from actordbg.records.finding import RAISED, Finding
 
 if TYPE_CHECKING:
-    from actordbg.catalog.lab_models import ComparisonRun
-    from actordbg.catalog.query import ReplayRow
+    from actordbg.catalog.lab_columns import ComparisonRun, ReplayRow
 
 CAUSE_CHARS = 200
 _EXAMPLES = 3

@@ -121,12 +121,8 @@ class ReplaySpec(StoredRecord):
 class ResultRecord:
     """Result of a dump in a replay. Times in seconds, memory in bytes, log-probs in nats.
 
-    Log-prob figures are over the tokens that the action mask selects (all real tokens without one). `loss` and
-    `grad_norm` are None without backward. `output_digest` is the SHA-256 of the log-probs' bytes in float32.
-    `golden_*` compare with the log-probs (and entropies) that the training run itself recorded, if it did: a value that is
-    not finite is equal to the same value only. `rng_match`: whether the RNG, restored to its recorded state before the call,
-    ended in the recorded state after it.
-    `graphs` and `graph_breaks` count what torch.compile did for this input. `extra` holds values without a column.
+    Each field is a column of the catalog's `result`; the text below it says what it holds. Log-prob figures are over the tokens
+    that the action mask selects (all real tokens without one). A recorded value that is not finite equals the same value only.
     `not_compared`: by recorded quantity, why it was not compared. `lane`: for an input that several ranks ran together, the
     ranks, and the results of those that differ from `worker` (`actordbg.replay.work_order`). `laws`: for an input whose laws
     were checked, the verdicts (`answers_of`). `identity`, `located`: what the model is and where it goes wrong
@@ -134,44 +130,83 @@ class ResultRecord:
     """
 
     replay_id: str
+    """the replay"""
     dump_id: str
+    """the dump, which may have been pruned since"""
     status: str
+    """passed, failed, crashed or hung"""
     attempt: int = 1
+    """number of the workers' start, from 1"""
     worker: int = 0
+    """rank of the worker"""
     slot: int = 0
+    """position in the worker's list"""
     started_at: str = ""
+    """UTC time of its start"""
     finished_at: str = ""
+    """UTC time of its end"""
     error_class: str | None = None
+    """class of the exception"""
     error: str | None = None
+    """message of the exception"""
     signature: str | None = None
+    """short name of the kind of failure, equal for dumps that fail alike"""
     log_excerpt: str | None = None
+    """last lines of the worker's log"""
     load_s: float | None = None
+    """seconds to read and decompress the dump"""
     forward_s: float | None = None
+    """seconds of the forward pass"""
     backward_s: float | None = None
+    """seconds of the backward pass"""
     tokens: int | None = None
+    """real tokens of the input"""
     tokens_per_s: float | None = None
+    """tokens / (forward_s + backward_s)"""
     peak_memory_bytes: int | None = None
+    """peak memory of the worker while it ran, in bytes"""
     logprob_count: int | None = None
+    """log-probs that the statistics cover"""
     logprob_mean: float | None = None
+    """mean log-prob, nats"""
     logprob_std: float | None = None
+    """standard deviation of the log-probs, nats"""
     logprob_min: float | None = None
+    """smallest log-prob, nats"""
     logprob_max: float | None = None
+    """largest log-prob, nats"""
     nonfinite: int | None = None
+    """log-probs that are NaN or infinite"""
     entropy_mean: float | None = None
+    """mean entropy, nats"""
     loss: float | None = None
+    """loss; NULL without backward"""
     grad_norm: float | None = None
+    """gradient norm; NULL without backward"""
     output_digest: str | None = None
+    """SHA-256 of the log-probs' bytes in float32"""
     graphs: int | None = None
+    """graphs that torch.compile made for this input"""
     graph_breaks: int | None = None
+    """graph breaks for this input"""
     folded_ids: bool | None = None
+    """whether token ids were wrapped (modulo) into a smaller vocabulary"""
     golden_count: int | None = None
+    """log-probs compared with those that the run recorded"""
     golden_max_abs: float | None = None
+    """largest absolute difference from the log-probs that the run recorded, nats"""
     golden_mean_abs: float | None = None
+    """mean absolute difference from them, nats"""
     golden_entropy_count: int | None = None
+    """entropies compared with those that the run recorded"""
     golden_entropy_max_abs: float | None = None
+    """largest absolute difference from the entropies that the run recorded, nats"""
     golden_entropy_mean_abs: float | None = None
+    """mean absolute difference from them, nats"""
     rng_match: bool | None = None
+    """whether the RNG ended in the run's recorded state; NULL if not comparable"""
     extra: dict[str, Any] = field(default_factory=dict)
+    """values without a column"""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; non-finite numbers become None, also in `extra`. `nonfinite` counts those of the output."""

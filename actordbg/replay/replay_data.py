@@ -11,7 +11,7 @@ from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
-    from actordbg.catalog.lab_models import ComparisonRun
+    from actordbg.catalog.lab_columns import ComparisonRun
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from actordbg.store.pack_bytes import PACK_SUFFIX
 from actordbg.store.places import open_pack, packed_place, read_record, split_place
 
 if TYPE_CHECKING:
-    from actordbg.catalog.query import DumpRow
+    from actordbg.catalog.columns import DumpRow
 
 PICKLES = (".pkl", ".pickle")
 """Suffixes of files that the commands import before selecting."""

@@ -1,6 +1,6 @@
 """The beginning: all of `head.sql`, which `make docs` writes from the tables' declarations.
 
-Revision ID: 0019
+Revision ID: that of `head.sql`.
 Revises: nothing. A catalog of an earlier revision is made anew from the store's files, since it holds nothing of its own.
 """
 
@@ -10,7 +10,7 @@ from alembic import op
 
 from actordbg.catalog import migrate
 
-revision = "0019"
+revision = migrate.HEAD
 down_revision = None
 branch_labels = None
 depends_on = None

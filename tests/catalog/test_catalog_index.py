@@ -18,6 +18,7 @@ from actordbg.base.errors import CatalogProblem, StoreProblem
 from actordbg.catalog import connections, migrate, query
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog.indexer import Dumps, refresh
+from actordbg.catalog.lab_columns import Replay
 from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, TensorSpec
 from actordbg.records import journal as journals
@@ -36,7 +37,7 @@ def test_every_dump_becomes_a_row_that_says_what_its_record_says(store: Store) -
     assert (summary.added, summary.removed, summary.dumps, summary.damaged) == (12, 0, 12, [])
     for described in records:
         row = query.get_dump(store, described.dump_id)
-        for name in headers.FIELDS:
+        for name in (name for name, column in DUMP_COLUMNS.items() if not column.of):
             if hasattr(row, name):
                 assert getattr(row, name) == getattr(described, name), name
         assert row.padding == described.padding
@@ -123,14 +124,14 @@ def test_a_file_that_may_become_readable_is_read_again_though_its_folder_did_not
     good = store.dump_path(newer).read_bytes()
     store.dump_path(newer).write_bytes(cases.with_record(good, b'"format_version":1', b'"format_version":9'))
     cases.publish(store, locked)
-    really, path = headers.read_row, os.fspath(store.dump_path(locked))
+    really, path = headers.read_one, os.fspath(store.dump_path(locked))
 
     def refused(name: str, *place: object) -> tuple[object, ...]:
         if name == path:
             raise PermissionError(13, "Permission denied")
         return really(name, *place)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(headers, "read_row", refused)
+    monkeypatch.setattr(headers, "read_one", refused)
     cases.settle(store)
     for _ in range(2):
         assert [(item.path, item.code) for item in refresh(store).damaged] == [
@@ -214,7 +215,7 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     assert (summary.results, summary.replays) == (3, 1)
     replay = query.get_replay(store, "last")
     assert (replay.status, replay.inputs) == ("unfinished", 3)
-    (settings,) = query.table_rows(store, "replay", "1")
+    (settings,) = query.table_rows(store, Replay, "1")
     assert (settings.dtype, settings.attn, settings.backend) == ("fp32", "sdpa", "plain")
     assert (replay.config["dtype"], replay.resolved) == ("bf16", {"dtype": "fp32", "attn": "sdpa"})
     assert replay.passed == 3
@@ -324,8 +325,9 @@ def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store)
         path.unlink()
     refresh(store)
     assert whole() == anew == in_place and len(query.select_dumps(store)) == 12
-    bound = [headers.read_row(os.fspath(store.dump_path(one)), one.dump_id, one.run, one.rank) for one in records]
-    assert cases.dump_rows(store, headers.DUMP_COLUMNS) == sorted(bound)
+    read = [headers.read_one(os.fspath(store.dump_path(one)), one.dump_id, one.run, one.rank) for one in records]
+    bound = zip(*(headers.joined(read)[name] for name in DUMP_COLUMNS), strict=True)
+    assert cases.dump_rows(store, list(DUMP_COLUMNS)) == sorted(bound)
 
 
 def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,12 +346,12 @@ def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store: S
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(cases.header_frame(described.to_json().encode()) + b"payload")
     folder, names = f"{path.parent}/", [one.dump_id for one in plain]
-    alone = [headers.read_row(f"{folder}{name}{SUFFIX}", name, "ppo-1", 0) for name in names]
-    assert [row[headers.DUMP_COLUMNS.index("with_outputs")] for row in alone[:2]] == [True, False]
+    alone = headers.joined([headers.read_one(f"{folder}{name}{SUFFIX}", name, "ppo-1", 0) for name in names])
+    assert alone["with_outputs"][:2] == alone["with_rng"][1::-1] == [True, False]
     told: list[int] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *which: told.append(which[2]))
     columns = headers.read_columns(folder, names, "ppo-1", 0)
-    assert columns is not None and list(zip(*columns, strict=True)) == alone
+    assert columns is not None and {name: list(values) for name, values in columns.items()} == alone
     assert len(told) == 30
     bad = store.dump_path(plain[17])
     good, elsewhere = bad.read_bytes(), bad.with_name("elsewhere")
@@ -366,7 +368,7 @@ def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store: S
         assert headers.read_columns(folder, names, "ppo-1", 0) is None
         if blob in untrue:
             with pytest.raises(StoreProblem):
-                headers.read_row(os.fspath(bad), names[17], "ppo-1", 0)
+                headers.read_one(os.fspath(bad), names[17], "ppo-1", 0)
     bad.rename(elsewhere)
     bad.symlink_to(elsewhere)
     assert headers.read_columns(folder, names, "ppo-1", 0) is None

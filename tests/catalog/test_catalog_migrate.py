@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import connections as engine
-from actordbg.catalog import lab_models, migrate, query
+from actordbg.catalog import migrate, models, query
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
 from actordbg.dumps import checking
@@ -110,7 +110,7 @@ def test_the_schema_is_that_of_the_models(store: Store) -> None:
     refresh(store)
     with create_engine(f"sqlite:///{store.catalog_path}").connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, lab_models.Table.metadata) == []
+        assert compare_metadata(context, models.SQLModel.metadata) == []
 
 
 def test_a_database_that_is_no_catalog_is_refused(store: Store) -> None:

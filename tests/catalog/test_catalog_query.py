@@ -13,11 +13,12 @@ from steps import TickingClock, counted
 from actordbg.base.errors import UsageError, WhereError
 from actordbg.catalog import connections as engine
 from actordbg.catalog import query, where
+from actordbg.catalog.columns import DumpRow
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.tables import FUNCTIONS, WHERE_COLUMNS
 from actordbg.store.layout import Store
 
-Row = query.DumpRow
+Row = DumpRow
 
 
 @pytest.fixture(scope="module")

@@ -214,14 +214,14 @@ def test_prune_damaged_takes_only_what_is_broken(store: Store, monkeypatch: pyte
     misplaced = misplaced.rename(misplaced.with_name(f"renamed{SUFFIX}"))
     good = mended.read_bytes()
     mended.write_bytes(b"torn")
-    really = headers.read_row
+    really = headers.read_one
 
-    def refused(name: str, *place: Any) -> tuple[Any, ...]:
+    def refused(name: str, *place: Any) -> headers.Columns:
         if name == os.fspath(locked):
             raise OSError(5, "Input/output error")
         return really(name, *place)
 
-    monkeypatch.setattr(headers, "read_row", refused)
+    monkeypatch.setattr(headers, "read_one", refused)
     result = run(store, "index", "--quiet")
     assert [line.partition(":")[0] for line in result.stdout.splitlines()[1:]].count("damaged") == 2
     assert result.stdout.count("not usable: ") == 3
@@ -238,7 +238,7 @@ def test_json_of_many_dumps_is_written_as_they_are_read(store: Store, monkeypatc
     """60,000 rows took 600 MB. The document is that of all rows together."""
     fill_synthetic(store.create(), 1200)
     catalog, batches = query.Catalog(store, IndexSummary()), []
-    wanted = as_json_text(query.select_dumps(catalog, "rank < 3", order="newest"), 2)
+    wanted = as_json_text([*map(vars, query.select_dumps(catalog, "rank < 3", order="newest"))], 2)
     plain = query._dump_rows
     monkeypatch.setattr(query, "_dump_rows", lambda found: batches.append(plain(found)) or batches[-1])
     monkeypatch.setattr(query, "open_fresh", lambda store, where: catalog)

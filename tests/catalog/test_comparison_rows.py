@@ -17,6 +17,7 @@ from comparecases import given, write_replay
 
 from actordbg.catalog import query, record_rows
 from actordbg.catalog.indexer import refresh
+from actordbg.catalog.lab_columns import Comparison, ComparisonRun
 from actordbg.formats.store_files import atomic_write
 from actordbg.judge.comparing import save
 from actordbg.records.comparison_record import (
@@ -89,7 +90,7 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
     assert one.mean_abs == pytest.approx((10 * 0.125 + 30 * 0.25) / 40)
     assert (one.thresholds, one.noise_id, one.reasons) == ({"max_abs": 0.1}, "n-01", "a note")
     assert query.comparisons(replayed, "r-01") == []
-    found_dumps = query.table_rows(replayed, "comparison", "comparison_id = 'c-01' ORDER BY dump_id")
+    found_dumps = query.table_rows(replayed, Comparison, "comparison_id = 'c-01' ORDER BY dump_id")
     assert [(row.dump_id, row.verdict, row.max_abs, row.clip_share, row.reasons) for row in found_dumps] == [
         (INPUTS[0].dump_id, MISMATCH, 0.5, 0.1, "why"),
         (INPUTS[1].dump_id, MATCH, 0.25, 0.1, None),
@@ -166,7 +167,7 @@ def test_damaged_files_are_noted_and_forgotten(store: Store) -> None:
     for path in paths:
         path.unlink()
     assert refresh(store).damaged == []
-    assert not query.table_rows(store, "comparison_run", "1")
+    assert not query.table_rows(store, ComparisonRun, "1")
 
 
 def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(replayed: Store) -> None:

@@ -7,13 +7,15 @@ import json
 import catalogcases
 from fuzzing import damage, mutate_json
 
-from actordbg.catalog.dump_rows import FIELDS, row_of
+from actordbg.catalog.dump_rows import Columns, columns_of_one
+from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.formats.dump_record import DumpRecord, TensorSpec
 from actordbg.formats.record_reading import parse_record, parse_timestamp, strict_json
 
-PARSERS = (parse_record, parse_timestamp, strict_json, row_of)
+PARSERS = (parse_record, parse_timestamp, strict_json, columns_of_one)
 WORDS = tuple(f'"{name}":'.encode() for name in DumpRecord.__dataclass_fields__)
 mutate = mutate_json
+FIELDS = [name for name, column in DUMP_COLUMNS.items() if not column.of]
 _COLUMNS = {*FIELDS, "arguments", "actor", "versions", "format_version"}
 
 
@@ -28,7 +30,7 @@ def one_input(data: bytes) -> None:
     with damage():
         record = parse_record(data)
     with damage():
-        row = row_of(data, len(data))
+        row = columns_of_one(data, len(data))
     if record is not None:
         assert parse_record(record.to_json()) == record and parse_timestamp(record.timestamp).year
         fits = record.batch_size * record.seq_len < 2**63
@@ -37,9 +39,9 @@ def one_input(data: bytes) -> None:
         _agrees(row, parse_record(_about_columns(data)) if record is None else record)
 
 
-def _agrees(row: tuple[object, ...], record: DumpRecord) -> None:
+def _agrees(row: Columns, record: DumpRecord) -> None:
     """The catalog holds a temperature as a double, so a whole number over 2^53 as the nearest one."""
-    found = dict(zip(FIELDS, row, strict=False))
+    found = {name: row[name][0] for name in FIELDS}
     said = {name: getattr(record, name) for name in FIELDS}
     for one in (found, said):
         if one["temperature"] is not None:

@@ -10,7 +10,9 @@ from fuzzing import Chance, Havoc, refused
 
 from actordbg.base.errors import WhereError
 from actordbg.catalog import where
-from actordbg.catalog.tables import COLUMNS, FUNCTIONS, OPERATORS, WHERE_COLUMNS, parse_duration, parse_moment
+from actordbg.catalog.columns import Caller, Dump
+from actordbg.catalog.lab_columns import Comparison, Result
+from actordbg.catalog.tables import FUNCTIONS, OPERATORS, WHERE_COLUMNS, parse_duration, parse_moment
 from actordbg.catalog.where import compile_where
 
 PARSERS = (compile_where, parse_duration, parse_moment)
@@ -30,7 +32,7 @@ _read: set[tuple[str, str]] = set()
 def _tables() -> sqlite3.Connection:
     """A catalog's seven tables in memory, with values of every kind in three dumps."""
     found = sqlite3.connect(":memory:", isolation_level=None)
-    made = {table: tuple(COLUMNS[table]) for table in ("dump", "caller", "result", "comparison")} | {"law_answer": LAW_COLUMNS}
+    made = {row.table: tuple(row.columns) for row in (Dump, Caller, Result, Comparison)} | {"law_answer": LAW_COLUMNS}
     for table, columns in made.items():
         names = {*columns, "dump_id", "created_at"}
         found.execute(f"CREATE TABLE {table} ({', '.join(sorted(names))})")

@@ -123,7 +123,6 @@ GATES: dict[str, tuple[Callable[[str], Iterator[int]], dict[str, str]]] = {
             "records/comparison_record.py": "its decoder, given to the gate; a record as plain data",
             "records/replay_record.py": "a specification that the gate has parsed, encoded again",
             "catalog/dump_rows.py": "lines whose bytes and brackets are counted before",
-            "catalog/tables.py": "a file of this package",
             "capture/control.py": "a switch of at most LARGEST bytes, in the training process",
             "capture/loss_points.py": "a list of this process, in the training process",
             "capture/writer_process.py": OWN_CHILD,

@@ -21,7 +21,6 @@ ALLOWED = {
     "store/pack_build.py": "a temporary file that it made itself, O_EXCL",
     "trainers/fitting.py": "the trainer's own source",
     "trainers/recorded_model.py": "the books of a process, by their own `open`",
-    "catalog/tables.py": "a file of this package",
     "cli/check.py": "the summary page of a GitHub workflow, which its runner names",
     "measure/log_lines.py": "a log that the user names, a pipe of the shell too",
     "catalog/migrate.py": "a script of this package",
