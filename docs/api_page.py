@@ -8,7 +8,11 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
+
+from actordbg.api import plain_commands
+from actordbg.cli.app import CONTENTS
+from actordbg.cli.lazy import every_command
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ("examples/check_model.py", "examples/use_store.py")
@@ -19,8 +23,8 @@ BEGINNING = """\
 `store.check(model="/models/llama", packing=True)`. What an answer's `record` holds has [schemas](json/answer.schema.json).
 """
 EXAMPLE_CI = "`examples/trainer_ci` is a trainer's CI in twelve lines: two GRPO steps of TRL on a CPU."
-BASES = {"OpenStore": ("api/store_commands.py", "StoreCommands")}
-"""The class whose members a class inherits."""
+BASES = {"OpenStore": (("api/store_commands.py", "StoreCommands"), ("api/plain_commands.py", "PlainCommands"))}
+"""The classes whose members a class inherits."""
 MORE = {"OpenStore.dumps": ("api/dump_list.py", "DumpList"), "OpenStore.record": ("api/recording.py", "CallRecording"),
         "OpenStore.check": ("api/checks.py", "CheckResult"), "OpenStore.report": ("api/reports.py", "Report"),
         "truth": ("api/own_model.py", "Truth")}  # fmt: skip
@@ -67,8 +71,9 @@ def _of(path: str, name: str) -> list[str]:
     if not isinstance(node, ast.ClassDef):
         return [f"## {title}", "", *_signature(node), ""]
     lines = [f"## {title}", "", _text(node), ""]
-    inherited = [_class(*BASES[name])] if name in BASES else []
-    for member in itertools.chain.from_iterable(map(_members, (node, *inherited))):
+    inherited = [_class(*base) for base in BASES.get(name, ())]
+    members = itertools.chain.from_iterable(map(_members, (node, *inherited)))
+    for member in sorted(members, key=lambda each: not _has(each, "property")):
         if _has(member, "property"):
             lines += [f"- `.{member.name}`: {' '.join(_text(member).split())}"]
         else:
@@ -82,8 +87,8 @@ def _class(path: str, name: str) -> Any:
 
 
 def _members(node: Any) -> Iterator[ast.FunctionDef]:
-    members = [member for member in node.body if isinstance(member, ast.FunctionDef) and member.name[0] != "_"]
-    yield from sorted((each for each in members if not _has(each, "classmethod")), key=lambda each: not _has(each, "property"))
+    members = (member for member in node.body if isinstance(member, ast.FunctionDef) and member.name[0] != "_")
+    yield from (each for each in members if not _has(each, "classmethod"))
 
 
 def _has(member: ast.FunctionDef, decorator: str) -> bool:
@@ -93,8 +98,30 @@ def _has(member: ast.FunctionDef, decorator: str) -> bool:
 def _signature(node: ast.AST) -> list[str]:
     assert isinstance(node, ast.FunctionDef)
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    for argument in ast.walk(node.args):
+        if isinstance(argument, ast.arg) and argument.annotation:
+            argument.annotation = _plain(argument.annotation)
     shown = ast.unparse(node.args).removeprefix("self, ").removeprefix("self")
-    return ["```text", f"{node.name}({shown}){returns}", "```", "", _text(node)]
+    return ["```text", f"{node.name}({shown}){returns}", "```", "", _described(node)]
+
+
+def _plain(annotation: ast.expr) -> ast.expr:
+    """Return a type without the mark that says how the command line shows it."""
+    marked = getattr(plain_commands, annotation.id, annotation) if isinstance(annotation, ast.Name) else annotation
+    if get_origin(marked) is Annotated:
+        return ast.Name(get_args(marked)[0].__name__)
+    if isinstance(marked, ast.Subscript) and ast.unparse(marked.value) == "Annotated" and isinstance(marked.slice, ast.Tuple):
+        return marked.slice.elts[0]
+    return annotation
+
+
+def _described(node: ast.FunctionDef) -> str:
+    """Return a function's docstring; of one that is a command, the first sentence, and where its arguments are explained."""
+    command = next((name for name, command in every_command(CONTENTS) if command.target == f":{node.name}"), None)
+    if command is None:
+        return _text(node)
+    place = f"[`actordbg {command}`](cli.md#actordbg-{command.replace(' ', '-')})"
+    return f"{_text(node).splitlines()[0]} Its arguments are those of {place}."
 
 
 def _text(node: ast.AST) -> str:

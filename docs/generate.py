@@ -29,7 +29,8 @@ from fsck_page import fsck_markdown
 from settings_page import settings_markdown
 
 from actordbg.catalog import migrate
-from actordbg.cli.lazy import described, place_of, spelled
+from actordbg.cli import place_of
+from actordbg.cli.lazy import described, spelled
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROGRAM = "actordbg"

@@ -1,20 +1,20 @@
 """The commands that replay and judge, as methods of a store: each returns a `CommandResult`. The command line calls these.
 
-`where` is a condition or a `DumpSelection`. Settings are those of the command line, by their names with underscores.
+Those that are commands as they stand are inherited (`plain_commands`). `where` is a condition or a `DumpSelection`. Settings are
+those of the command line, by their names with underscores.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
-from actordbg.api.client import Client
-from actordbg.api.desk import Desk, DumpSelection
+from actordbg.api.desk import DumpSelection
+from actordbg.api.plain_commands import PlainCommands, consenting
 from actordbg.base.errors import UsageError
-from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, ENDPOINT, SETTINGS, TRAINING_AXES
+from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, SETTINGS, TRAINING_AXES
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.store_files import atomic_write, make_folder
 
@@ -24,43 +24,11 @@ if TYPE_CHECKING:
 
 SAMPLE = 8
 """Number of dumps to check by default."""
-TRIALS, SECONDS = 200, 300.0
-"""The usual budget of a reduction."""
 Where = str | DumpSelection | None
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def consenting(method: Method) -> Method:
-    """Let models run their own code while a method runs, if its argument `trust_remote_code` says so."""
-
-    @functools.wraps(method)
-    def called(self: StoreCommands, *given: Any, **named: Any) -> Any:
-        with self.client.consent(named.get("trust_remote_code", False)):
-            return method(self, *given, **named)
-
-    return cast(Method, called)
-
-
-class StoreCommands:
+class StoreCommands(PlainCommands):
     """What can be asked of a store."""
-
-    def __init__(self, desk: Desk) -> None:
-        self._desk, self._store = desk, desk.store
-
-    @property
-    def folder(self) -> Path:
-        """The store's folder."""
-        return self._store.root
-
-    @property
-    def client(self) -> Client:
-        """The program or terminal that is told of progress."""
-        return self._desk.client
-
-    def _flags(self, settings: Mapping[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:
-        return self.client.settings(settings, lists)
 
     def keep_page(self, answer: CommandResult) -> Path:
         """Write an answer's page into the store's reports/, and return its path."""
@@ -96,15 +64,6 @@ class StoreCommands:
         asked = self._desk.asked(flags)
         return {SETTINGS[name].option: getattr(asked.config, name) for name in {**flags, **asked.sources}}
 
-    @consenting
-    def build_actor(
-        self, *, batch_size: int = 2, seq_len: int = 128, trust_remote_code: bool = False, **settings: Any
-    ) -> CommandResult:
-        """Build the actor alone, in another process, and run one forward of a synthetic input. Uses no dumps of the store."""
-        from actordbg.api.replaying import built_alone
-
-        return built_alone(self._desk, self._flags(settings), batch_size, seq_len)
-
     def laws(self, where: Where = None, *, sample: int = SAMPLE, **settings: Any) -> CommandResult:
         """Replay a diverse sample of dumps and check the laws (invariance checks) of each."""
         return self.replay(_chosen(where).sampled(sample), **{"laws": ALL_LAWS, **settings})
@@ -122,12 +81,6 @@ class StoreCommands:
 
         flags = self._flags(settings)
         return check(self._desk, _chosen(where, files), flags, sample=sample, recorded=recorded)
-
-    def lint(self, where: str | None = None, *, max_inputs: int | None = None) -> CommandResult:
-        """Check recorded data against its laws, without a model, as `actordbg lint` does. max_inputs: only the newest."""
-        from actordbg.api.checks import linted
-
-        return linted(self._desk, where, max_inputs)
 
     @consenting
     def compare(
@@ -148,26 +101,6 @@ class StoreCommands:
         return compared(self._desk, a, b, where, limits, tokenizer=tokenizer, **about)
 
     @consenting
-    def explain(
-        self, replay: str = "last", *, against: str | None = None, other_models: Sequence[str] = (),
-        trust_remote_code: bool = False,
-    ) -> CommandResult:  # fmt: skip
-        """Explain what is wrong with a replay, where, and since when, as `actordbg explain` does.
-
-        against: "rollout" says which side is wrong by the engine's recorded log-probs. other_models: with it, models whose
-        weights a side may have had.
-        """
-        from actordbg.api.explaining import explained, sides_explained
-
-        self._store.require()
-        spec = self._desk.replayed(replay)
-        if against is not None or spec.config.backend == ENDPOINT:
-            return sides_explained(self._desk, spec, other_models, engine=against is None)
-        if other_models:
-            raise UsageError("--other-model needs --against", hint="add --against rollout")
-        return explained(self._desk, spec)
-
-    @consenting
     def locate(
         self, replay: str | None = None, *, where: Where = None, trust_remote_code: bool = False, **settings: Any
     ) -> CommandResult:
@@ -186,83 +119,6 @@ class StoreCommands:
             spec = desk.planned("locate", config, chosen, "locate a fault with").spec
             command = spec.command
         return locate_answer(*run_located(desk, spec, command))
-
-    @consenting
-    def reduce(
-        self, name: str = "last", *, trials: int = TRIALS, seconds: float = SECONDS, trust_remote_code: bool = False
-    ) -> CommandResult:
-        """Reduce a wrong replay or comparison to the smallest case with the same fault, or continue, as `actordbg reduce` does.
-
-        trials, seconds: the budget of this call.
-        """
-        from actordbg.api.reducing import reduced, reduction_answer
-
-        return reduction_answer(reduced(self._desk, name, trials, seconds))
-
-    @consenting
-    def repro(
-        self, name: str = "last", out: str | Path = "repro.py", *, issue: str | Path | None = None, fixed: str | None = None,
-        trials: int = TRIALS, seconds: float = SECONDS, trust_remote_code: bool = False,
-    ) -> CommandResult:  # fmt: skip
-        """Write a script that shows the fault without actordbg, and with `issue` the text around it, as `actordbg repro` does.
-
-        fixed: an interpreter in whose environment the fault is gone. Raises BadResult if the script does not show the fault.
-        """
-        from actordbg.api.reducing import known_or_reduced, write_repro
-        from actordbg.document.page import check_place
-
-        check_place(Path(out))
-        check_place(None if issue is None else Path(issue))
-        record = known_or_reduced(self._desk, name, trials, seconds)
-        return write_repro(record, Path(out), issue=None if issue is None else Path(issue), fixed=fixed)
-
-    def bundle(
-        self, *names: str, where: str | None = None, out: str | Path = "bundle.tar.zst", redact: bool = False,
-        keep_ids: Collection[int] = (), model: str = "", to: str | None = None, public: bool = False,
-    ) -> CommandResult:  # fmt: skip
-        """Pack replays, comparisons and dumps into one archive, as `actordbg bundle` does.
-
-        redact: permute token ids, except `keep_ids`, padding and the special tokens of `model`. to: upload it, `hf://datasets/...`.
-        """
-        from actordbg.api.reducing import bundled
-        from actordbg.document.page import check_place
-
-        check_place(Path(out))
-        return bundled(self._store, names, where, Path(out), redact=redact, keep=keep_ids, model=model, to=to, public=public)
-
-    @consenting
-    def step(
-        self, number: int, run: str | None = None, *, tokenizer: str | Path | None = None, trust_remote_code: bool = False,
-        **settings: Any,
-    ) -> CommandResult:  # fmt: skip
-        """Replay optimizer step `number` of a run from its recorded losses, as `actordbg step` does.
-
-        run: None if only one run has that step. `model` must hold that step's weights. tokenizer: adds text to token charts.
-        """
-        from actordbg.api.steps import replayed_step
-
-        return replayed_step(self._desk, number, run, self._flags(settings), tokenizer)
-
-    def turns(
-        self, dump: str | None = None, *, run: str | None = None, tokenizer: str | Path | None = None, template: str | None = None
-    ) -> CommandResult:
-        """Check that the ids that a rollout sampled are those that were trained on, in a run recorded with `run --turns`.
-
-        dump: only conversations that became its rows. tokenizer: adds the text. template: judge this model's chat template.
-        """
-        from actordbg.api.reports import texts_of
-        from actordbg.judge.chat_template import template_answer
-        from actordbg.judge.turns import trajectories_of, turns_answer
-
-        if template is not None:
-            return template_answer(template, trajectories_of(self._store, run)[0] if self._store.exists() else [])
-        return turns_answer(self._store.require(), dump, run=run, decode=texts_of(tokenizer))
-
-    def weights(self, run: str | None = None) -> CommandResult:
-        """Check that rollout engines got the weights that were sent, in a run recorded with `run --hash-weights`."""
-        from actordbg.judge.weight_ladder import weights_answer
-
-        return weights_answer(self._store.require(), run)
 
     def report(self, *replays: str, where: str | None = None, tokenizer: str | Path | None = None, charts: bool = True) -> Report:
         """Report replays side by side, by default the last: results, causes of failures, time, memory. "all" lists them all.

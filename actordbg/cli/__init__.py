@@ -1,12 +1,13 @@
 """The command line: each command's options, text output, JSON and exit code.
 
 Begin with `app`, the table of contents; then read any command (`replay`, `dump_ls`), whose module is imported when it is called.
-`options` declares shared options, `output` prints everything (the result on standard output, notes on standard error), and
-`terminal` opens the store as `actordbg.api` has it: a command that replays or judges parses options, calls a method, and returns
-its answer, which `options.takes_outputs` prints. A command's imports are inside its function, so that `--help` is quick.
+`from_signature` makes options out of its signature, and their help out of its docstring; `options` has those that commands share.
+`output` prints everything (the result on standard output, notes on standard error), and `terminal` opens the store as
+`actordbg.api` has it. A command that needs no more than a method of the store is that method (`api.plain_commands`): what it
+returns is printed by `options.takes_outputs`. A command's imports are inside its function, so that `--help` is quick.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HELP_ALL, OUTPUT = "help_all", "Output"
 """The parameter of --help-all, and the heading of the output options."""
@@ -17,3 +18,8 @@ class HelpPlace(NamedTuple):
 
     heading: str = ""
     rank: int = 14
+
+
+def place_of(option: Any) -> HelpPlace:
+    """Return where help shows this option of a built command."""
+    return getattr(option, "rich_help_panel", None) or HelpPlace()

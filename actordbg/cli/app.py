@@ -1,7 +1,7 @@
 """The table of contents of the command line: which command is which function, and the one place that catches errors.
 
-Commands are imported when they are called (`actordbg.cli.lazy`). To add a command, add a line here and a function in a module
-of this package; the line repeats the first line of the function's docstring.
+Commands are imported when they are called (`actordbg.cli.lazy`). To add a command, add a line here, and a method of
+`PlainCommands` or a function in a module of this package; the line repeats the first line of its docstring.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ CONTENTS = (
                 also=(
                     Command("List trainer adapters and whether each one works here.", "patch:adapters", LIST, old="adapters"),
                     Command(
-                        "Build the actor alone and run one forward.", "measure:init", FACTS, called="actor", old="actor init"
+                        "Build the actor alone and run one forward.", ":build_actor", FACTS, called="actor", old="actor init"
                     ),
                 ),
             ),
@@ -117,7 +117,7 @@ CONTENTS = (
     Section(
         "Replay",
         (
-            Command("Check recorded data against laws, without a model.", "lint:lint", f"empty {DOCUMENT}"),
+            Command("Check recorded data against laws, without a model.", ":lint", f"empty {DOCUMENT}"),
             Command("Replay a few dumps: do they run? Are they right?", "check:check", f"empty {DOCUMENT}"),
             Command(
                 "Replay recorded inputs outside the job.",
@@ -142,18 +142,18 @@ CONTENTS = (
         (
             Command(
                 "Explain what is wrong with a replay, and since when.",
-                "explain:explain",
+                ":explain",
                 CHARTS,
                 label="explain, locate",
             ),
             Command(
                 "Reduce a wrong replay to the smallest faulty case.",
-                "reduce:reduce",
+                ":reduce",
                 DOCUMENT,
                 label="reduce, repro, bundle",
             ),
             Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT),
-            Command("Replay an optimizer step: loss, norm, known faults.", "step:step", DOCUMENT, label="step, turns, weights"),
+            Command("Replay an optimizer step: loss, norm, known faults.", ":step", DOCUMENT, label="step, turns, weights"),
             Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
             MEASURE,
         ),
@@ -162,11 +162,11 @@ CONTENTS = (
         "",
         (
             Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
-            Command("Name the module in which a configuration goes wrong.", "explain:locate", f"empty {DOCUMENT}"),
-            Command("Write one script that shows the fault, without actordbg.", "reduce:repro"),
-            Command("Pack dumps, replays and comparisons into one archive.", "reduce:bundle"),
-            Command("Check that the sampled ids are those that were trained on.", "step:turns", DOCUMENT),
-            Command("Check that rollout engines got the weights that were sent.", "step:weights", DOCUMENT),
+            Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
+            Command("Write one script that shows the fault, without actordbg.", ":repro"),
+            Command("Pack dumps, replays and comparisons into one archive.", ":bundle"),
+            Command("Check that the sampled ids are those that were trained on.", ":turns", DOCUMENT),
+            Command("Check that rollout engines got the weights that were sent.", ":weights", DOCUMENT),
         ),
     ),
 )

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.option import Option
 from actordbg.base.units import LAST
-from actordbg.cli.options import argument, option, store_of
+from actordbg.cli.options import store_of
 from actordbg.cli.output import note, say
 
 
 def ui(
     ctx: typer.Context,
-    port: int = option(0, "Port to listen on (default: a free port).", min=0, max=65535),
-    opened: bool = option(True, "Open the page in a browser.", "--open/--no-open"),
+    *,
+    port: Annotated[int, Option(min=0, max=65535)] = 0,
+    opened: Annotated[bool, Option("--open/--no-open")] = True,
 ) -> None:
     """Browse the store in a local web page.
 
@@ -24,6 +27,10 @@ def ui(
     ssh -L 8700:127.0.0.1:8700 HOST, and --port 8700 there. Stop it with Ctrl-C.
 
     Example: actordbg ui --port 8700 --no-open
+
+    Args:
+        port: Port to listen on (default: a free port).
+        opened: Open the page in a browser.
     """
     import webbrowser
 
@@ -41,10 +48,7 @@ def ui(
         note("stopped")
 
 
-def attach(
-    ctx: typer.Context,
-    name: str = argument(LAST, "REPLAY|RUN", "Replay id, `last`, or name of a run."),
-) -> None:
+def attach(ctx: typer.Context, name: str = LAST) -> None:
     """Attach to a rank at a breakpoint.
 
     Works for replays under --break-wait, and for training code with `actordbg.debug.breakpoint()` (or any breakpoint() under
@@ -52,6 +56,9 @@ def attach(
     with the replay, or on Ctrl-C.
 
     Example: actordbg attach ppo-7b
+
+    Args:
+        name (REPLAY|RUN): Replay id, `last`, or name of a run.
     """
     from actordbg.debug import stops
     from actordbg.debug.meeting import attend

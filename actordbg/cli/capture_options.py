@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from actordbg.base.errors import UsageError
+from actordbg.base.option import Option
 from actordbg.base.units import parse_size
-from actordbg.cli.options import option, option_field
 from actordbg.cli.output import human_bytes, plural
 
 if TYPE_CHECKING:
@@ -19,59 +19,53 @@ if TYPE_CHECKING:
 
 _TRIGGERS, _RING = "Triggers", "Flight recorder"
 
-Run = Annotated[str | None, option(..., "Run name; dumps go under it (default: run-<utc>).", "--run", metavar="NAME")]
+Run = Annotated[str | None, Option("--run", help="Run name; dumps go under it (default: run-<utc>).", metavar="NAME")]
 
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """What to record, as typed."""
+    """What to record, as typed.
 
-    every: int | None = option_field(
-        None, "Record every Nth call; 0: only what --on keeps (default: 0 with --on, else 1).", min=0
-    )
-    max_dumps: int | None = option_field(None, "At most N dumps per actor and process.", min=0)
-    max_bytes: str | None = option_field(None, "At most this many bytes per actor and process, e.g. 10GB.", metavar="SIZE")
-    keep: str | None = option_field(None, "Cap the run's dumps, deleting the oldest unprotected ones, e.g. 10GB.", metavar="SIZE")
-    ranks: str | None = option_field(None, "Only these ranks, e.g. 0,1,4-7.", metavar="RANKS")
-    min_seq_len: int | None = option_field(None, "Only calls with S >= N.", min=0, rank=20)
-    step: str | None = option_field(None, "Only these optimizer steps, of all ranks: N or N..M.", metavar="N..M")
-    free_floor: str = option_field("5GiB", "Drop calls while free disk is below this.", metavar="SIZE", rank=30)
-    calls: str = option_field("forward", "What to record: forward, or forward,loss.", metavar="CALL,...")
-    with_outputs: bool = option_field(False, "Also store the returned log-probs (and entropy).")
-    with_rng: bool = option_field(False, "Also store the RNG state before the call.", rank=30)
-    on: str | None = option_field(
-        None,
-        "Keep and protect calls with: nan, exception, oom, slow:3x, logprobs:LOW:HIGH.",
-        metavar="TRIGGER,...",
-        heading=_TRIGGERS,
-        rank=1,
-    )
-    before: int = option_field(0, "Also keep the N calls before each --on hit.", min=0, heading=_TRIGGERS)
-    max_triggered: int = option_field(100, "At most N per actor and trigger.", min=0, heading=_TRIGGERS, rank=30)
-    ring: int = option_field(
-        8,
-        "Keep the last N calls and the one in flight in shared memory that survives a kill; 0: off.",
-        "--recorder-calls",
-        min=0,
-        heading=_RING,
-        rank=30,
-    )
-    ring_bytes: str = option_field(
-        "64MiB", "Size limit of the flight recorder in each process.", "--recorder-bytes", heading=_RING, rank=30
-    )
-    ring_dir: str | None = option_field(
-        None,
-        "Location of the flight recorder (default: shared memory; `store`: store/rings, which survives node loss).",
-        "--recorder-dir",
-        metavar="DIR|store",
-        heading=_RING,
-        rank=30,
-    )
-    writer: Literal["process", "thread"] = option_field(
-        "process",
-        "Compress and write in a separate process (less step-time overhead) or in a thread.",
-        rank=30,
-    )
+    Args:
+        every: Record every Nth call; 0: only what --on keeps (default: 0 with --on, else 1).
+        max_dumps: At most N dumps per actor and process.
+        max_bytes (SIZE): At most this many bytes per actor and process, e.g. 10GB.
+        keep (SIZE): Cap the run's dumps, deleting the oldest unprotected ones, e.g. 10GB.
+        ranks (RANKS): Only these ranks, e.g. 0,1,4-7.
+        min_seq_len: Only calls with S >= N.
+        step (N..M): Only these optimizer steps, of all ranks: N or N..M.
+        free_floor (SIZE): Drop calls while free disk is below this.
+        calls (CALL,...): What to record: forward, or forward,loss.
+        with_outputs: Also store the returned log-probs (and entropy).
+        with_rng: Also store the RNG state before the call.
+        on (TRIGGER,...): Keep and protect calls with: nan, exception, oom, slow:3x, logprobs:LOW:HIGH.
+        before: Also keep the N calls before each --on hit.
+        max_triggered: At most N per actor and trigger.
+        ring: Keep the last N calls and the one in flight in shared memory that survives a kill; 0: off.
+        ring_bytes: Size limit of the flight recorder in each process.
+        ring_dir (DIR|store): Location of the flight recorder (default: shared memory; `store`: store/rings, which
+            survives node loss).
+        writer: Compress and write in a separate process (less step-time overhead) or in a thread.
+    """
+
+    every: Annotated[int | None, Option(min=0)] = None
+    max_dumps: Annotated[int | None, Option(min=0)] = None
+    max_bytes: str | None = None
+    keep: str | None = None
+    ranks: str | None = None
+    min_seq_len: Annotated[int | None, Option(min=0, rank=20)] = None
+    step: str | None = None
+    free_floor: Annotated[str, Option(rank=30)] = "5GiB"
+    calls: str = "forward"
+    with_outputs: bool = False
+    with_rng: Annotated[bool, Option(rank=30)] = False
+    on: Annotated[str | None, Option(heading=_TRIGGERS, rank=1)] = None
+    before: Annotated[int, Option(min=0, heading=_TRIGGERS)] = 0
+    max_triggered: Annotated[int, Option(min=0, heading=_TRIGGERS, rank=30)] = 100
+    ring: Annotated[int, Option("--recorder-calls", min=0, heading=_RING, rank=30)] = 8
+    ring_bytes: Annotated[str, Option("--recorder-bytes", heading=_RING, rank=30)] = "64MiB"
+    ring_dir: Annotated[str | None, Option("--recorder-dir", heading=_RING, rank=30)] = None
+    writer: Annotated[Literal["process", "thread"], Option(rank=30)] = "process"
 
 
 def control_from(options: CaptureOptions, run: str, generation: int) -> Control:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.option import Option
 from actordbg.cli import output
-from actordbg.cli.options import argument, option, require_good, store_of
+from actordbg.cli.options import NONE, Given, require_good, store_of
 from actordbg.cli.output import say, say_answer, write_file
 from actordbg.cli.replay_options import ChosenInputs
-from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
     from actordbg.api.checks import CheckResult
@@ -21,22 +21,15 @@ if TYPE_CHECKING:
 _FOR = "CI output"
 
 
-@takes_settings("check")
 def check(
     ctx: typer.Context,
-    paths: list[Path] | None = argument(
-        None, "PATH", "A store, a folder of old pickles, dump files or packs (default: the store's dumps)."
-    ),
+    paths: list[Path] | None = None,
+    *,
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
-    of_run: bool = option(
-        False,
-        "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.",
-        "--recorded",
-        "--golden",
-    ),
-    junit: Path | None = option(None, "Also write JUnit XML there.", heading=_FOR),
-    github: bool = option(False, "Emit GitHub Actions annotations.", heading=_FOR, rank=30),
+    of_run: Annotated[bool, Option("--recorded", "--golden")] = False,
+    junit: Annotated[Path | None, Option(heading=_FOR)] = None,
+    github: Annotated[bool, Option(heading=_FOR, rank=30)] = False,
 ) -> None:
     """Replay a few dumps: do they run? Are they right?
 
@@ -50,6 +43,12 @@ def check(
     Example: actordbg check input_dumps/ --open
 
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
+
+    Args:
+        paths (PATH): A store, a folder of old pickles, dump files or packs (default: the store's dumps).
+        of_run: Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.
+        junit: Also write JUnit XML there.
+        github: Emit GitHub Actions annotations.
     """
     from actordbg.api.checks import store_of_paths
     from actordbg.cli.terminal import Terminal, flags_of, opened

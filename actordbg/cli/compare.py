@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import typer
 
+from actordbg.base.option import Option
 from actordbg.cli import output
 from actordbg.cli.options import (
     ConfirmOption,
@@ -16,57 +16,56 @@ from actordbg.cli.options import (
     Power,
     TrustRemoteCode,
     Where,
-    argument,
-    option,
-    parameter,
     take_consent,
-    takes_options,
 )
 from actordbg.cli.output import TokenizerFile
 from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
-_PANEL = "Thresholds (inf: not checked)"
-_LIMITS = {
-    "max_abs": "Limit for the largest log-prob difference, nats.",
-    "p99_abs": "Limit for the 99th percentile of log-prob differences, nats.",
-    "mean_abs": "Limit for the mean log-prob difference, nats.",
-    "clip_share": "Limit for the share of tokens whose ratio is outside 0.8 to 1.2 (PPO's clip fraction).",
-    "entropy_max_abs": "Limit for the largest entropy difference, nats.",
-    "loss_abs": "Limit for the difference of the losses.",
-    "grad_norm_rel": "Limit for the relative difference of the gradient norms.",
-    "gradient_distance": "Limit for |a - b| / |b| over all kept gradients.",
-    "parameter_distance": "Limit for |a - b| / |b| of the worst single parameter.",
-}
-_LIMIT_OPTIONS = [
-    parameter(name, float | None, option(None, told, f"--{name.replace('_', '-')}", metavar="X", heading=_PANEL, rank=30))
-    for name, told in _LIMITS.items()
-]
+
+@dataclass(frozen=True)
+class ComparisonLimits:
+    """Limits for a comparison, as typed.
+
+    Args:
+        max_abs: Limit for the largest log-prob difference, nats.
+        p99_abs: Limit for the 99th percentile of log-prob differences, nats.
+        mean_abs: Limit for the mean log-prob difference, nats.
+        clip_share: Limit for the share of tokens whose ratio is outside 0.8 to 1.2 (PPO's clip fraction).
+        entropy_max_abs: Limit for the largest entropy difference, nats.
+        loss_abs: Limit for the difference of the losses.
+        grad_norm_rel: Limit for the relative difference of the gradient norms.
+        gradient_distance: Limit for |a - b| / |b| over all kept gradients.
+        parameter_distance: Limit for |a - b| / |b| of the worst single parameter.
+    """
+
+    panel: ClassVar[str] = "Thresholds (inf: not checked)"
+    rank: ClassVar[int] = 30
+
+    max_abs: float | None = None
+    p99_abs: float | None = None
+    mean_abs: float | None = None
+    clip_share: float | None = None
+    entropy_max_abs: float | None = None
+    loss_abs: float | None = None
+    grad_norm_rel: float | None = None
+    gradient_distance: float | None = None
+    parameter_distance: float | None = None
 
 
-@takes_options("limits", _LIMIT_OPTIONS, dict)
 def compare(
     ctx: typer.Context,
-    a: str = argument(..., "A", "Replay under test: an id, a name, `@1` or `last`."),
-    b: str = argument(..., "B", "Another replay, `truth`, or `recorded`: the run's own outputs."),
-    noise: str | None = option(
-        None,
-        "Ignore differences within a noise floor (`actordbg noise`); last: the newest for A's settings.",
-        metavar="[ID|last]",
-    ),
+    a: str,
+    b: str,
+    *,
+    noise: str | None = None,
     truth: TruthDtype = None,
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
-    limits: Mapping[str, float | None] = MappingProxyType({}),
-    flat: bool = option(
-        False,
-        "Use fixed limits instead of rounding measured on each dump.",
-        "--flat-limits",
-        heading=_PANEL,
-        rank=30,
-    ),
+    limits: ComparisonLimits = ComparisonLimits(),
+    flat: Annotated[bool, Option("--flat-limits", heading=ComparisonLimits.panel, rank=30)] = False,
     power: Power = False,
     where: Where = None,
-    limit: int = option(10, "Show the N worst dumps; 0 for all.", min=0),
+    limit: Annotated[int, Option(min=0)] = 10,
     tokenizer: TokenizerFile = None,
 ) -> object:
     """Compare a replay with another, or with the truth.
@@ -79,6 +78,13 @@ def compare(
     Exit code: 1 on a mismatch, if A failed on an input that B passed, or if nothing could be compared.
 
     Example: actordbg compare last truth --noise
+
+    Args:
+        a (A): Replay under test: an id, a name, `@1` or `last`.
+        b (B): Another replay, `truth`, or `recorded`: the run's own outputs.
+        noise ([ID|last]): Ignore differences within a noise floor (`actordbg noise`); last: the newest for A's settings.
+        flat: Use fixed limits instead of rounding measured on each dump.
+        limit: Show the N worst dumps; 0 for all.
     """
     from actordbg.cli.terminal import opened
 
@@ -91,33 +97,18 @@ def compare(
         "power": power,
         "worst": limit,
         "charts": charts,
-        **limits,
+        **vars(limits),
     }
     return store.compare(a, b, where=where, noise=noise, tokenizer=tokenizer, **about)
 
 
 def compare_logs(
-    logs: list[str] = argument(
-        ...,
-        "LOG",
-        "Logs, plain or .gz; - for standard input; exports as JSON, JSON lines or CSV; TensorBoard's event files; trackio's "
-        "database. FILE#RUN selects a run.",
-    ),
-    each: bool = option(False, "Compare every pair of logs (default: all with the first)."),
-    metric: str | None = option(
-        None,
-        (
-            "Metric to compare (default: the first that both logs have of gpt_loss, loss, policy_loss, act_loss, "
-            "actor_loss, critic_loss, loss_mean, then any other loss)."
-        ),
-        metavar="NAME",
-    ),
-    threshold: float = option(0.05, "Relative difference at which values are too far apart."),
-    rule: str = option(
-        "first-mean-last",
-        "Pass rule: first, mean and last value; or every step.",
-        metavar="first-mean-last|every-step",
-    ),
+    logs: list[str],
+    *,
+    each: bool = False,
+    metric: str | None = None,
+    threshold: float = 0.05,
+    rule: str = "first-mean-last",
     limit: Limit = 10,
 ) -> object:
     """Compare training losses step by step.
@@ -129,6 +120,15 @@ def compare_logs(
     Exit code: 1 if the rule is not met, a value is NaN or infinite, or the logs have fewer than three steps in common.
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 -o losses.png
+
+    Args:
+        logs (LOG): Logs, plain or .gz; - for standard input; exports as JSON, JSON lines or CSV; TensorBoard's event
+            files; trackio's database. FILE#RUN selects a run.
+        each: Compare every pair of logs (default: all with the first).
+        metric (NAME): Metric to compare (default: the first that both logs have of gpt_loss, loss, policy_loss,
+            act_loss, actor_loss, critic_loss, loss_mean, then any other loss).
+        threshold: Relative difference at which values are too far apart.
+        rule (first-mean-last|every-step): Pass rule: first, mean and last value; or every step.
     """
     from actordbg.api.measuring import compare_logs
 

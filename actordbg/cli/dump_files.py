@@ -11,19 +11,18 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
+from actordbg.base.option import Option
 from actordbg.base.units import parse_size, resolve
 from actordbg.cli.index import damage_line
 from actordbg.cli.options import (
     Limit,
     Where,
     Yes,
-    argument,
-    option,
     require_good,
     require_selected,
     require_some,
@@ -40,11 +39,7 @@ if TYPE_CHECKING:
 _SHOWN = 50
 
 
-def import_(
-    ctx: typer.Context,
-    paths: list[str] = argument(..., "PATH", "Pickles, folders to search for *.pkl, or a bundle (.tar.zst, hf://...)."),
-    run: str | None = option(None, "Run name of the dumps (default: the folder's name)."),
-) -> None:
+def import_(ctx: typer.Context, paths: list[str], *, run: str | None = None) -> None:
     """Import a bundle or old pickles; execute nothing in them.
 
     A bundle is what `actordbg bundle` makes: a file, or hf://datasets/OWNER/NAME/FILE. It is imported whole or not at all.
@@ -54,6 +49,10 @@ def import_(
     Exit code: 1 if a file was refused.
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
+
+    Args:
+        paths (PATH): Pickles, folders to search for *.pkl, or a bundle (.tar.zst, hf://...).
+        run: Run name of the dumps (default: the folder's name).
     """
     from actordbg.dumps.bundle import BUNDLE_SUFFIX
     from actordbg.dumps.importer import find_pickles, import_paths
@@ -104,13 +103,14 @@ def _writable(ctx: typer.Context) -> Store:
 
 def create(
     ctx: typer.Context,
-    count: int = option(1, "Calls per rank.", "--count", "-n", min=1),
-    batch_size: int = option(2, "Rows per input, B."),
-    seq_len: int = option(512, "Length of each row, S, padding included."),
-    ranks: int = option(1, "Number of ranks.", min=1),
-    vocab_size: int = option(128_256, "Draw token ids below this."),
-    seed: int = option(0, "RNG seed of the tensors."),
-    run: str = option("created", "Run name of the dumps."),
+    *,
+    count: Annotated[int, Option("-n", min=1)] = 1,
+    batch_size: int = 2,
+    seq_len: int = 512,
+    ranks: Annotated[int, Option(min=1)] = 1,
+    vocab_size: int = 128_256,
+    seed: int = 0,
+    run: str = "created",
 ) -> None:
     """Create random inputs of given shapes.
 
@@ -118,6 +118,15 @@ def create(
     command accepts them.
 
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --ranks 2
+
+    Args:
+        count: Calls per rank.
+        batch_size: Rows per input, B.
+        seq_len: Length of each row, S, padding included.
+        ranks: Number of ranks.
+        vocab_size: Draw token ids below this.
+        seed: RNG seed of the tensors.
+        run: Run name of the dumps.
     """
     from actordbg.dumps.create import create_dumps
     from actordbg.formats.dump_record import SUFFIX
@@ -135,11 +144,12 @@ def create(
 
 def export(
     ctx: typer.Context,
-    dump_ids: list[str] | None = argument(None, "ID", "Dump ids, or unique prefixes of ids."),
+    dump_ids: list[str] | None = None,
+    *,
     where: Where = None,
-    out: Path = option(Path(), "Output folder.", "--out", "-o", metavar="DIR"),
+    out: Annotated[Path, Option("-o")] = Path(),
     limit: Limit = 0,
-    force: bool = option(False, "Overwrite existing files."),
+    force: bool = False,
 ) -> None:
     """Write dumps as .safetensors files.
 
@@ -149,6 +159,11 @@ def export(
     Exit code: 1 if a dump was damaged; 5 if no dump was selected.
 
     Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported
+
+    Args:
+        dump_ids (ID): Dump ids, or unique prefixes of ids.
+        out (DIR): Output folder.
+        force: Overwrite existing files.
     """
     from actordbg.catalog.tables import Damaged
     from actordbg.dumps import export as exporting
@@ -216,11 +231,7 @@ def pack(
     require_selected(store, where, summary.figures.dumps + summary.finished)
 
 
-def unpack(
-    ctx: typer.Context,
-    where: Where = None,
-    all_: bool = option(False, "Unpack every packed dump."),
-) -> None:
+def unpack(ctx: typer.Context, *, where: Where = None, all_: bool = False) -> None:
     """Take dumps out of their packs, byte for byte.
 
     Restores one file per dump, with the same record and payload. Each file is read back and verified before its pack is rewritten
@@ -229,6 +240,9 @@ def unpack(
     Exit code: 1 if a dump could not be unpacked; 5 if --where selects no dump.
 
     Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
+
+    Args:
+        all_: Unpack every packed dump.
     """
     from actordbg.dumps.packing import unpack_dumps
 
@@ -289,11 +303,12 @@ def _say_packed(answer: dict[str, Any]) -> None:
 
 def prune(
     ctx: typer.Context,
+    *,
     where: Where = None,
-    older_than: str | None = option(None, "Remove dumps that came into the store longer ago than this, e.g. 7d.", metavar="AGE"),
-    keep: str | None = option(None, "Remove the oldest dumps until at most this much is left, e.g. 10GB.", metavar="SIZE"),
-    damaged: bool = option(False, "Only corrupt files, not newer-format or unreadable ones."),
-    pinned: bool = option(False, "Also remove protected dumps (default: keep them)."),
+    older_than: str | None = None,
+    keep: str | None = None,
+    damaged: bool = False,
+    pinned: bool = False,
     yes: Yes = False,
 ) -> None:
     """Remove dumps.
@@ -305,6 +320,12 @@ def prune(
     Exit code: 5 if --where selects no dump.
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
+
+    Args:
+        older_than (AGE): Remove dumps that came into the store longer ago than this, e.g. 7d.
+        keep (SIZE): Remove the oldest dumps until at most this much is left, e.g. 10GB.
+        damaged: Only corrupt files, not newer-format or unreadable ones.
+        pinned: Also remove protected dumps (default: keep them).
     """
     from actordbg.catalog.query import open_fresh
     from actordbg.catalog.tables import parse_duration

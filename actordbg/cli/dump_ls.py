@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actordbg.base.option import Option
 from actordbg.base.units import ago, with_handles
 from actordbg.cli import output
-from actordbg.cli.options import Where, argument, option, require_some, store_of
+from actordbg.cli.options import Where, require_some, store_of
 from actordbg.cli.output import (
     cell,
     emit,
@@ -39,10 +40,7 @@ INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
 
 
 def ls(
-    ctx: typer.Context,
-    where: Where = None,
-    order: str = option("newest", "Sort order: newest (first), time (oldest first), length, or longest (first)."),
-    limit: int | None = option(None, "At most N rows; 0 for all (default: 50; with --json all).", min=0),
+    ctx: typer.Context, *, where: Where = None, order: str = "newest", limit: Annotated[int | None, Option(min=0)] = None
 ) -> None:
     """List dumps, newest first.
 
@@ -53,6 +51,10 @@ def ls(
     Exit code: 5 if no dump matches.
 
     Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"
+
+    Args:
+        order: Sort order: newest (first), time (oldest first), length, or longest (first).
+        limit: At most N rows; 0 for all (default: 50; with --json all).
     """
     from actordbg.catalog.query import count_dumps, each_dump, open_fresh, select_dumps
     from actordbg.cli.index import warn_damaged
@@ -113,14 +115,14 @@ def columns() -> None:
             say(line)
 
 
-def show(
-    ctx: typer.Context,
-    dump_id: str = argument(..., "ID", "Dump id, handle, or a unique prefix of the id."),
-    values: bool = option(False, "Also read the tensors: min, max, non-zero (needs torch)."),
-) -> None:
+def show(ctx: typer.Context, dump_id: str, *, values: bool = False) -> None:
     """Show one dump: its record, its tensors, its results.
 
     Example: actordbg dump show 20250619T052608 --values
+
+    Args:
+        dump_id (ID): Dump id, handle, or a unique prefix of the id.
+        values: Also read the tensors: min, max, non-zero (needs torch).
     """
     from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
     from actordbg.formats.weight_hashes import weights_of

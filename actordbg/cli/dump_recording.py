@@ -10,14 +10,15 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
+from actordbg.base.option import Option
 from actordbg.cli import capture_options as opt
 from actordbg.cli import output
-from actordbg.cli.options import argument, option, require_good, store_of, takes_groups
+from actordbg.cli.options import require_good, store_of
 from actordbg.cli.output import clear_screen, emit, emit_json, keep_answer, note, plural, say, say_next, say_wrapped, table
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 
-@takes_groups
 def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions()) -> None:
     """Start recording, even in running jobs.
 
@@ -48,15 +48,15 @@ def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions 
     emit(_answer(store, control, True, True, job), _say_enabled)
 
 
-def disable(
-    ctx: typer.Context,
-    run: str | None = option(None, "Stop only the job of this name."),
-) -> None:
+def disable(ctx: typer.Context, *, run: str | None = None) -> None:
     """Stop recording, even in running jobs.
 
     Also stops jobs of `actordbg run`, unless --run names a job. Recorded dumps stay.
 
     Example: actordbg dump disable
+
+    Args:
+        run: Stop only the job of this name.
     """
     store = store_of(ctx).require()
     name = opt.checked_run_name(run)
@@ -112,9 +112,10 @@ def _say_enabled(answer: dict[str, Any]) -> None:
 
 def status(
     ctx: typer.Context,
-    everything: bool = option(False, "Also show processes of earlier runs.", "--all"),
-    watch: bool = option(False, "Refresh the status until Ctrl-C.", "--watch", "-w"),
-    interval: float = option(1.0, "Seconds between refreshes of --watch.", min=0.1),
+    *,
+    everything: Annotated[bool, Option("--all")] = False,
+    watch: Annotated[bool, Option("-w")] = False,
+    interval: Annotated[float, Option(min=0.1)] = 1.0,
 ) -> None:
     """Show calls captured and dropped by each process.
 
@@ -124,6 +125,11 @@ def status(
     all its buffered calls, `dump recover` turns them into dumps.
 
     Example: actordbg dump status --watch
+
+    Args:
+        everything: Also show processes of earlier runs.
+        watch: Refresh the status until Ctrl-C.
+        interval: Seconds between refreshes of --watch.
     """
     from actordbg.cli.dump_status_work import say_status, status_of
 
@@ -143,12 +149,7 @@ def status(
     return None
 
 
-def recover(
-    ctx: typer.Context,
-    rings: list[Path] | None = argument(None, "RING", "Flight recorder files; default: all here."),
-    live: bool = option(False, "Also read files of live processes, e.g. after a hang; these files stay."),
-    discard: bool = option(False, "Remove the files of dead processes without making dumps."),
-) -> None:
+def recover(ctx: typer.Context, rings: list[Path] | None = None, *, live: bool = False, discard: bool = False) -> None:
     """Recover dead processes' last calls as dumps.
 
     Reads the flight recorder files: the call in flight and the last calls before it. A file is in the shared memory of the
@@ -158,6 +159,11 @@ def recover(
     Exit code: 1 if a file could not be read.
 
     Example: actordbg dump recover
+
+    Args:
+        rings (RING): Flight recorder files; default: all here.
+        live: Also read files of live processes, e.g. after a hang; these files stay.
+        discard: Remove the files of dead processes without making dumps.
     """
     if discard and live:
         raise UsageError("--discard conflicts with --live", hint="drop one of them")

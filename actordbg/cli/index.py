@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import CorruptDump
-from actordbg.cli.options import Where, option, require_good, require_some, store_of
+from actordbg.cli.options import Where, require_good, require_some, store_of
 from actordbg.cli.output import emit, human_bytes, keep_answer, note, plural, progress, say, say_next, say_wrapped
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 
-def index(
-    ctx: typer.Context,
-    rebuild: bool = option(False, "Delete the catalog and rebuild it from the files."),
-) -> None:
+def index(ctx: typer.Context, *, rebuild: bool = False) -> None:
     """Index new files in the store.
 
     Brings the catalog up to date with the files: dumps, replay results, patches. Every command that reads the catalog does this
     first. Run it to see which files are damaged, or to rebuild a lost or damaged catalog.
 
     Example: actordbg index --rebuild
+
+    Args:
+        rebuild: Delete the catalog and rebuild it from the files.
     """
     from actordbg.catalog.indexer import refresh
 
@@ -98,11 +98,7 @@ def damage_line(item: Damaged) -> str:
     return f"{'damaged' if item.code == CorruptDump.code else 'not usable'}: {item.path}: {item.reason}"
 
 
-def fsck(
-    ctx: typer.Context,
-    repair: bool = option(False, "Repair what can be repaired, without losing data."),
-    quick: bool = option(False, "Read names, headers and records, but not the payloads."),
-) -> None:
+def fsck(ctx: typer.Context, *, repair: bool = False, quick: bool = False) -> None:
     """Verify a store's integrity.
 
     Checks FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter and ring, and the
@@ -112,6 +108,10 @@ def fsck(
     Exit code: 1 if damage or leftovers remain; notes do not count.
 
     Example: actordbg store fsck --repair
+
+    Args:
+        repair: Repair what can be repaired, without losing data.
+        quick: Read names, headers and records, but not the payloads.
     """
     from actordbg.dumps.finding import NOTE
     from actordbg.dumps.repairing import repair as repair_store

@@ -25,7 +25,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from actordbg.cli import HELP_ALL, OUTPUT, HelpPlace
+from actordbg.cli import HELP_ALL, OUTPUT, place_of
 
 _WHERE = "where"
 """The parameter of --where, which may be repeated: dumps must meet all conditions."""
@@ -40,9 +40,10 @@ USUAL = "Options"
 class Command:
     """A command of the table.
 
-    target: `module:function`, a module of actordbg.cli and its function. outputs: its output options (`options.takes_outputs`).
-    settings: click's context settings. called: its name, if it is not the function's. old: an earlier spelling, which still
-    works. label: what the list of commands shows for its name. also: commands that follow it as a second word (`replay ls`).
+    target: `module:function`, a module of actordbg.cli and its function; `:method`, a method of `PlainCommands`. outputs: its
+    output options (`options.takes_outputs`). settings: click's context settings. called: its name, if it is not the function's.
+    old: an earlier spelling, which still works. label: what the list of commands shows for its name. also: commands that follow
+    it as a second word (`replay ls`).
     """
 
     line: str
@@ -59,11 +60,16 @@ class Command:
         return self.called or self.target.partition(":")[2].strip("_").replace("_", "-")
 
     def function(self) -> Callable[..., Any]:
-        """Import the command's module and return its function, with the output options added."""
+        """Import the command's module and return its function as typer takes it, with the output options added."""
+        from actordbg.cli.from_signature import as_command, of_method
         from actordbg.cli.options import takes_outputs
 
         module, _, name = self.target.partition(":")
-        return takes_outputs(getattr(import_module(f"actordbg.cli.{module}"), name), self.outputs)
+        if module:
+            function = getattr(import_module(f"actordbg.cli.{module}"), name)
+        else:
+            function = of_method(getattr(import_module("actordbg.api.plain_commands").PlainCommands, name))
+        return takes_outputs(as_command(function, self.old or self.name), self.outputs)
 
     def build(self) -> Any:
         """Import the command's module and build the click command."""
@@ -220,11 +226,6 @@ class _Built(TyperCommand):
         if not ctx.meta.get(HELP_ALL) and len(own) > SHORT:
             formatter.write_paragraph()
             formatter.write(f"All options: {ctx.command_path} --help-all\n")
-
-
-def place_of(option: Any) -> HelpPlace:
-    """Return where help shows this option of a built command."""
-    return getattr(option, "rich_help_panel", None) or HelpPlace()
 
 
 def spelled(parameter: Any) -> str:

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.base.option import Option
 from actordbg.cli.options import (
+    NONE,
     ConfirmOption,
+    Given,
     Power,
-    option,
     refuse_beside,
 )
 from actordbg.cli.output import say_answer
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions
-from actordbg.cli.setting_options import NONE, Given, TruthDtype, takes_settings, truth_dtype
+from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
 
-@takes_settings("matrix")
 def matrix(
     ctx: typer.Context,
+    *,
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    skip_known: bool = option(False, "Skip cells known to fail (default: run them).", rank=30),
-    no_truth: bool = option(False, 'Skip the truth; "passed" then only means finished.', rank=30),
+    skip_known: Annotated[bool, Option(rank=30)] = False,
+    no_truth: Annotated[bool, Option(rank=30)] = False,
     power: Power = False,
     truth: TruthDtype = None,
-    baseline: str | None = option(
-        None,
-        ("Exit 1 only for cells worse than the same cell of this matrix; failures it shares do not count."),
-        metavar="MATRIX|last",
-    ),
-    slower: float | None = option(None, "Count a cell this many times slower as a regression.", metavar="FACTOR", rank=30),
-    resume: str | None = option(None, "Continue a stopped matrix.", metavar="MATRIX|last"),
-    show: str | None = option(None, "Print an existing matrix; run nothing.", metavar="MATRIX|last"),
+    baseline: str | None = None,
+    slower: Annotated[float | None, Option(rank=30)] = None,
+    resume: str | None = None,
+    show: str | None = None,
     yes: ConfirmOption = False,
-    dry_run: bool = option(False, "Print the cells; run nothing.", rank=13),
+    dry_run: Annotated[bool, Option(rank=13)] = False,
 ) -> object:
     """Find which setting combinations run and are right.
 
@@ -49,6 +47,16 @@ def matrix(
     Exit code: 1 if a cell failed, is wrong, is unfinished or is worse than in --baseline, or if no cell could run.
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
+
+    Args:
+        skip_known: Skip cells known to fail (default: run them).
+        no_truth: Skip the truth; "passed" then only means finished.
+        baseline (MATRIX|last): Exit 1 only for cells worse than the same cell of this matrix; failures it shares do not
+            count.
+        slower (FACTOR): Count a cell this many times slower as a regression.
+        resume (MATRIX|last): Continue a stopped matrix.
+        show (MATRIX|last): Print an existing matrix; run nothing.
+        dry_run: Print the cells; run nothing.
     """
     from actordbg.cli.terminal import flags_of, opened
 

@@ -1,4 +1,4 @@
-"""`actordbg noise`, `train-check` and `actor init`: what a configuration does, beside replaying and judging dumps."""
+"""`actordbg noise` and `train-check`: what a configuration does, beside replaying and judging dumps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import asdict
 import typer
 
 from actordbg.cli.options import (
+    NONE,
     ConfirmOption,
-    option,
+    Given,
     refuse_beside,
 )
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, HowToTrain
-from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
-@takes_settings("noise")
 def noise(
     ctx: typer.Context,
     chosen: ChosenInputs = ChosenInputs(),
@@ -37,17 +36,17 @@ def noise(
     return opened(ctx, machines=machines).noise(chosen.selection, **flags)
 
 
-@takes_settings("train-check")
 def train_check(
     ctx: typer.Context,
+    *,
     inputs: ChosenInputs = ChosenInputs(),
     how: HowToTrain = HowToTrain(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    resume: str | None = option(None, "Continue a stopped check.", metavar="[CHECK|last]"),
-    show: str | None = option(None, "Print an existing check; run nothing.", metavar="[CHECK|last]"),
+    resume: str | None = None,
+    show: str | None = None,
     yes: ConfirmOption = False,
-    dry_run: bool = option(False, "Print the configurations; run nothing."),
+    dry_run: bool = False,
 ) -> object:
     """Train a few steps under each configuration and compare.
 
@@ -59,6 +58,11 @@ def train_check(
     configuration fails, diverges from the baseline, or its loss is not known to fall, or if none could run.
 
     Example: actordbg train-check --where "seq_len<512" --steps 20 --backend deepspeed,fsdp2 --zero-stage 2 --tp 1,2 --nproc 4
+
+    Args:
+        resume ([CHECK|last]): Continue a stopped check.
+        show ([CHECK|last]): Print an existing check; run nothing.
+        dry_run: Print the configurations; run nothing.
     """
     from actordbg.cli.terminal import flags_of, opened
 
@@ -69,21 +73,3 @@ def train_check(
         refuse_beside(ctx, f"--{word} keeps the check's settings", word, "yes", "dry_run", groups=groups)
         return store.train_check_again(again, run=show is None, dry_run=dry_run)
     return store.train_check(inputs.selection, training=asdict(how), dry_run=dry_run, **flags)
-
-
-@takes_settings("actor init")
-def init(
-    ctx: typer.Context,
-    settings: Given = NONE,
-    batch_size: int = option(2, "Rows of the synthetic input.", min=1),
-    seq_len: int = option(128, "Length of the synthetic input, padding included.", min=4),
-) -> object:
-    """Build the actor alone and run one forward.
-
-    The input is synthetic. Prints the settings that the built actor has, which may differ from those that were requested.
-
-    Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
-    """
-    from actordbg.cli.terminal import opened
-
-    return opened(ctx).build_actor(batch_size=batch_size, seq_len=seq_len, **settings)

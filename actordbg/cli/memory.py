@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.base.option import Option
 from actordbg.base.units import new_replay_id, parse_seconds
 from actordbg.cli import output
-from actordbg.cli.options import argument, option, repeated, require_some, store_of
+from actordbg.cli.options import repeated, require_some, store_of
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 
 def watch(
     ctx: typer.Context,
-    pid: list[int] | None = option(None, "Watch this process; repeatable.", metavar="P", min=1),
-    run: str | None = option(None, "Watch the recording processes of a run.", metavar="NAME"),
-    ray: bool = option(False, "Watch the actors on all nodes of a Ray cluster; --run adds ranks and steps."),
-    address: str = option("auto", "Address of the Ray cluster.", metavar="ADDRESS"),
-    interval: str = option("1s", "Time between samples, e.g. 500ms, 10s.", metavar="TIME"),
-    lasting: str | None = option(None, "End after this time (default: when the processes end).", "--for", metavar="TIME"),
-    no_uss: bool = option(False, "Skip USS, whose reading blocks a large process for milliseconds."),
+    *,
+    pid: Annotated[list[int] | None, Option(min=1)] = None,
+    run: str | None = None,
+    ray: bool = False,
+    address: str = "auto",
+    interval: str = "1s",
+    lasting: Annotated[str | None, Option("--for")] = None,
+    no_uss: bool = False,
 ) -> None:
     """Sample the memory of running processes over time.
 
@@ -35,6 +37,15 @@ def watch(
     shows which processes grow, and by how much per step.
 
     Example: actordbg memory watch --run ppo-7b --interval 200ms -o before.csv
+
+    Args:
+        pid (P): Watch this process; repeatable.
+        run (NAME): Watch the recording processes of a run.
+        ray: Watch the actors on all nodes of a Ray cluster; --run adds ranks and steps.
+        address (ADDRESS): Address of the Ray cluster.
+        interval (TIME): Time between samples, e.g. 500ms, 10s.
+        lasting (TIME): End after this time (default: when the processes end).
+        no_uss: Skip USS, whose reading blocks a large process for milliseconds.
     """
     from actordbg.measure import watched, watching
 
@@ -68,10 +79,11 @@ def watch(
 
 
 def compare(
-    a: Path = argument(..., "A", "Sample file of `memory watch`."),
-    b: Path | None = argument(None, "B", "Sample file to compare with A (default: show A alone)."),
-    of: Literal["rss", "uss", "cuda_used"] | None = option(None, "Compare only this quantity (default: all that both have)."),
-    threshold: float = option(0.05, "Relative difference of peaks above which they diverge.", min=0, max=1),
+    a: Path,
+    b: Path | None = None,
+    *,
+    of: Literal["rss", "uss", "cuda_used"] | None = None,
+    threshold: Annotated[float, Option(min=0, max=1)] = 0.05,
 ) -> object:
     """Find where two runs' memory diverges.
 
@@ -81,6 +93,12 @@ def compare(
     Exit code: 1 if they diverge, or have nothing in common.
 
     Example: actordbg memory compare before.csv after.csv
+
+    Args:
+        a (A): Sample file of `memory watch`.
+        b (B): Sample file to compare with A (default: show A alone).
+        of: Compare only this quantity (default: all that both have).
+        threshold: Relative difference of peaks above which they diverge.
     """
     from actordbg.document.command_result import CommandResult
     from actordbg.measure.memory_document import ALIKE, compare_page, compare_samples

@@ -1,24 +1,23 @@
-"""Declare and complete options, hold those that several commands share, and open the store that a command works on.
+"""The options that several commands share, the output options, and the store that a command works on.
 
-An option of a single command is a parameter with `option` as its default; a shared option is an `Annotated` type, declared here.
-Options that go together are the fields of a dataclass, made by `option_field`; commands take the dataclass (`takes_groups`).
+`from_signature` makes a command's own options out of its function. A shared option is an `Annotated` type, declared here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import shlex
 import sys
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError, require_package
+from actordbg.base.option import Option
 from actordbg.base.owners import Owner, is_own, name_of
 from actordbg.cli import HELP_ALL, OUTPUT, HelpPlace, output
 from actordbg.cli.output import Format, note
@@ -44,93 +43,48 @@ def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
     return complete
 
 
-def option(default: Any, help: str, *names: str, heading: str = "", rank: int = HelpPlace().rank, **facts: Any) -> Any:
-    """Declare an option: as the default of a command's parameter, or, with `...` as its default, in an `Annotated` type.
-
-    Its name is the parameter's unless `names` are given. heading, rank: see `HelpPlace`.
-    """
-    return typer.Option(default, *names, help=help, rich_help_panel=HelpPlace(heading, rank), **facts)  # type: ignore[arg-type]
-
-
-def argument(default: Any, metavar: str, help: str) -> Any:
-    """Declare an argument, as the default of a command's parameter; `...`: it is required."""
-    return typer.Argument(default, metavar=metavar, help=help)
-
-
-def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:
-    """Declare an option, as a field of a dataclass that commands take. Its name is the field's unless `names` are given."""
-    return dataclasses.field(default=default, metadata={"option": option(default, help, *names, **facts)})
-
-
-Limit = Annotated[int, option(..., "At most N rows; 0 for all.", min=0)]
-WHERE = 'Select dumps with an SQL expression, e.g. "seq_len>4096 and rank=0"; repeat it to combine with "and".'
-Where = Annotated[str | None, option(..., WHERE, metavar="EXPR", heading="Inputs", rank=0)]
-Yes = Annotated[bool, option(..., "Do it (default: only print what would be done).", "--yes", "-y")]
-Power = Annotated[
-    bool, option(..., "Plant faults of several sizes in the truth and report which would be detected.", "--power", rank=30)
-]
-TrustRemoteCode = Annotated[bool, option(..., "Run the model's own code. Command line only.", consent.FLAG, rank=30)]
-DistPlugin = Annotated[
+Limit = Annotated[int, Option(help="At most N rows; 0 for all.", min=0)]
+Where = Annotated[
     str | None,
-    option(..., "Import a module that registers a --dist-backend. Command line only.", consent.PLUGIN, metavar="MODULE", rank=30),
+    Option(
+        "--where",
+        help='Select dumps with an SQL expression, e.g. "seq_len>4096 and rank=0"; repeat it to combine with "and".',
+        metavar="EXPR",
+        heading="Inputs",
+        rank=0,
+    ),
 ]
-ConfirmOption = Annotated[bool, option(..., "Accept what another user wrote, or what came from a URL.", "--yes", "-y", rank=30)]
+Yes = Annotated[bool, Option("-y", help="Do it (default: only print what would be done).")]
+Power = Annotated[bool, Option(help="Plant faults of several sizes in the truth and report which would be detected.", rank=30)]
+TrustRemoteCode = Annotated[bool, Option(consent.FLAG, help="Run the model's own code. Command line only.", rank=30)]
+Given = Mapping[str, Any]
+"""The settings that were given on the command line, by name."""
+NONE: Given = MappingProxyType({})
+ConfirmOption = Annotated[bool, Option("-y", help="Accept what another user wrote, or what came from a URL.", rank=30)]
 
 
-def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    """Build a parameter for a command's signature, which typer reads."""
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
-
-
-def takes_groups(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command: replace each dataclass parameter by options for its fields, and pass the function an instance.
-
-    `--help-all` shows options made by `option_field` under the dataclass's `panel`, if it has one.
-    """
-    for name, group in typing.get_type_hints(function).items():
-        if isinstance(group, type) and dataclasses.is_dataclass(group):
-            hints = typing.get_type_hints(group, include_extras=True)
-            options = []
-            for field in dataclasses.fields(group):
-                if info := field.metadata.get("option"):
-                    place, usual = info.rich_help_panel, HelpPlace()
-                    rank = getattr(group, "rank", usual.rank) if place.rank == usual.rank else place.rank
-                    info.rich_help_panel = HelpPlace(place.heading or getattr(group, "panel", ""), rank)
-                options.append(parameter(field.name, hints[field.name], info or field.default))
-            function = takes_options(name, options, group)(function)
-    return function
-
-
-def takes_options(
-    name: str, options: Sequence[inspect.Parameter], gathered: Callable[..., Any]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that replaces the parameter `name` by `options`; the function gets `gathered(**options)` for it."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(**given: Any) -> Any:
-            return function(**{name: gathered(**{mine.name: given.pop(mine.name) for mine in options})}, **given)
-
-        return _with_parameters(function, called, {name: options})
-
-    return decorate
-
-
-def _with_parameters(
-    function: Callable[..., Any], called: Callable[..., Any], instead: Mapping[str, Sequence[inspect.Parameter]]
+def with_parameters(
+    function: Callable[..., Any], called: Callable[..., Any], parameters: Iterable[inspect.Parameter], help: str | None
 ) -> Callable[..., Any]:
-    """Give `called` the name, help and parameters of `function`, replacing those in `instead`; its entry "" is appended."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for mine in inspect.signature(function).parameters.values():
-        parameters += instead.get(mine.name, [mine.replace(annotation=hints.get(mine.name))])
-    parameters += instead.get("", ())
-    for mine in parameters:
-        if isinstance(mine.default, typer.models.OptionInfo) and not mine.default.param_decls:
-            mine.default.param_decls = (f"--{mine.name.strip('_').replace('_', '-')}",)
+    """Give `called` the name of `function`, these parameters, and this help."""
     functools.update_wrapper(called, function)
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {mine.name: mine.annotation for mine in parameters} | {"return": None}
+    # None has to stand in an order: typer passes each by its name
+    own = [mine.replace(kind=mine.KEYWORD_ONLY) for mine in parameters]
+    called.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    called.__annotations__ = {mine.name: mine.annotation for mine in own} | {"return": None}
+    called.__doc__ = help
     return called
+
+
+def option(
+    name: str, kind: Any, default: Any, help: str, *names: str, heading: str = "", rank: int = HelpPlace().rank, **facts: Any
+) -> inspect.Parameter:
+    """Build an option for typer: `--name`, unless one of `names` begins with `--`. heading, rank: see `HelpPlace`."""
+    if not any(name.startswith("--") for name in names):
+        names = (f"--{name.strip('_').replace('_', '-')}", *names)
+    place: Any = HelpPlace(heading, rank)
+    info = typer.Option(default, *names, help=help, rich_help_panel=place, **facts)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 
 
 def _say_all(ctx: typer.Context, requested: bool) -> None:
@@ -141,15 +95,12 @@ def _say_all(ctx: typer.Context, requested: bool) -> None:
         raise typer.Exit
 
 
-def _output(name: str, kind: Any, default: Any, help: str, *names: str, rank: int, **facts: Any) -> inspect.Parameter:
-    return parameter(name, kind, option(default, help, *names, heading=OUTPUT, rank=rank, **facts))
-
-
+_output = functools.partial(option, heading=OUTPUT)
 _OUTPUTS = {
     "html": _output("opened", bool, False, "Open the page in a browser.", "--open", rank=13),
-    "empty": _output("allow_empty", bool, False, "Exit 0, not 5, if nothing is selected.", "--allow-empty", rank=50),
+    "empty": _output("allow_empty", bool, False, "Exit 0, not 5, if nothing is selected.", rank=50),
     "json": _output("as_json", bool, False, "Print the result as JSON.", "--json", rank=18),
-    "quiet": _output("quiet", bool, False, "Print only the result.", "--quiet", "-q", rank=19),
+    "quiet": _output("quiet", bool, False, "Print only the result.", "-q", rank=19),
     "store": _output("store", str | None, None, "The store; also valid before the command.", rank=20, metavar="DIR|URL"),
     "color": _output(
         "color",
@@ -158,10 +109,8 @@ _OUTPUTS = {
         "Color verdicts (default: in a terminal that can).",
         rank=60,
     ),
-    "format": _output(
-        "format", Literal["text", "md", "json"] | None, None, "Print in this format.", "--format", "-f", rank=90, hidden=True
-    ),
-    "help": _output(HELP_ALL, bool, False, "Show all options and exit.", "--help-all", rank=99, callback=_say_all, is_eager=True),
+    "format": _output("format", Literal["text", "md", "json"] | None, None, "Print in this format.", "-f", rank=90, hidden=True),
+    "help": _output(HELP_ALL, bool, False, "Show all options and exit.", rank=99, callback=_say_all, is_eager=True),
 }
 """The output options, by their word in `lazy.Command.outputs`."""
 _SAID = {mine.name for mine in _OUTPUTS.values()} - {"allow_empty"} | {"files"}
@@ -215,7 +164,7 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
         finally:
             output.finish()
 
-    return _with_parameters(function, called, {"": options})
+    return with_parameters(function, called, [*inspect.signature(function).parameters.values(), *options], function.__doc__)
 
 
 def _require_writable(file: Path, suffixes: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from actordbg.base.foreign_text import in_line, in_lines
+from actordbg.base.option import Option
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
 from actordbg.base.units import with_handles
@@ -316,8 +317,7 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
 
 
 TokenizerFile = Annotated[
-    Path | None,
-    typer.Option("--tokenizer", metavar="PATH", help="Model folder, or hub name in the local cache: adds text to token charts."),
+    Path | None, Option(metavar="PATH", help="Model folder, or hub name in the local cache: adds text to token charts.")
 ]
 
 

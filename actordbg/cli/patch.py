@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.option import Option
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import argument, option, require_good, store_of
+from actordbg.cli.options import require_good, store_of
 from actordbg.cli.output import (
     cell,
     emit,
@@ -41,14 +42,12 @@ if TYPE_CHECKING:
     from actordbg.install.patching import Outcome, Status
 
 
-Python = Annotated[
-    Path | None, typer.Option("--python", metavar="EXE", help="Interpreter of the training environment (default: current).")
-]
-TargetFile = Annotated[Path | None, typer.Option("--target", metavar="FILE", help="Path of the actor.py, instead of --python.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the diff; change nothing.")]
+Python = Annotated[Path | None, Option(metavar="EXE", help="Interpreter of the training environment (default: current).")]
+TargetFile = Annotated[Path | None, Option(metavar="FILE", help="Path of the actor.py, instead of --python.")]
+DryRun = Annotated[bool, Option(help="Print the diff; change nothing.")]
 
 
-def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
+def patch(ctx: typer.Context, *, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Add the capture hook to actor.py; unpatch removes it.
 
     Jobs that start from now on can record actor inputs; nothing is recorded until `actordbg dump enable`. Leaves the existing
@@ -65,7 +64,7 @@ def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, 
         say_next("actordbg dump enable")
 
 
-def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
+def unpatch(ctx: typer.Context, *, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Remove the capture hook, byte for byte.
 
     Restores the bytes, mode and modification time of OpenRLHF's actor.py, and keeps edits made to the file after patching. If the
@@ -99,7 +98,7 @@ def _say_outcome(outcome: Outcome) -> None:
         note(f"note: {line}")
 
 
-def status(ctx: typer.Context, python: Python = None, target: TargetFile = None) -> None:
+def status(ctx: typer.Context, *, python: Python = None, target: TargetFile = None) -> None:
     """Show patch, recording, dump and replay status.
 
     Prints the interpreter, the OpenRLHF version and the store that the hook writes to; then what this store holds, the last
@@ -197,11 +196,7 @@ def render(check: Check) -> str:
     return lines
 
 
-def doctor(
-    ctx: typer.Context,
-    quick: bool = option(False, "Skip the slow checks: imports."),
-    timeout: float = option(180.0, "Time limit for importing a module, in seconds.", min=1),
-) -> None:
+def doctor(ctx: typer.Context, *, quick: bool = False, timeout: Annotated[float, Option(min=1)] = 180.0) -> None:
     """Check this machine and this Python environment.
 
     Run it with the actordbg of the environment that trains or replays. Checks versions, imports, the C++ compiler, GPU,
@@ -211,6 +206,10 @@ def doctor(
     Exit code: 4 if a check fails.
 
     Example: actordbg doctor --quick
+
+    Args:
+        quick: Skip the slow checks: imports.
+        timeout: Time limit for importing a module, in seconds.
     """
     from actordbg.doctor.checkup import examine, exit_code
 
@@ -239,11 +238,7 @@ def _render_all(checks: list[Check]) -> None:
     say_next(missing or "actordbg check")
 
 
-def adapters(
-    ctx: typer.Context,
-    named: list[str] | None = argument(None, "ADAPTER", "Only these adapters: names, or module:Class."),
-    template: bool = option(False, "Print a template for your own adapter."),
-) -> None:
+def adapters(ctx: typer.Context, named: list[str] | None = None, *, template: bool = False) -> None:
     """List trainer adapters and whether each one works here.
 
     OpenRLHF needs no adapter. An adapter fits if its trainer is installed, and has the functions and arguments that the adapter
@@ -252,6 +247,10 @@ def adapters(
     Exit code: 1 if an adapter given by name does not fit.
 
     Example: actordbg adapters my_adapter:MyTrainer
+
+    Args:
+        named (ADAPTER): Only these adapters: names, or module:Class.
+        template: Print a template for your own adapter.
     """
     from actordbg.trainers import adapter_template
     from actordbg.trainers.fitting import fit_of, fits
@@ -270,13 +269,7 @@ def adapters(
     require_good(not named or all(fit.fits for fit in known))
 
 
-def demo(
-    ctx: typer.Context,
-    trainer: Literal["ppo", "sft"] = option(
-        "ppo", "Training to run. ppo: train_ppo_ray under Ray; sft: train_sft under deepspeed, in half the time."
-    ),
-    keep: Path | None = option(None, "Work in DIR (new or empty; default: a temporary folder).", metavar="DIR"),
-) -> None:
+def demo(ctx: typer.Context, *, trainer: Literal["ppo", "sft"] = "ppo", keep: Path | None = None) -> None:
     """Record and replay a real training of a tiny model.
 
     Patches a private copy of the installed trainer, trains, turns recording on during training, indexes, replays, reports,
@@ -284,6 +277,10 @@ def demo(
     two cores, without a GPU.
 
     Example: actordbg demo --trainer sft --keep /tmp/demo
+
+    Args:
+        trainer: Training to run. ppo: train_ppo_ray under Ray; sft: train_sft under deepspeed, in half the time.
+        keep (DIR): Work in DIR (new or empty; default: a temporary folder).
     """
     from shutil import rmtree
     from tempfile import mkdtemp

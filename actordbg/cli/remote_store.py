@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,12 +20,7 @@ if TYPE_CHECKING:
     from actordbg.store.staging import Moved, Pusher
 
 
-def pull(
-    url: Annotated[
-        str, typer.Argument(metavar="URL[#RUN,...]", help="Remote store: s3://bucket/store, hdfs://..., memory://...")
-    ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Local folder that mirrors it.")],
-) -> None:
+def pull(url: str, folder: Path) -> None:
     """Download new files of a remote store into a folder.
 
     Deletes nothing. With #RUN,..., downloads dumps and packs of these runs only, and all other files. Downloaded replay records
@@ -34,14 +29,15 @@ def pull(
     Exit code: 1 if a file could not be downloaded.
 
     Example: actordbg store pull s3://bucket/store#ppo-7b ./store
+
+    Args:
+        url (URL[#RUN,...]): Remote store: s3://bucket/store, hdfs://..., memory://...
+        folder (DIR): Local folder that mirrors it.
     """
     _move(url, folder, "staged")
 
 
-def push(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Local store.")],
-    url: Annotated[str, typer.Argument(metavar="URL", help="Destination.")],
-) -> None:
+def push(folder: Path, url: str) -> None:
     """Upload a folder's new files to a remote store.
 
     Deletes nothing. Downloads new remote files first, to detect files that both sides changed.
@@ -49,6 +45,10 @@ def push(
     Exit code: 1 if a file could not be uploaded.
 
     Example: actordbg store push ./store s3://bucket/store
+
+    Args:
+        folder (DIR): Local store.
+        url (URL): Destination.
     """
     from actordbg.store.layout import Store
 

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from actordbg.base.option import Option
 from actordbg.cli import output
-from actordbg.cli.options import option, refuse_beside
+from actordbg.cli.options import NONE, Given, refuse_beside
 from actordbg.cli.output import emit_json, say_lines
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, StopOptions
-from actordbg.cli.setting_options import NONE, Given, selecting, takes_settings
+from actordbg.cli.setting_options import selecting
 
 
-@takes_settings("replay")
 def replay(
     ctx: typer.Context,
+    *,
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
     stopping: StopOptions = StopOptions(),
     machines: EngineOptions = EngineOptions(),
-    everything: bool = option(False, "Replay every dump without asking.", "--all", heading="Inputs", rank=20),
-    resume: str | None = option(
-        None,
-        "Continue a stopped replay under its own configuration.",
-        metavar="[REPLAY|last]",
-        rank=11,
-    ),
-    yes: bool = option(
-        False,
-        "Accept what another user wrote or what came from a URL, and let nodes listen for an editor.",
-        "--yes",
-        "-y",
-        rank=30,
-    ),
-    dry_run: bool = option(False, "Print the plan; start nothing.", rank=12),
-    print_config: bool = option(False, "Print settings and inputs as a file for --config; start nothing.", rank=30),
+    everything: Annotated[bool, Option("--all", heading="Inputs", rank=20)] = False,
+    resume: Annotated[str | None, Option(rank=11)] = None,
+    yes: Annotated[bool, Option("-y", rank=30)] = False,
+    dry_run: Annotated[bool, Option(rank=12)] = False,
+    print_config: Annotated[bool, Option(rank=30)] = False,
 ) -> object:
     """Replay recorded inputs outside the job.
 
@@ -47,6 +37,13 @@ def replay(
     same; 5 if no dump was selected.
 
     Example: actordbg replay --where "seq_len>1800 and rank=0" --max-inputs 3 --backend deepspeed --zero-stage 3
+
+    Args:
+        everything: Replay every dump without asking.
+        resume ([REPLAY|last]): Continue a stopped replay under its own configuration.
+        yes: Accept what another user wrote or what came from a URL, and let nodes listen for an editor.
+        dry_run: Print the plan; start nothing.
+        print_config: Print settings and inputs as a file for --config; start nothing.
     """
     from actordbg.cli.terminal import ReplayTerminal, flags_of, opened
     from actordbg.config.sources import as_toml

@@ -8,14 +8,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
 from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
+from actordbg.base.option import Option
 from actordbg.base.units import MOST_NAMED, resolve
 from actordbg.cli import output
-from actordbg.cli.options import WHERE, option_field, settings_of
+from actordbg.cli.options import Where, settings_of
 from actordbg.config.replay_config import TOGETHER, ReplayConfig
 
 if TYPE_CHECKING:
@@ -31,21 +32,30 @@ seconds that are not worth a question."""
 
 @dataclass(frozen=True)
 class ChosenInputs:
-    """Which dumps to replay, as typed."""
+    """Which dumps to replay, as typed.
+
+    Args:
+        max_inputs: At most N inputs over all workers.
+        input_file: Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.
+        order: Input order (default: time).
+        shuffle_inputs: Alias of --order shuffle: one order per worker.
+        failed: Only dumps whose last verdict is WRONG or FAILED.
+        longest: N longest.
+        diverse: N most diverse.
+        random_seed: Seed of the shuffle.
+    """
 
     panel: ClassVar[str] = "Inputs"
 
-    where: str | None = option_field(None, WHERE, metavar="EXPR", rank=0)
-    max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, rank=1)
-    input_file: list[Path] | None = option_field(
-        None, "Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.", rank=19
-    )
-    order: Literal["time", "length", "shuffle"] | None = option_field(None, "Input order (default: time).", rank=30)
-    shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", hidden=True)
-    failed: bool = option_field(False, "Only dumps whose last verdict is WRONG or FAILED.", "--failed", "--lf", rank=2)
-    longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, rank=30)
-    diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, rank=18)
-    random_seed: int = option_field(42, "Seed of the shuffle.", rank=30)
+    where: Where = None
+    max_inputs: Annotated[int | None, Option(min=1, rank=1)] = None
+    input_file: Annotated[list[Path] | None, Option(rank=19)] = None
+    order: Annotated[Literal["time", "length", "shuffle"] | None, Option(rank=30)] = None
+    shuffle_inputs: Annotated[bool, Option(hidden=True)] = False
+    failed: Annotated[bool, Option("--failed", "--lf", rank=2)] = False
+    longest: Annotated[int | None, Option(min=1, max=MOST_NAMED, rank=30)] = None
+    diverse: Annotated[int | None, Option(min=1, max=MOST_NAMED, rank=18)] = None
+    random_seed: Annotated[int, Option(rank=30)] = 42
 
     @property
     def ordered(self) -> str:
@@ -68,39 +78,26 @@ ENGINES = ("local", "ray")
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Where worker groups run, as typed."""
+    """Where worker groups run, as typed.
+
+    Args:
+        engine (local|ray): This machine, or a Ray cluster.
+        address (auto|HOST:PORT|ray://...): Ray cluster (default: RAY_ADDRESS, else the cluster of this machine).
+        groups (N|auto): Worker groups that share the inputs, longest first (default: as many as fit).
+        per_node: Ranks per node, to spread a group over nodes (default: all).
+        max_failures: Nodes that may die, and groups that may be lost outside an input; -1: unlimited (default 3).
+        runtime_env (FILE|KEY=VALUE): An environment variable, or a YAML or JSON Ray runtime environment; repeatable.
+    """
 
     panel: ClassVar[str] = "Ray cluster"
     rank: ClassVar[int] = 35
 
-    engine: str = option_field("local", "This machine, or a Ray cluster.", metavar="local|ray")
-    address: str | None = option_field(
-        None,
-        "Ray cluster (default: RAY_ADDRESS, else the cluster of this machine).",
-        metavar="auto|HOST:PORT|ray://...",
-    )
-    groups: str | None = option_field(
-        None,
-        "Worker groups that share the inputs, longest first (default: as many as fit).",
-        metavar="N|auto",
-    )
-    per_node: int | None = option_field(
-        None,
-        "Ranks per node, to spread a group over nodes (default: all).",
-        "--gpus-per-node",
-        "--procs-per-node",
-        min=1,
-    )
-    max_failures: int | None = option_field(
-        None,
-        "Nodes that may die, and groups that may be lost outside an input; -1: unlimited (default 3).",
-        min=-1,
-    )
-    runtime_env: list[str] | None = option_field(
-        None,
-        "An environment variable, or a YAML or JSON Ray runtime environment; repeatable.",
-        metavar="FILE|KEY=VALUE",
-    )
+    engine: str = "local"
+    address: str | None = None
+    groups: str | None = None
+    per_node: Annotated[int | None, Option("--gpus-per-node", "--procs-per-node", min=1)] = None
+    max_failures: Annotated[int | None, Option(min=-1)] = None
+    runtime_env: list[str] | None = None
 
     def spans_nodes(self, config: ReplayConfig) -> bool:
         """Check whether a group has ranks on several nodes."""
@@ -120,7 +117,7 @@ class EngineOptions:
         if self.engine == "local":
             for field in fields(self)[1:]:
                 if getattr(self, field.name) is not None:
-                    flag = field.metadata["option"].param_decls[0]
+                    flag = "--gpus-per-node" if field.name == "per_node" else f"--{field.name.replace('_', '-')}"
                     raise UsageError(f"{flag} needs --engine ray", hint=f"add --engine ray, or drop {flag}")
             yield engine_in_use()
             return
@@ -147,48 +144,35 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class StopOptions:
-    """Breakpoints and logging, as typed."""
+    """Breakpoints and logging, as typed.
+
+    Args:
+        break_at (before|after|error|LAYER): Pause all ranks before or after the forward, on error, or before a layer;
+            one gets a prompt.
+        break_rank: Rank that gets the prompt (default: 0, the rank with --break-input, or the rank that failed).
+        break_input (ID): Pause only at this input.
+        break_wait (SECONDS): Wait this long at each breakpoint for `actordbg attach`, not this terminal; then continue.
+        debugpy (PORT): Wait for an editor at 127.0.0.1:PORT; 0 picks a free port. With --engine ray, pass 0 and --yes:
+            anyone who can reach a node's port can run code as you.
+        ray_debug_error: With --engine ray: pause failing inputs for Ray's distributed debugger (like
+            RAY_DEBUG_POST_MORTEM=1).
+        verbose: Log shapes, dtype, device, mode and loss around each forward, per rank.
+        log_level: info: like --verbose; debug: also a line per layer (default: warning, no lines).
+        expect_eval: Fail inputs that run outside eval mode.
+    """
 
     panel: ClassVar[str] = "Breakpoints and logging"
     rank: ClassVar[int] = 35
 
-    break_at: str | None = option_field(
-        None,
-        "Pause all ranks before or after the forward, on error, or before a layer; one gets a prompt.",
-        "--break",
-        metavar="before|after|error|LAYER",
-    )
-    break_rank: int | None = option_field(
-        None,
-        "Rank that gets the prompt (default: 0, the rank with --break-input, or the rank that failed).",
-        min=0,
-    )
-    break_input: str | None = option_field(None, "Pause only at this input.", metavar="ID")
-    break_wait: float | None = option_field(
-        None,
-        "Wait this long at each breakpoint for `actordbg attach`, not this terminal; then continue.",
-        min=0,
-        metavar="SECONDS",
-    )
-    debugpy: int | None = option_field(
-        None,
-        (
-            "Wait for an editor at 127.0.0.1:PORT; 0 picks a free port. With --engine ray, pass 0 and --yes: "
-            "anyone who can reach a node's port can run code as you."
-        ),
-        min=0,
-        metavar="PORT",
-    )
-    ray_debug_error: bool = option_field(
-        False, "With --engine ray: pause failing inputs for Ray's distributed debugger (like RAY_DEBUG_POST_MORTEM=1)."
-    )
-    verbose: bool = option_field(
-        False, "Log shapes, dtype, device, mode and loss around each forward, per rank.", "--verbose", "-v"
-    )
-    log_level: Literal["warning", "info", "debug"] | None = option_field(
-        None, "info: like --verbose; debug: also a line per layer (default: warning, no lines)."
-    )
-    expect_eval: bool = option_field(False, "Fail inputs that run outside eval mode.")
+    break_at: Annotated[str | None, Option("--break")] = None
+    break_rank: Annotated[int | None, Option(min=0)] = None
+    break_input: str | None = None
+    break_wait: Annotated[float | None, Option(min=0)] = None
+    debugpy: Annotated[int | None, Option(min=0)] = None
+    ray_debug_error: bool = False
+    verbose: Annotated[bool, Option("-v")] = False
+    log_level: Literal["warning", "info", "debug"] | None = None
+    expect_eval: bool = False
 
     def on(self, engine: str, several_nodes: bool, apart: bool = False, yes: bool = False) -> StopOptions:
         """Return these options adapted to the engine; refuse what it cannot do.
@@ -267,17 +251,25 @@ class StopOptions:
 
 @dataclass(frozen=True)
 class HowToTrain:
-    """Hyperparameters and outputs of a training check, as typed."""
+    """Hyperparameters and outputs of a training check, as typed.
+
+    Args:
+        steps: Optimizer steps.
+        lr: Constant learning rate (the default is that of the trainer's backend test suite).
+        gradient_accumulation: Accumulation steps of the configuration with the most replicas; all have its global batch.
+        max_norm: Clip gradients to this norm; 0: no clipping.
+        gradient_checkpointing: Recompute layers in the backward (except in the baseline).
+        threshold: Limit for the relative difference of first, mean and last loss.
+        log_dir (DIR): Folder for the configurations' logs (default: in the store).
+    """
 
     panel: ClassVar[str] = "Training"
     rank: ClassVar[int] = 20
 
-    steps: int = option_field(10, "Optimizer steps.", min=1, rank=2)
-    lr: float = option_field(5e-6, "Constant learning rate (the default is that of the trainer's backend test suite).")
-    gradient_accumulation: int = option_field(
-        1, "Accumulation steps of the configuration with the most replicas; all have its global batch.", min=1
-    )
-    max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: no clipping.", min=0)
-    gradient_checkpointing: bool = option_field(False, "Recompute layers in the backward (except in the baseline).")
-    threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", rank=14)
-    log_dir: Path | None = option_field(None, "Folder for the configurations' logs (default: in the store).", metavar="DIR")
+    steps: Annotated[int, Option(min=1, rank=2)] = 10
+    lr: float = 5e-6
+    gradient_accumulation: Annotated[int, Option(min=1)] = 1
+    max_norm: Annotated[float, Option(min=0)] = 1.0
+    gradient_checkpointing: bool = False
+    threshold: float = 0.05
+    log_dir: Path | None = None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.base.option import Option
 from actordbg.base.units import ago, passed_of
 from actordbg.cli import output
-from actordbg.cli.options import Where, argument, chosen_format, option, require_some
+from actordbg.cli.options import Where, chosen_format, require_some
 from actordbg.cli.output import (
     Format,
     TokenizerFile,
@@ -27,11 +29,10 @@ from actordbg.cli.output import (
 
 def report(
     ctx: typer.Context,
-    replays: list[str] | None = argument(None, "REPLAY", "Replays by id, name, @1, last or all (default: last)."),
-    everything: bool = option(False, "List your replays with their verdicts, newest first (csv: every result).", "--all"),
-    format: Format | None = option(
-        None, "Output format (default: by the suffix of -o, else text).", "--format", "-f", hidden=True
-    ),
+    replays: list[str] | None = None,
+    *,
+    everything: Annotated[bool, Option("--all")] = False,
+    format: Annotated[Format | None, Option("-f", hidden=True)] = None,
     where: Where = None,
     tokenizer: TokenizerFile = None,
 ) -> None:
@@ -41,6 +42,11 @@ def report(
     them with their verdicts. Exits with 0 even if results failed.
 
     Example: actordbg report last -o report.md
+
+    Args:
+        replays (REPLAY): Replays by id, name, @1, last or all (default: last).
+        everything: List your replays with their verdicts, newest first (csv: every result).
+        format: Output format (default: by the suffix of -o, else text).
     """
     from actordbg.cli.terminal import opened
 
@@ -73,8 +79,9 @@ _ROWS = 20
 
 def replays(
     ctx: typer.Context,
-    everything: bool = option(False, "Also list truths, variations, matrix cells and other users' replays.", "--all"),
-    limit: int | None = option(None, "At most N replays; 0 for all (default: 20; with --json all).", min=0),
+    *,
+    everything: Annotated[bool, Option("--all")] = False,
+    limit: Annotated[int | None, Option(min=0)] = None,
 ) -> None:
     """List replays, newest first, with short handles.
 
@@ -84,6 +91,10 @@ def replays(
     Exit code: 5 if there are no replays.
 
     Example: actordbg replay ls --limit 5
+
+    Args:
+        everything: Also list truths, variations, matrix cells and other users' replays.
+        limit: At most N replays; 0 for all (default: 20; with --json all).
     """
     from actordbg.cli.terminal import opened
 

@@ -15,14 +15,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.base.errors import LaunchProblem, StoreProblem
+from actordbg.base.option import Option
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recording import control_before, recovered_from, switch_off
-from actordbg.cli.options import argument, option, store_of, takes_groups
+from actordbg.cli.options import store_of
 from actordbg.cli.output import emit_json, human_bytes, note, plural
 
 if TYPE_CHECKING:
@@ -33,25 +34,18 @@ LAST_WORDS_SECONDS = 3.0
 """Time limit for exiting processes (Ray's, for example) to publish their last counters."""
 
 
-@takes_groups
 def run(
     ctx: typer.Context,
-    command: list[str] = argument(..., "COMMAND", "The job: a program and its arguments."),
+    command: list[str],
+    *,
     run: opt.Run = None,
     options: opt.CaptureOptions = opt.CaptureOptions(),
-    adapter: list[str] | None = option(
-        None, "Record another trainer: an adapter of `actordbg adapters`, or module:Class; repeatable.", metavar="NAME"
-    ),
-    hash_weights: bool = option(
-        False,
-        "Hash the weights of each recorded step, and those sent to rollout engines (`actordbg weights`); slow, for small models.",
-        "--hash-weights",
-        "--weights",
-    ),
-    turns: bool = option(False, "Record the token ids of each turn of a rollout (`actordbg turns`); OpenRLHF."),
-    leave_on: bool = option(False, "Leave recording on at exit: the job continues elsewhere."),
-    stops: bool = option(False, "Make breakpoint() in the job's code pause all ranks, for `actordbg attach`.", "--break"),
-    as_json: bool = option(False, "Print what was recorded as JSON, on standard error, at the end.", "--json"),
+    adapter: list[str] | None = None,
+    hash_weights: Annotated[bool, Option("--hash-weights", "--weights")] = False,
+    turns: bool = False,
+    leave_on: bool = False,
+    stops: Annotated[bool, Option("--break")] = False,
+    as_json: Annotated[bool, Option("--json")] = False,
 ) -> None:
     """Run a job and record it, without patching actor.py.
 
@@ -60,6 +54,16 @@ def run(
     --adapter also records another trainer (`actordbg adapters`). Exits with the exit code of COMMAND.
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
+
+    Args:
+        command (COMMAND): The job: a program and its arguments.
+        adapter (NAME): Record another trainer: an adapter of `actordbg adapters`, or module:Class; repeatable.
+        hash_weights: Hash the weights of each recorded step, and those sent to rollout engines (`actordbg weights`);
+            slow, for small models.
+        turns: Record the token ids of each turn of a rollout (`actordbg turns`); OpenRLHF.
+        leave_on: Leave recording on at exit: the job continues elsewhere.
+        stops: Make breakpoint() in the job's code pause all ranks, for `actordbg attach`.
+        as_json: Print what was recorded as JSON, on standard error, at the end.
     """
     from actordbg.cli.dump_status_work import process_rows, total_of, who
     from actordbg.debug import stops as live_stops

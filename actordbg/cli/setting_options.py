@@ -1,9 +1,8 @@
 """Options of a command for settings, built from the table of settings (`actordbg.config.replay_config`).
 
-A command takes them all in one parameter, `settings`, and the decorator puts the options in its place::
+A command takes them all in one parameter, and `from_signature` puts the options in its place::
 
-    @takes_settings("replay")
-    def replay(ctx: typer.Context, where: Where = None, settings: Given = NONE) -> None: ...
+    def replay(ctx: typer.Context, *, where: Where = None, settings: Given = NONE) -> None: ...
 
 `settings` then holds the given values, by the settings' names; the options that need no value (plain `--truth`) are in the
 command's `bare_values`. For settings that are axes, a matrix takes comma-separated lists.
@@ -12,55 +11,30 @@ command's `bare_values`. For settings that are axes, a matrix takes comma-separa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli import output
-from actordbg.cli.lazy import place_of
-from actordbg.cli.options import (
-    DistPlugin,
-    TrustRemoteCode,
-    of_values,
-    option,
-    parameter,
-    take_consent,
-    takes_groups,
-    takes_options,
-)
+from actordbg.base.option import Option
+from actordbg.cli import output, place_of
+from actordbg.cli.options import Given, of_values, option, take_consent
 from actordbg.config import consent, sources
 from actordbg.config.replay_config import ANY_WIDER, SETTINGS, TRAINING_AXES, TRUTHS
 from actordbg.config.setting import Setting
 
-Given = Mapping[str, Any]
-"""The settings that were given on the command line, by name."""
-NONE: Given = MappingProxyType({})
-TruthDtype = Annotated[
-    str | None, typer.Option("--truth", metavar="fp32|fp64", help="Dtype of the truth (default: fp64 for fp32, else fp32).")
-]
+TruthDtype = Annotated[str | None, Option(metavar="fp32|fp64", help="Dtype of the truth (default: fp64 for fp32, else fp32).")]
 _ACTOR, _AXES = "Configuration", "Axes (comma-separated lists)"
 _SHORT = "short_"
 _TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
 _SET, _CONFIG = "set_", "config"
 
 
-def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command: replace its parameter `settings` by the settings of `command`. Also applies `takes_groups`."""
-    options = list(_options(command))
-    mine = [setting for setting in _settings_of(command) if setting.bare is not None]
-    bare = {setting.flag: str(setting.bare) for setting in mine}
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        called = takes_options("settings", options, partial(merged_settings, command))(takes_groups(function))
-        called.bare_values = bare  # type: ignore[attr-defined]
-        return called
-
-    return decorate
+def bare_values(command: str) -> dict[str, str]:
+    """Return the values of the command's settings that are given without one, by their options."""
+    return {setting.flag: str(setting.bare) for setting in _settings_of(command) if setting.bare is not None}
 
 
 def truth_dtype(given: str | None) -> str:
@@ -70,14 +44,17 @@ def truth_dtype(given: str | None) -> str:
     return given or ANY_WIDER
 
 
-def _options(command: str) -> Iterator[inspect.Parameter]:
-    yield parameter(_TRUST, TrustRemoteCode, False)
-    yield parameter(_PLUGIN, DistPlugin)
+def options_of_settings(command: str) -> Iterator[inspect.Parameter]:
+    """Build the options of a command that takes settings."""
+    text = "Run the model's own code. Command line only."
+    yield option(_TRUST, bool, False, text, consent.FLAG, rank=30)
+    text = "Import a module that registers a --dist-backend. Command line only."
+    yield option(_PLUGIN, str | None, None, text, consent.PLUGIN, metavar="MODULE", rank=30)
     text = "Set a setting by its name in --help-all, e.g. seed=3; repeatable."
-    yield parameter(_SET, list[str] | None, option(None, text, "--set", metavar="NAME=VALUE", rank=17))
+    yield option(_SET, list[str] | None, None, text, metavar="NAME=VALUE", rank=17)
     text = "Read settings and inputs from a TOML or YAML file (`actordbg replay --print-config` prints one)."
     facts: dict[str, Any] = {"metavar": "FILE", "rank": 17, "is_eager": True, "callback": _config_read}
-    yield parameter(_CONFIG, Path | None, option(None, text, **facts))
+    yield option(_CONFIG, Path | None, None, text, **facts)
     for setting in _settings_of(command):
         if _takes_list(setting, command):
             yield _axis(setting)
@@ -90,10 +67,10 @@ def _options(command: str) -> Iterator[inspect.Parameter]:
             "rank": setting.rank,
             "autocompletion": of_values(values) if values else None,
         }
-        yield parameter(setting.name, (str if setting.named else setting.kind) | None, option(None, setting.help, named, **facts))
+        yield option(setting.name, (str if setting.named else setting.kind) | None, None, setting.help, named, **facts)
         for name, value in setting.shorthands.items():
-            short = option(None, f"Alias of {setting.flag} {value}.", f"--{name}", hidden=True)
-            yield parameter(_SHORT + name.replace("-", "_"), bool | None, short)
+            text = f"Alias of {setting.flag} {value}."
+            yield option(_SHORT + name.replace("-", "_"), bool | None, None, text, f"--{name}", hidden=True)
 
 
 def _settings_of(command: str) -> list[Setting]:
@@ -115,7 +92,7 @@ def _axis(setting: Setting) -> inspect.Parameter:
         text = f"{setting.help.partition(' (')[0].rstrip('.')}: on, off or both"
     text += f" ({setting.axis.note})." if setting.axis.note else "."
     facts: dict[str, Any] = {"metavar": metavar, "heading": _AXES, "rank": setting.rank, "autocompletion": of_values(values)}
-    return parameter(setting.name, str | None, option(None, text, setting.flag, **facts))
+    return option(setting.name, str | None, None, text, setting.flag, **facts)
 
 
 def merged_settings(command: str, **options: Any) -> Given:

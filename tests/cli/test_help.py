@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import re
 import sys
@@ -12,9 +14,11 @@ from commandline import invoke, program
 from typer.testing import CliRunner
 
 from actordbg.api import replaying
+from actordbg.api.plain_commands import PlainCommands
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.app import CONTENTS, app
+from actordbg.cli.from_signature import told
 from actordbg.cli.lazy import every_command, old_names, spelled
 from actordbg.store.layout import Store
 
@@ -46,6 +50,16 @@ def test_a_help_shows_fifteen_options_in_the_words_of_an_engineer_and_help_all_s
     for text in (short, every):
         assert re.search(r"<(int|float|str|text|list|path|file|dir)\b|<.* range>|\{|\[\[|\.{4}|<=x|x>=", text) is None, text
         assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_has_a_help_and_every_help_an_option(name: str):
+    """A docstring's `Args:` name parameters of its function, and are not left in the prose."""
+    assert [mine.name for mine in NAMES[name].build().params if not mine.help] == []
+    module, _, function = NAMES[name].target.partition(":")
+    home = importlib.import_module(f"actordbg.cli.{module}") if module else PlainCommands
+    prose, texts = told(getattr(home, function).__doc__)
+    assert "Args:" not in prose and texts.keys() <= inspect.signature(getattr(home, function)).parameters.keys()
 
 
 def test_at_most_sixteen_entries_at_the_top_and_every_old_spelling_works():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,8 +16,6 @@ from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, 
 
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import read_control, write_control
-from actordbg.cli import dump_recording, run
-from actordbg.cli.capture_options import CaptureOptions
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -72,18 +67,6 @@ def test_the_limits_are_those_of_dump_enable_and_a_run_counts_only_its_own_proce
         assert answer["total"]["captured"] == 2 and answer["processes"][0]["sampled_out_by"] == {"every": 2, "max_dumps": 1}
         assert answer["switched_off"] is True and answer["exit_code"] == 0 and answer["command"] == command
     assert len(list(store.controls.glob("run-2*.json"))) == 2 and len(records(store)) == 8
-
-
-def test_run_takes_the_options_of_dump_enable_with_the_same_defaults():
-    names = {one.name for one in fields(CaptureOptions)}
-
-    def defaults(function: Callable[..., None]) -> dict[str, object]:
-        parameters = inspect.signature(function).parameters.values()
-        declared = [p for p in parameters if p.name in names]
-        return {p.name: (p.annotation, vars(p.default)) for p in declared}
-
-    assert defaults(dump_recording.enable) == defaults(run.run)
-    assert set(inspect.signature(dump_recording.enable).parameters) - names == {"ctx", "run"}
 
 
 def test_exit_code_and_streams_are_the_jobs(store):
