@@ -147,13 +147,15 @@ class ExplainedRollout(ExplainedSides):
         figures = [("rollout to trainer", f"{number(self.apart, 3)} nats")]
         far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
         missing = [f"the {name}'s log-probs" for name in self.unjudged]
-        unknown = self.weights is not None and not self.weights.same
-        left = [*missing, *([self.weights.words] if self.weights and unknown else [])]
+        same, identity = (self.weights.same, [self.weights.words]) if self.weights else (True, [])
+        left = [*missing, *([] if same else identity)]
         named = any(self.sides[name].causes for name in self.wrong)
-        if self.weights and unknown and (self.weights.same is False or not named):
+        if same is False or not (same or named):
             return Verdict(UNCHECKED, f"{' and '.join(self.sides)} are {far} nats from the truth", figures, left)
         if self.wrong:
             causes = [text for name in (*self.wrong, *self.right) for text in self.sides[name].told(f"{name} log-probs")]
+            if self.apart <= 2 * self.rollout.noise:  # what both have may be in the model that they are held against
+                left.append("whether this model's settings are those of the run: rollout and trainer agree")
             return Verdict(WRONG, "; ".join(causes), figures, left, findings=self.found, right=self.right, also=self.wrong[1:])
         if any(cause.name == PLACEHOLDER for side in self.sides.values() for cause in side.also):
             said = "; ".join(self.notes)
@@ -162,7 +164,6 @@ class ExplainedRollout(ExplainedSides):
         if missing:
             said = f"{' and '.join(missing)} over {self.rollout.tokens:,} tokens"
             return Verdict(UNCHECKED, "; ".join([said, *self.notes]), figures)
-        identity = [self.weights.words] if self.weights else []
         every = f"{' and '.join(self.sides)} are {'both' if len(self.sides) == 2 else 'all'} right"
         said = f"{every}: {far} nats from the truth over {self.rollout.tokens:,} tokens"
         return Verdict(RIGHT, "; ".join([said, *self.notes, *identity]), figures)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from actordbg.document.blocks import Verdict
 from actordbg.judge import explained_sides
 from actordbg.judge.explained_sides import ExplainedRollout, field_figures
 from actordbg.judge.same_weights import WeightsMet, weights_met
@@ -34,10 +34,11 @@ def test_the_sentence_says_which_side_is_wrong(
     rollout: ExplainedOutputs, trainer: ExplainedOutputs, wrong: tuple[str, ...], begins: str
 ) -> None:
     explained = ExplainedRollout(rollout, trainer, 0.3, {"vllm_kl": 0.024})
-    assert explained.wrong == wrong and explained.sentence.startswith(begins), explained.sentence
-    verdict = explained.verdict
-    assert isinstance(verdict, Verdict) and verdict.word == ("WRONG" if wrong else "RIGHT")
-    assert any("merge it" in str(block) for block in explained.blocks) == ("rollout" in wrong)
+    assert explained.wrong == wrong and explained.sentence.startswith(begins)
+    assert explained.verdict.good == (not wrong)
+    alike = replace(explained, apart=0.01).verdict  # the replayed model may have other settings than the run
+    assert not explained.verdict.not_checked and len(alike.not_checked) == any(wrong)
+    assert ("merge it" in str(explained.blocks)) == ("rollout" in wrong)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_the_sentence_says_which_side_is_wrong(
 )
 def test_a_server_is_a_third_side(engine: ExplainedOutputs, begins: str) -> None:
     explained = ExplainedRollout(WRONG, RIGHT, 0.3, {}, engine)
-    assert explained.sentence.startswith(begins), explained.sentence
+    assert explained.sentence.startswith(begins)
 
 
 KNOWN, OTHERS, UNSURE = WeightsMet(True, "same", True), WeightsMet(False, "others", True), WeightsMet(None, "unsure")
