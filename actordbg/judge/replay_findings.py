@@ -24,8 +24,11 @@ RECORDED = Rule(
 
 
 def found_in(replay: ReplaySummary, own: ComparisonRecord | None = None) -> list[Finding]:
-    """Return everything that is wrong. own: the comparison with the run's recorded outputs, if it counts."""
-    return [*_failures(replay), *_laws(replay), *_ranks(replay), *_truth(replay), *_recorded(replay, own), *_modules(replay)]
+    """Return everything that is wrong: what explains the most comes first. own: the comparison with the run's recorded outputs,
+    if it counts.
+    """
+    causes, places = (replay.local.causes, replay.local.places) if replay.local else ([], [])
+    return [*_failures(replay), *causes, *_laws(replay), *_ranks(replay), *_truth(replay), *_recorded(replay, own), *places]
 
 
 def _failures(replay: ReplaySummary) -> Iterator[Finding]:
@@ -67,7 +70,3 @@ def _recorded(replay: ReplaySummary, own: ComparisonRecord | None) -> Iterator[F
     elif own is None and replay.recorded is not None and replay.recorded.verdict == MISMATCH:
         recorded = replay.recorded
         yield Finding(RECORDED, recorded.reasons or "", {"dump": recorded.worst_dump}, size=recorded.max_abs)
-
-
-def _modules(replay: ReplaySummary) -> Iterator[Finding]:
-    yield from replay.local.found if replay.local else ()

@@ -98,6 +98,7 @@ def test_own_function(actordbg_check):
     actordbg_check.calls(score)(MODEL, **BATCH)
 """
     output, outcomes = outcome_of(tmp_path, source, "--actordbg-html", "pages")
+    output = " ".join(output.split())
     assert outcomes == {"failed": 3, "passed": 3}, output
     assert "self_attn.scaling is 0.275; transformers' model from this checkpoint has 0.25" in output
     assert "NothingToDo: no call of LlamaForCausalLM" in output and "the run's outputs are not what its model gives" in output
@@ -108,6 +109,7 @@ def test_own_function(actordbg_check):
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
 def test_grpo_of_trl_is_right_and_red_for_each_of_six_planted_faults(tmp_path: Path):
     output, outcomes = run(tmp_path, ROOT / "examples" / "trainer_ci", "-p", "planted_in_trl")
+    output = " ".join(output.split())
     assert outcomes == {"failed": 6, "passed": 1}, output
     for cause in (
         "temperature 0.7 was not applied",
