@@ -95,7 +95,7 @@ class Row:
                     texts[ast.unparse(column.target)] = ast.literal_eval(text.value)
         return texts
 
-    def __init__(self, **columns: Any) -> None:
+    def __init__(self, columns: dict[str, Any]) -> None:
         self.__dict__ = columns
 
     def __eq__(self, other: object) -> bool:
