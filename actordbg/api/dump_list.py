@@ -35,8 +35,8 @@ class Tokenizer(Protocol):
 class StoredDump(DumpRow):
     """A dump: the columns of `--where` as attributes, with those of its last result, and what its file holds."""
 
-    def __init__(self, store: Path, **columns: Any) -> None:
-        super().__init__(**columns)
+    def __init__(self, store: Path, columns: dict[str, Any]) -> None:
+        super().__init__(columns)
         self._store = store
 
     @property
@@ -121,4 +121,4 @@ class DumpList(Sequence[StoredDump]):
 
 def typed(store: Store, row: Any) -> StoredDump:
     """Build a dump from a row of the catalog."""
-    return StoredDump(store.root, **vars(row))
+    return StoredDump(store.root, dict(vars(row)))

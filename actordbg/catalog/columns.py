@@ -32,6 +32,7 @@ Example: `for name, column in Dump.columns.items(): print(name, column.type.__na
 # Annotations are read below as objects, so `from __future__ import annotations` is left out.
 import ast
 import inspect
+import sys
 from functools import cache
 from itertools import pairwise
 from types import NoneType
@@ -89,13 +90,10 @@ class Row:
         """
         texts = {setting.stored: setting.column for setting in SETTINGS.values()}
         for declaring in cls.__mro__[-2::-1]:
-            tree: Any = ast.parse(inspect.getsource(declaring))
-            for column, text in pairwise(tree.body[0].body):
-                if isinstance(column, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    texts[ast.unparse(column.target)] = ast.literal_eval(text.value)
+            texts |= _texts_of(declaring.__module__)[declaring.__name__]
         return texts
 
-    def __init__(self, **columns: Any) -> None:
+    def __init__(self, columns: dict[str, Any]) -> None:
         self.__dict__ = columns
 
     def __eq__(self, other: object) -> bool:
@@ -103,6 +101,19 @@ class Row:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.columns)})"
+
+
+@cache
+def _texts_of(module: str) -> dict[str, dict[str, str]]:
+    """Read the texts below the attributes of each class of a module: its source is parsed once for all of them."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(node, ast.ClassDef):
+            texts = found.setdefault(node.name, {})
+            for column, below in pairwise(node.body):
+                if isinstance(column, ast.AnnAssign) and isinstance(column.target, ast.Name) and isinstance(below, ast.Expr):
+                    texts[column.target.id] = ast.literal_eval(below.value)
+    return found
 
 
 def _column(annotation: Any) -> Column:

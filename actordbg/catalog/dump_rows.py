@@ -21,10 +21,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from operator import attrgetter, mul, sub
+from operator import mul, sub
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec.structs import astuple
 
 from actordbg.base.errors import StoreProblem
 from actordbg.catalog import tables
@@ -58,14 +59,11 @@ def _field(name: str, column: Column) -> tuple[Any, ...]:
 
 
 _TAKEN = {name: column for name, column in DumpRow.columns.items() if name in tables.DUMP_COLUMNS and column.of != COMPUTED}
-_PATHS = {name: f"{column.of}.{name}".removeprefix(".").removesuffix("_version") for name, column in _TAKEN.items()}
-"""Columns that a record has, and where: `seq_len`, `versions.torch`."""
 _OBJECTS = {
-    of: {_PATHS[name].partition(".")[2]: column.type for name, column in _TAKEN.items() if column.of == of}
+    of: {name: column.type for name, column in _TAKEN.items() if column.of == of}
     for of in dict.fromkeys(column.of for column in _TAKEN.values() if column.of)
 }
-"""Objects of a record with members that are columns: these members, and their types."""
-_values = attrgetter(*_PATHS.values())
+"""Objects of a record with members that are columns: these columns, and their types."""
 Columns = Mapping[str, Sequence[Any]]
 """Values of many dumps by column, for each of `tables.DUMP_COLUMNS`."""
 
@@ -86,7 +84,13 @@ _INT64 = 2**63
 
 def _members(of: str) -> Any:
     """Return the type of an object's members that are columns, None if absent."""
-    return msgspec.defstruct(of, [(member, kind | None, None) for member, kind in _OBJECTS[of].items()], gc=False, frozen=True)
+    members = [(_member(name), kind | None, None) for name, kind in _OBJECTS[of].items()]
+    return msgspec.defstruct(of, members, gc=False, frozen=True)
+
+
+def _member(name: str) -> str:
+    """Return the member that a column shows: `torch` for `torch_version`."""
+    return name.removesuffix("_version")
 
 
 _Quick: Any = msgspec.defstruct(
@@ -119,8 +123,8 @@ def columns_of_one(line: bytes, size: int, pack: str | None = None) -> Columns:
     with contextlib.suppress(ValueError, RecursionError):
         return columns_of([line], [size], pack)
     record = parse_record(line)
-    for of, kinds in _OBJECTS.items():  # a member of another type counts as absent
-        members = getattr(record, of)
+    for of, columns in _OBJECTS.items():  # a member of another type counts as absent
+        kinds, members = {_member(name): kind for name, kind in columns.items()}, getattr(record, of)
         for name in [name for name, value in members.items() if type(value) is not kinds.get(name)]:
             del members[name]
     try:
@@ -136,19 +140,19 @@ def joined(blocks: Sequence[Columns]) -> Columns:
 
 def _columns(records: Sequence[Any], sizes: Sequence[int], pack: str | None) -> Columns:
     """Return the columns of parsed records; ValueError if a name, a time or a number is invalid."""
-    columns = dict(zip(_PATHS, zip(*map(_values, records), strict=True), strict=True))
+    columns = dict(zip(_Quick.__struct_fields__, zip(*map(astuple, records), strict=True), strict=True))
+    for of, names in _OBJECTS.items():
+        columns |= zip(names, zip(*map(astuple, columns.pop(of)), strict=True), strict=True)
     named = all(map(is_plain_name, columns["dump_id"])) and all(map(_plain_run, columns["run"]))
     if not named or not all(map(is_moment, columns["timestamp"])):
         raise ValueError("invalid name or time")
     positions = list(map(mul, columns["batch_size"], columns["seq_len"]))
     if max(positions) >= _INT64:
         raise ValueError("a number beyond 64 bits")
-    actors = [
-        _AT_HOME if actor[0] is None and source != "create" else actor
-        for source, *actor in zip(columns["source"], *(columns[name] for name in _ACTOR), strict=True)
-    ]
+    actors = map(_actor, columns["source"], *(columns[name] for name in _ACTOR))
     columns |= zip(_ACTOR, zip(*actors, strict=True), strict=True)
-    outputs, states = zip(*(_recorded(tuple(record.tensors)) for record in records), strict=True)
+    outputs, states = zip(*map(_recorded, map(tuple, columns.pop("tensors"))), strict=True)
+    del columns["format_version"]
     return columns | {
         "padding": list(map(sub, positions, columns["tokens"])),
         "with_outputs": outputs,
@@ -156,6 +160,12 @@ def _columns(records: Sequence[Any], sizes: Sequence[int], pack: str | None) -> 
         "bytes": sizes,
         "pack": [pack] * len(records),
     }
+
+
+@lru_cache(maxsize=256)
+def _actor(source: str, *actor: str | None) -> tuple[str | None, ...]:
+    """Return trainer, adapter and function of a call; a captured or imported record without a trainer gets the default."""
+    return _AT_HOME if actor[0] is None and source != "create" else actor
 
 
 @lru_cache(maxsize=256)

@@ -166,6 +166,8 @@ def _with_nulls(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(getattr(value, "columns", None), dict):  # a row of the catalog, which this room does not know
+        return vars(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {name: held for name, held in fields.items() if not callable(held)}
