@@ -1,27 +1,18 @@
-"""Reads a `--where` expression and writes it as SQL: what the grammar below does not have is refused.
+"""Turns a parsed `--where` expression into SQL: each node on an allow list is spelled out, everything else is refused.
 
-    or          and {OR and}
-    and         not {AND not}
-    not         NOT not | comparison
-    comparison  sum [sign sum | IS [NOT] constant | [NOT] IN (sum, ...) | [NOT] BETWEEN sum AND sum | [NOT] LIKE text]
-    sum         product {+ | - product}
-    product     unary {* | / | % unary}
-    unary       - unary | + unary | column | literal | function(or, ...) | (or)
-
-One pass: each rule returns the SQL of what it read as a `Part`, with its kind, so that a wrong kind is refused where it stands. A
-literal becomes a bound value; a name becomes the SQL of a known column. So no text of the user is part of the SQL.
-
-Two comparisons in a row (`0 < rank < 4`) need parentheses: SQLite would compare the truth of the first with a value.
+`_HANDLERS` is the list: node kinds by name, the method that writes each, and its allowed arguments. A node kind or an argument
+that is not listed is an error, so additions of a newer sqlglot are refused until this module supports them (`not like` is such a
+case: newer versions express it by an argument `negate` that a writer could overlook).
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import WhereError
 from actordbg.catalog.tables import (
@@ -32,336 +23,265 @@ from actordbg.catalog.tables import (
     TEXT,
     TIME,
     WHERE_COLUMNS,
-    joins,
     micros_of,
     parse_duration,
     parse_moment,
     refusal,
     shortened,
 )
-from actordbg.catalog.tokens import COMPARISONS, CONSTANTS, MAX_ITEMS, SIGNS, VALUES, Token, tokens_of
 from actordbg.formats.dump_record import format_timestamp
 
+if TYPE_CHECKING:
+    from sqlglot.expressions import Expression
+
+MAX_ITEMS = 1000
 MAX_PATTERN = 100
 MAX_WILDCARDS = 6
 
-_ALIASES = {"ifnull": "coalesce"}
-_TAKES = {"now": (0, 0), "round": (1, 2), "coalesce": (2, MAX_ITEMS)}
-"""How many values a function takes, if not one."""
-_CLAUSE = re.compile(r"\b(order\s+by|limit)\b", re.IGNORECASE)
-_PARENTHESES = "use parentheses, and `and`, `or`, `not`"
 
-
-class Part(NamedTuple):
-    """A piece of the SQL with its kind ("null" occurs inside only), bound values and the columns in it.
-
-    text: what the user wrote. words: a column's values. listed: whether it is an `in` or a `like`, which no missing value meets.
-    operands: the conditions that `and` joins, those in parentheses too; () for anything else.
-    """
+@dataclass
+class Part:
+    """A piece of the SQL with its kind ("duration" and "null" occur inside only) and bound values. words: a column's values."""
 
     sql: str
     kind: str
-    text: str
-    params: tuple[Any, ...] = ()
-    columns: frozenset[str] = frozenset()
+    params: list[Any]
     literal: Any = None
     words: tuple[str, ...] = ()
-    listed: bool = False
-    operands: tuple[Part, ...] = ()
-
-    @property
-    def joins(self) -> str:
-        """The joins that must follow `dump AS d` for it: the caller, the last result, both or none."""
-        return joins(self.columns)
-
-    @property
-    def each(self) -> tuple[Part, ...]:
-        """The conditions that `and` joins; itself if none."""
-        return self.operands or (self,)
 
 
-class ExpressionReader:
-    """Reads one expression, by recursive descent: a method for each rule of the grammar."""
+def _made(sql: str, kind: str, parts: Iterable[Part]) -> Part:
+    """Return a part made of others, with their bound values in order."""
+    return Part(sql, kind, [value for part in parts for value in part.params])
 
-    def __init__(self, text: str, now: datetime) -> None:
-        self._text, self._now = text, now
-        self._tokens = list(tokens_of(text))
-        self._at = 0
 
-    def read(self) -> Part:
-        """Return the part for the whole text; WhereError if it is not allowed or makes no sense."""
-        part = self._or()
-        self._expect("end")
+class ExpressionWriter:
+    """Writes a tree that passed `check_nodes` as SQL; `columns` collects the names that it uses."""
+
+    def __init__(self, now: datetime) -> None:
+        self._now = now
+        self.columns: set[str] = set()
+
+    def write(self, node: Any) -> Part:
+        """Return the part for one node; WhereError if it is not allowed or makes no sense."""
+        node = node.unnest()
+        name = type(node).__name__
+        if name not in _HANDLERS or not _HANDLERS[name][0]:
+            raise _refused(node)
+        part: Part = getattr(self, _HANDLERS[name][0])(node)
         return part
 
-    @property
-    def _next(self) -> Token:
-        return self._tokens[self._at]
+    def column(self, node: Any) -> Part:
+        name = node.name
+        column = WHERE_COLUMNS.get(name) or WHERE_COLUMNS.get(HEADINGS.get(name) or name.lower())
+        if column is None:
+            raise _unknown_column(name, bool(node.this.args.get("quoted")))
+        self.columns.add(column.name)
+        return Part(column.sql, column.kind, [], words=column.words)
 
-    def _take(self, *kinds: str) -> Token | None:
-        """Go past the next token if it is one of these."""
-        token = self._next
-        if token.kind not in kinds:
-            return None
-        self._at += 1
-        return token
+    def literal(self, node: Any) -> Part:
+        if node.args.get("is_string"):
+            return Part("?", TEXT, [node.this], literal=node.this)
+        value = _number(node.this)
+        return Part("?", NUMBER, [value], literal=value)
 
-    def _expect(self, *kinds: str) -> Token:
-        token = self._take(*kinds)
-        if token is None:
-            where = f"at {shortened(self._text[self._next.start :])!r}" if self._next.text else "something is missing at its end"
-            hint = "remove it from the condition, and use --order, and --limit or --max-inputs"
-            raise refusal(f"cannot be parsed: {where}", hint if _CLAUSE.search(self._text) else "")
-        return token
+    def boolean(self, node: Any) -> Part:
+        return Part("1" if node.this else "0", BOOL, [], literal=bool(node.this))
 
-    def _since(self, start: Token) -> str:
-        """Return the text that was read since a token."""
-        return self._text[start.start : self._tokens[self._at - 1].end]
+    def null(self, node: Any) -> Part:
+        return Part("NULL", "null", [])
 
-    def _refused(self, start: Token, why: str, hint: str = "") -> WhereError:
-        return refusal(f"{shortened(self._since(start))!r}{why}", hint)
+    def connect(self, node: Any) -> Part:
+        word = type(node).__name__.upper()
+        parts = [self._condition(side, word.lower()) for side in node.flatten(unnest=False)]
+        return _made(f"({f' {word} '.join(part.sql for part in parts)})", BOOL, parts)
 
-    def _made(self, start: Token, sql: str, kind: str, *parts: Part, **facts: Any) -> Part:
-        """Return a part made of others, with their bound values in order. start: where its text begins."""
-        params = tuple(value for part in parts for value in part.params)
-        columns = frozenset[str]().union(*(part.columns for part in parts))
-        return Part(sql, kind, self._since(start), params, columns, **facts)
+    def negate(self, node: Any) -> Part:
+        inner = self._condition(node.this, "not")
+        absent = type(node.this).__name__ in ("In", "Like")  # NULL is in no list, and like nothing
+        return Part(f"(NOT coalesce({inner.sql}, 0))" if absent else f"(NOT {inner.sql})", BOOL, inner.params)
 
-    def _or(self) -> Part:
-        return self._connected("or", self._and)
+    def compare(self, node: Any) -> Part:
+        sign = _COMPARISONS[type(node).__name__]
+        left, right = parts = self._all_alike(node, node.this, node.expression)
+        bare = {type(node.this).__name__, type(node.expression).__name__} & _BARE
+        if BOOL in (left.kind, right.kind) and (sign not in ("=", "IS NOT") or bare):
+            raise refusal(f"{_sql(node)!r} compares a condition", "use parentheses, and `and`, `or`, `not`")
+        return _made(f"({left.sql} {sign} {right.sql})", BOOL, parts)
 
-    def _and(self) -> Part:
-        return self._connected("and", self._not)
+    def is_(self, node: Any) -> Part:
+        left, right = self.write(node.this), self.write(node.expression)
+        if right.kind == "null" or (right.kind == left.kind == BOOL and isinstance(right.literal, bool)):
+            return Part(f"({left.sql} IS {right.sql})", BOOL, left.params)
+        raise refusal(f"{_sql(node)!r}: `is` is followed by null, true or false")
 
-    def _connected(self, word: str, operand: Callable[[], Part]) -> Part:
-        start = self._next
-        parts = [operand()]
-        while self._take(word):
-            parts.append(operand())
-        if len(parts) == 1:
-            return parts[0]
-        sql = f" {word.upper()} ".join(_condition(part, word).sql for part in parts)
-        operands = tuple(each for part in parts for each in part.each)
-        return self._made(start, f"({sql})", BOOL, *parts, operands=operands if word == "and" else ())
-
-    def _not(self) -> Part:
-        start = self._take("not")
-        return self._negated(start, _condition(self._not(), "not")) if start else self._comparison()
-
-    def _negated(self, start: Token, part: Part) -> Part:
-        """Return the contrary of a condition. A missing value is in no list and like nothing: it meets the contrary of those."""
-        return self._made(start, f"(NOT coalesce({part.sql}, 0))" if part.listed else f"(NOT {part.sql})", BOOL, part)
-
-    def _comparison(self) -> Part:
-        start, left = self._next, self._sum()
-        sign = self._take(*SIGNS)
-        if sign is None:
-            return left
-        negative = sign.kind == "not"
-        if negative:
-            sign = self._expect("in", "between", "like")
-        if sign.kind == "is":
-            negative = self._take("not") is not None
-        rule = {"is": self._is, "in": self._in, "between": self._between, "like": self._like}.get(sign.kind, self._compared)
-        part = rule(start, left, sign)
-        if self._next.kind in SIGNS:
-            raise self._refused(start, " is a condition, and is compared", _PARENTHESES)
-        return self._negated(start, part) if negative else part
-
-    def _compared(self, start: Token, left: Part, sign: Token) -> Part:
-        left, right = self._alike(start, left, self._sum())
-        spelled = COMPARISONS[sign.kind]
-        if left.kind == BOOL and spelled not in ("=", "IS NOT"):
-            raise self._refused(start, " compares a condition", _PARENTHESES)
-        return self._made(start, f"({left.sql} {spelled} {right.sql})", BOOL, left, right)
-
-    def _is(self, start: Token, left: Part, sign: Token) -> Part:
-        constant = self._take(*CONSTANTS)
-        if constant is None or (constant.kind != "null" and left.kind != BOOL):
-            raise self._refused(start, ": `is` is followed by null, true or false")
-        return self._made(start, f"({left.sql} IS {CONSTANTS[constant.kind][0]})", BOOL, left)
-
-    def _in(self, start: Token, left: Part, sign: Token) -> Part:
-        self._expect("(")
-        items = self._list()
-        if not 1 <= len(items) <= MAX_ITEMS:
+    def in_(self, node: Any) -> Part:
+        items = node.expressions
+        if not items or len(items) > MAX_ITEMS:
             raise refusal(f"`in` needs a list of 1 to {MAX_ITEMS} values", "write rank in (0, 1)")
-        left, *items = parts = self._alike(start, left, *items)
-        return self._made(start, f"({left.sql} IN ({_joined(items)}))", BOOL, *parts, listed=True)
+        tested, *listed = parts = self._all_alike(node, node.this, *items)
+        return _made(f"({tested.sql} IN ({', '.join(part.sql for part in listed)}))", BOOL, parts)
 
-    def _between(self, start: Token, left: Part, sign: Token) -> Part:
-        low = self._sum()
-        self._expect("and")
-        left, low, high = parts = self._alike(start, left, low, self._sum())
-        if left.kind == BOOL:
-            raise self._refused(start, " compares a condition")
-        return self._made(start, f"({left.sql} BETWEEN {low.sql} AND {high.sql})", BOOL, *parts)
+    def between(self, node: Any) -> Part:
+        tested, low, high = parts = self._all_alike(node, node.this, node.args["low"], node.args["high"])
+        if tested.kind == BOOL:
+            raise refusal(f"{_sql(node)!r} compares a condition")
+        return _made(f"({tested.sql} BETWEEN {low.sql} AND {high.sql})", BOOL, parts)
 
-    def _like(self, start: Token, left: Part, sign: Token) -> Part:
-        pattern = self._sum()
-        if left.kind not in (TEXT, TIME) or pattern.kind != TEXT or pattern.literal is None:
-            raise self._refused(start, ": `like` compares a text column with a quoted text", "write host like 'node-1%'")
-        wildcards = pattern.literal.count("%") + pattern.literal.count("_")
+    def like(self, node: Any) -> Part:
+        tested, pattern = self.write(node.this), self.write(node.expression)
+        if tested.kind not in (TEXT, TIME) or not isinstance(pattern.literal, str):
+            raise refusal(f"{_sql(node)!r}: `like` compares a text column with a quoted text", "write host like 'node-1%'")
+        wildcards = sum(pattern.literal.count(char) for char in "%_")
         if len(pattern.literal) > MAX_PATTERN or wildcards > MAX_WILDCARDS:
             raise refusal(f"a `like` pattern may have {MAX_PATTERN} characters, {MAX_WILDCARDS} of them % or _")
-        return self._made(start, f"({_text_of(left)} LIKE ?)", BOOL, left, pattern, listed=True)
+        sql = f"({_text_of(tested)} LIKE ?)"
+        return Part(f"(NOT coalesce({sql}, 0))" if node.args.get("negate") else sql, BOOL, [*tested.params, pattern.literal])
 
-    def _sum(self) -> Part:
-        return self._computed(self._product, "+", "-")
+    def sign(self, node: Any) -> Part:
+        inner = self._numeric(node.this, node)
+        value = -inner.literal if inner.literal is not None else None
+        return Part(f"(- {inner.sql})", NUMBER, inner.params, literal=value)
 
-    def _product(self) -> Part:
-        return self._computed(self._unary, "*", "/", "%")
+    def arithmetic(self, node: Any) -> Part:
+        sign = _SIGNS[type(node).__name__]
+        left, right = parts = [self.write(node.this), self.write(node.expression)]
+        if sign in "+-" and right.kind == TEXT and (left.kind == TIME or parse_moment(left.literal) is not None):
+            return self._shift(left, right, sign, node)
+        _require_number(left, node.this, node)
+        _require_number(right, node.expression, node)
+        if sign in "/%" and right.literal == 0:
+            raise refusal(f"{_sql(node)!r} divides by zero")
+        divided = f"CAST({left.sql} AS REAL)" if sign == "/" else left.sql
+        return _made(f"({divided} {sign} {right.sql})", NUMBER, parts)
 
-    def _computed(self, operand: Callable[[], Part], *signs: str) -> Part:
-        start, left = self._next, operand()
-        while sign := self._take(*signs):
-            right = operand()
-            if sign.kind in "+-" and right.kind == TEXT and (left.kind == TIME or parse_moment(left.literal) is not None):
-                left = self._shifted(start, left, right, sign.kind)
-                continue
-            self._require_numbers(start, left, right)
-            if sign.kind in "/%" and right.literal == 0:
-                raise self._refused(start, " divides by zero")
-            dividend = f"CAST({left.sql} AS REAL)" if sign.kind == "/" else left.sql
-            left = self._made(start, f"({dividend} {sign.kind} {right.sql})", NUMBER, left, right)
-        return left
-
-    def _shifted(self, start: Token, left: Part, right: Part, sign: str) -> Part:
-        moment = parse_moment(left.literal)
-        if moment is None:
-            raise self._refused(start, " computes with a column of times", "compute on the other side: timestamp > now() - '2h'")
-        duration = parse_duration(right.literal)
-        try:
-            return _time(self._since(start), moment + duration if sign == "+" else moment - duration)
-        except OverflowError:
-            raise self._refused(start, " is out of range for a time") from None
-
-    def _unary(self) -> Part:
-        start = self._take("-", "+")
-        if start is None:
-            return self._primary()
-        inner = self._unary()
-        self._require_numbers(start, inner)
-        if start.kind == "+":
-            return inner
-        return self._made(start, f"(- {inner.sql})", NUMBER, inner, literal=None if inner.literal is None else -inner.literal)
-
-    def _primary(self) -> Part:
-        token = self._expect("(", *VALUES, *CONSTANTS)
-        if token.kind == "(":
-            part = self._or()
-            if self._next.kind == ",":
-                raise refusal("a list of values is not allowed")
-            self._expect(")")
-            return part._replace(text=self._since(token), listed=False)
-        if token.kind == "word" and self._take("("):
-            return self._function(token)
-        if self._next.kind in VALUES:  # two values in a row: the second is what is wrong
-            self._expect("end")
-        if token.kind in CONSTANTS:
-            sql, kind, literal = CONSTANTS[token.kind]
-            return Part(sql, kind, token.text, literal=literal)
-        if token.kind == "number":
-            number = _number(token.text)
-            return Part("?", NUMBER, token.text, (number,), literal=number)
-        plain = token.text[1:-1] if token.kind != "word" else token.text
-        if token.kind == "string":
-            text = plain.replace("''", "'")
-            return Part("?", TEXT, token.text, (text,), literal=text)
-        column = WHERE_COLUMNS.get(plain) or WHERE_COLUMNS.get(HEADINGS.get(plain) or plain.lower())
-        if column is None:
-            raise _unknown_column(plain, token.kind == "quoted")
-        return Part(column.sql, column.kind, token.text, columns=frozenset({column.name}), words=column.words)
-
-    def _list(self) -> list[Part]:
-        """Read values up to the closing parenthesis."""
-        if self._take(")"):
-            return []
-        items = [self._or()]
-        while self._take(","):
-            items.append(self._or())
-        self._expect(")")
-        return items
-
-    def _function(self, start: Token) -> Part:
-        name = _ALIASES.get(start.text.lower(), start.text.lower())
-        if name not in FUNCTIONS:
-            raise _unknown_function(name)
-        parts = self._list()
-        least, most = _TAKES.get(name, (1, 1))
-        if not least <= len(parts) <= most:
-            raise self._refused(start, f": {FUNCTIONS[name]}")
-        if name == "now":
-            return _time(self._since(start), self._now)
-        if name == "coalesce":
-            parts = self._alike(start, *parts)
-            return self._made(start, f"coalesce({_joined(parts)})", parts[0].kind, *parts)
+    def function(self, node: Any) -> Part:
+        raw_name = node.this if type(node).__name__ == "Anonymous" else type(node).__name__
+        if not isinstance(raw_name, str):
+            raise refusal(f"{_sql(node)!r}: a function's name must not be quoted")
+        name = raw_name.lower()
+        if name == "now" and not node.expressions:
+            return self._moment(self._now)
         if name in ("abs", "round"):
-            self._require_numbers(start, *parts)
+            digits = node.args.get("decimals")
+            parts = [self._numeric(side, node) for side in (node.this, digits) if side is not None]
             if not all(isinstance(part.literal, int) for part in parts[1:]):
                 raise refusal("round(number, digits): digits must be a whole number")
-            return self._made(start, f"{name}({_joined(parts)})", NUMBER, *parts)
-        if parts[0].kind not in (TEXT, TIME):
-            raise self._refused(start, f": {name} takes a text")
-        return self._made(start, f"{name}({_text_of(parts[0])})", NUMBER if name == "length" else TEXT, *parts)
+            return _made(f"{name}({', '.join(part.sql for part in parts)})", NUMBER, parts)
+        if name in ("length", "lower", "upper"):
+            inner = self.write(node.this)
+            if inner.kind not in (TEXT, TIME):
+                raise refusal(f"{_sql(node)!r}: {name} takes a text")
+            return Part(f"{name}({_text_of(inner)})", NUMBER if name == "length" else TEXT, inner.params)
+        if name != "coalesce":
+            raise _unknown_function(name)
+        parts = self._all_alike(node, node.this, *node.expressions)
+        if len(parts) < 2:
+            raise refusal("coalesce takes two values or more", "write coalesce(step, 0) > 10")
+        return _made(f"{name}({', '.join(part.sql for part in parts)})", parts[0].kind, parts)
 
-    def _require_numbers(self, start: Token, *parts: Part) -> None:
-        for part in parts:
-            if part.kind != NUMBER:
-                raise self._refused(start, f" computes with {shortened(part.text)!r}, which is a {part.kind}")
-
-    def _alike(self, start: Token, *parts: Part) -> list[Part]:
-        """Convert values that are compared to one kind, which any of them may determine; WhereError if that is not possible."""
-        kinds = {part.kind for part in parts}
-        if "null" in kinds:
-            raise self._refused(start, " is never true", "use `is null` or `is not null`")
-        words = next((part.words for part in parts if part.words), ())
-        for part in parts:
-            if words and isinstance(part.literal, str) and part.literal not in words:
-                hint = f"write one of {', '.join(words)}; a comparison's own word is the column `compared`"
-                raise self._refused(start, f": {shortened(part.literal)!r} is not a verdict of a dump", hint)
-        alike = list(parts)
-        if TIME in kinds:
-            alike = list(map(_as_time, parts))
-        elif BOOL in kinds:
-            alike = list(map(_as_flag, parts))
-        for part in alike:
-            if part.kind != alike[0].kind:
-                why = f" compares a {alike[0].kind} with a {part.kind}"
-                raise self._refused(start, why, "text goes in 'single quotes', numbers do not")
-        return alike
-
-
-def _condition(part: Part, word: str) -> Part:
-    if part.kind != BOOL:
-        why = f"{shortened(part.text)!r} is a {part.kind}, `{word}` needs a condition"
-        raise refusal(why, "compare it with something")
-    return part
-
-
-def _joined(parts: list[Part]) -> str:
-    return ", ".join(part.sql for part in parts)
-
-
-def _time(text: str, moment: datetime) -> Part:
-    return Part("?", TIME, text, (micros_of(moment),), literal=format_timestamp(moment))
-
-
-def _as_time(part: Part) -> Part:
-    """Accept a text that is a time."""
-    if part.kind != TEXT or part.literal is None:
+    def _condition(self, node: Any, word: str) -> Part:
+        part = self.write(node)
+        if part.kind != BOOL:
+            raise refusal(f"{_sql(node)!r} is a {part.kind}, `{word}` needs a condition", "compare it with something")
         return part
-    moment = parse_moment(part.literal)
-    if moment is None:
-        raise refusal(f"{shortened(part.literal)!r} is not a time", "write '2025-06-19', '2025-06-19 05:26' or now() - '2h'")
-    return _time(part.text, moment)
+
+    def _numeric(self, node: Any, parent: Any) -> Part:
+        part = self.write(node)
+        _require_number(part, node, parent)
+        return part
+
+    def _alike(self, left: Part, right: Part, node: Any) -> tuple[Part, Part]:
+        """Convert both sides of a comparison to one kind; WhereError if that is not possible."""
+        if "null" in (left.kind, right.kind):
+            raise refusal(f"{_sql(node)!r} is never true", "use `is null` or `is not null`")
+        for kind, converted in ((TIME, self._as_time), (BOOL, _as_flag)):
+            if kind in (left.kind, right.kind):
+                left, right = converted(left), converted(right)
+        for column, value in ((left, right), (right, left)):
+            if column.words and isinstance(value.literal, str) and value.literal not in column.words:
+                hint = f"write one of {', '.join(column.words)}; a comparison's own word is the column `compared`"
+                raise refusal(f"{_sql(node)!r}: {shortened(value.literal)!r} is not a verdict of a dump", hint)
+        if left.kind != right.kind:
+            raise refusal(
+                f"{_sql(node)!r} compares a {left.kind} with a {right.kind}", "text goes in 'single quotes', numbers do not"
+            )
+        return left, right
+
+    def _all_alike(self, node: Any, *sides: Any) -> list[Part]:
+        """Convert a value and those that it is compared with to one kind; any of them may determine it."""
+        first, *others = map(self.write, sides)
+        for other in others:
+            first, _ = self._alike(first, other, node)
+        return [first, *(self._alike(first, other, node)[1] for other in others)]
+
+    def _as_time(self, part: Part) -> Part:
+        if part.kind != TEXT or not isinstance(part.literal, str):
+            return part
+        moment = parse_moment(part.literal)
+        if moment is None:
+            raise refusal(f"{shortened(part.literal)!r} is not a time", "write '2025-06-19', '2025-06-19 05:26' or now() - '2h'")
+        return self._moment(moment)
+
+    def _moment(self, moment: datetime) -> Part:
+        return Part("?", TIME, [micros_of(moment)], literal=format_timestamp(moment))
+
+    def _shift(self, left: Part, right: Part, sign: str, node: Any) -> Part:
+        moment = parse_moment(left.literal)
+        if moment is None:
+            raise refusal(
+                f"{_sql(node)!r} computes with a column of times", "compute on the other side: timestamp > now() - '2h'"
+            )
+        duration = parse_duration(right.literal)
+        try:
+            return self._moment(moment + duration if sign == "+" else moment - duration)
+        except OverflowError:
+            raise refusal(f"{_sql(node)!r} is out of range for a time") from None
 
 
-def _as_flag(part: Part) -> Part:
-    """Accept 0 and 1 for false and true."""
-    if part.kind == NUMBER and part.literal in (0, 1):
-        return Part(str(int(part.literal)), BOOL, part.text, literal=bool(part.literal))
-    return part
+_SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
+_COMPARISONS = {"EQ": "=", "NEQ": "IS NOT", "GT": ">", "GTE": ">=", "LT": "<", "LTE": "<="}
+"""Comparisons in SQLite's spelling: NULL counts as unequal."""
+_BARE = {*_COMPARISONS, "Is", "In", "Between", "Like"}
+"""Conditions that need parentheses to be compared with another condition."""
+_BINARY = ("this", "expression")
+_HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Column": ("column", ("this",)),
+    "Identifier": ("", ("this", "quoted")),
+    "Literal": ("literal", ("this", "is_string")),
+    "Boolean": ("boolean", ("this",)),
+    "Null": ("null", ()),
+    "Paren": ("", ("this",)),
+    "And": ("connect", _BINARY),
+    "Or": ("connect", _BINARY),
+    "Not": ("negate", ("this",)),
+    "Is": ("is_", _BINARY),
+    "In": ("in_", ("this", "expressions")),
+    "Between": ("between", ("this", "low", "high")),
+    "Like": ("like", ("this", "expression", "negate")),
+    "Neg": ("sign", ("this",)),
+    "Anonymous": ("function", ("this", "expressions")),
+    **dict.fromkeys(_COMPARISONS, ("compare", _BINARY)),
+    **dict.fromkeys(_SIGNS, ("arithmetic", _BINARY)),
+    "Div": ("arithmetic", (*_BINARY, "typed", "safe")),
+    **dict.fromkeys(("Abs", "Length", "Lower", "Upper"), ("function", ("this",))),
+    "Coalesce": ("function", ("this", "expressions", "is_nvl", "is_null")),
+    "Round": ("function", ("this", "decimals")),
+}
+"""Every allowed kind of node: the method that writes it, and its allowed arguments."""
+
+_QUERIES = ("Subquery", "Select", "Exists", "Union")
+
+
+def check_nodes(tree: Expression) -> None:
+    """Raise WhereError for a tree with a node, or an argument of a node, that is not on the list."""
+    for node in tree.walk():
+        if type(node).__name__ not in _HANDLERS:
+            raise _refused(node)
+        for key, value in node.args.items():
+            if key not in _HANDLERS[type(node).__name__][1] and value not in (None, False, [], ""):
+                query = type(value).__name__ in _QUERIES
+                raise _refused(value) if query else refusal(f"{_sql(node)!r} is not allowed here ({key})")
 
 
 def _text_of(part: Part) -> str:
@@ -369,14 +289,38 @@ def _text_of(part: Part) -> str:
     return f"moment({part.sql})" if part.kind == TIME else part.sql
 
 
+def _require_number(part: Part, node: Any, parent: Any) -> None:
+    if part.kind != NUMBER:
+        raise refusal(f"{_sql(parent)!r} computes with {_sql(node)!r}, which is a {part.kind}")
+
+
+def _as_flag(part: Part) -> Part:
+    """Accept 0 and 1 for false and true."""
+    if part.kind == NUMBER and part.literal in (0, 1):
+        return Part(str(int(part.literal)), BOOL, [], literal=bool(part.literal))
+    return part
+
+
 def _number(text: str) -> int | float:
     try:
-        value: int | float = int(text) if text.isdecimal() and len(text) < 20 else float(text.replace("_", "?"))
+        value: int | float = int(text) if text.isdecimal() and len(text) < 20 else float(text)
     except ValueError:
         raise refusal(f"{shortened(text)!r} is not a number") from None
     if (isinstance(value, int) and value >= 2**63) or not math.isfinite(value):
         raise refusal(f"{shortened(text)} is too large a number")
     return value
+
+
+def _refused(node: Any) -> WhereError:
+    name = type(node).__name__
+    if name in _QUERIES:
+        return refusal("queries inside the expression are not allowed")
+    from sqlglot import exp
+
+    if isinstance(node, exp.Func) and name not in ("And", "Or", "Case", "Cast"):
+        return _unknown_function(str(node.sql_name()).lower())
+    words = {"Glob": "glob", "RegexpLike": "regexp", "Escape": "escape", "Tuple": "a list of values"}
+    return refusal(f"{words.get(name, _sql(node))!r} is not allowed")
 
 
 def _unknown_column(name: str, quoted: bool) -> WhereError:
@@ -392,5 +336,9 @@ def _unknown_column(name: str, quoted: bool) -> WhereError:
 
 def _unknown_function(name: str) -> WhereError:
     near = difflib.get_close_matches(name, FUNCTIONS, n=1)
-    meant = f"; did you mean {near[0]}?" if near else ""
+    meant = f"; did you mean {near[0]}?" if near and near[0] != name else ""
     return refusal(f"the function {shortened(name)} is not allowed{meant}", f"use one of {'; '.join(FUNCTIONS.values())}")
+
+
+def _sql(node: Any) -> str:
+    return shortened(str(node.sql(dialect="sqlite")))

@@ -26,7 +26,6 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog.columns import DumpRow, RowType
 from actordbg.catalog.dump_verdicts import LOCATED, MATRIX
-from actordbg.catalog.expression import Part
 from actordbg.catalog.lab_columns import Comparison, ComparisonRun, Replay, ReplayRow, Result
 from actordbg.catalog.tables import (
     BOTH_THERE,
@@ -40,7 +39,7 @@ from actordbg.catalog.tables import (
     from_micros,
     joins,
 )
-from actordbg.catalog.where import Sandbox, compile_where, guarded
+from actordbg.catalog.where import Condition, Sandbox, compile_where, guarded
 from actordbg.config.replay_config import NAME
 from actordbg.formats.dump_record import FORWARD, SUFFIX
 from actordbg.records.replay_record import ResultRecord
@@ -129,7 +128,7 @@ def each_dump(
         yield from (rows[dump_id] for dump_id in some if dump_id in rows)
 
 
-def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Part | None:
+def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Condition | None:
     """Return the condition that selects dumps: without `losses`, only forwards, unless it compares `point` itself."""
     condition = compile_where(where) if where is not None else None
     named = losses or (condition is not None and not condition.columns.isdisjoint({"point", "dump_id", "dump"}))
@@ -138,7 +137,7 @@ def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Par
     return compile_where(f"point = '{FORWARD}'" if where is None else f"({where}) and point = '{FORWARD}'")
 
 
-def _source(box: Sandbox, condition: Part | None, order: str) -> tuple[str, tuple[Any, ...]]:
+def _source(box: Sandbox, condition: Condition | None, order: str) -> tuple[str, tuple[Any, ...]]:
     """Return the part after FROM that finds the rows of a condition fast, which depends on the number of matches.
 
     SQLite cannot know that number, so a probe counts up to `_PROBE` matches. Few matches: look them up by row number, and sort.
@@ -154,18 +153,17 @@ def _source(box: Sandbox, condition: Part | None, order: str) -> tuple[str, tupl
     return f"dump AS d INDEXED BY {ORDERS[order][0]} {_ALL} WHERE {condition.sql}", condition.params
 
 
-def _fastest(box: Sandbox, condition: Part) -> str:
+def _fastest(box: Sandbox, condition: Condition) -> str:
     """Return the part after FROM for the dumps of a condition, in any order.
 
     SQLite cannot know whether a single caller meets a condition or all do, and would look up the dumps of each. So callers are
     queried first. Their ids tell SQLite how many dumps they have, and whether another index finds fewer.
     """
     plain = f"dump AS d {condition.joins} WHERE {condition.sql}"
-    of_callers = [part for part in condition.each if {WHERE_COLUMNS[name].join for name in part.columns} == {CALLER}]
-    if not of_callers:
+    if not condition.of_callers:
         return plain
-    callers_sql = " AND ".join(part.sql for part in of_callers)
-    params = [value for part in of_callers for value in part.params]
+    callers_sql = " AND ".join(sql for sql, _ in condition.of_callers)
+    params = [value for _, values in condition.of_callers for value in values]
     ((every,),) = box.rows("SELECT count(*) FROM caller")
     ((met, numbers),) = box.rows(f"SELECT count(*), group_concat(k.id) FROM caller AS k WHERE {callers_sql}", params)
     if _MOST_CALLERS < met <= every / 2:

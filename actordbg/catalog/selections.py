@@ -6,7 +6,7 @@ Example::
 
     longest(catalog, "rank=0", 3)                           # "dump_id in ('...', '...', '...')"
     reasons(catalog, "seq_len>4096 and role='policy'")
-    # ["role='policy' selects none of 257: role is actor (200), reference (57)"]
+    # ["role = 'policy' selects none of 257: role is actor (200), reference (57)"]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from actordbg.catalog.query import (
     shown,
 )
 from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, joins, shortened
-from actordbg.catalog.where import all_of, compile_where, guarded
+from actordbg.catalog.where import all_of, compile_where, guarded, parts_of
 from actordbg.config.replay_config import TINY, TOY_MODEL
 
 BAD = "verdict in ('WRONG', 'FAILED')"
@@ -116,7 +116,7 @@ def no_match(catalog: Catalog, where: str) -> str:
 def reasons(catalog: Catalog, where: str) -> list[str]:
     """Return a line for each part of the expression (joined by `and`) that no dump meets; one line if all have some."""
     total = count_dumps(catalog)
-    counts = {part: count_dumps(catalog, part) for part in (each.text for each in compile_where(where).each)}
+    counts = {part: count_dumps(catalog, part) for part in parts_of(where)}
     if nothing := [part for part, count in counts.items() if not count]:
         return [f"{shortened(part)} selects none of {total:,}{_instead(catalog, part)}" for part in nothing]
     return [f"each part alone selects some: {', '.join(f'{shortened(part)} ({count:,})' for part, count in counts.items())}"]

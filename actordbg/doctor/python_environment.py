@@ -96,7 +96,7 @@ KNOWN_PYTHON = "3.11"
 DESK, REPLAY, TRAINING = "the command line", "replay", f"training with {TRAINER.name}"
 PACKAGES: dict[str, dict[str, str | None]] = {
     "capture": dict.fromkeys(("zstandard", "safetensors")),
-    DESK: dict.fromkeys(("typer", "rich", "sqlmodel", "msgspec", "numpy", "bottle")),
+    DESK: dict.fromkeys(("typer", "rich", "sqlmodel", "sqlglot", "msgspec", "numpy", "bottle")),
     REPLAY: {
         "torch": "2.13.0",
         TRAINER.package: TRAINER.known_version,

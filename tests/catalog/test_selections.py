@@ -35,23 +35,20 @@ def test_what_was_never_replayed_has_not_passed(twelve: Store):
     assert count_dumps(catalog, "status != 'passed'") == count_dumps(catalog, "status not in ('passed')") == 10
     assert count_dumps(catalog, "status not like 'pass%'") == count_dumps(catalog, "'passed' <> status") == 10
     assert count_dumps(catalog, "status != 'passed' and status is not null") == 1
-    assert count_dumps(catalog, "(rank=0 and (step=0 or pinned=0)) and seq_len > rank") == 3, (
-        "one side of the last is the caller's"
-    )
 
 
 def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(twelve: Store):
     catalog = open_fresh(twelve)
     assert reasons(catalog, "rank=0 and role='critic' and seq_len>4000") == [
-        "role='critic' selects none of 12: role is policy (8), reference (4)",
-        "seq_len>4000 selects none of 12: seq_len is 8 to 39",
+        "role = 'critic' selects none of 12: role is policy (8), reference (4)",
+        "seq_len > 4000 selects none of 12: seq_len is 8 to 39",
     ]
     (together,) = reasons(catalog, "rank=0 and rank=1")
-    assert together == "each part alone selects some: rank=0 (3), rank=1 (3)"
+    assert together == "each part alone selects some: rank = 0 (3), rank = 1 (3)"
     (status,) = reasons(catalog, "status = 'pass'")
     assert status == "status = 'pass' selects none of 12: status is null (9), passed (2), failed (1)"
     (alike,) = reasons(catalog, "role like 'crit%'")
-    assert alike == "role like 'crit%' selects none of 12: role is policy (8), reference (4)"
+    assert alike == "role LIKE 'crit%' selects none of 12: role is policy (8), reference (4)"
     (moment,) = reasons(catalog, "replayed_at > now() + '1d'")
     assert "selects none of 12: replayed_at is " in moment
     (nobody,) = reasons(catalog, "dump_id = 'abc'")
@@ -80,7 +77,7 @@ def test_selections_by_name(twelve: Store):
 def test_a_selection_by_name_of_nothing_speaks_of_what_was_asked(twelve: Store):
     done = CliRunner().invoke(app, ["--store", str(twelve.root), "replay", "--where", "rank=99", "--longest", "3"])
     assert isinstance(done.exception, NothingToDo)
-    assert "no dump matches rank=99; rank=99 selects none of 12: rank is 0 to 3" in done.exception.message
+    assert "no dump matches rank=99; rank = 99 selects none of 12: rank is 0 to 3" in done.exception.message
 
 
 def test_a_sample_has_one_of_each_kind_and_then_others_over_time(tmp_path: Path):

@@ -70,7 +70,7 @@ def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed: Store):
     material = load(replayed, ["r1"], "rank>1")
     assert [given.dump_id for given in material.replays[0].spec.inputs] == [dump_id(2)]
     assert any("rank>1" in text for text in material.notes)
-    with pytest.raises(NothingToDo, match="no dump matches rank=7; rank=7 selects none of 4: rank is 0 to 3"):
+    with pytest.raises(NothingToDo, match="no dump matches rank=7; rank = 7 selects none of 4: rank is 0 to 3"):
         load(replayed, ["r1", "r2"], "rank=7")
     with pytest.raises(NothingToDo, match=r"none of the dumps that match rank=3 [(]1[)] has a result in these replays"):
         load(replayed, ["r1", "r2"], "rank=3")

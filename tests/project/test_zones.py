@@ -41,7 +41,7 @@ import safetensors.torch, zstandard, actordbg.capture.hook
 print("\\n" + " ".join({name.partition(".")[0] for name in sys.modules} - before))
 """
     added = set(python(code, environment()).splitlines()[-1].split())
-    assert len(DESK_ONLY) >= 9 and "zstandard" in added and added & DESK_ONLY == set()
+    assert len(DESK_ONLY) >= 10 and "zstandard" in added and added & DESK_ONLY == set()
 
 
 DESK_COMMANDS = {

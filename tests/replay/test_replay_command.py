@@ -131,7 +131,7 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
     with pytest.raises(NothingToDo, match="dump import"):
         invoke(store)
     publish(store, 2, length=64)
-    reason = "no dump matches seq_len>4096; seq_len>4096 selects none of 2: seq_len is 64 to 64"
+    reason = "no dump matches seq_len>4096; seq_len > 4096 selects none of 2: seq_len is 64 to 64"
     with pytest.raises(NothingToDo, match="nothing to replay: no dump matches") as caught:
         invoke(store, "--where", "seq_len>4096")
     assert reason in caught.value.message and "--allow-empty" in caught.value.hint
