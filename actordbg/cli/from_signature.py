@@ -55,22 +55,26 @@ def as_command(function: Callable[..., Any], settings_of: str) -> Callable[..., 
     gathered: dict[str, tuple[list[inspect.Parameter], Callable[..., Any]]] = {}
 
     def called(**given: Any) -> Any:
-        for name, (options, gather) in gathered.items():
-            given[name] = gather(**{mine.name: given.pop(mine.name) for mine in options})
+        for name, (group, gather) in gathered.items():
+            given[name] = gather(**{mine.name: given.pop(mine.name) for mine in group})
         return function(**given)
 
     for mine in inspect.signature(function).parameters.values():
         kind = hints[mine.name]
-        if mine.name == "settings":
+        if kind is typer.Context:
+            options = [mine.replace(annotation=kind)]
+        elif mine.name == "settings":
             from actordbg.cli.setting_options import bare_values, merged_settings, options_of_settings
 
-            gathered[mine.name] = list(options_of_settings(settings_of)), partial(merged_settings, settings_of)
+            options = list(options_of_settings(settings_of))
+            gathered[mine.name] = options, partial(merged_settings, settings_of)
             called.bare_values = bare_values(settings_of)  # type: ignore[attr-defined]
         elif dataclasses.is_dataclass(kind):
-            gathered[mine.name] = _options_of_fields(kind), typing.cast(type, kind)
+            options = _options_of_fields(kind)
+            gathered[mine.name] = options, typing.cast(type, kind)
         else:
-            parameters.append(mine.replace(annotation=kind) if kind is typer.Context else _declared(mine, kind, texts))
-        parameters += gathered.get(mine.name, ([], None))[0]
+            options = [_declared(mine, kind, texts)]
+        parameters += options
     return with_parameters(function, called, parameters, prose)
 
 
@@ -79,7 +83,7 @@ _SHARED = {"where": Where, "tokenizer": TokenizerFile, "trust_remote_code": Trus
 
 
 def of_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that calls a method of the opened store and returns its answer, for `from_signature`.
+    """Return the function that calls a method of the opened store and returns its answer, for `as_command`.
 
     A method that loads models has --trust-remote-code and --yes; where it takes settings, the first is among them.
     """
@@ -107,7 +111,7 @@ def of_method(method: Callable[..., Any]) -> Callable[..., Any]:
             parameters.append(usual["settings"])
         elif mine.name != "settings":
             parameters.append(mine)
-    if parameters[-1].name == "trust_remote_code":
+    if "trust_remote_code" in hints and "settings" not in hints:
         parameters.append(usual["yes"])
     called.__doc__, called.__annotations__ = method.__doc__, hints | {"ctx": typer.Context, "yes": ConfirmOption}
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
