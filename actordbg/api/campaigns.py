@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from actordbg.catalog.selections import joined
 from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import AXES, TINY, TRAINING_AXES, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
+from actordbg.config.training_options import TrainingOptions
 from actordbg.document.blocks import Items, Paragraph
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.dump_record import now_timestamp
@@ -146,19 +147,6 @@ def _matrix_plan(record: MatrixRecord, rows: Selection, surroundings: Surroundin
 
 MOST_BY_DEFAULT = 32
 """Maximum number of inputs unless it is set (the steps also use each at least twice): a check should take minutes."""
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """Hyperparameters and outputs of a training check, by the names of the command's options."""
-
-    steps: int = 10
-    lr: float = 5e-6
-    gradient_accumulation: int = 1
-    max_norm: float = 1.0
-    gradient_checkpointing: bool = False
-    threshold: float = 0.05
-    log_dir: str | os.PathLike[str] | None = None
 
 
 def train_check(

@@ -204,8 +204,9 @@ class PlainCommands:
         if isinstance(keep_ids, str):
             keep_ids = _numbers("--keep-ids", keep_ids)
         check_place(Path(out))
-        about: dict[str, Any] = {"keep": keep_ids, "model": model or "", "to": to, "public": public}
-        return bundled(self._store, names, where, Path(out), redact=redact, **about)
+        return bundled(
+            self._store, names, where, Path(out), redact=redact, keep=keep_ids, model=model or "", to=to, public=public
+        )
 
     @consenting
     def step(
@@ -301,6 +302,46 @@ class PlainCommands:
         from actordbg.judge.weight_ladder import weights_answer
 
         return weights_answer(self._store.require(), run)
+
+    @staticmethod
+    def compare_logs(
+        logs: Annotated[Sequence[str], Option(kind=list[str])], *, each: bool = False, metric: str | None = None,
+        threshold: float = 0.05, rule: str = "first-mean-last", limit: Annotated[int, Option(min=0)] = 10,
+    ) -> CommandResult:  # fmt: skip
+        """Compare training losses step by step.
+
+        Reads the losses from training logs (progress bars included) and from exports of trackers. Compares any number of logs
+        with the first. A relative difference is |a - b| / max(|a|, |b|). Lists the steps that reach --threshold, the largest
+        difference first, and says whether the losses fall.
+
+        Exit code: 1 if the rule is not met, a value is NaN or infinite, or the logs have fewer than three steps in common.
+
+        Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 -o losses.png
+
+        Args:
+            logs (LOG): Logs, plain or .gz; - for standard input; exports as JSON, JSON lines or CSV; TensorBoard's event
+                files; trackio's database. FILE#RUN selects a run.
+            each: Compare every pair of logs (default: all with the first).
+            metric (NAME): Metric to compare (default: the first that both logs have of gpt_loss, loss, policy_loss,
+                act_loss, actor_loss, critic_loss, loss_mean, then any other loss).
+            threshold: Relative difference at which values are too far apart.
+            rule (first-mean-last|every-step): Pass rule: first, mean and last value; or every step.
+            limit: At most N rows; 0 for all.
+        """
+        from actordbg.document.command_result import CommandResult
+        from actordbg.measure.align_logs import compare_many, together
+        from actordbg.measure.log_document import log_charts, logs_page
+        from actordbg.measure.log_lines import read_log
+
+        if len(logs) < 2:
+            raise UsageError("compare-logs needs at least two logs", hint="name two or more")
+        if list(logs).count("-") > 1:
+            raise UsageError("standard input can be only one of the logs", hint="pass - once, and files for the others")
+        read = [read_log(path, metric) for path in logs]
+        pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
+        whole = together(pairs)
+        data = vars(pairs[0] if len(logs) == 2 else whole)
+        return CommandResult(whole.good, data, logs_page(pairs), logs_page(pairs, log_charts(pairs, read)))
 
 
 def _numbers(option: str, text: str) -> set[int]:

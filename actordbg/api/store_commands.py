@@ -15,6 +15,7 @@ from actordbg.api.desk import DumpSelection
 from actordbg.api.plain_commands import PlainCommands, consenting
 from actordbg.base.errors import UsageError
 from actordbg.config.replay_config import ALL_LAWS, ANY_WIDER, AXES, SETTINGS, TRAINING_AXES
+from actordbg.config.training_options import TrainingOptions
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.store_files import atomic_write, make_folder
 
@@ -97,8 +98,20 @@ class StoreCommands(PlainCommands):
         """
         from actordbg.api.comparing import compared
 
-        about: dict[str, Any] = {"noise": noise, "truth": truth, "flat": flat, "power": power, "worst": worst, "charts": charts}
-        return compared(self._desk, a, b, where, limits, tokenizer=tokenizer, **about)
+        return compared(
+            self._desk,
+            a,
+            b,
+            where,
+            limits,
+            noise=noise,
+            truth=truth,
+            flat=flat,
+            power=power,
+            worst=worst,
+            tokenizer=tokenizer,
+            charts=charts,
+        )
 
     @consenting
     def locate(
@@ -160,9 +173,17 @@ class StoreCommands(PlainCommands):
         """
         from actordbg.api.campaigns import matrix
 
-        about: dict[str, Any] = {"truth": truth, "power": power, "skip_known": skip_known, "baseline": baseline, "slower": slower}
-        flags = self._flags(settings, tuple(AXES))
-        return matrix(self._desk, _chosen(where, files, order, max_inputs), flags, dry_run=dry_run, **about)
+        return matrix(
+            self._desk,
+            _chosen(where, files, order, max_inputs),
+            self._flags(settings, tuple(AXES)),
+            truth=truth,
+            power=power,
+            skip_known=skip_known,
+            baseline=baseline,
+            slower=slower,
+            dry_run=dry_run,
+        )
 
     @consenting
     def matrix_again(
@@ -183,7 +204,7 @@ class StoreCommands(PlainCommands):
         training: its hyperparameters by the names of the command's options: `{"steps": 20, "lr": 1e-6}`. dry_run: only say what
         would run. The environment variables of the trainer's test suite apply as there.
         """
-        from actordbg.api.campaigns import TrainingOptions, train_check
+        from actordbg.api.campaigns import train_check
 
         how = TrainingOptions(**training or {})
         flags = self._flags(settings, TRAINING_AXES)

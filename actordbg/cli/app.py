@@ -67,7 +67,7 @@ MEASURE = CommandGroup(
             f"empty {CHARTS}",
             old="train-check",
         ),
-        Command("Compare training losses step by step.", "compare:compare_logs", CHARTS, old="compare-logs"),
+        Command("Compare training losses step by step.", ":compare_logs", CHARTS, old="compare-logs"),
     ),
 )
 STORE = CommandGroup(
@@ -162,7 +162,7 @@ CONTENTS = (
         "",
         (
             Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
-            Command("Name the module in which a configuration goes wrong.", "locate:locate", f"empty {DOCUMENT}"),
+            Command("Name the module in which a configuration goes wrong.", "measure:locate", f"empty {DOCUMENT}"),
             Command("Write one script that shows the fault, without actordbg.", ":repro"),
             Command("Pack dumps, replays and comparisons into one archive.", ":bundle"),
             Command("Check that the sampled ids are those that were trained on.", ":turns", DOCUMENT),

@@ -11,7 +11,7 @@ import typer
 
 from actordbg.base.option import Option
 from actordbg.cli import output
-from actordbg.cli.options import NONE, Given, require_good, store_of
+from actordbg.cli.options import Given, require_good, store_of
 from actordbg.cli.output import say, say_answer, write_file
 from actordbg.cli.replay_options import ChosenInputs
 
@@ -25,8 +25,8 @@ def check(
     ctx: typer.Context,
     paths: list[Path] | None = None,
     *,
-    inputs: ChosenInputs = ChosenInputs(),
-    settings: Given = NONE,
+    inputs: ChosenInputs,
+    settings: Given,
     of_run: Annotated[bool, Option("--recorded", "--golden")] = False,
     junit: Annotated[Path | None, Option(heading=_FOR)] = None,
     github: Annotated[bool, Option(heading=_FOR, rank=30)] = False,
@@ -51,15 +51,14 @@ def check(
         github: Emit GitHub Actions annotations.
     """
     from actordbg.api.checks import store_of_paths
-    from actordbg.cli.terminal import Terminal, flags_of, opened
+    from actordbg.cli.terminal import Terminal, opened
     from actordbg.document.page import check_place
 
-    flags = flags_of(settings)
     check_place(junit)
     usual, chosen = store_of_paths(store_of(ctx), paths or [], inputs.selection, Terminal(ctx))
     ctx.find_root().params["store"] = str(usual.root)
     store = opened(ctx)
-    answer = store.check(chosen, recorded=of_run, **flags)
+    answer = store.check(chosen, recorded=of_run, **settings)
     page = output.wanted.page or store.keep_page(answer)
     say_answer(replace(answer, data={**answer.data, "page": str(page)}), page)
     if junit is not None:

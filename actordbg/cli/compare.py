@@ -1,10 +1,9 @@
-"""`actordbg compare`: how far a replay is from another replay, from the truth, or from the run's own outputs.
-`actordbg compare-logs`: the losses of training runs, step by step, read from their logs."""
+"""`actordbg compare`: how far a replay is from another replay, from the truth, or from the run's own outputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -12,7 +11,6 @@ from actordbg.base.option import Option
 from actordbg.cli import output
 from actordbg.cli.options import (
     ConfirmOption,
-    Limit,
     Power,
     TrustRemoteCode,
     Where,
@@ -61,7 +59,7 @@ def compare(
     truth: TruthDtype = None,
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
-    limits: ComparisonLimits = ComparisonLimits(),
+    limits: ComparisonLimits,
     flat: Annotated[bool, Option("--flat-limits", heading=ComparisonLimits.panel, rank=30)] = False,
     power: Power = False,
     where: Where = None,
@@ -90,47 +88,16 @@ def compare(
 
     take_consent(trust_remote_code)
     store = opened(ctx, yes=yes)
-    charts = output.wanted.whole or output.wanted.opened
-    about: dict[str, Any] = {
-        "truth": truth_dtype(truth),
-        "flat": flat,
-        "power": power,
-        "worst": limit,
-        "charts": charts,
+    return store.compare(
+        a,
+        b,
+        where=where,
+        noise=noise,
+        truth=truth_dtype(truth),
+        flat=flat,
+        power=power,
+        worst=limit,
+        tokenizer=tokenizer,
+        charts=output.wanted.whole or output.wanted.opened,
         **vars(limits),
-    }
-    return store.compare(a, b, where=where, noise=noise, tokenizer=tokenizer, **about)
-
-
-def compare_logs(
-    logs: list[str],
-    *,
-    each: bool = False,
-    metric: str | None = None,
-    threshold: float = 0.05,
-    rule: str = "first-mean-last",
-    limit: Limit = 10,
-) -> object:
-    """Compare training losses step by step.
-
-    Reads the losses from training logs (progress bars included) and from exports of trackers. Compares any number of logs
-    with the first. A relative difference is |a - b| / max(|a|, |b|). Lists the steps that reach --threshold, the largest
-    difference first, and says whether the losses fall.
-
-    Exit code: 1 if the rule is not met, a value is NaN or infinite, or the logs have fewer than three steps in common.
-
-    Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 -o losses.png
-
-    Args:
-        logs (LOG): Logs, plain or .gz; - for standard input; exports as JSON, JSON lines or CSV; TensorBoard's event
-            files; trackio's database. FILE#RUN selects a run.
-        each: Compare every pair of logs (default: all with the first).
-        metric (NAME): Metric to compare (default: the first that both logs have of gpt_loss, loss, policy_loss,
-            act_loss, actor_loss, critic_loss, loss_mean, then any other loss).
-        threshold: Relative difference at which values are too far apart.
-        rule (first-mean-last|every-step): Pass rule: first, mean and last value; or every step.
-    """
-    from actordbg.api.measuring import compare_logs
-
-    charts = bool(output.wanted.files) or output.wanted.opened
-    return compare_logs(logs, each=each, metric=metric, threshold=threshold, rule=rule, worst=limit, charts=charts)
+    )

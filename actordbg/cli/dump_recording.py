@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 
-def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions()) -> None:
+def enable(ctx: typer.Context, *, run: opt.Run = None, options: opt.CaptureOptions) -> None:
     """Start recording, even in running jobs.
 
     Creates the store if it does not exist. Enabling again replaces the limits and restarts their counters; the run continues

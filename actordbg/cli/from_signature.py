@@ -21,53 +21,60 @@ import re
 import typing
 from collections.abc import Callable
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import typer
 
 from actordbg.base.option import Option
 from actordbg.cli import HelpPlace
-from actordbg.cli.options import NONE, ConfirmOption, Given, TrustRemoteCode, Where, option, take_consent, with_parameters
+from actordbg.cli.options import ConfirmOption, Given, TrustRemoteCode, Where, option, take_consent, with_parameters
 from actordbg.cli.output import TokenizerFile
 
-_TOLD = re.compile(r"^    (\w+)(?: \((\S+)\))?: ", re.MULTILINE)
-Told = dict[str, tuple[str | None, str]]
-"""By parameter: what stands for its value, and its help."""
+_TOLD = re.compile(r"^    (\w+)(?: \((\S+)\))?: (.*(?:\n     .*)*)", re.MULTILINE)
+Told = dict[str, dict[str, Any]]
+"""The help of each parameter, and what stands for its value, as typer has them."""
+_hints = partial(typing.get_type_hints, localns={"CommandResult": object}, include_extras=True)
+"""Evaluates annotations; what a method returns is imported when it is called."""
+_NONE: Given = MappingProxyType({})
 _UNMARKED, _USUAL = Option(), HelpPlace()
 
 
 def told(docstring: str | None) -> tuple[str, Told]:
     """Split a docstring into its prose and what it says of each parameter."""
     prose, _, listed = inspect.cleandoc(docstring or "").partition("\n\nArgs:\n")
-    _, *parts = _TOLD.split(listed)
-    texts = (" ".join(text.split()) for text in parts[2::3])
-    return prose, dict(zip(parts[::3], zip(parts[1::3], texts, strict=True), strict=True))
+    found = _TOLD.findall(listed)
+    return prose, {name: {"metavar": metavar or None, "help": " ".join(text.split())} for name, metavar, text in found}
 
 
 def as_command(function: Callable[..., Any], settings_of: str) -> Callable[..., Any]:
     """Return the function as typer takes it. settings_of: the command whose settings its parameter `settings` stands for."""
     prose, texts = told(function.__doc__)
-    hints = typing.get_type_hints(function, include_extras=True)
+    hints = _hints(function)
     parameters: list[inspect.Parameter] = []
     gathered: dict[str, tuple[list[inspect.Parameter], Callable[..., Any]]] = {}
 
     def called(**given: Any) -> Any:
-        for name, (options, gather) in gathered.items():
-            given[name] = gather(**{mine.name: given.pop(mine.name) for mine in options})
+        for name, (group, gather) in gathered.items():
+            given[name] = gather(**{mine.name: given.pop(mine.name) for mine in group})
         return function(**given)
 
     for mine in inspect.signature(function).parameters.values():
         kind = hints[mine.name]
-        if mine.name == "settings":
+        if kind is typer.Context:
+            options = [mine.replace(annotation=kind)]
+        elif mine.name == "settings":
             from actordbg.cli.setting_options import bare_values, merged_settings, options_of_settings
 
-            gathered[mine.name] = list(options_of_settings(settings_of)), partial(merged_settings, settings_of)
+            options = list(options_of_settings(settings_of))
+            gathered[mine.name] = options, partial(merged_settings, settings_of)
             called.bare_values = bare_values(settings_of)  # type: ignore[attr-defined]
         elif dataclasses.is_dataclass(kind):
-            gathered[mine.name] = _options_of_fields(kind), typing.cast(type, kind)
+            options = _options_of_fields(kind)
+            gathered[mine.name] = options, typing.cast(type, kind)
         else:
-            parameters.append(mine.replace(annotation=kind) if kind is typer.Context else _declared(mine, kind, texts))
-        parameters += gathered.get(mine.name, ([], None))[0]
+            options = [_declared(mine, kind, texts)]
+        parameters += options
     return with_parameters(function, called, parameters, prose)
 
 
@@ -76,22 +83,23 @@ _SHARED = {"where": Where, "tokenizer": TokenizerFile, "trust_remote_code": Trus
 
 
 def of_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that calls a method of the opened store and returns its answer, for `from_signature`.
+    """Return the function that calls a method of the opened store and returns its answer, for `as_command`.
 
     A method that loads models has --trust-remote-code and --yes; where it takes settings, the first is among them.
     """
-    hints = typing.get_type_hints(method, localns={"CommandResult": object}, include_extras=True)
+    first, *own = inspect.signature(method).parameters.values()
+    if first.name != "self":
+        return method  # a static method, which needs no store
+    hints = _hints(method)
     hints |= {name: kind for name, kind in _SHARED.items() if name in hints}
-    _, *own = inspect.signature(method).parameters.values()
     many = next((mine.name for mine in own if mine.kind is mine.VAR_POSITIONAL), "")
 
-    def called(ctx: typer.Context, *, yes: bool = False, settings: Given = NONE, **given: Any) -> object:
-        from actordbg.cli.terminal import flags_of, opened
+    def called(ctx: typer.Context, *, yes: bool = False, settings: Given = _NONE, **given: Any) -> object:
+        from actordbg.cli.terminal import opened
 
-        flags = flags_of(settings)
         if "trust_remote_code" in given:
             take_consent(given["trust_remote_code"])
-        return method(opened(ctx, yes=yes), *(given.pop(many, None) or ()), **given, **flags)
+        return method(opened(ctx, yes=yes), *(given.pop(many, None) or ()), **given, **settings)
 
     usual = inspect.signature(called).parameters
     parameters = [usual["ctx"]]
@@ -103,7 +111,7 @@ def of_method(method: Callable[..., Any]) -> Callable[..., Any]:
             parameters.append(usual["settings"])
         elif mine.name != "settings":
             parameters.append(mine)
-    if parameters[-1].name == "trust_remote_code":
+    if "trust_remote_code" in hints and "settings" not in hints:
         parameters.append(usual["yes"])
     called.__doc__, called.__annotations__ = method.__doc__, hints | {"ctx": typer.Context, "yes": ConfirmOption}
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -113,21 +121,18 @@ def of_method(method: Callable[..., Any]) -> Callable[..., Any]:
 def _declared(mine: inspect.Parameter, kind: Any, texts: Told, place: HelpPlace = _USUAL) -> inspect.Parameter:
     """Build the option or argument for a parameter. place: where the help shows it, unless its mark says so."""
     (mark,) = getattr(kind, "__metadata__", (_UNMARKED,))
-    metavar, help = texts.get(mine.name, (None, ""))
-    facts = {"metavar": metavar, "help": help} | mark.facts
+    facts = {"help": ""} | texts.get(mine.name, {}) | mark.facts
     default = ... if mine.default is mine.empty else mine.default
     plain = kind if mark is _UNMARKED else mark.kind or kind.__origin__
     if mine.kind is not mine.KEYWORD_ONLY and not mark.names:
         return inspect.Parameter(mine.name, mine.kind, default=typer.Argument(default, **facts), annotation=plain)
-    rank = place.rank if mark.rank is None else mark.rank
-    return option(
-        mine.name, plain, default, facts.pop("help"), *mark.names, heading=mark.heading or place.heading, rank=rank, **facts
-    )
+    facts |= {"heading": mark.heading or place.heading, "rank": place.rank if mark.rank is None else mark.rank}
+    return option(mine.name, plain, default, facts.pop("help"), *mark.names, **facts)
 
 
 def _options_of_fields(group: Any) -> list[inspect.Parameter]:
     """Build an option for each field of a dataclass, under its `panel` in the help if it has one."""
-    texts, hints = told(group.__doc__)[1], typing.get_type_hints(group, include_extras=True)
+    texts, hints = told(group.__doc__)[1], _hints(group)
     place = HelpPlace(getattr(group, "panel", ""), getattr(group, "rank", _USUAL.rank))
     fields = (mine.replace(kind=mine.KEYWORD_ONLY) for mine in inspect.signature(group).parameters.values())
     return [_declared(mine, hints[mine.name], texts, place) for mine in fields]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.option import Option
 from actordbg.cli.options import (
-    NONE,
     ConfirmOption,
     Given,
     Power,
@@ -23,9 +22,9 @@ from actordbg.cli.setting_options import TruthDtype, truth_dtype
 def matrix(
     ctx: typer.Context,
     *,
-    inputs: ChosenInputs = ChosenInputs(),
-    settings: Given = NONE,
-    machines: EngineOptions = EngineOptions(),
+    inputs: ChosenInputs,
+    settings: Given,
+    machines: EngineOptions,
     skip_known: Annotated[bool, Option(rank=30)] = False,
     no_truth: Annotated[bool, Option(rank=30)] = False,
     power: Power = False,
@@ -58,9 +57,8 @@ def matrix(
         show (MATRIX|last): Print an existing matrix; run nothing.
         dry_run: Print the cells; run nothing.
     """
-    from actordbg.cli.terminal import flags_of, opened
+    from actordbg.cli.terminal import opened
 
-    flags = flags_of(settings)
     store = opened(ctx, yes=yes, machines=machines)
     if show is not None:
         refuse_beside(ctx, "--show keeps the matrix's settings", "show")
@@ -71,6 +69,13 @@ def matrix(
         return store.matrix_again(resume)
     if power and no_truth:
         raise UsageError("--power needs a truth comparison", hint="drop --no-truth")
-    about: dict[str, Any] = {"baseline": baseline, "slower": slower, "skip_known": skip_known, "power": power, "dry_run": dry_run}
-    about["truth"] = None if no_truth else truth_dtype(truth)
-    return store.matrix(inputs.selection, **about, **flags)
+    return store.matrix(
+        inputs.selection,
+        truth=None if no_truth else truth_dtype(truth),
+        power=power,
+        skip_known=skip_known,
+        baseline=baseline,
+        slower=slower,
+        dry_run=dry_run,
+        **settings,
+    )

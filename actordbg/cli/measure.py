@@ -1,4 +1,4 @@
-"""`actordbg noise` and `train-check`: what a configuration does, beside replaying and judging dumps."""
+"""`actordbg noise`, `train-check` and `locate`: what a configuration does, beside replaying and judging dumps."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import asdict
 import typer
 
 from actordbg.cli.options import (
-    NONE,
     ConfirmOption,
     Given,
     refuse_beside,
 )
-from actordbg.cli.replay_options import ChosenInputs, EngineOptions, HowToTrain
+from actordbg.cli.replay_options import ChosenInputs, EngineOptions
+from actordbg.config.training_options import TrainingOptions
 
 
 def noise(
     ctx: typer.Context,
-    chosen: ChosenInputs = ChosenInputs(),
-    settings: Given = NONE,
-    machines: EngineOptions = EngineOptions(),
+    *,
+    chosen: ChosenInputs,
+    settings: Given,
+    machines: EngineOptions,
 ) -> object:
     """Measure a configuration's own numerical noise.
 
@@ -30,19 +31,18 @@ def noise(
 
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
-    from actordbg.cli.terminal import flags_of, opened
+    from actordbg.cli.terminal import opened
 
-    flags = flags_of(settings)
-    return opened(ctx, machines=machines).noise(chosen.selection, **flags)
+    return opened(ctx, machines=machines).noise(chosen.selection, **settings)
 
 
 def train_check(
     ctx: typer.Context,
     *,
-    inputs: ChosenInputs = ChosenInputs(),
-    how: HowToTrain = HowToTrain(),
-    settings: Given = NONE,
-    machines: EngineOptions = EngineOptions(),
+    inputs: ChosenInputs,
+    how: TrainingOptions,
+    settings: Given,
+    machines: EngineOptions,
     resume: str | None = None,
     show: str | None = None,
     yes: ConfirmOption = False,
@@ -64,12 +64,42 @@ def train_check(
         show ([CHECK|last]): Print an existing check; run nothing.
         dry_run: Print the configurations; run nothing.
     """
-    from actordbg.cli.terminal import flags_of, opened
+    from actordbg.cli.terminal import opened
 
-    flags = flags_of(settings)
     store = opened(ctx, yes=yes, machines=machines)
     if (again := resume if show is None else show) is not None:
         word, groups = ("resume", [EngineOptions]) if show is None else ("show", [])
         refuse_beside(ctx, f"--{word} keeps the check's settings", word, "yes", "dry_run", groups=groups)
         return store.train_check_again(again, run=show is None, dry_run=dry_run)
-    return store.train_check(inputs.selection, training=asdict(how), dry_run=dry_run, **flags)
+    return store.train_check(inputs.selection, training=asdict(how), dry_run=dry_run, **settings)
+
+
+def locate(
+    ctx: typer.Context,
+    replay: str | None = None,
+    *,
+    chosen: ChosenInputs,
+    settings: Given,
+    yes: ConfirmOption = False,
+) -> object:
+    """Name the module in which a configuration goes wrong.
+
+    Loads transformers' own model of the same checkpoint beside the Actor's. Compares what both are, bit for bit: parameters,
+    buffers, ties, attributes. Then runs one input (most rows, most padding) with the truth's values in front of every module, and
+    measures what each module adds, in units of what the dtype costs a healthy model there: 1.00 everywhere if all is right.
+
+    Exit code: 1 if anything is wrong or nothing could be checked; 5 if no dump was selected.
+
+    Example: actordbg locate last
+
+    Example: actordbg locate --where "rank=0" --model /models/llama-3.1-8b --dtype bf16 --packing
+
+    Args:
+        replay (REPLAY): Use the configuration and inputs of this replay: an id, a name, `@1` or `last`.
+    """
+    from actordbg.cli.terminal import opened
+
+    if replay is not None:
+        refuse_beside(ctx, "a replay has its own configuration and inputs", "replay", "yes")
+    store = opened(ctx, yes=yes)
+    return store.locate(where=chosen.selection, **settings) if replay is None else store.locate(replay)

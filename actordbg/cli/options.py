@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -59,7 +58,6 @@ Power = Annotated[bool, Option(help="Plant faults of several sizes in the truth 
 TrustRemoteCode = Annotated[bool, Option(consent.FLAG, help="Run the model's own code. Command line only.", rank=30)]
 Given = Mapping[str, Any]
 """The settings that were given on the command line, by name."""
-NONE: Given = MappingProxyType({})
 ConfirmOption = Annotated[bool, Option("-y", help="Accept what another user wrote, or what came from a URL.", rank=30)]
 
 

@@ -8,7 +8,7 @@ import typer
 
 from actordbg.base.option import Option
 from actordbg.cli import output
-from actordbg.cli.options import NONE, Given, refuse_beside
+from actordbg.cli.options import Given, refuse_beside
 from actordbg.cli.output import emit_json, say_lines
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, StopOptions
 from actordbg.cli.setting_options import selecting
@@ -17,10 +17,10 @@ from actordbg.cli.setting_options import selecting
 def replay(
     ctx: typer.Context,
     *,
-    inputs: ChosenInputs = ChosenInputs(),
-    settings: Given = NONE,
-    stopping: StopOptions = StopOptions(),
-    machines: EngineOptions = EngineOptions(),
+    inputs: ChosenInputs,
+    settings: Given,
+    stopping: StopOptions,
+    machines: EngineOptions,
     everything: Annotated[bool, Option("--all", heading="Inputs", rank=20)] = False,
     resume: Annotated[str | None, Option(rank=11)] = None,
     yes: Annotated[bool, Option("-y", rank=30)] = False,
@@ -45,20 +45,19 @@ def replay(
         dry_run: Print the plan; start nothing.
         print_config: Print settings and inputs as a file for --config; start nothing.
     """
-    from actordbg.cli.terminal import ReplayTerminal, flags_of, opened
+    from actordbg.cli.terminal import ReplayTerminal, opened
     from actordbg.config.sources import as_toml
 
-    flags = flags_of(settings)
     store = opened(ctx, terminal=ReplayTerminal(ctx, machines, stopping, yes=yes, everything=everything))
     if resume is not None:
         why = "--resume keeps the replay's own configuration"  # settings implied by a surrounding launcher do not count as typed
         refuse_beside(ctx, why, "resume", "yes", "dry_run", groups=(StopOptions, EngineOptions))
         return store.replay_again(resume, dry_run=dry_run)
     if print_config:
-        tables = {"inputs": _selecting(ctx), "replay": store.configuration(**flags)}
+        tables = {"inputs": _selecting(ctx), "replay": store.configuration(**settings)}
         emit_json(tables) if output.wanted.json else say_lines(as_toml(tables))
         return None
-    return store.replay(inputs.selection, dry_run=dry_run, **flags)
+    return store.replay(inputs.selection, dry_run=dry_run, **settings)
 
 
 def _selecting(ctx: typer.Context) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Options of the commands that replay: inputs, Ray cluster, breakpoints, training. None of them is a setting."""
+"""Options of the commands that replay: inputs, Ray cluster, breakpoints. None of them is a setting."""
 
 from __future__ import annotations
 
@@ -247,29 +247,3 @@ class StopOptions:
             level=self.log_level or LEVELS[self.verbose],
             expect_eval=self.expect_eval,
         )
-
-
-@dataclass(frozen=True)
-class HowToTrain:
-    """Hyperparameters and outputs of a training check, as typed.
-
-    Args:
-        steps: Optimizer steps.
-        lr: Constant learning rate (the default is that of the trainer's backend test suite).
-        gradient_accumulation: Accumulation steps of the configuration with the most replicas; all have its global batch.
-        max_norm: Clip gradients to this norm; 0: no clipping.
-        gradient_checkpointing: Recompute layers in the backward (except in the baseline).
-        threshold: Limit for the relative difference of first, mean and last loss.
-        log_dir (DIR): Folder for the configurations' logs (default: in the store).
-    """
-
-    panel: ClassVar[str] = "Training"
-    rank: ClassVar[int] = 20
-
-    steps: Annotated[int, Option(min=1, rank=2)] = 10
-    lr: float = 5e-6
-    gradient_accumulation: Annotated[int, Option(min=1)] = 1
-    max_norm: Annotated[float, Option(min=0)] = 1.0
-    gradient_checkpointing: bool = False
-    threshold: float = 0.05
-    log_dir: Path | None = None

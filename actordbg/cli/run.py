@@ -39,7 +39,7 @@ def run(
     command: list[str],
     *,
     run: opt.Run = None,
-    options: opt.CaptureOptions = opt.CaptureOptions(),
+    options: opt.CaptureOptions,
     adapter: list[str] | None = None,
     hash_weights: Annotated[bool, Option("--hash-weights", "--weights")] = False,
     turns: bool = False,

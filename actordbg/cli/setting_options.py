@@ -2,7 +2,7 @@
 
 A command takes them all in one parameter, and `from_signature` puts the options in its place::
 
-    def replay(ctx: typer.Context, *, where: Where = None, settings: Given = NONE) -> None: ...
+    def replay(ctx: typer.Context, *, where: Where = None, settings: Given) -> None: ...
 
 `settings` then holds the given values, by the settings' names; the options that need no value (plain `--truth`) are in the
 command's `bare_values`. For settings that are axes, a matrix takes comma-separated lists.
@@ -11,6 +11,7 @@ command's `bare_values`. For settings that are axes, a matrix takes comma-separa
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -96,10 +97,13 @@ def _axis(setting: Setting) -> inspect.Parameter:
 
 
 def merged_settings(command: str, **options: Any) -> Given:
-    """Merge the settings given by options and --set, and those of a --config file, which are weaker and noted.
+    """Merge the settings given by options and --set, those of a --config file, which are weaker and noted, and those implied by
+    a launcher around this command, whose other ranks exit.
 
     Raises UsageError if two options conflict.
     """
+    from actordbg.api.desk import launched
+
     take_consent(bool(options.get(_TRUST)))
     consent.use_plugin(options.get(_PLUGIN))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
@@ -124,7 +128,10 @@ def merged_settings(command: str, **options: Any) -> Given:
         summary = ", ".join(f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items())
         output.note(f"from {file.name}: {summary or 'nothing beyond the given flags'}")
         given = added | given
-    return given
+    flags = launched(given, os.environ)
+    if flags is None:
+        raise typer.Exit
+    return flags
 
 
 def _parsed(setting: Setting, text: str, typed: str) -> Any:

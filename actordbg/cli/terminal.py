@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import typer
 
 from actordbg.api.client import Advance, Client
-from actordbg.api.desk import Desk, launched
+from actordbg.api.desk import Desk
 from actordbg.api.store_commands import StoreCommands
 from actordbg.base.errors import UsageError
 from actordbg.base.owners import Owner
@@ -98,14 +97,6 @@ def opened(
     """Open the store of this invocation. terminal: its client, unless that is the usual one."""
     client = ctx.meta[options.TERMINAL] = terminal or Terminal(ctx, yes=yes, machines=machines)
     return StoreCommands(Desk(options.store_of(ctx), options.settings_of(ctx), client))
-
-
-def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings plus those implied by a launcher around this command. The launcher's other ranks exit."""
-    flags = launched(settings, os.environ)
-    if flags is None:
-        raise typer.Exit
-    return flags
 
 
 class ReplayTerminal(Terminal):
