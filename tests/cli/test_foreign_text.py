@@ -236,7 +236,7 @@ def test_progress_in_a_real_terminal_shows_names_as_they_are():
 
 WRITERS = {"print", "echo", "secho", "Console", "confirm", "prompt", "getpass", "input"}
 ELSEWHERE = {
-    "actordbg/install", "actordbg/trainers/recorded_model.py", "actordbg/trainers/openrlhf", "actordbg/dumps/decode_child.py", "actordbg/replay/worker.py",
+    "actordbg/base/fault.py", "actordbg/install", "actordbg/trainers/openrlhf", "actordbg/dumps/decode_child.py", "actordbg/replay/worker.py",
     "actordbg/debug/replay_stops.py", "actordbg/debug/stops.py", "actordbg/replay/rank_launcher.py", "actordbg/doctor/import_probe.py",
 }  # fmt: skip
 """What runs in other processes: the training's, and children that write into pipes and logs."""
