@@ -22,6 +22,8 @@ from actordbg.base.units import with_handles
 from actordbg.document.blocks import Block, Code, Grid, Heading, Items, Paragraph, Picture, Verdict, section, verdict_in
 
 WIDTH = 80
+_COMMAND = re.compile(r"^(\s*)(::|##\[)", re.MULTILINE)
+"""How a line begins that GitHub's runner takes as a command: foreign text that was wrapped may."""
 
 
 def as_text(blocks: Sequence[Block]) -> str:
@@ -39,7 +41,7 @@ def as_text(blocks: Sequence[Block]) -> str:
             *(f"  {_running(name):<{width}}  {_running(value)}" for name, value in verdict.figures),
         ]
         texts = ["\n".join(lines) + "\n", *texts, f"next: {in_line(verdict.next)}" * bool(verdict.next)]
-    return "\n".join(texts).strip("\n") + "\n"
+    return _COMMAND.sub(r"\1\\\2", "\n".join(texts).strip("\n") + "\n")
 
 
 def _text_block(block: Block) -> str:

@@ -25,7 +25,7 @@ LOSS_OFF = {True: 1e-4, False: 0.01}
 IMPROBABLE, LONG = 30.0, 48
 """A row may appear twice if its actions are more likely than e^-30, or, without log-probs, fewer than this."""
 ACCUMULATES_LAST = (0, 19)
-"""The release of DeepSpeed (0.19.6 to 0.19.8) in which ZeRO 1 and 2 drop all but the last gradient; earlier ones were not tried."""
+"""The release of DeepSpeed (0.19.6 to 0.19.8) in which ZeRO 1 and 2 drop all but the last gradient; others were not tried."""
 FAR, AS_ANOTHER, ALIKE = 0.3, 0.1, 8
 """A row's log-probs are another row's if they are this far from its own (nats), this share of it from the other's, over so many
 actions at least."""

@@ -111,3 +111,10 @@ def test_a_dump_is_drawn_with_its_prompt_padding_response_and_worst_token():
     assert "Worst token circled: row 1, position 9, 0.5 nats." in told
     assert '"prompt"' in page and '"padding"' in page
     assert "The limit is 0.4 nats." in told
+
+
+def test_no_line_of_a_text_is_a_command_of_githubs_runner() -> None:
+    """Foreign text that is wrapped may come to stand at the beginning of a line."""
+    foreign = "word " * 15 + "::stop-commands::now " + "word " * 14 + "##[error]none"
+    text = as_text([Paragraph(foreign), Items([foreign])])
+    assert "\\::stop-commands::now" in text and not re.search(r"(?m)^\s*(::|##\[)", text)
