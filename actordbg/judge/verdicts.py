@@ -104,7 +104,7 @@ def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, left: 
     if laws is not None and not laws.good:
         names = ", ".join(dict.fromkeys(violation.rule.name for violation in laws.violations))
         word, what = (WRONG, "laws that fail") if laws.broken else (FAILED, "laws that could not be checked")
-        return word, laws.violations[0].said, [(what, names), *far]
+        return word, laws.violations[0].said, [*far, (what, names)]
     if replay.asked.get("align") == "same" and replay.ranks is not None and replay.ranks.differ:
         return WRONG, "; ".join(ranks_in_words(replay.ranks)[:2]), ()
     if truth is None or truth.verdict == NOT_COMPARED:
