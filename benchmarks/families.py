@@ -43,9 +43,9 @@ from actordbg.document.blocks import UNCHECKED, WRONG, Block, Code, Grid, Headin
 from actordbg.document.renderings import as_markdown
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import atomic_write
-from actordbg.judge.agreement import laws_of
 from actordbg.records.comparison_record import StoredRecord
 from actordbg.records.matrix_record import FAILED, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
+from actordbg.records.replay_record import answers_of, violations
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import interruptible, load_spec
@@ -146,10 +146,10 @@ def _reason(store: Store, cell: MatrixCell, word: str) -> str:
     if word != WRONG or cell.replay_id is None:
         return cell.reason if word in (UNAVAILABLE, IN_PART, UNCHECKED) else ""
     spec = load_spec(store, cell.replay_id)
-    laws = laws_of(data_of(store, spec).results, spec.config)
     broken: dict[str, str] = {}
-    for answer in laws.violations if laws else ():
-        broken.setdefault(answer["law"], f"{answer['law']} {answer['verdict']}: {answer['words']}")
+    for result in data_of(store, spec).results:
+        for answer in violations(answers_of(result.extra), spec.config.accept):
+            broken.setdefault(answer.law, f"{answer.law} {answer.verdict}: {answer.words}")
     measures = ", ".join(dict.fromkeys(re.findall(r"(\w+) [\d.e+-]+ is above", cell.reason)))
     further = f"differs from the truth beyond rounding: {measures}" if measures else cell.reason
     return "; ".join(broken.values()) or f"no law failed; {further}"

@@ -27,9 +27,23 @@ from actordbg.records.finding import Finding, Findings, Rule, outcomes_of
 from actordbg.records.run_files import read_sync, read_weights
 from actordbg.store.layout import Store, require_run_name
 
-RULES = SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN, FRESH, SAME = tuple(
+RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
     Rule(name, holds, remedy=remedy, side=side, fails=fails)
     for name, side, fails, holds, remedy in (
+        (
+            "fresh",
+            ROLLOUT,
+            "the engine has old weights",
+            "an engine has the weights of the last transfer",
+            "look at why a transfer was skipped",
+        ),
+        (
+            "ranks",
+            TRAINER,
+            "ranks have different weights",
+            "all ranks of the trainer have the same weights",
+            "look at what broadcasts weights",
+        ),
         (
             "sent",
             TRAINER,
@@ -64,20 +78,6 @@ RULES = SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN, FRESH, SAME = tuple(
             "the engine did not know parameters",
             "the engine takes each parameter that reaches it",
             "look at the names that its loader maps",
-        ),
-        (
-            "fresh",
-            ROLLOUT,
-            "the engine has old weights",
-            "an engine has the weights of the last transfer",
-            "look at why a transfer was skipped",
-        ),
-        (
-            "ranks",
-            TRAINER,
-            "ranks have different weights",
-            "all ranks of the trainer have the same weights",
-            "look at what broadcasts weights",
         ),
     )
 )
