@@ -129,7 +129,7 @@ TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
 KNOWN_FAILURES = (
     (
         "dynamic batches", {TRAINER.package: (0, 11), "deepspeed": (0, 19)},
-        "train.dynamic_batch_enable under ZeRO 1 or 2 applies only the last micro-batch's gradient (DeepSpeed 0.19.6 to 0.19.8)",
+        "train.dynamic_batch_enable under ZeRO 1 or 2 applies only the gradient of the last micro-batch (0.19.6 to 0.19.8)",
         "leave it off, or use ds.zero_stage 3; `actordbg lint` checks a recorded run",
     ),
 )  # fmt: skip
