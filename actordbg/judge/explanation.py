@@ -26,7 +26,7 @@ from actordbg.judge.wrong_tokens import since, wrong_tokens
 from actordbg.laws.rules import ISOLATION
 from actordbg.locate.rules import OPERATION
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
-from actordbg.records.finding import BROKEN, KEPT
+from actordbg.records.finding import BROKEN, KEPT, Finding
 from actordbg.records.replay_record import WITHIN_ROUNDING, answers_of
 from actordbg.store.layout import Store
 
@@ -162,8 +162,10 @@ def _laws(_store: Store, check: CheckedReplay) -> Iterator[Evidence]:
         for answer in answers_of(result.extra):
             answers[answer.law].add(answer.verdict)
     laws = check.summary.laws
-    each = {violation.key: violation for violation in reversed(laws.violations)} if laws else {}
-    for index, violation in enumerate([*each.values()][: -MOST - 1 : -1]):  # the first broken law explains the others
+    first: dict[tuple[str, str, str], Finding] = {}
+    for violation in laws.violations if laws else ():
+        first.setdefault(violation.key, violation)
+    for index, violation in enumerate([*first.values()][:MOST]):  # the first broken law explains the others
         yield Evidence(WHAT, violation.said, "" if index else violation.todo)
     holding = [law for law, verdicts in answers.items() if verdicts <= {KEPT, WITHIN_ROUNDING}]
     if holding and laws:
