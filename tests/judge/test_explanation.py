@@ -12,10 +12,14 @@ from comparecases import given, publish_golden, write_replay
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
+from actordbg.judge import explanation
+from actordbg.judge.agreement import LawSummary
 from actordbg.judge.check import CheckedReplay, located_spec, run_check
 from actordbg.judge.comparing import compare
 from actordbg.judge.explanation import explain
+from actordbg.laws.rules import of_answer
 from actordbg.records.locate_record import Located, ModelIdentity, PlaceResult
+from actordbg.records.replay_record import LawAnswer
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
@@ -159,3 +163,13 @@ def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(st
     why = explain(store, check, check.verdict(of=2, explained=True)).data
     assert why["what"][0] == "recorded log-probs: temperature 0.7 was not applied"
     assert why["to_do"] == ["send the temperature to the engine (verl#1)"]
+
+
+def test_the_first_broken_law_comes_first_where_a_later_dump_breaks_fewer() -> None:
+    broken = [("a", "neighbour"), ("a", "future"), ("a", "jacobian"), ("b", "neighbour"), ("b", "future")]
+    violations = tuple(of_answer(dump, LawAnswer(law, "broken", law)) for dump, law in broken)
+    check = SimpleNamespace(
+        data=SimpleNamespace(results=()), summary=SimpleNamespace(laws=LawSummary(2, 2, violations=violations))
+    )
+    said = [piece.said.partition(" ")[0] for piece in explanation._laws(None, check) if piece.kind == explanation.WHAT]  # type: ignore[arg-type]
+    assert said == ["neighbour", "future", "jacobian"]
