@@ -8,8 +8,9 @@ has to run runs in processes with ROOT on their path. So an older checkout, with
     ...
       compare                                             14,201       11,950
 
-A code token is one token of Python's `tokenize`, without comments, docstrings and layout (new lines, indentation). Lines can be made
-fewer by making them denser; tokens cannot. A room is a package directly under `actordbg/`; the floors are the rooms on the longest
+A code token is one token of Python's `tokenize`, without comments, docstrings and layout (new lines, indentation). An f-string is one
+token, and each token of the expressions in it is one more, on each Python alike. Lines can be made fewer by making them denser, and code
+can be moved into texts; tokens cannot. A room is a package directly under `actordbg/`; the floors are the rooms on the longest
 path of imports between them, imports inside functions included. How long `--help` takes is a row of `make bench`.
 """
 
@@ -32,6 +33,8 @@ LAYOUT = {
 }  # fmt: skip
 LARGE = 400
 """A file of more lines than this is counted as large."""
+DENSE = ("conditions in f-strings", "texts times a condition", "calls of seven positional arguments")
+MANY = 7
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,64 @@ class Weight:
     large_files: int
 
 
+def starts(source: str) -> list[tuple[int, int]]:
+    """Returns where the tokens of a source begin, without layout. An f-string is one token, as it was until Python 3.11."""
+    found, depth = [], 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        if token.type not in LAYOUT and not depth:
+            found.append(token.start)
+        depth += (kind == "FSTRING_START") - (kind == "FSTRING_END")
+    return found
+
+
 def code_tokens(source: str) -> int:
     """Counts the tokens of a source that are neither comments, docstrings nor layout."""
-    alone = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
+    nodes = list(ast.walk(ast.parse(source)))
+    alone = (node.value for node in nodes if isinstance(node, ast.Expr))
     texts = (value for value in alone if isinstance(value, ast.Constant) and isinstance(value.value, str))
     documentation = {(text.lineno, text.col_offset) for text in texts}
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return sum(token.type not in LAYOUT and token.start not in documentation for token in tokens)
+    # An f-string within an f-string is among the nodes itself.
+    in_texts = sum(len(starts(ast.unparse(node.value))) for node in nodes if isinstance(node, ast.FormattedValue))
+    return in_texts + sum(start not in documentation for start in starts(source))
+
+
+def dense(source: str) -> dict[str, list[int]]:
+    """Returns the lines where control flow hides in an expression, by its kind.
+
+    A list or a text times a condition is found where the condition is a comparison, `not`, `and`, `or`, or a call of `bool`.
+    """
+    found: dict[str, list[int]] = {name: [] for name in DENSE}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            inside = [part for value in node.values if isinstance(value, ast.FormattedValue) for part in ast.walk(value.value)]
+            found["conditions in f-strings"] += [node.lineno] * any(isinstance(part, ast.IfExp) for part in inside)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            for one, other in ((node.left, node.right), (node.right, node.left)):
+                text = isinstance(one, ast.JoinedStr | ast.List | ast.Tuple) or isinstance(getattr(one, "value", None), str)
+                if text and is_condition(other):
+                    found["texts times a condition"].append(node.lineno)
+        if isinstance(node, ast.Call) and len(node.args) >= MANY:
+            found["calls of seven positional arguments"].append(node.lineno)
+    return found
+
+
+def is_condition(node: ast.expr) -> bool:
+    """Whether an expression is a condition by its form."""
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "bool"
+    return called or isinstance(node, ast.Compare | ast.BoolOp) or isinstance(getattr(node, "op", None), ast.Not)
+
+
+def depth(node: ast.AST) -> int:
+    """How deeply expressions are nested below a node."""
+    return isinstance(node, ast.expr) + max(map(depth, ast.iter_child_nodes(node)), default=0)
+
+
+def depths(paths: list[Path]) -> list[int]:
+    """How deeply each statement's own expressions are nested, in order of size."""
+    nodes = (node for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.stmt))
+    own = ([part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)] for node in nodes)
+    return sorted(max(map(depth, parts)) for parts in own if parts)
 
 
 def weigh(paths: list[Path]) -> Weight:
@@ -160,6 +214,8 @@ def trainer(root: Path) -> tuple[int, int]:
 def figures(root: Path) -> dict[str, str]:
     """Returns every figure of one checkout, in words, by its name; the rooms' tokens last, each under its room's name."""
     of_product, of_tests, (modules, loaded) = weigh(product(root)), weigh(tests(root)), trainer(root)
+    hidden = [dense(path.read_text()) for path in product(root)]
+    nested = depths(product(root))
     return {
         "code tokens of the product": f"{of_product.tokens:,}",
         "code tokens of the tests": f"{of_tests.tokens:,}",
@@ -169,6 +225,8 @@ def figures(root: Path) -> dict[str, str]:
         f"  of over {LARGE} lines": str(of_product.large_files),
         "rooms": str(len(rooms(root))),
         "floors": str(floors(root)),
+        **{name: str(sum(len(of_file[name]) for of_file in hidden)) for name in DENSE},
+        "depth of an expression, 90th percentile": str(nested[len(nested) * 9 // 10]),
         "our modules in the trainer's process": str(modules),
         "  their lines": f"{loaded:,}",
     } | {f"  {room}": f"{weigh(sorted((root / 'actordbg' / room).rglob('*.py'))).tokens:,}" for room in rooms(root)}

@@ -125,6 +125,16 @@ def test_a_docstring_a_comment_and_layout_weigh_nothing():
     assert figures.code_tokens(source) == 10
 
 
+def test_what_an_f_string_computes_has_weight():
+    assert figures.code_tokens('a = f"{b.c} {d:>{e}}"') == len(["a", "=", "f-string", "b", ".", "c", "d", "e"])
+    assert figures.code_tokens("a = f\"{f'{b}'}\"") == len(["a", "=", "f-string", "f-string", "b"])
+
+
+def test_hidden_control_flow_is_found():
+    source = 'f"{a if b else c}"\nd = "e" * (f > 1)\ng(1, 2, 3, 4, 5, 6, 7)\nh = 2 * (f > 1)\n"i" * j\n'
+    assert figures.dense(source) == dict(zip(figures.DENSE, ([1], [2], [3]), strict=True))
+
+
 def test_same_compares_what_does_not_change_from_run_to_run():
     before = {"ls: rows[0].id": "1", "ls: seconds": "0.1", "ls: gone": "x"}
     again, now = before | {"ls: seconds": "0.2"}, {"ls: rows[0].id": "2", "ls: seconds": "0.3", "ls: added": "y"}
