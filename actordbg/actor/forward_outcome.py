@@ -87,7 +87,7 @@ class ForwardOutcome:
     formulas: FormulaCheck | None = None
 
     def apply(self, layout: Callable[[Tensor], Tensor]) -> None:
-        """Bring every tensor of the mask's shape into another layout (see `actordbg.laws.changes`)."""
+        """Bring every tensor of the mask's shape into another layout (see `actordbg.actor.changes`)."""
         self.log_probs, self.mask = layout(self.log_probs), layout(self.mask)
         self.entropy = None if self.entropy is None else layout(self.entropy)
         if "log_probs" in self.tensors:

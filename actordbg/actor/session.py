@@ -104,6 +104,11 @@ class ActorSession(Decided):
         self.records = backend.place.rank % config.lane_width == 0
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
+    @property
+    def ring(self) -> tuple[int, int]:
+        """This rank's place in its ring, and the ring's size; (0, 1) without a ring."""
+        return (self.ring_group.rank(), self.ring_group.size()) if self.ring_group is not None else (0, 1)
+
     def open_backend(self, training: Training | None) -> Backend:
         """Build the Actor in its backend."""
         return open_backend(self.config, self.choices, self.model_cache, training)

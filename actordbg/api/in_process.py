@@ -32,6 +32,7 @@ from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_jo
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.replay.actor_engine import ActorEngine, Failure
 from actordbg.replay.flushing import UNFLUSHED, flush
+from actordbg.replay.instruments import INSTRUMENTS
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import COMPLETE, ReplayOutcome
 from actordbg.replay.work_order import result_from
@@ -113,11 +114,11 @@ def _result(engine: OwnEngine, spec: ReplaySpec, slot: int, begun: dict[str, Any
     def on_step(name: str) -> None:
         """Nothing waits for a step of a check."""
 
-    on_law, on_place = (on_step if slot < count else None for count in (spec.config.laws, spec.locate))
-    on_model = on_step if item is spec.inputs[-1] else None
+    asked = {name: on_step for name, instrument in INSTRUMENTS.items() if slot < instrument.inputs(spec)}
+    at_end = on_step if item is spec.inputs[-1] else None
     try:
         loaded = engine.load(item)
-        fields = engine.run(item, loaded, recorded=True, on_law=on_law, on_place=on_place, on_model=on_model)
+        fields = engine.run(item, loaded, recorded=True, asked=asked, at_end=at_end)
     except Exception as error:
         if fault := machine_fault(error, engine.folder):
             raise fault from error

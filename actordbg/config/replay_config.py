@@ -32,7 +32,7 @@ ANY_WIDER = "wider"
 LONE_ROWS = (*TRUTHS, "bf16", "fp16")
 """Dtypes of --truth: a truth, or with the lower dtypes the cost of the dtype alone."""
 VARIATIONS = ("repeat", "repad", "rebatch", "reorder")
-"""How `vary` changes an input: see `actordbg.laws.changes`."""
+"""How `vary` changes an input: see `actordbg.actor.changes`."""
 COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
 """Backends of torch.compile; each runs one stage less than the backend before it, which shows the stage that breaks."""
 ACCEPTABLE = ("nondeterministic",)

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,9 +27,10 @@ from actordbg.debug.replay_stops import ReplayStops
 from actordbg.formats.store_files import atomic_write
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.records.journal import TENSORS, read_results
-from actordbg.records.locate_record import FORMULAS, IDENTITY, LOCATED
-from actordbg.records.replay_record import FAILED, KEPT_BYTES, LAWS, STOPPED, ReplayInput, ReplaySpec
+from actordbg.records.locate_record import FORMULAS
+from actordbg.records.replay_record import FAILED, KEPT_BYTES, STOPPED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED
+from actordbg.replay.instruments import Examined, Examiner, Tell, examiners
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.worker_logs import EXCERPT
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from actordbg.actor.session import Session
     from actordbg.store.payload import Dump
 
-
+NOTHING_ASKED: Mapping[str, Tell] = {}
 _OF_OUTCOME = ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs", "graph_breaks")
 """The fields that a result copies from a forward's outcome, under the same names."""
 
@@ -73,16 +74,14 @@ class Engine(Protocol):
         loaded: Any,
         *,
         recorded: bool,
-        on_law: Callable[[str], None] | None = None,
-        on_place: Callable[[str], None] | None = None,
-        on_model: Callable[[str], None] | None = None,
+        asked: Mapping[str, Tell] = NOTHING_ASKED,
+        at_end: Tell | None = None,
     ) -> dict[str, Any]:
         """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
 
         `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
-        collective. on_law: also check the input's laws, and call this before each step of that check; on_place: the same for
-        the forced forward, which judges the model place by place. on_model: this is the last input; if places were to be
-        judged, compare what the model is then with transformers' own.
+        collective. asked: the instruments that examine this input, by name, and what each calls before each of its steps.
+        at_end: this is the last input; called before what is compared once more then.
         """
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class ActorEngine:
         self._resources = contextlib.ExitStack()
         self._session: Session
         self._history: MemoryHistory | None = None
-        self._identities: list[dict[str, Any]] = []
+        self._examiners: dict[str, Examiner] = {}
 
     @property
     def collective(self) -> bool:
@@ -165,9 +164,8 @@ class ActorEngine:
         return self._begun()
 
     def _begun(self) -> dict[str, Any]:
-        """Start torch's allocation recording if the configuration wants it, and compare the weights with recorded hashes.
-
-        If places will be judged, also compare the model with transformers' own: the worker's first result has the outcome.
+        """Start torch's allocation recording if the configuration wants it, compare the weights with recorded hashes, and make
+        the instruments.
         """
         from actordbg.actor.forward_outcome import MemoryHistory
 
@@ -178,16 +176,8 @@ class ActorEngine:
             from actordbg.replay.recorded_weights import statement
 
             self._session.resolved |= statement(self.root, self.spec.inputs, self._session)
-        if self.spec.locate:
-            self._identities = self._identities_now(ran=False)
+        self._examiners = examiners(self.spec, self._session, together=self.collective)
         return self._session.resolved
-
-    def _identities_now(self, *, ran: bool) -> list[dict[str, Any]]:
-        from actordbg.actor.session import ActorSession
-        from actordbg.locate.identity import identities_of
-
-        assert isinstance(self._session, ActorSession)
-        return identities_of(self._session, ran=ran, alone=ran and not self.collective)
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Continue with another replay. If it loads nothing, `load_s` is 0 and `load_shared_with` names the replay that did."""
@@ -211,12 +201,10 @@ class ActorEngine:
         loaded: Dump,
         *,
         recorded: bool,
-        on_law: Callable[[str], None] | None = None,
-        on_place: Callable[[str], None] | None = None,
-        on_model: Callable[[str], None] | None = None,
+        asked: Mapping[str, Tell] = NOTHING_ASKED,
+        at_end: Tell | None = None,
     ) -> dict[str, Any]:
-        from actordbg.actor.forward_outcome import keeping_memory
-        from actordbg.laws.changes import vary
+        from actordbg.actor.changes import vary
 
         failed = item.dump_id
         try:
@@ -225,14 +213,7 @@ class ActorEngine:
             outcome = self._session.run(varied, backward=backward, keep=self.spec.config.keep_tensors)
             outcome.apply(undo)
             fields = self._fields(loaded, outcome)
-            if (on_law is not None or on_place is not None) and self.spec.config.vary is None:
-                with keeping_memory():
-                    fields["extra"] |= self._ask(loaded, outcome, on_law, on_place)
-            if on_model is not None and self.spec.locate and not self.out_of_step:
-                on_model("what the model is")
-                self._identities += self._identities_now(ran=True)
-            if self._identities:
-                fields["extra"][IDENTITY], self._identities = self._identities, []
+            fields["extra"] |= self._examined(loaded, outcome, asked, at_end)
             if outcome.tensors and recorded:
                 kept = fields[UNFLUSHED] = self._keep(item, outcome)
                 fields["extra"][KEPT_BYTES] = kept.stat().st_size
@@ -242,30 +223,20 @@ class ActorEngine:
                 self._history.keep(failed=failed)
         return fields
 
-    def _ask(
-        self,
-        dump: Dump,
-        outcome: ForwardOutcome,
-        on_law: Callable[[str], None] | None,
-        on_place: Callable[[str], None] | None,
-    ) -> dict[str, Any]:
-        """Check the laws of an input that was run, then judge it place by place; return plain data. Neither fails the input."""
-        from actordbg.actor.session import ActorSession
-        from actordbg.laws.law_run import LawRun
-        from actordbg.locate.locate_run import LocateRun
+    def _examined(self, dump: Dump, outcome: ForwardOutcome, asked: Mapping[str, Tell], at_end: Tell | None) -> dict[str, Any]:
+        """What the instruments find in an input that was run. Once this process is out of step, none examines any more."""
+        from actordbg.actor.forward_outcome import keeping_memory
 
-        session = self._session
-        assert isinstance(session, ActorSession)  # a truth is not checked
-        backward, answers = session.backward_for(dump.record), dict[str, Any]()
-        if on_law is not None:
-            asking = LawRun(session, dump, outcome, backward, self.collective, on_law)
-            answers[LAWS] = [answer.to_dict() for answer in asking.run()]
-            self.out_of_step = asking.out_of_step
-        if on_place is not None and not self.out_of_step:
-            locating = LocateRun(session, dump, outcome, backward, self.collective, on_place)
-            answers[LOCATED] = asdict(locating.run())
-            self.out_of_step = locating.out_of_step
-        return answers
+        found: dict[str, Any] = {}
+        backward = self._session.backward_for(dump.record)
+        with keeping_memory():
+            for name, examiner in self._examiners.items():
+                varied = self.spec.config.vary is not None
+                tell = None if varied or self.out_of_step else asked.get(name)
+                ends = None if self.out_of_step else at_end
+                found |= examiner.examine(Examined(dump, outcome, backward, tell, ends))
+                self.out_of_step = self.out_of_step or examiner.out_of_step
+        return found
 
     def close(self) -> None:
         self._resources.close()

@@ -56,6 +56,7 @@ from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.records.replay_record import GOES_ON, ReplaySpec
 from actordbg.replay.actor_engine import ActorEngine, Engine, Failure
 from actordbg.replay.flushing import UNFLUSHED, Flusher
+from actordbg.replay.instruments import INSTRUMENTS
 from actordbg.replay.plan import law_order
 from actordbg.replay.rank_view import NODE, RankView
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, answer_fields, await_next, result_from
@@ -87,7 +88,7 @@ class Worker:
         """Whether an input ran to its end."""
         self._last_slot = -1
         asked = law_order(spec.inputs)
-        self._law_inputs, self._place_inputs = frozenset(asked[: spec.config.laws]), frozenset(asked[: spec.locate])
+        self._examined = {name: frozenset(asked[: each.inputs(spec)]) for name, each in INSTRUMENTS.items()}
         self._stop_order = order.stops
         self.stops = ReplayStops(folder, rank, self._stop_order, self._write)
         stops.in_replay = self.stops
@@ -206,13 +207,11 @@ class Worker:
     def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
         began, held_before_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
         last = frozenset(self.order.mates(task.slot) if task.slot == self._last_slot else ())
-        steps = {
-            "on_law": self._on_step(task, self._law_inputs),
-            "on_place": self._on_step(task, self._place_inputs),
-            "on_model": self._on_step(task, last),
-        }
+        steps = {name: self._on_step(task, inputs) for name, inputs in self._examined.items()}
+        asked = {name: tell for name, tell in steps.items() if tell is not None}
+        at_end = self._on_step(task, last)
         self._announce_to_breakpoints(task, item.dump_id)
-        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, **steps))
+        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, asked=asked, at_end=at_end))
         self.stops.end()
         self._longest_input_s = max(self._longest_input_s, time.monotonic() - began - (self.stops.held_s - held_before_s))
         return fields

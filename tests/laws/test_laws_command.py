@@ -52,10 +52,10 @@ class StandIn:
     def load(self, item: ReplayInput) -> None:
         return None
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None, **others: Any) -> dict[str, Any]:
-        self.asked[item.dump_id] = on_law is not None
-        if on_law is not None:
-            on_law("rerun")
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, asked: Any, at_end: Any) -> dict[str, Any]:
+        self.asked[item.dump_id] = "laws" in asked
+        if "laws" in asked:
+            asked["laws"]("rerun")
         return {"status": PASSED}
 
     def close(self) -> None: ...
