@@ -29,7 +29,8 @@ from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.formats.weight_hashes import MET_WEIGHTS
 from actordbg.locate.clean_models import flags_restored
 from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
-from actordbg.records.replay_record import ReplaySpec, ResultRecord
+from actordbg.records.locate_record import IDENTITY, LOCATED
+from actordbg.records.replay_record import LAWS, ReplaySpec, ResultRecord
 from actordbg.replay.actor_engine import ActorEngine, Failure
 from actordbg.replay.flushing import UNFLUSHED, flush
 from actordbg.replay.selection import defaults_of
@@ -109,15 +110,12 @@ def run_here(store: Store, spec: ReplaySpec, *, model: Any, **_: Any) -> ReplayO
 
 def _result(engine: OwnEngine, spec: ReplaySpec, slot: int, begun: dict[str, Any]) -> ResultRecord:
     item = spec.inputs[slot]
-
-    def on_step(name: str) -> None:
-        """Nothing waits for a step of a check."""
-
-    on_law, on_place = (on_step if slot < count else None for count in (spec.config.laws, spec.locate))
-    on_model = on_step if item is spec.inputs[-1] else None
+    asked = {key for key, count in ((LAWS, spec.config.laws), (LOCATED, spec.locate)) if slot < count}
+    if item is spec.inputs[-1]:
+        asked.add(IDENTITY)
     try:
         loaded = engine.load(item)
-        fields = engine.run(item, loaded, recorded=True, on_law=on_law, on_place=on_place, on_model=on_model)
+        fields = engine.run(item, loaded, recorded=True, asked=asked)
     except Exception as error:
         if fault := machine_fault(error, engine.folder):
             raise fault from error

@@ -1,5 +1,5 @@
-"""The engine that runs a worker's inputs: its protocol, its failures as text, and the real engine. That runs the trainer's Actor
-on one captured call at a time, and keeps a summary instead of the tensors.
+"""The engine that runs a worker's inputs, and its failures as text. It runs the trainer's Actor on one captured call at a time,
+and keeps a summary instead of the tensors.
 
 torch is imported when the engine is opened, so that a worker writes `boot` before the seconds that takes.
 """
@@ -10,10 +10,10 @@ import contextlib
 import gc
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.sharing import reopens
 from actordbg.actor.signatures import signature_of
@@ -41,52 +41,6 @@ if TYPE_CHECKING:
 
 _OF_OUTCOME = ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs", "graph_breaks")
 """The fields that a result copies from a forward's outcome, under the same names."""
-
-
-class Engine(Protocol):
-    """Runs inputs. `ActorEngine` is the real one."""
-
-    @property
-    def collective(self) -> bool:
-        """Check whether a rank needs its peers to run an input."""
-
-    @property
-    def tainted(self) -> bool:
-        """Check whether the last failure left this process unable to give right results."""
-
-    def open(self) -> dict[str, Any]:
-        """Build the actor and return its resolved configuration."""
-
-    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Continue with another replay on the loaded actor and return its resolved configuration."""
-
-    def load(self, item: ReplayInput) -> Any:
-        """Read an input. Runs in another thread while the input before it is computed."""
-
-    @property
-    def out_of_step(self) -> str:
-        """Say why this process must be restarted after a finished input; "" if it can continue."""
-
-    def run(
-        self,
-        item: ReplayInput,
-        loaded: Any,
-        *,
-        recorded: bool,
-        on_law: Callable[[str], None] | None = None,
-        on_place: Callable[[str], None] | None = None,
-        on_model: Callable[[str], None] | None = None,
-    ) -> dict[str, Any]:
-        """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
-
-        `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
-        collective. on_law: also check the input's laws, and call this before each step of that check; on_place: the same for
-        the forced forward, which judges the model place by place. on_model: this is the last input; if places were to be
-        judged, compare what the model is then with transformers' own.
-        """
-
-    def close(self) -> None:
-        """Free the actor."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +75,10 @@ class Failure:
 
 
 class ActorEngine:
-    """Runs dumps through an `ActorSession`. See `Engine` for what each method promises."""
+    """Runs dumps through an `ActorSession`.
+
+    out_of_step: why this process must be restarted after a finished input; "" if it can continue.
+    """
 
     depth = 2
     """Folders from the store to a replay's."""
@@ -138,14 +95,16 @@ class ActorEngine:
 
     @property
     def collective(self) -> bool:
+        """Check whether a rank needs its peers to run an input."""
         return self._session.is_collective
 
     @property
     def tainted(self) -> bool:
+        """Check whether the last failure left this process unable to give right results."""
         return self._session.tainted or self._device_is_lost()
 
     def open(self) -> dict[str, Any]:
-        """Build the actor, after closing any actor that this process holds."""
+        """Build the actor, after closing any actor that this process holds, and return its resolved configuration."""
         with without_collecting("torch"):
             from actordbg.actor.backends.fsdp2 import decoder_layers
             from actordbg.actor.session import ActorSession, open_actor
@@ -201,6 +160,7 @@ class ActorEngine:
         return resolved if resolved["load_s"] else resolved | {"load_shared_with": self._loaded_for}
 
     def load(self, item: ReplayInput) -> Dump:
+        """Read an input. Runs in another thread while the input before it is computed."""
         from actordbg.store import payload
 
         return payload.load(self.root / item.path)
@@ -211,10 +171,16 @@ class ActorEngine:
         loaded: Dump,
         *,
         recorded: bool,
-        on_law: Callable[[str], None] | None = None,
-        on_place: Callable[[str], None] | None = None,
-        on_model: Callable[[str], None] | None = None,
+        asked: Collection[str] = (),
+        on_step: Callable[[str], None] = lambda step: None,
     ) -> dict[str, Any]:
+        """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
+
+        `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
+        collective. asked: the keys in `extra` of further answers: LAWS, LOCATED (the forced forward judges the model place by
+        place), and after the last input IDENTITY (if places were to be judged, what the model is then, beside transformers'
+        own). on_step: called before each step of an answer.
+        """
         from actordbg.actor.forward_outcome import keeping_memory
         from actordbg.laws.changes import vary
 
@@ -225,11 +191,12 @@ class ActorEngine:
             outcome = self._session.run(varied, backward=backward, keep=self.spec.config.keep_tensors)
             outcome.apply(undo)
             fields = self._fields(loaded, outcome)
-            if (on_law is not None or on_place is not None) and self.spec.config.vary is None:
+            judged = {LAWS, LOCATED}.intersection(asked)
+            if judged and self.spec.config.vary is None:
                 with keeping_memory():
-                    fields["extra"] |= self._ask(loaded, outcome, on_law, on_place)
-            if on_model is not None and self.spec.locate and not self.out_of_step:
-                on_model("what the model is")
+                    fields["extra"] |= self._judged(loaded, outcome, judged, on_step)
+            if IDENTITY in asked and self.spec.locate and not self.out_of_step:
+                on_step("what the model is")
                 self._identities += self._identities_now(ran=True)
             if self._identities:
                 fields["extra"][IDENTITY], self._identities = self._identities, []
@@ -242,12 +209,8 @@ class ActorEngine:
                 self._history.keep(failed=failed)
         return fields
 
-    def _ask(
-        self,
-        dump: Dump,
-        outcome: ForwardOutcome,
-        on_law: Callable[[str], None] | None,
-        on_place: Callable[[str], None] | None,
+    def _judged(
+        self, dump: Dump, outcome: ForwardOutcome, asked: Collection[str], on_step: Callable[[str], None]
     ) -> dict[str, Any]:
         """Check the laws of an input that was run, then judge it place by place; return plain data. Neither fails the input."""
         from actordbg.actor.session import ActorSession
@@ -257,12 +220,12 @@ class ActorEngine:
         session = self._session
         assert isinstance(session, ActorSession)  # a truth is not checked
         backward, answers = session.backward_for(dump.record), dict[str, Any]()
-        if on_law is not None:
-            asking = LawRun(session, dump, outcome, backward, self.collective, on_law)
+        if LAWS in asked:
+            asking = LawRun(session, dump, outcome, backward, together=self.collective, tell=on_step)
             answers[LAWS] = [answer.to_dict() for answer in asking.run()]
             self.out_of_step = asking.out_of_step
-        if on_place is not None and not self.out_of_step:
-            locating = LocateRun(session, dump, outcome, backward, self.collective, on_place)
+        if LOCATED in asked and not self.out_of_step:
+            locating = LocateRun(session, dump, outcome, backward, together=self.collective, tell=on_step)
             answers[LOCATED] = asdict(locating.run())
             self.out_of_step = locating.out_of_step
         return answers

@@ -21,12 +21,12 @@ An input that raises is recorded as failed, and the loop continues, unless the e
 
 * The machine failed: its disk is full or broken, or there are no open files left. Nobody is blamed, the worker is `broken`, and
   `--resume` runs the input again.
-* The CUDA context is lost, or DeepSpeed stopped in the middle of a step (`Engine.tainted`).
+* The CUDA context is lost, or DeepSpeed stopped in the middle of a step (`ActorEngine.tainted`).
 * Several ranks compute together, and the others wait for this rank in a collective. A rank that failed reads the others'
   journals. If all finish the slot within a grace period, everybody continues; otherwise this process requests a restart.
   A rank that fails because a *peer died* records nothing: its input is innocent and runs again.
 
-Standard library only; torch is behind `Engine`.
+Standard library only; torch is behind `ActorEngine`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ from actordbg.debug.replay_stops import ERROR, ReplayStops
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
-from actordbg.records.replay_record import GOES_ON, ReplaySpec
-from actordbg.replay.actor_engine import ActorEngine, Engine, Failure
+from actordbg.records.locate_record import IDENTITY, LOCATED
+from actordbg.records.replay_record import GOES_ON, LAWS, ReplaySpec
+from actordbg.replay.actor_engine import ActorEngine, Failure
 from actordbg.replay.flushing import UNFLUSHED, Flusher
 from actordbg.replay.plan import law_order
 from actordbg.replay.rank_view import NODE, RankView
@@ -71,9 +72,9 @@ class Restart(Exception):
 
 
 class Worker:
-    """The loop over a rank's inputs; an `Engine` runs them."""
+    """The loop over a rank's inputs; an `ActorEngine` runs them."""
 
-    def __init__(self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: Engine) -> None:
+    def __init__(self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: ActorEngine) -> None:
         self.folder, self.spec, self.order, self.rank, self.engine = folder, spec, order, rank, engine
         self.journal = Journal(rank_journal(folder, rank))
         self.flusher = Flusher(self.journal)
@@ -86,8 +87,9 @@ class Worker:
         self.has_run = False
         """Whether an input ran to its end."""
         self._last_slot = -1
-        asked = law_order(spec.inputs)
-        self._law_inputs, self._place_inputs = frozenset(asked[: spec.config.laws]), frozenset(asked[: spec.locate])
+        first = law_order(spec.inputs)
+        self._asked = {LAWS: first[: spec.config.laws], LOCATED: first[: spec.locate]}
+        """The inputs of which more is asked than their run, by the key of the answer."""
         self._stop_order = order.stops
         self.stops = ReplayStops(folder, rank, self._stop_order, self._write)
         stops.in_replay = self.stops
@@ -205,14 +207,13 @@ class Worker:
 
     def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
         began, held_before_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
-        last = frozenset(self.order.mates(task.slot) if task.slot == self._last_slot else ())
-        steps = {
-            "on_law": self._on_step(task, self._law_inputs),
-            "on_place": self._on_step(task, self._place_inputs),
-            "on_model": self._on_step(task, last),
-        }
+        asked = self._asked_of(task)
         self._announce_to_breakpoints(task, item.dump_id)
-        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, **steps))
+
+        def on_step(step: str) -> None:
+            self._write("law", law=step, slot=task.slot)
+
+        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, asked=asked, on_step=on_step))
         self.stops.end()
         self._longest_input_s = max(self._longest_input_s, time.monotonic() - began - (self.stops.held_s - held_before_s))
         return fields
@@ -234,17 +235,18 @@ class Worker:
             leader = self.rank
         return self.stops.begin(dump_id, [self.rank], leader, stop.dump in (None, dump_id) and leader == self.rank)
 
-    def _on_step(self, task: Task, inputs: frozenset[int]) -> Callable[[str], None] | None:
-        """Return the callback for the steps that check this task's input further; None if it is not among `inputs`.
+    def _asked_of(self, task: Task) -> set[str]:
+        """Return what is asked of a task's input beside its run: of all inputs of a slot, or none, if ranks compute together.
 
-        Ranks that compute together check all inputs of a slot, or none. Each step (of a law, of the forced forward) is written to
-        the journal, so that its time does not count as a hang of the input.
+        Each step of an answer (of a law, of the forced forward) is written to the journal, so that its time does not count as a
+        hang of the input.
         """
         collective = self.engine.collective
         if collective and self.spec.config.align == "shuffle":  # ranks are not in step there
-            return None
-        checked = inputs.intersection(self.order.mates(task.slot) if collective else [task.index])
-        return (lambda law: self._write("law", law=law, slot=task.slot)) if checked else None
+            return set()
+        here = self.order.mates(task.slot) if collective else [task.index]
+        asked = {key for key, inputs in self._asked.items() if not set(inputs).isdisjoint(here)}
+        return asked | {IDENTITY} if task.slot == self._last_slot else asked
 
     def _fill(self, task: Task, load: Future[tuple[Any, float]] | None) -> None:
         """Take part in a slot without recording a result, since the peers wait for this rank in their collectives."""
@@ -335,7 +337,7 @@ def redirect_output(path: Path) -> None:
     os.close(descriptor)
 
 
-def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
+def main(make_engine: Callable[[Path, ReplaySpec, int], ActorEngine]) -> int:
     """Run the worker process. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
@@ -351,7 +353,7 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
     rank = options.first_worker + int(os.environ["RANK"])
     work: Path = options.work
     previous: Worker | None = None
-    engine: Engine | None = None
+    engine: ActorEngine | None = None
     while True:
         redirect_output(rank_log(work.parent, rank))
         order = WorkOrder.from_json(read_regular(work))
@@ -376,7 +378,7 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
         work, previous = following, worker
 
 
-def run_worker(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> None:
+def run_worker(make_engine: Callable[[Path, ReplaySpec, int], ActorEngine]) -> None:
     """Run `main`, and leave without exit handlers: torch's and gloo's can hang or crash, and there is nothing left to save."""
     exit_code = main(make_engine)
     sys.stdout.flush()

@@ -23,7 +23,7 @@ from actordbg.judge.agreement import laws_in_words, laws_of
 from actordbg.judge.exports import render_csv
 from actordbg.records.journal import read_events
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
-from actordbg.records.replay_record import PASSED, LawAnswer, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import LAWS, PASSED, LawAnswer, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.plan import affordable_laws, law_order
 from actordbg.replay.replay_data import ReplayData
 from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
@@ -52,10 +52,10 @@ class StandIn:
     def load(self, item: ReplayInput) -> None:
         return None
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None, **others: Any) -> dict[str, Any]:
-        self.asked[item.dump_id] = on_law is not None
-        if on_law is not None:
-            on_law("rerun")
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, asked: Any, on_step: Any) -> dict[str, Any]:
+        self.asked[item.dump_id] = LAWS in asked
+        if LAWS in asked:
+            on_step("rerun")
         return {"status": PASSED}
 
     def close(self) -> None: ...
