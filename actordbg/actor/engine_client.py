@@ -202,8 +202,9 @@ class EngineClient:
             return EnvironmentProblem(what, hint=f"put the server's token into {TOKEN}")
         with suppress(ValueError):
             said = strict_json(error.said, json.loads)
-            said = said.get("error", said) if isinstance(said, dict) else said
-            what += f": {str(said.get('message', said) if isinstance(said, dict) else said)[:300]}"
+            for key in ("error", "message"):
+                said = said.get(key, said) if isinstance(said, dict) else said
+            what += f": {str(said)[:300]}"
         if error.code >= 500:
             return EnvironmentProblem(what, hint="see the server's log")
         return Unsupported(what, hint="the server must return log-probs of the prompt, for inputs of this length")

@@ -113,9 +113,9 @@ def in_words(name: str, value: Any) -> str:
     """Describe a setting, or another fact that workers report, in words: "ZeRO 3", "engine training"."""
     if name in SETTINGS:
         return SETTINGS[name].in_words(value)
-    return (
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {str(value).lower() if value in (True, False) else value}"
-    )
+    if isinstance(value, float):
+        return f"{name} {value:g}"
+    return f"{name} {value}".lower() if isinstance(value, bool) else f"{name} {value}"
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -123,8 +123,10 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     mine, other = apart(ours, theirs)
     if mine and other:
         return f"A is {mine}, B {other}"
-    if mine or other:
-        return f"{'A' if mine else 'B'} is {mine or other}, {'B' if mine else 'A'} is not"
+    if mine:
+        return f"A is {mine}, B is not"
+    if other:
+        return f"B is {other}, A is not"
     return "Both are configured alike"
 
 

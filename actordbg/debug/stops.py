@@ -254,7 +254,7 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
     def opened(missing: list[int], _editor: str) -> None:
         nonlocal missed
         missed = bool(missing)
-        without = f" without {', '.join(f'rank {other}' for other in missing)}, which did not arrive" if missing else ""
+        without = f" without {_ranks(missing)}, which did not arrive" if missing else ""
         _say(rank, f"stops {place}{without}; for {attach_s:.0f} s: actordbg attach {run.name}")
 
     def ended(how: str, _layer: str) -> None:
@@ -267,10 +267,22 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
         folder = _private(run / (os.environ.get("MASTER_PORT") or str(os.getpid())))
     except OSError as error:
         return _say(rank, f"skips breakpoint(): {error}")
-    place, names = f"at {frame.f_code.co_filename}:{frame.f_lineno}", {"rank": rank, "world_size": world}
-    ranks, arrival_s = tuple(range(world)), SHORT_S if _missed else timeout_s
-    stop = Stop(folder, rank, ranks, min(leader, world - 1), place, frame, names, opened, ended, arrival_s, attach_s)
-    stop.banner, stop.quits = f", in {frame.f_code.co_name}", "like detach"
+    place = f"at {frame.f_code.co_filename}:{frame.f_lineno}"
+    stop = Stop(
+        folder,
+        rank,
+        tuple(range(world)),
+        leader=min(leader, world - 1),
+        place=place,
+        frame=frame,
+        names={"rank": rank, "world_size": world},
+        opened=opened,
+        ended=ended,
+        arrival_s=SHORT_S if _missed else timeout_s,
+        attach_s=attach_s,
+        banner=f", in {frame.f_code.co_name}",
+        quits="like detach",
+    )
     try:
         stop.hold()
     except StoppedByUser as error:

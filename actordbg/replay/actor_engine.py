@@ -241,13 +241,13 @@ class ActorEngine:
         fields |= verdict_of(fields, outcome.loss, outcome.grad_norm, outside)
         if "error" in fields and (model := getattr(self._session, "model", None)) is not None:
             fields["error"] += nonfinite_weights(model)
-        checked = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
+        golden, not_compared = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
         seconds, tokens = outcome.forward_s + (outcome.backward_s or 0.0), dump.record.tokens
-        fields |= checked.fields | {name: getattr(outcome, name) for name in _OF_OUTCOME}
+        fields |= golden | {name: getattr(outcome, name) for name in _OF_OUTCOME}
         where_any = {
             "restored": list(outcome.randomness.restored) if outcome.randomness else [],
             "gradient_over": list(outcome.gradient_over),
-            "not_compared": checked.not_compared,
+            "not_compared": not_compared,
             "notes": list(outcome.notes),
             FORMULAS: asdict(outcome.formulas) if outcome.formulas else None,
         }

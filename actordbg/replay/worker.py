@@ -318,12 +318,13 @@ class Worker:
         self.flusher.note()
 
 
-def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:
+def end_with(supervisor: int) -> None:
     """Start a daemon thread that kills this process group when the supervisor is gone."""
+    began = start_ticks(supervisor)
 
     def watch() -> None:
-        while state_of(*supervisor)[0] not in (GONE, ZOMBIE):
-            time.sleep(interval_s)
+        while state_of(supervisor, began)[0] not in (GONE, ZOMBIE):
+            time.sleep(0.25)
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
@@ -341,7 +342,7 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], ActorEngine]) -> int:
     """Run the worker process. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
-    parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this process of the same machine ends")
+    parser.add_argument("--supervisor", type=int, required=True, metavar="PID", help="end when this process ends")
     parser.add_argument(consent.PLUGIN, dest="plugin", metavar="MODULE", help="imported before a process group is made")
     parser.add_argument("--work", type=Path, required=True, help="the work order to run")
     parser.add_argument("--local_rank", help="passed by launchers, ignored; LOCAL_RANK says the same")
@@ -362,10 +363,7 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], ActorEngine]) -> int:
             faulthandler.enable()
             faulthandler.register(signal.SIGUSR1, all_threads=True)
             faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-            if options.supervisor is None:
-                end_with(order.supervisor)
-            else:
-                end_with((options.supervisor, start_ticks(options.supervisor)), interval_s=0.25)
+            end_with(options.supervisor)
             engine = make_engine(work.parent, spec, rank)
         worker = Worker(work.parent, spec, order, rank, engine)
         worker.goes_on = previous is not None and (previous.goes_on or previous.has_run) and previous.folder == worker.folder

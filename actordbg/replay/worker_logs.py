@@ -15,7 +15,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,7 +111,8 @@ class Stack:
     def text(self, limit: int = MAX_FRAMES) -> str:
         """Format a line per frame, at most `limit`."""
         lines = [f"  {frame}" for frame in self.frames[:limit]]
-        lines += [f"  ... {len(self.frames) - limit} more"] * (len(self.frames) > limit)
+        if len(self.frames) > limit:
+            lines.append(f"  ... {len(self.frames) - limit} more")
         return "\n".join(lines)
 
 
@@ -165,7 +166,7 @@ def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
         return ""
 
 
-def last_words(launcher: Path, folder: Path, ranks: tuple[int, ...], each: int = 1500) -> str:
+def last_words(launcher: Path, folder: Path, ranks: Iterable[int], each: int = 1500) -> str:
     """Return the ends of the launcher's and the workers' logs, each under its name."""
     paths = [launcher, *(rank_log(folder, rank) for rank in ranks)]
     texts = ((path.name, tail_of(path)[-each:].strip()) for path in paths)

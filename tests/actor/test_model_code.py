@@ -22,7 +22,6 @@ from actordbg.actor.models import TinyShape, build_tiny
 from actordbg.actor.session import ActorSession
 from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import ActordbgError, NewerFormat, UnsafeInput, UsageError
-from actordbg.base.processes import start_ticks
 from actordbg.cli.app import app
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
@@ -180,9 +179,10 @@ def test_a_worker_runs_no_code_but_the_consented_models_whatever_its_files_say(s
     folder = store.replays / spec.replay_id
     folder.mkdir(parents=True)
     (folder / SPEC).write_text(spec.to_json())
-    order = WorkOrder(1, [0], [], (os.getpid(), start_ticks(os.getpid())))
+    order = WorkOrder(1, [0], [])
     (folder / "work-0-1.json").write_text(order.to_json())
-    run("-m", "actordbg.replay.worker", "--work", str(folder / "work-0-1.json"), "--trust-remote-code", "/another", RANK="0")
+    given = ["--work", str(folder / "work-0-1.json"), "--supervisor", str(os.getpid()), "--trust-remote-code", "/another"]
+    run("-m", "actordbg.replay.worker", *given, RANK="0")
     broken = [event for event in read_events(rank_journal(folder, 0)) if event["event"] == "broken"]
     assert broken and broken[0]["error_class"].endswith("UnsafeInput") and not mark.exists()
     done = run("-c", _WALL, str(model))

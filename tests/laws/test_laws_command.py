@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ class StandIn:
 
 def worked(folder: Path, spec: ReplaySpec, slots: list[list[int | None]], rank: int, engine: StandIn) -> int:
     """The exit code of a worker of two ranks with this engine."""
-    return Worker(folder, spec, WorkOrder(1, [0, 1], slots, (os.getpid(), 0), stay=True), rank, engine).run()
+    return Worker(folder, spec, WorkOrder(1, [0, 1], slots, stay=True), rank, engine).run()
 
 
 @pytest.mark.parametrize("collective", [True, False])
