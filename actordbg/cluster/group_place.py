@@ -115,7 +115,7 @@ class Starved:
 
     def blame(self, folder: Path, mine: Container[int]) -> bool:
         """Write `gone` to the culprits' journals; return whether any culprit is outside `mine`, which is then innocent."""
-        views = [RankView.of_peer(folder, int(path.stem.removeprefix("rank"))) for path in folder.glob("rank*.jsonl")]
+        views = [RankView(int(path.stem.removeprefix("rank")), folder) for path in folder.glob("rank*.jsonl")]
         for view in views:
             list(view.poll())
         chosen = self.culprits([view for view in views if view.identity], mine)

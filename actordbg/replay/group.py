@@ -38,7 +38,7 @@ from actordbg.replay.worker_logs import (
     LAUNCHER_LOG,
     before_stacks,
     last_words,
-    reported_by_launcher,
+    status_by_launcher,
     was_told_to_end,
 )
 
@@ -248,7 +248,7 @@ class GroupRun:
     def _how_it_ended(self, view: RankView) -> str:
         if view.why or view.wait_status is not None:
             return view.why or describe_status(view.wait_status)
-        return reported_by_launcher(self._launcher_log)
+        return describe_status(status_by_launcher(self._launcher_log))
 
     def _judge_loss(self, loss: Loss) -> None:
         """Handle a group that is gone with its node: unfinished inputs run again, here or elsewhere."""

@@ -35,7 +35,7 @@ from actordbg.config import consent
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
-from actordbg.replay.rank_launcher import NodeShare
+from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.work_order import announce
 from actordbg.replay.worker_logs import LAUNCHER_LOG, take_stacks
 
@@ -52,7 +52,7 @@ BREAKPOINT = "actordbg.debug.breakpoint"
 """The hook for `breakpoint()` in the actor's or the model's code: a worker has no terminal."""
 HUB_TIMEOUTS = {"HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "10"}
 """Seconds that a worker waits for the hub, unless the user set them. A fully cached model makes no request."""
-_CAREFUL = {**NOT_FROM_HERE, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+_ALWAYS = {**NOT_FROM_HERE, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "PYTHONUNBUFFERED": "1"}
 """Nothing is imported from the current folder, and no pickle runs as weights."""
 
 
@@ -175,7 +175,7 @@ def launch_share(
     """
     like, command = LAUNCHERS[config.backend], [sys.executable, "-m"]
     if like == "python":
-        environment |= _rank_environment(share.first, config.nproc)
+        environment |= variables(like, config.nproc, share)
     else:
         command += ["actordbg.replay.rank_launcher", like, str(config.nproc), json.dumps(asdict(share))]
     whose = ["--first-worker", str(share.worker), "--supervisor", str(os.getpid())]
@@ -188,20 +188,17 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int
     beside: how many ranks share this machine's cores (default: all).
     """
     beside = beside or config.nproc
-    kept = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
+    unless_set = {"OMP_WAIT_POLICY": "PASSIVE", **HUB_TIMEOUTS}
     if beside > 1:
-        kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // beside)))
-    kept.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        unless_set["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // beside))
     if LAUNCHERS[config.backend] == "deepspeed" and not gather_facts().gpus:
-        kept.setdefault("DS_ACCELERATOR", "cpu")
-    for name, seconds in HUB_TIMEOUTS.items():
-        kept.setdefault(name, seconds)
+        unless_set["DS_ACCELERATOR"] = "cpu"
     if needs_no_hub(config.model):
-        kept.setdefault("HF_HUB_OFFLINE", "1")
+        unless_set["HF_HUB_OFFLINE"] = "1"
+    users = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
+    kept = unless_set | users | _ALWAYS
     if kept.get("PYTHONBREAKPOINT") != "0":
         kept["PYTHONBREAKPOINT"] = BREAKPOINT
-    kept["PYTHONUNBUFFERED"] = "1"
-    kept |= _CAREFUL
     home = str(Path(__file__).resolve().parents[2])
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         kept["PYTHONPATH"] = os.pathsep.join(part for part in (home, kept.get("PYTHONPATH", "")) if part)
@@ -227,12 +224,6 @@ def free_port(address: str = "127.0.0.1") -> int:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _rank_environment(rank: int, nproc: int) -> dict[str, str]:
-    """Return the variables that a launcher would set. Each rank has its own port: plain ranks never talk to each other."""
-    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    return {name: str(value) for name, value in values.items()}
 
 
 def start(command: list[str], environment: dict[str, str], log: Path) -> Launched:

@@ -79,7 +79,7 @@ class Worker:
         self.journal = Journal(rank_journal(folder, rank))
         self.flusher = Flusher(self.journal)
         others = [other for other in order.ranks if other != rank]
-        self.peers = [RankView.of_peer(folder, other) for other in others]
+        self.peers = [RankView(other, folder) for other in others]
         self._longest_input_s = 0.0
         """Seconds of the longest input so far, without stops at breakpoints."""
         self.goes_on = False

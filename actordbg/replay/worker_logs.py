@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.fault import scrub
-from actordbg.base.processes import ALIVE, describe_status, state_of, wait_status_of
+from actordbg.base.processes import ALIVE, state_of, wait_status_of
 from actordbg.formats.store_files import open_regular
 from actordbg.records.journal import rank_log
 from actordbg.trainers.trainer import TRAINER
@@ -176,11 +176,6 @@ def last_words(launcher: Path, folder: Path, ranks: Iterable[int], each: int = 1
 def was_told_to_end(log: str) -> bool:
     """Check whether SIGTERM ended the process: its log has stacks, and no fatal error before them."""
     return "(most recent call first)" in log and "Fatal Python error" not in log
-
-
-def reported_by_launcher(launcher: Path) -> str:
-    """Describe how a worker ended, from the log of `rank_launcher`."""
-    return describe_status(status_by_launcher(launcher))
 
 
 def status_by_launcher(launcher: Path, pid: int | None = None) -> int | None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from actordbg.actor import model_code
 from actordbg.actor.endpoint_session import EndpointSession
 from actordbg.actor.model_code import own_code, require_consent
-from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.actor.models import ensure_tiny
 from actordbg.actor.session import ActorSession
 from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import ActordbgError, NewerFormat, UnsafeInput, UsageError
@@ -128,8 +128,7 @@ def test_every_kind_of_session_refuses_code_before_it_loads(kind: Callable[..., 
 
 
 def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store: Store):
-    folder = store.models / TinyShape().cache_name()
-    build_tiny(folder)
+    folder = ensure_tiny(store.models)
     require_consent("tiny", store.models)
     (folder / "modeling_own.py").write_text("")
     for spoil in (lambda: None, lambda: (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "modeling_own.C"}}')):

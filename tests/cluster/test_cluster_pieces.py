@@ -443,7 +443,7 @@ def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
 def test_a_host_does_not_tell_again_of_a_rank_that_was_written_down_as_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
     host, journal = host_of_a_hanging_rank(tmp_path)
-    starved = RankView.of_peer(journal.parent, 0)
+    starved = RankView(0, journal.parent)
     list(starved.poll())
     starved.write_gone(9, why="its node ran out of memory")
     assert host.wait(longest_s=0.3) is None
