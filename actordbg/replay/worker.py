@@ -126,10 +126,7 @@ class Worker:
         runs = [task.slot for task in tasks if self.engine.collective or task.duty is not Duty.FILL]
         self._last_slot = max(runs, default=-1)
         for task, load in self._loaded_ahead(tasks):
-            if task.duty is Duty.FILL:
-                self._fill(task, load)
-            else:
-                self._replay(task, load)
+            self._take(task, load.result)
         self.flusher.settle()
         self._write("done")
         if self.order.stay:
@@ -171,11 +168,17 @@ class Worker:
         loaded = self._guarded(lambda: self.engine.load(self.spec.inputs[index]))
         return loaded, time.perf_counter() - began
 
-    def _replay(self, task: Task, load: Future[tuple[Any, float]]) -> None:
-        """Run an input of our lane. The lane's first rank records its result; the others write their figures to `filled`."""
-        leads = task.duty is Duty.LEAD
-        begun = self._begin("start", task) if leads else self._begin("fill", task, follows=True)
-        loaded, load_s = load.result()
+    def _take(self, task: Task, load: Callable[[], tuple[Any, float]]) -> None:
+        """Run an input. The lane's first rank records its result; the others write their figures to `filled`.
+
+        A filler records nothing: it takes part because the peers wait for this rank in their collectives.
+        """
+        leads, fills = task.duty is Duty.LEAD, task.duty is Duty.FILL
+        follows = {"follows": True} if task.duty is Duty.FOLLOW else {}
+        begun = self._begin("start" if leads else "fill", task, **follows)
+        if fills and not self.engine.collective:
+            return self._write("filled", slot=task.slot)
+        loaded, load_s = load()
         outcome = loaded if isinstance(loaded, Failure) else self._run(task, loaded, recorded=leads)
         if isinstance(outcome, Failure):
             self._raise_if_a_peer_died()
@@ -191,12 +194,13 @@ class Worker:
             self.flusher.settle()  # the previous result and its files are on disk before this line
             self.journal.write("end", **record.to_dict())
             self.flusher.note(*unflushed)
+        elif fills:
+            self._write("filled", slot=task.slot)
         else:
             self._write("filled", **begun, **answer_fields(fields))
-        if isinstance(loaded, Failure):
-            self._take_part_after_all(task)
-        else:
-            self._resync(task.slot, failed=isinstance(outcome, Failure))
+        if isinstance(loaded, Failure) and not fills:
+            return self._take_part_after_all(task)
+        return self._resync(task.slot, failed=isinstance(outcome, Failure))
 
     def _begin(self, event: str, task: Task, **values: Any) -> dict[str, Any]:
         """Record that an input starts now, and where its log begins; return the input, its slot and the time."""
@@ -248,18 +252,6 @@ class Worker:
         asked = {key for key, inputs in self._asked.items() if not set(inputs).isdisjoint(here)}
         return asked | {IDENTITY} if task.slot == self._last_slot else asked
 
-    def _fill(self, task: Task, load: Future[tuple[Any, float]] | None) -> None:
-        """Take part in a slot without recording a result, since the peers wait for this rank in their collectives."""
-        self._begin("fill", task)
-        fields: dict[str, Any] | Failure = {}
-        if self.engine.collective:
-            loaded = load.result()[0] if load else self._load(task.index)[0]
-            fields = loaded if isinstance(loaded, Failure) else self._run(task, loaded, recorded=False)
-        if isinstance(fields, Failure):
-            self._raise_if_a_peer_died()
-        self._write("filled", slot=task.slot)
-        self._resync(task.slot, failed=isinstance(fields, Failure))
-
     def _take_part_after_all(self, task: Task) -> None:
         """Run a neighbor's input after ours could not be read, so that the peers' collectives complete."""
         if len(self.order.ranks_in(task.slot)) > 1 and self.engine.collective:
@@ -267,7 +259,7 @@ class Worker:
             other = next(others, None)
             if other is None:
                 raise Restart("the only input cannot be read")
-            self._fill(Task(task.slot, other, Duty.FILL), None)
+            self._take(Task(task.slot, other, Duty.FILL), lambda: self._load(other))
 
     def _resync(self, slot: int, *, failed: bool) -> None:
         """Wait until every peer has finished `slot` after a failure here.
