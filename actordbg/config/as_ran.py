@@ -147,11 +147,7 @@ def _has(setting: Setting, values: Mapping[str, Any]) -> bool:
 
 def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     pairs = ((SETTINGS[name], values[name]) for name in names)
-    return [
-        setting.in_words(value)
-        for setting, value in pairs
-        if _has(setting, values) and value not in setting.quiet and value is not None
-    ]
+    return [setting.in_words(value) for setting, value in pairs if _has(setting, values) and not setting.is_quiet(value)]
 
 
 def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -160,5 +156,5 @@ def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any
     return ", ".join(
         setting.in_words(mine[setting.name])
         for setting in settings
-        if _has(setting, other) or mine[setting.name] not in setting.quiet
+        if _has(setting, other) or not setting.is_quiet(mine[setting.name])
     )
