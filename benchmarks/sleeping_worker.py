@@ -31,7 +31,7 @@ class SleepingEngine:
     def load(self, item: ReplayInput) -> str:
         return item.path
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, **asked: Any) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Any, **_asked: Any) -> dict[str, Any]:
         time.sleep(self._takes)
         return {"status": PASSED, "forward_s": self._takes}
 

@@ -67,6 +67,7 @@ class Decided:
         Raises, before anything changed, UnsafeInput for a model with code and without consent, Unsupported for a configuration
         that is known to fail here.
         """
+        os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         require_consent(config.model, model_cache)
         guard(config.model)
         facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
@@ -83,6 +84,14 @@ class Decided:
             return self.choices.backward
         return record.grad_enabled
 
+    def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
+        """Return whether `switch` can change what is loaded to this configuration."""
+        return False
+
+    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
+        """Continue under another configuration. Unsupported, before anything changed, if what is loaded cannot `take` it."""
+        raise Unsupported("this process cannot take the configuration", hint="start another process for it")
+
 
 class TruthSession(Decided):
     """The truth's model, built once: see `actordbg.actor.session.ActorSession` for what each method promises."""
@@ -92,7 +101,6 @@ class TruthSession(Decided):
     keeper = GradientKeeper
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
-        os.environ["ACTORDBG_DISABLE"] = "1"
         self._cache = model_cache
         self._load(config, defaults)
 
@@ -144,15 +152,14 @@ class TruthSession(Decided):
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
-        """Return whether `switch` can change the loaded model to this configuration."""
         return config.truth is not None and config.model == self.config.model
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         """Reload the model, perhaps in another dtype: this process has already imported everything."""
         if not self.takes(config, defaults):
-            raise Unsupported("the truth's process computes truths of its model only", hint="start another process for it")
+            return super().switch(config, defaults)
         self.close()
-        self._load(config, defaults)
+        return self._load(config, defaults)
 
     def close(self) -> None:
         """Free the model."""

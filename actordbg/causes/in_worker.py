@@ -26,7 +26,7 @@ class CausesInWorker:
 
     def examine(self, run: Examined) -> dict[str, Any]:
         wanted = self.session.config.causes
-        if run.tell is None or wanted is None:
+        if not run.asked or wanted is None:
             return {}
         run.tell("causes")
 

@@ -18,9 +18,9 @@ class LawsInWorker:
         self.out_of_step = ""
 
     def examine(self, run: Examined) -> dict[str, Any]:
-        if run.tell is None:
+        if not run.asked:
             return {}
-        asking = LawRun(self.session, run.dump, run.outcome, run.backward, self.together, run.tell)
+        asking = LawRun(self.session, run.dump, run.outcome, run.backward, together=self.together, tell=run.tell)
         answers = [answer.to_dict() for answer in asking.run()]
         self.out_of_step = asking.out_of_step
         return {LAWS: answers}

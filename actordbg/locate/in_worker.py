@@ -22,12 +22,12 @@ class LocateInWorker:
 
     def examine(self, run: Examined) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if run.tell is not None:
-            locating = LocateRun(self.session, run.dump, run.outcome, run.backward, self.together, run.tell)
+        if run.asked:
+            locating = LocateRun(self.session, run.dump, run.outcome, run.backward, together=self.together, tell=run.tell)
             found[LOCATED] = asdict(locating.run())
             self.out_of_step = locating.out_of_step
-        if run.at_end is not None and not self.out_of_step:
-            run.at_end("what the model is")
+        if run.at_end and not self.out_of_step:
+            run.tell("what the model is")
             self._identities += identities_of(self.session, ran=True, alone=not self.together)
         if self._identities:
             found[IDENTITY], self._identities = self._identities, []

@@ -1,5 +1,5 @@
-"""The engine that runs a worker's inputs: its protocol, its failures as text, and the real engine. That runs the trainer's Actor
-on one captured call at a time, and keeps a summary instead of the tensors.
+"""The engine that runs a worker's inputs, and its failures as text. It runs the trainer's Actor on one captured call at a time,
+and keeps a summary instead of the tensors.
 
 torch is imported when the engine is opened, so that a worker writes `boot` before the seconds that takes.
 """
@@ -10,10 +10,10 @@ import contextlib
 import gc
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.sharing import reopens
 from actordbg.actor.signatures import signature_of
@@ -30,7 +30,7 @@ from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.locate_record import FORMULAS
 from actordbg.records.replay_record import FAILED, KEPT_BYTES, STOPPED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED
-from actordbg.replay.instruments import Examined, Examiner, Tell, examiners
+from actordbg.replay.instruments import AT_END, Examined, Examiner, examiners
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.worker_logs import EXCERPT
 
@@ -39,53 +39,9 @@ if TYPE_CHECKING:
     from actordbg.actor.session import Session
     from actordbg.store.payload import Dump
 
-NOTHING_ASKED: Mapping[str, Tell] = {}
+
 _OF_OUTCOME = ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs", "graph_breaks")
 """The fields that a result copies from a forward's outcome, under the same names."""
-
-
-class Engine(Protocol):
-    """Runs inputs. `ActorEngine` is the real one."""
-
-    @property
-    def collective(self) -> bool:
-        """Check whether a rank needs its peers to run an input."""
-
-    @property
-    def tainted(self) -> bool:
-        """Check whether the last failure left this process unable to give right results."""
-
-    def open(self) -> dict[str, Any]:
-        """Build the actor and return its resolved configuration."""
-
-    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Continue with another replay on the loaded actor and return its resolved configuration."""
-
-    def load(self, item: ReplayInput) -> Any:
-        """Read an input. Runs in another thread while the input before it is computed."""
-
-    @property
-    def out_of_step(self) -> str:
-        """Say why this process must be restarted after a finished input; "" if it can continue."""
-
-    def run(
-        self,
-        item: ReplayInput,
-        loaded: Any,
-        *,
-        recorded: bool,
-        asked: Mapping[str, Tell] = NOTHING_ASKED,
-        at_end: Tell | None = None,
-    ) -> dict[str, Any]:
-        """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
-
-        `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
-        collective. asked: the instruments that examine this input, by name, and what each calls before each of its steps.
-        at_end: this is the last input; called before what is compared once more then.
-        """
-
-    def close(self) -> None:
-        """Free the actor."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +76,10 @@ class Failure:
 
 
 class ActorEngine:
-    """Runs dumps through an `ActorSession`. See `Engine` for what each method promises."""
+    """Runs dumps through an `ActorSession`.
+
+    out_of_step: why this process must be restarted after a finished input; "" if it can continue.
+    """
 
     depth = 2
     """Folders from the store to a replay's."""
@@ -137,14 +96,16 @@ class ActorEngine:
 
     @property
     def collective(self) -> bool:
+        """Check whether a rank needs its peers to run an input."""
         return self._session.is_collective
 
     @property
     def tainted(self) -> bool:
+        """Check whether the last failure left this process unable to give right results."""
         return self._session.tainted or self._device_is_lost()
 
     def open(self) -> dict[str, Any]:
-        """Build the actor, after closing any actor that this process holds."""
+        """Build the actor, after closing any actor that this process holds, and return its resolved configuration."""
         with without_collecting("torch"):
             from actordbg.actor.backends.fsdp2 import decoder_layers
             from actordbg.actor.session import ActorSession, open_actor
@@ -191,6 +152,7 @@ class ActorEngine:
         return resolved if resolved["load_s"] else resolved | {"load_shared_with": self._loaded_for}
 
     def load(self, item: ReplayInput) -> Dump:
+        """Read an input. Runs in another thread while the input before it is computed."""
         from actordbg.store import payload
 
         return payload.load(self.root / item.path)
@@ -201,9 +163,15 @@ class ActorEngine:
         loaded: Dump,
         *,
         recorded: bool,
-        asked: Mapping[str, Tell] = NOTHING_ASKED,
-        at_end: Tell | None = None,
+        asked: Collection[str] = (),
+        on_step: Callable[[str], None] = lambda step: None,
     ) -> dict[str, Any]:
+        """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
+
+        `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
+        collective. asked: the instruments that examine this input, by name, and AT_END after the last. on_step: called before
+        each step of an examination.
+        """
         from actordbg.actor.changes import vary
 
         failed = item.dump_id
@@ -213,7 +181,7 @@ class ActorEngine:
             outcome = self._session.run(varied, backward=backward, keep=self.spec.config.keep_tensors)
             outcome.apply(undo)
             fields = self._fields(loaded, outcome)
-            fields["extra"] |= self._examined(loaded, outcome, asked, at_end)
+            fields["extra"] |= self._examined(loaded, outcome, asked, on_step)
             if outcome.tensors and recorded:
                 kept = fields[UNFLUSHED] = self._keep(item, outcome)
                 fields["extra"][KEPT_BYTES] = kept.stat().st_size
@@ -223,18 +191,20 @@ class ActorEngine:
                 self._history.keep(failed=failed)
         return fields
 
-    def _examined(self, dump: Dump, outcome: ForwardOutcome, asked: Mapping[str, Tell], at_end: Tell | None) -> dict[str, Any]:
+    def _examined(
+        self, dump: Dump, outcome: ForwardOutcome, asked: Collection[str], on_step: Callable[[str], None]
+    ) -> dict[str, Any]:
         """What the instruments find in an input that was run. Once this process is out of step, none examines any more."""
         from actordbg.actor.forward_outcome import keeping_memory
 
         found: dict[str, Any] = {}
-        backward = self._session.backward_for(dump.record)
+        backward, varied = self._session.backward_for(dump.record), self.spec.config.vary is not None
         with keeping_memory():
             for name, examiner in self._examiners.items():
-                varied = self.spec.config.vary is not None
-                tell = None if varied or self.out_of_step else asked.get(name)
-                ends = None if self.out_of_step else at_end
-                found |= examiner.examine(Examined(dump, outcome, backward, tell, ends))
+                goes_on = not self.out_of_step
+                examined = goes_on and name in asked and not varied
+                run = Examined(dump, outcome, backward, on_step, asked=examined, at_end=goes_on and AT_END in asked)
+                found |= examiner.examine(run)
                 self.out_of_step = self.out_of_step or examiner.out_of_step
         return found
 
@@ -249,13 +219,13 @@ class ActorEngine:
         fields |= verdict_of(fields, outcome.loss, outcome.grad_norm, outside)
         if "error" in fields and (model := getattr(self._session, "model", None)) is not None:
             fields["error"] += nonfinite_weights(model)
-        checked = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
+        golden, not_compared = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
         seconds, tokens = outcome.forward_s + (outcome.backward_s or 0.0), dump.record.tokens
-        fields |= checked.fields | {name: getattr(outcome, name) for name in _OF_OUTCOME}
+        fields |= golden | {name: getattr(outcome, name) for name in _OF_OUTCOME}
         where_any = {
             "restored": list(outcome.randomness.restored) if outcome.randomness else [],
             "gradient_over": list(outcome.gradient_over),
-            "not_compared": checked.not_compared,
+            "not_compared": not_compared,
             "notes": list(outcome.notes),
             FORMULAS: asdict(outcome.formulas) if outcome.formulas else None,
         }

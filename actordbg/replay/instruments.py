@@ -17,22 +17,24 @@ if TYPE_CHECKING:
     from actordbg.records.replay_record import ReplaySpec
     from actordbg.store.payload import Dump
 
-Tell = Callable[[str], None]
-"""Called before each step of an examination: the time of a step does not count as a hang of the input."""
+AT_END = "at the end"
+"""What is asked after the last input, beside the names of instruments."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """An input that has run. backward: its backward too. tell: None if this instrument was not asked about this input.
+    """An input that has run. backward: its backward too. tell: called before each step of an examination, whose time does not
+    count as a hang of the input.
 
-    at_end: set after the last input, for what is compared once more then.
+    asked: this instrument examines the input. at_end: it is the last one, for what is compared once more then.
     """
 
     dump: Dump
     outcome: ForwardOutcome
     backward: bool
-    tell: Tell | None
-    at_end: Tell | None
+    tell: Callable[[str], None]
+    asked: bool
+    at_end: bool = False
 
 
 class Examiner(Protocol):

@@ -31,8 +31,9 @@ from actordbg.base.owners import Owner, is_mine
 from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, state_of, wait_for_any
 from actordbg.base.units import LAST, resolve
 from actordbg.debug.meeting import Relay, clear_away
+from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.records.journal import (
     SPEC,
     SUPERVISOR,
@@ -46,11 +47,11 @@ from actordbg.records.journal import (
     result_of,
 )
 from actordbg.records.replay_record import KEPT_BYTES, ReplaySpec, ResultRecord
-from actordbg.replay.group import GroupRun, Replay
-from actordbg.replay.group_engine import WarmGroups
-from actordbg.replay.launch import Group, groups_of
+from actordbg.replay.group import GroupRun
+from actordbg.replay.group_engine import GroupEngine, Losses, WarmGroups, engine_in_use, launch_group
+from actordbg.replay.launch import Group, Launcher, groups_of
 from actordbg.replay.plan import Dealer
-from actordbg.replay.work_order import LaneBook, WorkOrder
+from actordbg.replay.work_order import LaneBook
 from actordbg.store.layout import Store, read_with_owner
 
 POLL_S = 0.05
@@ -151,13 +152,25 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
 
 
 @dataclass
-class Supervisor(Replay):
+class Supervisor:
     """The state of one `run_replay`. Its groups report to it and share its fields.
 
-    on_tick: called about 20 times a second. prompts: the user's terminal, which attaches to each prompt that opens. deal: any
-    group may run any input, if the engine has several groups.
+    start_timeout_s: longest time to build the actor, and for anything else outside of an input. warm: groups with a loaded Actor,
+    used instead of `launcher`; the workers return there when they are done. stops: breakpoints. losses: the count of lost groups,
+    which several replays may share; None: each group counts its own fruitless attempts. on_tick: called about 20 times a second.
+    prompts: the user's terminal, which attaches to each prompt that opens. deal: any group may run any input, if the engine has
+    several groups. dealer: then hands inputs to the groups portion by portion.
     """
 
+    folder: Path
+    spec: ReplaySpec
+    start_timeout_s: float = 1800.0
+    launcher: Launcher = launch_group
+    warm: WarmGroups | None = None
+    stops: StopOrder = field(default_factory=StopOrder)
+    losses: Losses | None = None
+    engine: GroupEngine = field(default_factory=engine_in_use)
+    dealer: Dealer | None = None
     on_event: Callable[[Progress], None] = lambda event: None
     on_tick: Callable[[], None] = lambda: None
     prompts: Relay | None = None
@@ -187,23 +200,22 @@ class Supervisor(Replay):
         if deals:
             groups = self.engine.groups(spec.config, len(left))
             if len(groups) > 1 or groups != usual:  # a single group runs the plan's slots, as on one machine
-                self.dealer = Dealer(spec.inputs, left, spec.config.lanes if groups[0].collective else 1, len(groups))
+                self.dealer = Dealer(spec.inputs, left, spec.config.lanes if len(groups[0]) > 1 else 1, len(groups))
         self._groups = []
         for group in groups:
-            orders = folder.glob(f"work-{group.ranks[0]}-*.json")
-            before = max((WorkOrder.from_json(read_regular(path)).attempt for path in orders), default=0)
+            orders = folder.glob(f"work-{group[0]}-*.json")
+            before = max((int(path.stem.rpartition("-")[2]) for path in orders), default=0)
             self._groups.append(GroupRun(self, group, self._pending(group, set(done)), before))
 
     def _pending(self, group: Group, done: set[str]) -> list[int]:
         """Return a group's inputs without a result; [] if inputs are dealt."""
         config = self.spec.config
-        lanes = {rank // config.lane_width for rank in group.ranks}
+        lanes = {rank // config.lane_width for rank in group}
         indices = () if self.dealer is not None else range(len(self.spec.inputs))
         mine = {index: self.spec.inputs[index].dump_id for index in indices if index % config.lanes in lanes}
-        if all(
-            rank % config.lane_width for rank in group.ranks
-        ):  # a follower's answers count, not the results that others recorded
-            done = {dump_id for dump_id in mine.values() if self._book.answered(dump_id, group.ranks[0])}
+        only_follows = all(rank % config.lane_width for rank in group)
+        if only_follows:  # its own answers count, not the results that others recorded
+            done = {dump_id for dump_id in mine.values() if self._book.answered(dump_id, group[0])}
         return [index for index, dump_id in mine.items() if dump_id not in done]
 
     def run(self) -> ReplayOutcome:
@@ -253,8 +265,9 @@ class Supervisor(Replay):
         self._relay.step()
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
+        """Report that a group starts; the reason is empty the first time."""
         where = self.engine.facts_of(group)
-        self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason, **where)
+        self.journal.append("attempt", attempt=attempt, ranks=list(group), reason=reason, **where)
         self.outcome.restarts += bool(reason)
         self._fresh = True
         self.on_event(Progress("attempt", reason))
@@ -288,6 +301,7 @@ class Supervisor(Replay):
             self._amend(self._book.take_answer(event))
 
     def on_verdict(self, record: ResultRecord) -> None:
+        """Record the result of an input that killed or hung its worker."""
         self._amend(record)
         self._book.take_result(record)
 

@@ -81,7 +81,7 @@ class Bench:
         """The truth's outcomes, with its log-probs under the causes that its configuration asks for."""
         outcomes = self.run(self.wide)
         for dump, outcome in zip(self.dumps, outcomes, strict=True):
-            self.examiner.examine(Examined(dump, outcome, backward=False, tell=lambda step: None, at_end=None))
+            self.examiner.examine(Examined(dump, outcome, backward=False, tell=lambda step: None, asked=True))
         return outcomes
 
     def ran(self, plant: Callable[[Any], Any] | None = None, **settings: Any) -> list[Any]:
