@@ -18,19 +18,29 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
 from actordbg.base.processes import TERMINATED, describe_status
+from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import atomic_write
 from actordbg.records.journal import Event
-from actordbg.records.replay_record import CRASHED, HUNG, PASSED
+from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
 from actordbg.replay import blame
-from actordbg.replay.group_engine import FRUITLESS_LIMIT, LEAVE_S, PlaceLost
-from actordbg.replay.launch import Group, Loss, Running
-from actordbg.replay.plan import dealt_slots, slots_for
+from actordbg.replay.group_engine import (
+    FRUITLESS_LIMIT,
+    LEAVE_S,
+    GroupEngine,
+    Losses,
+    PlaceLost,
+    WarmGroups,
+    engine_in_use,
+    launch_group,
+)
+from actordbg.replay.launch import Group, Launcher, Loss, Running
+from actordbg.replay.plan import Dealer, dealt_slots, slots_for
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder, result_from
 from actordbg.replay.worker_logs import (
@@ -41,9 +51,6 @@ from actordbg.replay.worker_logs import (
     status_by_launcher,
     was_told_to_end,
 )
-
-if TYPE_CHECKING:
-    from actordbg.replay.supervise import Supervisor
 
 
 def as_error(broken: Event, log: str) -> ActordbgError:
@@ -59,6 +66,36 @@ LOG_BEFORE_STACKS = 1500
 """Characters of the worker's log that the result of a hung input keeps, besides the stacks."""
 
 
+@dataclass
+class Replay:
+    """The state that a replay's groups share and report to; `Supervisor` implements the callbacks.
+
+    start_timeout_s: longest time to build the actor, and for anything else outside of an input. warm: groups with a loaded Actor,
+    used instead of `launcher`; the workers return there when they are done. stops: breakpoints. losses: the count of lost groups,
+    which several replays may share; None: each group counts its own fruitless attempts. dealer: hands inputs to the groups
+    portion by portion; None: each group has its own.
+    """
+
+    folder: Path
+    spec: ReplaySpec
+    start_timeout_s: float = 1800.0
+    launcher: Launcher = launch_group
+    warm: WarmGroups | None = None
+    stops: StopOrder = field(default_factory=StopOrder)
+    losses: Losses | None = None
+    engine: GroupEngine = field(default_factory=engine_in_use)
+    dealer: Dealer | None = None
+
+    def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
+        """Report that a group starts; the reason is empty the first time."""
+
+    def on_news(self, event: Event) -> None:
+        """Report an event that a worker wrote to its journal."""
+
+    def on_verdict(self, record: ResultRecord) -> None:
+        """Report the result of an input that killed or hung its worker."""
+
+
 class GroupRun:
     """A group from its first attempt to its last result; it reports to its replay.
 
@@ -67,7 +104,7 @@ class GroupRun:
     holds no dealt inputs meanwhile.
     """
 
-    def __init__(self, replay: Supervisor, group: Group, pending: list[int], attempt: int) -> None:
+    def __init__(self, replay: Replay, group: Group, pending: list[int], attempt: int) -> None:
         self.replay, self.spec, self.folder = replay, replay.spec, replay.folder
         self.group, self.pending, self.attempt = group, pending, attempt
         self.finished, self._waits, self._reason, self._not_before = False, False, "", 0.0

@@ -31,7 +31,6 @@ from actordbg.base.owners import Owner, is_mine
 from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, state_of, wait_for_any
 from actordbg.base.units import LAST, resolve
 from actordbg.debug.meeting import Relay, clear_away
-from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.records.journal import (
@@ -47,9 +46,9 @@ from actordbg.records.journal import (
     result_of,
 )
 from actordbg.records.replay_record import KEPT_BYTES, ReplaySpec, ResultRecord
-from actordbg.replay.group import GroupRun
-from actordbg.replay.group_engine import GroupEngine, Losses, WarmGroups, engine_in_use, launch_group
-from actordbg.replay.launch import Group, Launcher, groups_of
+from actordbg.replay.group import GroupRun, Replay
+from actordbg.replay.group_engine import WarmGroups
+from actordbg.replay.launch import Group, groups_of
 from actordbg.replay.plan import Dealer
 from actordbg.replay.work_order import LaneBook
 from actordbg.store.layout import Store, read_with_owner
@@ -152,25 +151,13 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
 
 
 @dataclass
-class Supervisor:
+class Supervisor(Replay):
     """The state of one `run_replay`. Its groups report to it and share its fields.
 
-    start_timeout_s: longest time to build the actor, and for anything else outside of an input. warm: groups with a loaded Actor,
-    used instead of `launcher`; the workers return there when they are done. stops: breakpoints. losses: the count of lost groups,
-    which several replays may share; None: each group counts its own fruitless attempts. on_tick: called about 20 times a second.
-    prompts: the user's terminal, which attaches to each prompt that opens. deal: any group may run any input, if the engine has
-    several groups. dealer: then hands inputs to the groups portion by portion.
+    on_tick: called about 20 times a second. prompts: the user's terminal, which attaches to each prompt that opens. deal: any
+    group may run any input, if the engine has several groups.
     """
 
-    folder: Path
-    spec: ReplaySpec
-    start_timeout_s: float = 1800.0
-    launcher: Launcher = launch_group
-    warm: WarmGroups | None = None
-    stops: StopOrder = field(default_factory=StopOrder)
-    losses: Losses | None = None
-    engine: GroupEngine = field(default_factory=engine_in_use)
-    dealer: Dealer | None = None
     on_event: Callable[[Progress], None] = lambda event: None
     on_tick: Callable[[], None] = lambda: None
     prompts: Relay | None = None
@@ -265,7 +252,6 @@ class Supervisor:
         self._relay.step()
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
-        """Report that a group starts; the reason is empty the first time."""
         where = self.engine.facts_of(group)
         self.journal.append("attempt", attempt=attempt, ranks=list(group), reason=reason, **where)
         self.outcome.restarts += bool(reason)
@@ -301,7 +287,6 @@ class Supervisor:
             self._amend(self._book.take_answer(event))
 
     def on_verdict(self, record: ResultRecord) -> None:
-        """Record the result of an input that killed or hung its worker."""
         self._amend(record)
         self._book.take_result(record)
 

@@ -94,7 +94,8 @@ def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path: Path, 
         consent.withhold()
         consent.use_plugin(None)
     words = json.loads((tmp_path / "rank0.json").read_text())["words"]
-    assert words[-4:] == [consent.FLAG, "/models/mine", consent.PLUGIN, "my_backend"]
+    given = words[words.index(consent.FLAG) : words.index("--first-worker")]
+    assert given == [consent.FLAG, "/models/mine", consent.PLUGIN, "my_backend"]
 
 
 @pytest.mark.parametrize(
