@@ -28,7 +28,7 @@ def cases_of(name: str) -> dict[str, Case]:
     found: dict[str, Case] = {}
     for part in parts:
         title, _, body = part.partition("\n")
-        given, line, expected = body.partition("----\n")
+        given, line, expected = f"{body}\n".partition("----\n")
         assert line and title not in found, f"{name}: {title!r} has no ----, or is there twice"
         found[title] = Case(given.splitlines(), expected.strip().splitlines())
     return found

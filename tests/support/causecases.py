@@ -15,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from actorcases import main
+from amounts import first_or_all
 from lawcases import dump_of, model_of
 from locatecases import attribute, four_layers, rounded
 from replaycases import publish
@@ -225,7 +226,7 @@ def planted(cache: Path) -> None:
     """Every cause is named with its amount, in fp32 and bf16, and nothing is named that is hidden."""
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    for family, dtype in (("llama", "fp32"), ("qwen3", "bf16")):
+    for family, dtype in first_or_all((("llama", "fp32"), ("qwen3", "bf16"))):
         if dtype == "fp32":
             in_bf16_numbers(model_of(cache, family))
         bench, case = Bench(str(model_of(cache, family)), dtype, cache), (family, dtype)
@@ -310,7 +311,7 @@ def without_a_mask_or_a_cap(cache: Path) -> None:
 
 def healthy(cache: Path) -> None:
     """Nothing is named, nothing is unknown: families, dtypes, kernels, packed or padded, several seeds."""
-    for number, (family, dtype) in enumerate((("llama", "bf16"), ("qwen3", "fp32"), ("mixtral", "bf16"))):
+    for number, (family, dtype) in enumerate(first_or_all((("llama", "bf16"), ("qwen3", "fp32"), ("mixtral", "bf16")))):
         bench = Bench(str(model_of(cache, family)), dtype, cache, seed=10 * number)
         for packing, attn in ((False, "eager"), (True, "sdpa"), (True, "eager")):
             found = bench.explain(bench.values(bench.ran(packing=packing, attn=attn)))
