@@ -61,7 +61,7 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path: Path) -> N
             ("updated-bf16", True, "RIGHT", "precision: bf16"),
             ("bf16-cool", False, "WRONG", "temperature"),
         ],
-        4,
+        3,
     ),
 )
 def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(
