@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 from roots import ROOT
@@ -13,16 +14,19 @@ STARTS = {"Popen", "run", "call", "check_call", "check_output"}
 LOADS = {"from_pretrained", "from_config"}
 
 
-def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+parsed = cache(ast.parse)
+"""A source's tree: several gates look at each."""
+
+
+@cache
+def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
     """Each call, with its function as text."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+    return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
 def starts_with_our_input(source: str) -> Iterator[int]:
     """Yield the lines that start a process without saying what its input is: a prompt there is answered by `yes |`."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     for function, call in calls(tree):
         module, _, name = function.rpartition(".")
         spawns = function.startswith(("os.spawn", "os.exec", "os.posix_spawn", "os.system", "os.popen", "pty."))
@@ -37,7 +41,7 @@ def starts_with_our_input(source: str) -> Iterator[int]:
 
 def loads_that_may_ask(source: str) -> Iterator[int]:
     """Yield the lines that load a model, a configuration or a tokenizer and leave it to transformers whether its code runs."""
-    tree, decided = ast.parse(source), set[int]()
+    tree, decided = parsed(source), set[int]()
     for _, call in calls(tree):
         said = [word.value for word in call.keywords if word.arg == "trust_remote_code"]
         if said and not (isinstance(said[0], ast.Constant) and said[0].value is not False):
@@ -60,10 +64,9 @@ PARSES = {
 
 def parses_json(source: str) -> Iterator[int]:
     """Yield the lines that parse JSON by themselves: `[],[],[]` becomes 20 times its bytes of objects, in whatever file it is."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     for function, call in calls(tree):
-        limited = any("read_regular" in ast.unparse(word) and "4096" in ast.unparse(word) for word in call.args)
-        if function in PARSES and not limited:
+        if function in PARSES and not any("read_regular" in (text := ast.unparse(word)) and "4096" in text for word in call.args):
             yield call.lineno
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in ("json", "msgspec.json"):
@@ -75,7 +78,7 @@ REMOVES = {"unlink", "rmtree"}
 
 def removes(source: str) -> Iterator[int]:
     """Yield the lines that remove a file without `store_files.remove`: another user's link may lead them out of the store."""
-    for function, call in calls(ast.parse(source)):
+    for function, call in calls(parsed(source)):
         name = function.rpartition(".")[2]
         if function == "os.remove" or name in REMOVES:
             yield call.lineno
@@ -177,7 +180,7 @@ def test_a_gate_sees_what_goes_around_it(gate: str, source: str, lines: list[int
 def clauses_read(source: str) -> list[str]:
     """Each place where code looks into what a finding says: a method of its text, a part of it, a comparison with a text."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             read = [node.func.value] if node.func.attr not in _KEEPS else []
             if isinstance(node.func.value, ast.Name) and node.func.value.id == "re":

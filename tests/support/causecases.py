@@ -15,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from actorcases import main
+from amounts import first_or_all
 from lawcases import dump_of, model_of
 from locatecases import attribute, four_layers, rounded
 from replaycases import publish
@@ -235,7 +236,7 @@ def planted(cache: Path) -> None:
     """Every cause is named with its amount, in fp32 and bf16, and nothing is named that is hidden."""
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    for family, dtype in (("llama", "fp32"), ("qwen3", "bf16")):
+    for family, dtype in first_or_all((("llama", "fp32"), ("qwen3", "bf16"))):
         if dtype == "fp32":
             in_bf16_numbers(model_of(cache, family))
         bench, case = Bench(str(model_of(cache, family)), dtype, cache), (family, dtype)
@@ -320,7 +321,7 @@ def without_a_mask_or_a_cap(cache: Path) -> None:
 
 def healthy(cache: Path) -> None:
     """Nothing is named, nothing is unknown: families, dtypes, kernels, packed or padded, several seeds."""
-    for number, (family, dtype) in enumerate((("llama", "bf16"), ("qwen3", "fp32"), ("mixtral", "bf16"))):
+    for number, (family, dtype) in enumerate(first_or_all((("llama", "bf16"), ("qwen3", "fp32"), ("mixtral", "bf16")))):
         bench = Bench(str(model_of(cache, family)), dtype, cache, seed=10 * number)
         for packing, attn in ((False, "eager"), (True, "sdpa"), (True, "eager")):
             found = bench.explain(bench.values(bench.ran(packing=packing, attn=attn)))
@@ -411,13 +412,13 @@ def sides(cache: Path) -> dict[str, str]:
     now: dict[str, Any] = {"model": folders["now"], "dtype": "fp32", "through": "rows"}
     before = now | {"model": folders["before"]}
     cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "updated": (before, before | {"attn": "sdpa"}),
         "updated-cool": (before, before | {"temperature": 0.7}),
-        "bf16": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa"}),
-        "bf16-cool": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa", "temperature": 0.7}),
         "updated-bf16": (before, before | {"dtype": "bf16", "attn": "sdpa"}),
+        "bf16": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa"}),
+        "updated": (before, before | {"attn": "sdpa"}),
+        "bf16-cool": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa", "temperature": 0.7}),
     }
-    for name, (old, rollout) in cases.items():
+    for name, (old, rollout) in first_or_all([*cases.items()], 3):
         store = Store(cache / name).create()
         folders[name] = str(store.root)
         inputs = publish(store, 2, length=64, model_dtype="torch.float32")

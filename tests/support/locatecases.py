@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import torch
 from actorcases import main
+from amounts import first_or_all
 from lawcases import FAMILIES, dump_of, model_of, positions_run_on
 from planted_table import gradient
 
@@ -153,7 +154,7 @@ BACKWARD: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
 
 def backward(cache: Path) -> None:
     """Every fault of the backward is named and nothing else, with checkpointed layers too; a frozen model needs no gradient."""
-    for dtype, packing in (("bf16", True), ("fp32", False)):
+    for dtype, packing in first_or_all((("bf16", True), ("fp32", False))):
         config = ReplayConfig(model=four_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True)
         with open_actor(config, model_cache=cache) as session:
             for number, (name, (plant, expected)) in enumerate(BACKWARD.items()):
@@ -215,7 +216,7 @@ ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 
 def routing(cache: Path) -> None:
     """The truth's routing is forced: a fault of one expert, or of the choice, is red at this layer's experts or router alone."""
-    for family, dtype in (("mixtral", "bf16"), ("mixtral", "fp32"), ("qwen2_moe", "bf16")):
+    for family, dtype in first_or_all((("qwen2_moe", "bf16"), ("mixtral", "fp32"), ("mixtral", "bf16"))):
         config = ReplayConfig(model=any_model(cache, family), dtype=dtype, packing=True, through="rows", backward=True)
         shared = {"the gate of the shared expert": SHARED_GATE} if family == "qwen2_moe" else {}
         with open_actor(config, model_cache=cache) as session:
@@ -244,7 +245,7 @@ def odd_shapes(cache: Path) -> None:
 
 def faults(cache: Path) -> None:
     """Every fault is named: its module, its rows, its cause; and nothing else is above its limit."""
-    for family, dtype in (("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16")):
+    for family, dtype in first_or_all((("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16"))):
         config = ReplayConfig(model=four_layers(cache, family), dtype=dtype, packing=True, through="rows")
         with open_actor(config, model_cache=cache) as session:
             for name, (plant, where, cause) in FAULTS.items():
@@ -358,8 +359,8 @@ def registered(attend: Any) -> Iterator[None]:
 
 def foreign(cache: Path) -> None:
     """A healthy kernel of another's is right though it rounds like eager attention; one that scales wrongly is not. Both are named."""
-    for family in ("llama", "qwen3"):
-        for dtype, factor in (("bf16", 1.01), ("fp16", 1.01), ("fp32", 1.0001)):
+    for family in first_or_all(("llama", "qwen3")):
+        for dtype, factor in first_or_all((("bf16", 1.01), ("fp16", 1.01), ("fp32", 1.0001))):
             for attend, word in ((eager_in_place_of_sdpa, RIGHT), (scaled_by(factor), WRONG)):
                 model = four_layers(cache, family)
                 config = ReplayConfig(model=model, dtype=dtype, attn="sdpa", through="rows", packing=True)
@@ -377,7 +378,7 @@ def second_tokens(cache: Path) -> None:
 
     dump = dump_of("none", rows=3, actions=23)
     dump.tensors["action_mask"][:, 1:] = False
-    for family in ("llama", "qwen2"):
+    for family in first_or_all(("llama", "qwen2")):
         model = four_layers(cache, family)
         against = Truths(cache / f"second-{family}", model, "fp32", backward=True).of(dump, cache)
         config = ReplayConfig(model=model, dtype="fp32", backward=True, keep_gradients=True, packing=True, through="rows")
@@ -393,7 +394,7 @@ def kernels(cache: Path) -> None:
     """sdpa leaves out Gemma2's soft cap, as transformers' own model in sdpa does: eager attention is the healthy one."""
     layers = ["sliding_attention", "full_attention"] * 2
     model = four_layers(cache, "gemma2", layer_types=layers, attn_logit_softcapping=0.05)
-    for dtype in ("bf16", "fp32"):
+    for dtype in first_or_all(("bf16", "fp32")):
         for attn, word in (("sdpa", WRONG), ("eager", RIGHT)):
             config = ReplayConfig(model=model, dtype=dtype, attn=attn, through="rows")
             with open_actor(config, model_cache=cache) as session:
@@ -437,7 +438,7 @@ def streamed(cache: Path) -> None:
 
     folder = once(cache / "spilled", lambda folder: (folder / "config.json").touch())
     tempfile.tempdir = str(folder)
-    for family, (shape, settings) in STREAMED.items():
+    for family, (shape, settings) in first_or_all([*STREAMED.items()], 2):
         config = ReplayConfig(model=four_layers(cache, family, **shape), **({"dtype": "bf16", "through": "rows"} | settings))
         with open_actor(config, model_cache=cache) as session:
             ran: Counter[str] = Counter()
