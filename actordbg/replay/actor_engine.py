@@ -234,11 +234,9 @@ class ActorEngine:
         self._resources.close()
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
-        from actordbg.replay.output_figures import against_golden, nonfinite_outside, nonfinite_weights, summarise, verdict_of
+        from actordbg.replay.output_figures import against_golden, nonfinite_weights, summarise
 
-        fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
-        outside = nonfinite_outside(outcome.log_probs, outcome.mask)
-        fields |= verdict_of(fields, outcome.loss, outcome.grad_norm, outside)
+        fields = summarise(outcome)
         if "error" in fields and (model := getattr(self._session, "model", None)) is not None:
             fields["error"] += nonfinite_weights(model)
         golden, not_compared = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
