@@ -116,11 +116,8 @@ class ActorEngine:
         self._session = session = self._resources.enter_context(opening)
         watch = stops.in_replay
         if isinstance(watch, ReplayStops) and isinstance(session, ActorSession):  # the stops know the actor, and the actor them
-            modules = {name: module for name, module in session.model.named_modules() if name}
-            ids = {id(layer) for layer in decoder_layers(session.model)}
-            layers = {name: module for name, module in modules.items() if id(module) in ids}
             session.watch = watch
-            watch.fit(session, layers, modules, compiled=self.spec.config.compiles)
+            watch.fit(session, decoder_layers(session.model))
         return self._begun()
 
     def _begun(self) -> dict[str, Any]:
