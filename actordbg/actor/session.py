@@ -91,7 +91,6 @@ class ActorSession(Decided):
     ) -> None:
         began = time.perf_counter()
         self.decide(config, defaults, model_cache)
-        self.model_cache = model_cache
         self._actors = actors_of(self.choices)
         self._actors.prepare_process()
         set_seed(self.choices.seed)
