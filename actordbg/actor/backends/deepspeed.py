@@ -226,7 +226,7 @@ class DeepspeedBackend(Backend):
         norms*: with two groups a NaN gradient comes out as 1.414. So the groups' norms are watched.
         """
         if self._own_norm:
-            norm = self._total((parameter.grad, parameter) for parameter in self.model.parameters() if parameter.grad is not None)
+            norm = self._total(parameter.grad for parameter in self.model.parameters() if parameter.grad is not None)
             step()
             return norm
         step()

@@ -48,8 +48,8 @@ class Norms:
     update: float
 
 
-Total = Callable[[Iterable[tuple[torch.Tensor, torch.Tensor]]], float]
-"""The global L2 norm of tensors, each beside the parameter that it belongs to."""
+Total = Callable[[Iterable[torch.Tensor]], float]
+"""The global L2 norm of tensors, of which ranks may hold shards, as of the parameters."""
 
 
 class AdamSteps:
@@ -70,16 +70,16 @@ class AdamSteps:
         for own, stepped in self._pairs:
             if own is not stepped:
                 stepped.grad = None if own.grad is None else own.grad.float()
-        gradients = [(stepped.grad, own) for own, stepped in self._pairs if stepped.grad is not None]
+        gradients = [stepped.grad for _, stepped in self._pairs if stepped.grad is not None]
         norm, most = total(gradients), self.training.max_norm
         if most and norm > most:
-            for gradient, _ in gradients:
+            for gradient in gradients:
                 gradient.mul_(most / (norm + 1e-6))
         before = [stepped.detach().clone() for _, stepped in self._pairs]
         self.optimizer.step()
         self._write_back()
         with torch.no_grad():
-            update = total((now - was, own) for (own, now), was in zip(self._pairs, before, strict=True))
+            update = total(now - was for (_, now), was in zip(self._pairs, before, strict=True))
         self.clear()
         return Norms(norm, update)
 
