@@ -88,9 +88,9 @@ class Worker:
         self.peers = [RankView(other, folder) for other in others]
         self._longest_input_s = 0.0
         """Seconds of the longest input so far, without stops at breakpoints."""
-        self.goes_on = bool(previous and (previous.goes_on or previous.has_run) and previous.folder == folder)
+        self.goes_on: bool = bool(previous and (previous.goes_on or previous.has_run) and previous.folder == folder)
         """Whether this process ran inputs of this replay under an earlier work order: its first input is then not a warm-up."""
-        self.has_run = False
+        self.has_run: bool = False
         """Whether an input ran to its end."""
         self._last_slot = -1
         first = law_order(spec.inputs)
