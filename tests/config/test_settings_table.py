@@ -23,7 +23,7 @@ FIELD = """
         2,
         help="Heads that share one key.",
         metavar="N", column="heads that share one key",
-        least=1, words="shares {}", quiet=(2,), axis=Axis("for every cell"), numbers=True, cost=True,
+        least=1, words="shares {}", quiet=(2,), axis="for every cell", numbers=True, cost=True,
     )  # fmt: skip
 """
 PROBE = """
