@@ -40,14 +40,8 @@ class Training:
         return {name: value for name, value in asdict(self).items() if name in ("lr", "betas", "eps", "weight_decay")}
 
 
-@dataclass(frozen=True)
-class Norms:
-    """L2 norms of a step: of the gradient before clipping, and of the weights' update."""
-
-    gradient: float
-    update: float
-
-
+Norms = tuple[float, float]
+"""L2 norms of a step: of the gradient before clipping, and of the weights' update."""
 Total = Callable[[Iterable[torch.Tensor]], float]
 """The global L2 norm of tensors, of which ranks may hold shards, as of the parameters."""
 
@@ -81,7 +75,7 @@ class AdamSteps:
         with torch.no_grad():
             update = total(now - was for (_, now), was in zip(self._pairs, before, strict=True))
         self.clear()
-        return Norms(norm, update)
+        return norm, update
 
     def clear(self) -> None:
         """Drop all gradients."""
