@@ -1,6 +1,6 @@
 """A worker of a replay: it opens the actor once, runs its inputs one by one, and records each step before taking it.
 
-    python -m actordbg.replay.worker --work store/replays/<id>/work-0-1.json [--local_rank N]
+    python -m actordbg.replay.worker --supervisor PID --work store/replays/<id>/work-0-1.json [--local_rank N]
 
 A launcher starts it (deepspeed, torchrun or plain python). RANK says which worker it is, and the work file what is left to do
 (`WorkOrder`). It writes to its journal `rank<N>.jsonl`, in this order:
