@@ -3,7 +3,7 @@
 A cell's folder is a replay's folder plus `training.json`, the optimizer's settings. An input's id begins with its step
 (`s0003-m02-...`), so a dump can repeat. The result of a step's last micro-batch has its norms in `extra["step"]`.
 
-    python -m actordbg.campaign.train_engine --work store/trainchecks/<id>/<cell>/work-0-1.json
+    python -m actordbg.campaign.train_engine --supervisor PID --work store/trainchecks/<id>/<cell>/work-0-1.json
 """
 
 from __future__ import annotations
