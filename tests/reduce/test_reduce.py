@@ -438,7 +438,7 @@ def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store,
     unconfirmed = replace(again, confirmed=False).to_json()
     store.publish_text(path, again.to_json().replace('"layers"', '"revision": "", "layers"'))
     monkeypatch.setattr(reducing, "reduced", lambda *what: again)
-    desk = Desk(store, Settings(store.root, ""), Client(lambda *what, **more: None))
+    desk = Desk(store, Settings(store.root), Client(lambda *what, **more: None))
     assert reducing.known_or_reduced(desk, replay, 9, 9.0) is again
     store.publish_text(path, unconfirmed)
     assert reducing.known_or_reduced(desk, replay, 9, 9.0) is again
