@@ -143,14 +143,17 @@ class WeightRecord(RunFile):
 
 def weights_of(root: Path, record: DumpRecord) -> Path | None:
     """Return the file of a store with the weights of this call; None if there is none."""
-    folder = root / WEIGHTS / record.run
-    named = re.compile(rf"[^.].*-{record.pid}-{re.escape(record.instance or '-')}-(\d{{6,12}})\.json")
+    files = weight_files(root / WEIGHTS / record.run, record.pid, record.instance)
+    return max(((call, path) for call, path in files if call <= record.call_index), default=(0, None))[1]
+
+
+def weight_files(folder: Path, pid: int | None, instance: str | None) -> list[tuple[int, Path]]:
+    """Return the files of one instance in a run's folder, by the first call that has the weights, in order."""
+    named = re.compile(rf"[^.].*-{pid}-{re.escape(instance or '-')}-(\d{{6,12}})\.json")
     try:
-        candidates = [(int(match[1]), name) for name in os.listdir(folder) if (match := named.fullmatch(name))]
+        return sorted((int(match[1]), folder / name) for name in os.listdir(folder) if (match := named.fullmatch(name)))
     except (FileNotFoundError, NotADirectoryError):
-        return None
-    held = [candidate for candidate in candidates if candidate[0] <= record.call_index]
-    return folder / max(held)[1] if held else None
+        return []
 
 
 def met_weights(resolved: dict[str, Any]) -> dict[str, Any]:
