@@ -31,8 +31,8 @@ from actordbg.formats.dump_record import format_timestamp
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.store_files import remove, require_own_way
 from actordbg.formats.turn_record import TURNS
-from actordbg.formats.weight_hashes import WEIGHTS, weight_files
-from actordbg.records.run_files import read_counters
+from actordbg.formats.weight_hashes import WEIGHTS
+from actordbg.records.run_files import read_counters, weight_files
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import dump_id_of, split_place
@@ -134,8 +134,8 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
                 try:
                     remove(_inside(store, item.path))
                     removed.append(item)
-                except OSError as error:
-                    failed.append((item.path, error.strerror or str(error)))
+                except (OSError, Refused) as error:  # the other files go all the same, and are counted
+                    failed.append((item.path, getattr(error, "strerror", None) or str(error)))
         for folder in {(store.root / item.path).parent for item in removed}:
             with contextlib.suppress(OSError):
                 while folder not in _tops(store):
@@ -154,8 +154,8 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
             for _, path in packing.twins(store, [item.path for item in doomed]):
                 remove(path)
             packing.drop_from_pack(store, pack, [dump_id_of(item.path) for item in doomed])
-        except OSError as error:
-            failed += [(item.path, error.strerror or str(error)) for item in doomed]
+        except (OSError, Refused) as error:
+            failed += [(item.path, getattr(error, "strerror", None) or str(error)) for item in doomed]
         except StoreProblem as error:
             failed += [(item.path, f"its pack cannot be rewritten: {error.message}") for item in doomed]
         else:

@@ -207,14 +207,15 @@ def test_the_turns_of_a_run_go_with_its_last_dump(store: Store, packed: bool) ->
     assert [*(store.root / "turns").rglob("*")] == [notes.parent, notes], "what it did not make stays"
 
 
-def test_prune_never_follows_a_link_out_of_the_store(store: Store, tmp_path: Path) -> None:
-    cases.fill(store, 4)
+def test_prune_never_follows_a_link_out_of_the_store_and_counts_the_rest(store: Store, tmp_path: Path) -> None:
+    cases.fill(store, 8)
+    refresh(store)
     outside = tmp_path / "outside"
-    store.dump_folder("ppo-1", 1).rename(outside)
-    store.dump_folder("ppo-1", 1).symlink_to(outside)
-    with pytest.raises(ActordbgError, match="out of the store"):
-        run(store, "prune", "--where", "rank=1", "--yes")
-    assert len(list(outside.iterdir())) == 1
+    store.dump_folder("ppo-1", 2).rename(outside)
+    store.dump_folder("ppo-1", 2).symlink_to(outside)
+    answer = json.loads(run(store, "prune", "--where", "rank > 0", "--yes", "--json", code=1).stdout)
+    assert len(list(outside.iterdir())) == 2
+    assert (len(answer["files"]), len(answer["failed"])) == (4, 2) and all("leads out" in why for _, why in answer["failed"])
 
 
 @pytest.mark.parametrize(
