@@ -55,6 +55,23 @@ def describe(error: BaseException) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)[:200]
 
 
+def from_outside(error: BaseException) -> bool:
+    """Check whether an exception came from outside: Ctrl-C, an exit, or what a signal handler raised in our code. Raises nothing.
+
+    A handler is known by its argument, the frame that it interrupted.
+    """
+    try:
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            interrupted, at = at.tb_frame, at.tb_next
+            for given in at.tb_frame.f_locals.values():
+                if given is interrupted or (type(given) is tuple and any(each is interrupted for each in given)):
+                    return True
+    except Exception:  # noqa: BLE001  # no memory: then the first exception is taken for ours
+        return False
+    return not isinstance(error, Exception)
+
+
 def complain(text: str) -> None:
     """Print a line to standard error. Raises nothing: that may be closed, or a log on a full disk, and the training continues."""
     with contextlib.suppress(Exception):

@@ -320,8 +320,7 @@ class Item:
 
     def dropped(self, reason: str, error: str | None = None) -> None:
         """Close the call as lost."""
-        self.ledger.drop(reason, error)
-        self.standing, self.reason = DROPPED, reason
+        self.ledger.drop(reason, error, item=self)
         self._mirror()
 
     def over_max_bytes(self, nbytes: int) -> bool:
