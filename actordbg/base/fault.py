@@ -13,6 +13,8 @@ T = TypeVar("T")
 _SECRET_NAMES = re.compile(rb"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 _IN_URL = re.compile(r"""(https?://(?=[^\s/@:"]*@)|://[^\s/:@"]*:)(?!\d+(?:[/"'\s,]|\Z))[^\s"]{1,200}@""")
 """A password in a URL, up to the last "@"; not a port. Of http, a name alone may be a token."""
+_SIGNED = re.compile(r"""([?&][\w.-]*(?:token|key|secret|pass|cred|auth|sig)[\w.-]*=|\bBearer )[^\s&"']+""", re.IGNORECASE)
+"""A secret behind the path of a URL, as of one that is signed, or in a header of a request."""
 _known: tuple[dict[bytes, bytes], tuple[str, ...]] = ({}, ())
 
 
@@ -89,7 +91,8 @@ def scrub(text: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """Replace the passwords in a text's URLs: `sftp://me:[hidden]@host/store`."""
+    """Replace the passwords and tokens in a text's URLs: `sftp://me:[hidden]@host/store`, `https://host/file?token=[hidden]`."""
+    text = _SIGNED.sub(r"\1[hidden]", text)
     return _IN_URL.sub(r"\1[hidden]@", text) if "://" in text else text
 
 

@@ -102,11 +102,6 @@ class Ledger:
             counts[:] = self.counts
             self.book, self.counts = number, counts
 
-    def end_with_actor(self) -> None:
-        """Close the ledger if its actor is gone."""
-        if not self.closed and self.actor() is None:
-            self.closed = self.changed = True
-
     @property
     def done(self) -> bool:
         """Check whether no more calls will come and everything is published."""

@@ -35,7 +35,7 @@ from actordbg.capture.snapshot import Copier, cost, memmove, named_outputs
 from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import LOSS, RNG_PREFIX
-from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned, host_name
+from actordbg.formats.ringfile import DROPPED, OPEN, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
 from actordbg.formats.weight_hashes import StepWeights, step_weights
 
@@ -154,7 +154,7 @@ class Recorder:
             open_ = ledger if reason is None else None
             if reason is not None and not ring.keep and not control.triggers:
                 return None
-            open_ = item = Item(self.pid, ledger, control, ring, number, reason, OPEN if reason is None else SAMPLED)
+            open_ = item = Item(self.pid, ledger, control, ring, number, reason)
             if LOSS in control.calls:  # a call that is kept longer costs the next one its release
                 self.last = item
             return self._hand_over(item) if self._copy(item, instance, actor, binder, args, kwargs) else None
@@ -193,10 +193,6 @@ class Recorder:
         """Return how often the recorder itself failed."""
         untold = sum(not isinstance(why, str) for _, why in self.notices.later)
         return self.notices.faults + untold + len(self.writer.failed)
-
-    def forked(self) -> None:
-        """Leave the ring's file to the parent, in a forked child."""
-        self._rings.forked()
 
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Stop recording and write the queue. Returns whether the writer ended in time; unwritten calls stay in the ring."""

@@ -281,7 +281,8 @@ class Ring:
     def commit(self, entry: RingEntry, ledger: int, book: int, kind: tuple[int, int], own: tuple[int, ...], whole: bool) -> None:
         """Write a call's slot, but not its tensors and numbers (`own`). If the tensors are complete, mark it in flight last."""
         fixed = (entry.sequence, entry.offset, entry.size, *kind, entry.count)
-        SLOT.pack_into(self._memory, entry.at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, own))
+        slot = (WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, own))
+        SLOT.pack_into(self._memory, entry.at, *slot)
         if whole:
             entry.whole = True
             self._memory[entry.at] = IN_FLIGHT

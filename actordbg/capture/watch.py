@@ -190,11 +190,6 @@ class RingKeeper:
         seconds = round((time.monotonic_ns() - began[0]) / 1e9, 3) if began else None
         return facts | {"in_flight": len(running), "in_flight_s": seconds}
 
-    def forked(self) -> None:
-        """Leave the ring to the parent, in a forked child."""
-        if self._ring is not None:
-            self._ring.let_go()
-
     def close(self, stopped: bool, published: bool) -> Path | None:
         """Remove the ring's file at the end of the process, unless it is worth keeping. Returns its path if it stays.
 

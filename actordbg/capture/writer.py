@@ -501,7 +501,8 @@ class Writer:
         for place in range(first, first + len(ledgers)):
             self._turn = (place + 1) % len(ledgers)
             ledger = ledgers[place % len(ledgers)]
-            ledger.end_with_actor()
+            if not ledger.closed and ledger.actor() is None:
+                ledger.closed = ledger.changed = True
             if ledger.changed or (heartbeat and not ledger.closed):
                 ledger.publish(self._store, state, process)
                 ring, number = self.ring, ledger.leave_book()

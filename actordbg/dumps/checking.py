@@ -117,7 +117,8 @@ def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iter
         return
     elif file_name or not (folder or regular) or (folder_name and "/" not in relative):
         what = KINDS.get(stat.S_IFMT(state.st_mode), "a file" if regular else "a device")
-        yield StoreFault(path, "odd-file", f"it is {what}, not {'a file' if file_name else 'a folder'}")
+        belongs = "a file" if file_name else "a folder"
+        yield StoreFault(path, "odd-file", f"it is {what}, not {belongs}")
     elif path.name[0] != ".":
         yield StoreFault(path, "foreign-file")
 
