@@ -194,6 +194,10 @@ class Recorder:
         untold = sum(not isinstance(why, str) for _, why in self.notices.later)
         return self.notices.faults + untold + len(self.writer.failed)
 
+    def forked(self) -> None:
+        """Leave the ring's file to the parent, in a forked child."""
+        self._rings.forked()
+
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Stop recording and write the queue. Returns whether the writer ended in time; unwritten calls stay in the ring."""
         self.closed, self.control, self._timeout = True, None, timeout

@@ -8,7 +8,8 @@ Every failure inside the recorder (a bug of ours, memory, disk, a library) is ca
 a call (`actordbg.capture.hook`, `Recorder.enter`), a step of the writer thread or the watch thread, and the end of the process.
 Even calling a function may fail (MemoryError), so an edge consists of assignments only. It puts the fault into `later`,
 or the half-made call into `Writer.failed`; a thread closes the books, and the watch thread warns.
-`tests/capture/test_capture_faults.py` makes every call fail in turn. KeyboardInterrupt and SystemExit are the user's and pass.
+`tests/capture/test_capture_faults.py` makes every call fail in turn. What comes from outside passes (`base.fault.from_outside`):
+Ctrl-C, an exit, what a signal handler raises. No handler runs between two assignments, so they mark what is done.
 """
 
 from __future__ import annotations
@@ -189,6 +190,11 @@ class RingKeeper:
         began = [struct.unpack_from("<q", ring.arena.memory, entry.offset + 16)[0] for entry in running[:1]]  # its third number
         seconds = round((time.monotonic_ns() - began[0]) / 1e9, 3) if began else None
         return facts | {"in_flight": len(running), "in_flight_s": seconds}
+
+    def forked(self) -> None:
+        """Leave the ring to the parent, in a forked child: also one that is not in use yet."""
+        if self._ring is not None:
+            self._ring.let_go()
 
     def close(self, stopped: bool, published: bool) -> Path | None:
         """Remove the ring's file at the end of the process, unless it is worth keeping. Returns its path if it stays.
