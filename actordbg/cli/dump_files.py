@@ -315,7 +315,8 @@ def prune(
 
     Without --yes, only prints what it would remove. Removes dumps that meet every given condition, and rewrites the pack of a
     packed dump without it. Protected dumps (kept by a trigger, or recovered) stay unless --pinned is given.
-    Replay results stay. The turns of a run (`run --turns`, which hold texts) go with its last dump.
+    Replay results stay. The turns of a run (`run --turns`, which hold texts) go with its last dump, and a
+    step's recorded weights with the last dump that met them.
 
     Exit code: 5 if --where selects no dump.
 

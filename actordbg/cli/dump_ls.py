@@ -125,7 +125,7 @@ def show(ctx: typer.Context, dump_id: str, *, values: bool = False) -> None:
         values: Also read the tensors: min, max, non-zero (needs torch).
     """
     from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
-    from actordbg.formats.weight_hashes import weights_of
+    from actordbg.records.run_files import weights_of
     from actordbg.store.places import read_record
 
     catalog = open_fresh(store_of(ctx))

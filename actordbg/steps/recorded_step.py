@@ -21,10 +21,10 @@ from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageE
 from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.selections import reasons
-from actordbg.formats.weight_hashes import WeightRecord, weights_of
+from actordbg.formats.weight_hashes import WeightRecord
 from actordbg.judge.recorded_calls import RecordedCall, Terms
 from actordbg.records.replay_record import ReplayInput
-from actordbg.records.run_files import read_weights
+from actordbg.records.run_files import read_weights, weights_of
 from actordbg.store.layout import Store, require_run_name
 from actordbg.store.places import read_record
 from actordbg.trainers.trainer import TRAINER

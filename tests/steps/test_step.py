@@ -23,7 +23,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import Items
 from actordbg.document.page import as_html
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.weight_hashes import MET_WEIGHTS
+from actordbg.records.run_files import MET_WEIGHTS
 from actordbg.steps import run_step
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
