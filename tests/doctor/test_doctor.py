@@ -122,8 +122,9 @@ FINDINGS = cases_of("doctor")
 
 @pytest.mark.parametrize("case", FINDINGS)
 def test_what_is_found(here: Here, case: str):
-    (what,), told = FINDINGS[case]
-    prepare(here, what)
+    changes, told = FINDINGS[case]
+    for change in changes:
+        prepare(here, change)
     checks = here.checks()
     for line in told:
         name, status, words = re.fullmatch(r"(.*) (ok|warn|bad): ?(.*)", line).groups()
