@@ -44,7 +44,7 @@ def step_of(name: str) -> int:
 
 
 class TrainEngine(OnceEngine):
-    """Runs micro-batches through a `TrainingSession`. `actordbg.replay.worker.Engine` documents each method."""
+    """Runs micro-batches through a `TrainingSession`. `actordbg.replay.actor_engine.ActorEngine` documents each method."""
 
     depth = 3
     tainted = False

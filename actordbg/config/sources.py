@@ -119,8 +119,7 @@ def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
     layers = [given, from_environment(), _from_file(settings)]
     backend, _ = next((layer["backend"] for layer in layers if "backend" in layer), ("", ""))
     if backend == "fsdp2" and fsdp_is_off():
-        alone = {"backend": "plain", "nproc": 1, "tp": 1, "ring": 1}
-        layers.insert(0, {name: (value, FSDP_OFF * (name == "backend")) for name, value in alone.items()})
+        layers.insert(0, {"backend": ("plain", FSDP_OFF), "nproc": (1, ""), "tp": (1, ""), "ring": (1, "")})
     for layer in layers:
         for name, (value, source) in beneath(values, layer).items():
             values[name] = value
@@ -218,7 +217,8 @@ def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
     lines = []
     for name, table in tables.items():
-        lines += ["", f"[{name}]"] * bool(table)
+        if table:
+            lines += ["", f"[{name}]"]
         lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
     return "\n".join(lines[1:]) + "\n"
 

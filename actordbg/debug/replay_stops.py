@@ -230,10 +230,22 @@ class ReplayStops:
             self._tell("stop", place=place, missing=missing, **{name: value for name, value in where.items() if value})
 
         known, layers = self._names(names), (*self._layers, AFTER) if self._layers else ()
-        stop = Stop(self._folder, self._rank, self._ranks, self._leader, place, frame, known, opened, self._ended)
-        stop.banner, stop.layers, stop.attach_s, stop.debugpy = banner, layers, self._order.wait_s, self._order.debugpy
-        stop.gathers = self._session.gather if self._session is not None else None
-        return stop
+        return Stop(
+            self._folder,
+            self._rank,
+            self._ranks,
+            leader=self._leader,
+            place=place,
+            frame=frame,
+            names=known,
+            opened=opened,
+            ended=self._ended,
+            attach_s=self._order.wait_s,
+            gathers=None if self._session is None else self._session.gather,
+            banner=banner,
+            layers=layers,
+            debugpy=self._order.debugpy,
+        )
 
     def _hold(self, stop: Stop) -> None:
         alone = len(self._ranks) == 1

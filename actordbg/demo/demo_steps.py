@@ -78,7 +78,8 @@ class Demo:
         self._actordbg("report")
         self._unpatch(actor, before)
         self._heading("7/7", "check: do the recorded calls run, and are the numbers right?")
-        self._actordbg("check", "--where", QUERY, "--model", "training/model", "--diverse", "4")
+        checked = ("--where", QUERY, "--model", "training/model", "--diverse", "4")
+        self._actordbg("check", *checked)
         self.tell(f"\nDone in {self._elapsed()}.")
 
     def _train(self) -> None:
@@ -106,7 +107,8 @@ class Demo:
     def _follow(self, progress: TrainingProgress) -> None:
         stepped = progress.phase == "step"
         if not stepped or not self._dumping or progress.step % self.program.every == 0:
-            self.tell(f"  [{self._elapsed()}] {f'step {progress.step}  ' * stepped}{progress.text}")
+            step = f"step {progress.step}  " if stepped else ""
+            self.tell(f"  [{self._elapsed()}] {step}{progress.text}")
         if stepped and not self._dumping:
             self._dumping = True
             self._actordbg("dump", "enable", "--calls", "forward,loss")

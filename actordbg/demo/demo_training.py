@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import actordbg
-from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.actor.models import build_tiny
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
-from actordbg.base.processes import end_session, session_members
+from actordbg.base.processes import end_session
 from actordbg.formats.store_files import open_regular
 from actordbg.trainers.trainer import TRAINER, Program
 
@@ -107,13 +107,7 @@ class TrainingJob:
 
     def stop(self, grace: float = 5.0) -> None:
         """End every process of the training's session (SIGKILL after `grace` seconds) and remove its temporary files."""
-        session = self.process.pid
-        if self.process.poll() is None:
-            self.process.terminate()
-        deadline = time.monotonic() + grace
-        while session_members(session) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        end_session(session, grace_s=0)
+        end_session(self.process.pid, grace)
         self.process.wait()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
@@ -201,7 +195,7 @@ def build_assets(directory: Path, rows: int) -> tuple[Path, Path]:
     """Write tokenizer, model and data under `directory`; the same arguments give the same files. Return model and data."""
     model, data = directory / "model", directory / "tasks.jsonl"
     _build_tokenizer(model)
-    build_tiny(model, TinyShape(vocab_size=_VOCAB), {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2})
+    build_tiny(model, vocab_size=_VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     data.write_text("".join(json.dumps({"prompt": task, "answer": answer}) + "\n" for task, answer in tasks(rows)))
     return model, data
 

@@ -23,10 +23,9 @@ from actordbg.judge.comparison_document import conclusion, excluded
 from actordbg.judge.dump_figures import scaled_gradients
 from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens
-from actordbg.laws.rules import ISOLATION
 from actordbg.locate.rules import OPERATION
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
-from actordbg.records.finding import BROKEN, KEPT, Finding
+from actordbg.records.finding import BROKEN, ISOLATION, KEPT, Finding
 from actordbg.records.replay_record import WITHIN_ROUNDING, answers_of
 from actordbg.store.layout import Store
 

@@ -22,11 +22,10 @@ from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, n
 from actordbg.judge.agreement import ranks_in_words
 from actordbg.judge.replay_findings import found_in
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.laws.rules import ISOLATION
 from actordbg.locate.rules import EAGER, KERNEL
 from actordbg.locate.verdict import unlocated
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
-from actordbg.records.finding import RAISED, Finding
+from actordbg.records.finding import ISOLATION, RAISED, Finding
 
 if TYPE_CHECKING:
     from actordbg.catalog.lab_columns import ComparisonRun, ReplayRow

@@ -2,7 +2,7 @@
 
 A law needs no truth and no tolerance: it compares an Actor with itself, on the same input, in equal shapes. So it detects in bf16
 what it detects in fp32. An exact law compares bit for bit with a rerun of the same input. The others compare with the measured
-effect of rounding on this input (`actordbg.laws.changes`).
+effect of rounding on this input (`actordbg.actor.changes`).
 
 * `state` (exact, independence of calls). Changed: the call before, which had other tokens. Kept: every log-prob and entropy.
   Finds a cache or a state that is not reset. If it is broken, laws that compare two calls are not checked.

@@ -17,14 +17,13 @@ written a moment earlier still counts.
 from __future__ import annotations
 
 import copy
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
-from actordbg.base.processes import TERMINATED, describe_status, start_ticks
+from actordbg.base.processes import TERMINATED, describe_status
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import atomic_write
 from actordbg.records.journal import Event
@@ -49,7 +48,7 @@ from actordbg.replay.worker_logs import (
     LAUNCHER_LOG,
     before_stacks,
     last_words,
-    reported_by_launcher,
+    status_by_launcher,
     was_told_to_end,
 )
 
@@ -65,22 +64,21 @@ def as_error(broken: Event, log: str) -> ActordbgError:
 
 LOG_BEFORE_STACKS = 1500
 """Characters of the worker's log that the result of a hung input keeps, besides the stacks."""
-START_TIMEOUT_S = 1800.0
-"""Longest time to build the actor, and for anything else outside of an input."""
 
 
 @dataclass
 class Replay:
     """The state that a replay's groups share and report to; `Supervisor` implements the callbacks.
 
-    warm: groups with a loaded Actor, used instead of `launcher`; the workers return there when they are done. stops: breakpoints.
-    dealer: hands inputs to the groups portion by portion; None: each group has its own. losses: the count of lost groups, which
-    several replays may share; None: each group counts its own fruitless attempts.
+    start_timeout_s: longest time to build the actor, and for anything else outside of an input. warm: groups with a loaded Actor,
+    used instead of `launcher`; the workers return there when they are done. stops: breakpoints. losses: the count of lost groups,
+    which several replays may share; None: each group counts its own fruitless attempts. dealer: hands inputs to the groups
+    portion by portion; None: each group has its own.
     """
 
     folder: Path
     spec: ReplaySpec
-    start_timeout_s: float = START_TIMEOUT_S
+    start_timeout_s: float = 1800.0
     launcher: Launcher = launch_group
     warm: WarmGroups | None = None
     stops: StopOrder = field(default_factory=StopOrder)
@@ -139,7 +137,7 @@ class GroupRun:
             self.pending = replay.dealer.deal()
         self.attempt += 1
         self._pending_before, self._leaving_since = len(self.pending), 0.0
-        self._views = [RankView.begin(self.folder, rank) for rank in self.group.ranks]
+        self._views = [RankView.begin(self.folder, rank) for rank in self.group]
         replay.on_attempt(self.group, self.attempt, self._reason)
         self._work = self._write_work()
         self._launcher_log = self.folder / LAUNCHER_LOG
@@ -157,15 +155,21 @@ class GroupRun:
             return False
 
     def _write_work(self) -> Path:
-        config, ranks, replay = self.spec.config, list(self.group.ranks), self.replay
-        lanes = sorted({rank // config.lane_width for rank in ranks})
+        config, replay = self.spec.config, self.replay
+        lanes = sorted({rank // config.lane_width for rank in self.group})
         if replay.dealer is None:
             slots = slots_for(config, lanes, self.pending, len(self.spec.inputs))
         else:
             slots = dealt_slots(self.pending, len(lanes))
-        me, stay = (os.getpid(), start_ticks(os.getpid())), replay.warm is not None
-        order = WorkOrder(self.attempt, ranks, [list(slot) for slot in slots], me, config.lane_width, stay, replay.stops)
-        path = self.folder / f"work-{ranks[0]}-{self.attempt}.json"
+        order = WorkOrder(
+            self.attempt,
+            list(self.group),
+            [list(slot) for slot in slots],
+            width=config.lane_width,
+            stay=replay.warm is not None,
+            stops=replay.stops,
+        )
+        path = self.folder / f"work-{self.group.start}-{self.attempt}.json"
         atomic_write(path, order.to_json().encode())
         return path
 
@@ -177,7 +181,7 @@ class GroupRun:
         assert launched is not None
         self._read_journals()
         self._look(launched)
-        views, together = self._views, self.group.collective and any(view.collective for view in self._views)
+        views, together = self._views, len(self.group) > 1 and any(view.collective for view in self._views)
         broken = next((view.broken for view in views if view.broken), None)
         restarting = next((view for view in views if view.restart), None)
         if broken:
@@ -219,7 +223,7 @@ class GroupRun:
 
     def _read_journals(self) -> None:
         # in a group that records no results, each rank runs alone, and another lone rank records that input
-        only_follows = all(rank % self.spec.config.lane_width for rank in self.group.ranks)
+        only_follows = all(rank % self.spec.config.lane_width for rank in self.group)
         for view in self._views:
             for event in view.poll(self.attempt):
                 kind, follows = event["event"], event["event"] == "filled" and event.get("follows")
@@ -281,7 +285,7 @@ class GroupRun:
     def _how_it_ended(self, view: RankView) -> str:
         if view.why or view.wait_status is not None:
             return view.why or describe_status(view.wait_status)
-        return reported_by_launcher(self._launcher_log)
+        return describe_status(status_by_launcher(self._launcher_log))
 
     def _judge_loss(self, loss: Loss) -> None:
         """Handle a group that is gone with its node: unfinished inputs run again, here or elsewhere."""
@@ -361,4 +365,4 @@ class GroupRun:
         return self.start(reason)
 
     def _last_words(self) -> str:
-        return last_words(self._launcher_log, self.folder, self.group.ranks)
+        return last_words(self._launcher_log, self.folder, self.group)

@@ -18,10 +18,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actordbg.base.units import plural
+from actordbg.base.units import plural, some
 from actordbg.records.replay_record import FAILED, PASSED
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from actordbg.store.payload import Dump
 
 NON_FINITE = "non-finite-output"
-_WEIGHTS = 3
-"""Most weights to name."""
 T = TypeVar("T")
 
 
@@ -84,8 +81,8 @@ def nonfinite_weights(model: Any) -> str:
     """Name the first parameters with values that are not finite, of this rank; "" if there is none."""
     shards = {name: getattr(each, "to_local", lambda each=each: each)().detach() for name, each in model.named_parameters()}
     counts = {name: int((~shard.isfinite()).sum()) for name, shard in shards.items()}
-    named = [f"the weight {name} has {plural(count, 'value')}" for name, count in counts.items() if count]
-    return f"; {', '.join(named[:_WEIGHTS])}{' and others have some' * (len(named) > _WEIGHTS)} not finite" if named else ""
+    named = [f"the weight {name} has {plural(count, 'value')} not finite" for name, count in counts.items() if count]
+    return f"; {some(named)}" if named else ""
 
 
 LOG_PROBS, ENTROPY, GENERATORS = "log-probs", "entropies", "generators"
@@ -94,27 +91,23 @@ LOG_PROBS, ENTROPY, GENERATORS = "log-probs", "entropies", "generators"
 _OTHER_MODEL = "the embedded tiny model is not the run's: name that with --model"
 
 
-@dataclass(frozen=True)
-class Checked:
-    """`fields` of the ResultRecord; `not_compared`: for LOG_PROBS, ENTROPY or GENERATORS, why it was not compared."""
+def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Compare the results that `dump` recorded with `outcome`. `own_model`: the loaded model may be the run's.
 
-    fields: dict[str, Any] = field(default_factory=dict)
-    not_compared: dict[str, str] = field(default_factory=dict)
-
-
-def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> Checked:
-    """Compare the results that `dump` recorded with `outcome`. `own_model`: the loaded model may be the run's."""
-    checked = Checked()
+    Returns fields of the ResultRecord, and for LOG_PROBS, ENTROPY or GENERATORS, why it was not compared.
+    """
+    fields: dict[str, Any] = {}
+    not_compared: dict[str, str] = {}
 
     def take(what: str, prefix: str, values: Tensor | None, golden: Tensor) -> None:
         if not own_model:
-            checked.not_compared[what] = _OTHER_MODEL
+            not_compared[what] = _OTHER_MODEL
         elif values is None:
-            checked.not_compared[what] = f"the replayed call returned no {what}"
+            not_compared[what] = f"the replayed call returned no {what}"
         elif golden.shape != values.shape:
-            checked.not_compared[what] = f"the run's are {list(golden.shape)}, the replay's {list(values.shape)}"
+            not_compared[what] = f"the run's are {list(golden.shape)}, the replay's {list(values.shape)}"
         else:
-            checked.fields.update(_differences(values, golden, outcome.mask, prefix))
+            fields.update(_differences(values, golden, outcome.mask, prefix))
 
     log_probs, entropy, randomness = log_probs_of(dump.outputs), dump.outputs.get("entropy"), outcome.randomness
     if log_probs is not None:
@@ -122,10 +115,10 @@ def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> C
     if entropy is not None:
         take(ENTROPY, "golden_entropy", outcome.entropy, of_the_masked(entropy, outcome.mask, dump.record.seq_len))
     if randomness is not None and (reason := randomness.why if own_model else _OTHER_MODEL):
-        checked.not_compared[GENERATORS] = reason
+        not_compared[GENERATORS] = reason
     elif randomness is not None:
-        checked.fields["rng_match"] = randomness.match
-    return checked
+        fields["rng_match"] = randomness.match
+    return fields, not_compared
 
 
 def log_probs_of(outputs: Mapping[str, T]) -> T | None:

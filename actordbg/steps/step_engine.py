@@ -33,7 +33,7 @@ MODULE = "actordbg.steps.step_engine"
 
 
 class StepEngine(OnceEngine):
-    """Runs the micro-batches of one side. `actordbg.replay.worker.Engine` documents each method."""
+    """Runs the micro-batches of one side. `actordbg.replay.actor_engine.ActorEngine` documents each method."""
 
     depth = 4
     tainted = False

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import torch
 
-from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.actor.models import build_tiny
 
 WHAT_FITS = Path(__file__).parents[2] / "examples" / "what_fits.py"
 LENGTHS, SHORT = (512, 1024, 2048, 4096, 8192), (64, 128, 256, 512, 1024)
-LARGE = TinyShape(vocab_size=32_000, hidden=1024, layers=8, heads=8, kv_heads=8, intermediate=2816)
+LARGE = {
+    "vocab_size": 32_000, "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "head_dim": 128, "intermediate_size": 2816,
+}  # fmt: skip
 """170 million weights, heads of 128 elements: a step of some tens of milliseconds on a large GPU."""
 
 
@@ -37,7 +40,7 @@ def measured(store: Path, lengths: tuple[int, ...], into: Path, large: bool) -> 
     """Replay one input of each length; keep the report's rows, and print what they say of longer ones."""
     for number, length in enumerate(lengths):
         cli(store, "dump", "create", "--batch-size", "1", "--seq-len", str(length), "--vocab-size", "4000", "--seed", str(number))
-    model = str(build_tiny(store / "cache" / "large", LARGE)) if large else "tiny"
+    model = str(build_tiny(store / "cache" / "large", **LARGE)) if large else "tiny"
     cli(store, "replay", "--all", "--quiet", "--backward", "--attn", "sdpa", "--model", model)
     cli(store, "report", "last", "--quiet", "-o", str(into))
     for words in (("--budget", "80e9"), ("--time",)):

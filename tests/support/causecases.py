@@ -23,9 +23,11 @@ from replaycases import publish
 from actordbg.actor.session import open_actor
 from actordbg.causes.fit import FitResult, fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
+from actordbg.causes.in_worker import CausesInWorker
 from actordbg.config.replay_config import WIDER, ReplayConfig
 from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX
 from actordbg.formats.nested_values import CONTEXT
+from actordbg.replay.instruments import Examined
 from actordbg.store.layout import Store
 from actordbg.store.payload import encode, load
 
@@ -63,7 +65,8 @@ class Bench:
         self.opened = contextlib.ExitStack()
         self.session = self.open(attn="sdpa")
         self.wide = self.open(through=None, truth=WIDER[self.dtype], causes="all")
-        self.truth = self.run(self.wide)
+        self.examiner = CausesInWorker(self.wide, together=False)
+        self.truth = self.examined()
         self.own = self.wide.resolved["causes"]
         self.healthy = [self.values(self.ran(through=None, truth=self.dtype)), self.values(self.run(self.session))]
         self.weights: dict[str, Arrays] = {}
@@ -74,6 +77,13 @@ class Bench:
 
     def run(self, session: Any) -> list[Any]:
         return [session.run(dump, backward=False, keep=True) for dump in self.dumps]
+
+    def examined(self) -> list[Any]:
+        """The truth's outcomes, with its log-probs under the causes that its configuration asks for."""
+        outcomes = self.run(self.wide)
+        for dump, outcome in zip(self.dumps, outcomes, strict=True):
+            self.examiner.examine(Examined(dump, outcome, backward=False, tell=lambda step: None, asked=True))
+        return outcomes
 
     def ran(self, plant: Callable[[Any], Any] | None = None, **settings: Any) -> list[Any]:
         """What a replay gives, in which something may be planted. With settings, it is another one."""
@@ -105,7 +115,7 @@ class Bench:
             if not near:
                 break
             self.wide.config = replace(self.wide.config, causes=near)
-            for known, ran in zip(causes, self.run(self.wide), strict=True):
+            for known, ran in zip(causes, self.examined(), strict=True):
                 known |= {name: each.double().numpy() for name, each in ran.tensors.items() if PREFIX in name}
         return fitted
 
