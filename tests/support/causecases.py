@@ -17,7 +17,8 @@ import torch
 from actorcases import main
 from amounts import first_or_all
 from lawcases import dump_of, model_of
-from locatecases import attribute, four_layers, rounded
+from locatecases import attribute, four_layers
+from planted_table import rounded
 from replaycases import publish
 
 from actordbg.actor.session import open_actor

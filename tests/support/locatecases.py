@@ -22,7 +22,7 @@ import torch
 from actorcases import main
 from amounts import first_or_all
 from lawcases import FAMILIES, dump_of, model_of, positions_run_on
-from planted_table import gradient
+from planted_table import Plant, gradient, output, rounded, weights
 
 from actordbg.actor.models import once
 from actordbg.actor.session import open_actor
@@ -64,18 +64,9 @@ def local(session: Any, dump: Any, backward: bool = False, together: bool = Fals
     return verdict
 
 
-def times(name: str, factor: float) -> Callable[[Any], Any]:
+def times(name: str, factor: float) -> Plant:
     """A parameter times a factor."""
-
-    @contextlib.contextmanager
-    def plant(model: Any) -> Iterator[None]:
-        parameter = model.get_parameter(name)
-        kept = parameter.data
-        parameter.data = kept * factor
-        yield
-        parameter.data = kept
-
-    return plant
+    return weights(name, lambda values: values * factor)
 
 
 def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -86,25 +77,8 @@ def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Callable[
     return plant
 
 
-@contextlib.contextmanager
-def head_zeroed(model: Any) -> Iterator[None]:
-    weight = model.get_parameter("model.layers.2.self_attn.o_proj.weight")
-    kept = weight.data.clone()
-    weight.data[:, :8] = 0
-    yield
-    weight.data.copy_(kept)
-
-
-@contextlib.contextmanager
-def code_changed(model: Any) -> Iterator[None]:
-    """A norm's code multiplies by 1.01, which no parameter and no attribute shows."""
-    hook = model.model.layers[1].input_layernorm.register_forward_hook(lambda _module, _inputs, output: output * 1.01)
-    yield
-    hook.remove()
-
-
-def rounded(values: Any) -> Any:
-    return values.bfloat16().float()
+def head_zeroed(values: torch.Tensor) -> None:
+    values[:, :8] = 0
 
 
 def rows_see_each_other(_model: Any) -> Any:
@@ -119,11 +93,15 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "q_proj x1.01": (times("model.layers.0.self_attn.q_proj.weight", 1.01), "model.layers.0.self_attn.q_proj", "times"),
     "o_proj x1.005": (times(f"{L3}.self_attn.o_proj.weight", 1.005), f"{L3}.self_attn.o_proj", "times the checkpoint's"),
     "v_proj x1.005": (times(f"{L2}.self_attn.v_proj.weight", 1.005), f"{L2}.self_attn.v_proj", "times the checkpoint's"),
-    "head zeroed": (head_zeroed, f"{L2}.self_attn.o_proj", "is 0 in 256 of 1,024 elements"),
+    "head zeroed": (
+        weights(f"{L2}.self_attn.o_proj.weight", head_zeroed),
+        f"{L2}.self_attn.o_proj",
+        "is 0 in 256 of 1,024 elements",
+    ),
     "epsilon": (attribute(NORM, "variance_epsilon", lambda _: 1e-3), NORM, "variance_epsilon is 0.001; transformers'"),
     "scale x1.01": (attribute(SCALE, "scaling", lambda scale: scale * 1.01), f"the attention of {SCALE}", f"{SCALE}.scaling is"),
     "inv_freq": (attribute("model.rotary_emb", "inv_freq", rounded), "model.rotary_emb", "inv_freq was rounded to bf16"),
-    "code": (code_changed, f"{L1}.input_layernorm", ""),
+    "code": (output(f"{L1}.input_layernorm", lambda values: values * 1.01), f"{L1}.input_layernorm", ""),
     "rows": (rows_see_each_other, "the attention of model.layers.", ""),
 }
 """Each fault: how it is planted, the place with the largest excess, and a part of the difference in what the model is."""
@@ -186,13 +164,8 @@ def other_choice(forward: Any) -> Any:
     return route
 
 
-@contextlib.contextmanager
-def an_expert_scaled(model: Any) -> Iterator[None]:
-    weight = model.get_parameter(f"{EXPERTS}.down_proj")
-    kept = weight.data.clone()
-    weight.data[1] *= 1.01
-    yield
-    weight.data.copy_(kept)
+def an_expert_scaled(values: torch.Tensor) -> None:
+    values[1] *= 1.01
 
 
 def without_expert(grad: Any) -> Any:
@@ -205,7 +178,7 @@ SHARED_GATE = (
 """A linear layer of one output, called with the tokens of all rows in one dimension."""
 EXPERTS, ROUTER = "model.layers.1.mlp.experts", "model.layers.1.mlp.gate"
 ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
-    "an expert x1.01": (an_expert_scaled, f"{EXPERTS}.down_proj[1] is 1.0", "experts"),
+    "an expert x1.01": (weights(f"{EXPERTS}.down_proj", an_expert_scaled), f"{EXPERTS}.down_proj[1] is 1.0", "experts"),
     "an expert's gradient": (
         gradient(f"{EXPERTS}.down_proj", without_expert), f"no gradient reaches expert 1 of {EXPERTS}.down_proj", "experts",
     ),
