@@ -330,7 +330,9 @@ def train_verdict(record: TrainCheckRecord, requested: Judged) -> Verdict:
     next_command = f"actordbg train-check --resume {record.check_id}" if unfinished else ""
     if record.selection is not None and wrong:
         next_command = f"actordbg matrix --where {in_shell(record.selection)} --model {in_shell(model)}"
-    left.append("what all configurations share: the model, the baseline's forward and backward (`actordbg check`)")
+    left.append(
+        "whether the model is its checkpoint's, and what configurations share, as the baseline's forward (`actordbg check`)"
+    )
     found = [_finding(cell, verdict) for cell, verdict in requested if verdict in bad]
     return Verdict(word, _counted(record, requested), figures, left, next_command, model == TINY, found)
 
