@@ -64,9 +64,9 @@ def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = (),
     return [Heading("actordbg compare", 1), verdict, *details(record, limit, charts)]
 
 
-def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) -> list[Block]:
-    """Build what follows the verdict: the sides, the charts and the tables."""
-    shown, known = record.compared[: limit or None], excluded(record.excludes, record.a.dtype)
+def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = (), *, excludes: bool = True) -> list[Block]:
+    """Build what follows the verdict: the sides, the charts and the tables. excludes: say which faults would have been red."""
+    shown, known = record.compared[: limit or None], excluded(record.excludes, record.a.dtype) if excludes else ""
     return [
         Items(list(_facts(record))),
         *([Paragraph(known)] if known else []),
