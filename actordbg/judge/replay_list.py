@@ -63,7 +63,7 @@ def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:
     """Build the index of this user's replays. commands: show commands to copy, not ids."""
     replays, total = listed(catalog), len(query.list_replays(catalog))
     counts = ", ".join(f"{count} {word}" for word, count in Counter(replay["verdict"] for replay in replays).items())
-    command = f"actordbg report {replays[0]['replay_id']}" if replays else "actordbg replay --max-inputs 3"
+    command = f"actordbg report {replays[0]['replay_id']}" if replays else "actordbg status"
     others = f"{plural(total - len(replays), 'other')} (truths, variations, matrix cells, other users'):"
     others += " `actordbg replay ls --all`"
     rows = [
