@@ -53,7 +53,7 @@ def ls(
     Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"
 
     Args:
-        order: Sort order: newest (first), time (oldest first), length, or longest (first).
+        order: Sort order: newest (first), time (oldest first), length, longest (first), a column, or -COLUMN (largest first).
         limit: At most N rows; 0 for all (default: 50; with --json all).
     """
     from actordbg.catalog.query import count_dumps, each_dump, open_fresh, select_dumps
