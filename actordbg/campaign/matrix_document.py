@@ -306,11 +306,13 @@ def findings_of(cell: MatrixCell) -> Iterator[Finding]:
 def _next(record: MatrixRecord, bad: Sequence[MatrixCell], fastest: MatrixCell | None) -> str:
     """Return the command to run next: on the first bad cell, on the unfinished ones, or with the fastest right configuration."""
     if bad and bad[0].replay_id:
-        return f"actordbg {f'compare {bad[0].replay_id} truth' if bad[0].wrong else f'report {bad[0].replay_id}'}"
+        return f"actordbg {'explain' if bad[0].wrong else 'report'} {bad[0].replay_id}"
     if any(cell.open or record.waits(cell) for cell in record.cells):
         return f"actordbg matrix --resume {record.matrix_id}"
     if fastest is None:
         return ""
+    if str(fastest.config.get("model", TINY)) == TINY:
+        return "actordbg check --model YOUR_MODEL"
     return f"actordbg replay --all {' '.join(map(in_shell, repeat_options(complete(fastest.config))))}"
 
 

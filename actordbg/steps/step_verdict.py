@@ -295,9 +295,8 @@ def verdict_of(figures: StepFigures) -> Verdict:
     step, replayed, reference = figures.step, figures.replayed, figures.reference
     title = f"step {step.number} of run {step.run}"
     if failed := replayed.failed or reference.failed:
-        following = (
-            f"actordbg step --run {step.run} --step {step.number} --model {in_shell(figures.config.model)} --backend plain"
-        )
+        model, plain = in_shell(figures.config.model), figures.config.backend == "plain"
+        following = "" if plain else f"actordbg step --run {step.run} --step {step.number} --model {model} --backend plain"
         return Verdict(FAILED, f"{title} did not run: {failed}", next=following)
     left = [step.missing] if step.missing else []
     if other := why_no_norm(figures):
