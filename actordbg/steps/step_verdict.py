@@ -71,11 +71,9 @@ def normalization(step: RecordedStep) -> Iterator[Finding]:
     """Yield the faults of what the losses are divided by. Needs no model."""
     terms, dp_size = "tokens" if step.by_token else "rows", step.fact("dp_size")
     if not step.missing and dp_size is not None and dp_size != step.ranks:
-        words = (
-            f"dp_size is {dp_size}, and {plural(step.ranks, 'rank')} {'shares' if step.ranks == 1 else 'share'} the step: every"
-        )
-        words += f" loss is {number(dp_size / step.ranks)} times what it should be"
-        yield broken("dp_size", words)
+        shared = "1 rank shares" if step.ranks == 1 else f"{step.ranks:,} ranks share"
+        factor = number(dp_size / step.ranks)
+        yield broken("dp_size", f"dp_size is {dp_size}, and {shared} the step: every loss is {factor} times what it should be")
     ours, engine = step.fact("accumulation"), step.fact("engine_accumulation")
     if ours and engine and ours != engine and not step.fact("dynamic_batch"):
         words = f"DeepSpeed accumulates {plural(engine, 'micro-batch')}, and the trainer normalizes over {ours}:"
@@ -300,8 +298,11 @@ def verdict_of(figures: StepFigures) -> Verdict:
         return Verdict(FAILED, f"{title} did not run: {failed}", next=following)
     left = [step.missing] if step.missing else []
     if other := why_no_norm(figures):
-        entropy = "the entropy term that backward gets, and " * bool(step.fact("entropy_coef"))
-        terms = "what backward gets beside the loss, and " if step.fact("aux_loss_coef") else entropy
+        terms = ""
+        if step.fact("aux_loss_coef"):
+            terms = "what backward gets beside the loss, and "
+        elif step.fact("entropy_coef"):
+            terms = "the entropy term that backward gets, and "
         left.append(f"{terms}the gradient's norm, since {other}")
     elif figures.weights.same is None:
         left.append(figures.weights.words)
