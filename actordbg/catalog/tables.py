@@ -23,7 +23,7 @@ from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any
 
-from actordbg.base.errors import ActordbgError, CatalogProblem, StoreProblem, WhereError
+from actordbg.base.errors import ActordbgError, CatalogProblem, StoreProblem, Unreadable, WhereError
 from actordbg.catalog.columns import JUDGED, CallerColumns, DumpColumns, Row
 from actordbg.catalog.lab_columns import Comparison, Replay, Result
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG
@@ -41,11 +41,12 @@ OF_A_RANK = "caller IN (SELECT id FROM caller WHERE run = ? AND rank = ?)"
 
 @dataclass(frozen=True)
 class Damaged:
-    """An unusable dump, pack or replay, as every command names it. path: below the store."""
+    """An unusable dump, pack or replay, as every command names it. path: below the store. unreadable: nothing of it was read."""
 
     path: str
     code: str
     reason: str
+    unreadable: bool = False
 
     @staticmethod
     def by(path: str, error: ActordbgError | OSError, full: str = "") -> Damaged:
@@ -53,8 +54,8 @@ class Damaged:
         if isinstance(error, OddFile):
             return Damaged(path, ODD_FILE, str(error.strerror))
         if isinstance(error, OSError):
-            return Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}")
-        return Damaged(path, error.code, error.message.removeprefix(f"{full}: "))
+            return Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}", unreadable=True)
+        return Damaged(path, error.code, error.message.removeprefix(f"{full}: "), isinstance(error, Unreadable))
 
 
 def odd_files(rejected: Mapping[str, str]) -> list[Damaged]:

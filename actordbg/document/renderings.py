@@ -40,7 +40,8 @@ def as_text(blocks: Sequence[Block]) -> str:
             *(wrap(line, "  ", "    ") for line in [*verdict.details, verdict.left] if line),
             *(f"  {_running(name):<{width}}  {_running(value)}" for name, value in verdict.figures),
         ]
-        texts = ["\n".join(lines) + "\n", *texts, f"next: {in_line(verdict.next)}" * bool(verdict.next)]
+        texts = ["\n".join(lines) + "\n", *texts]
+        texts += [f"next: {in_line(verdict.next)}"] if verdict.next else []
     return _COMMAND.sub(r"\1\\\2", "\n".join(texts).strip("\n") + "\n")
 
 
@@ -48,8 +49,10 @@ def _text_block(block: Block) -> str:
     match block:
         case Heading(title, level):
             text = wrap(_running(title))
-            rule = f"{('=' if level == 1 else '-') * min(len(text), WIDTH)}\n" if level < 3 else ""
-            return f"{text}\n{rule}"
+            if level >= 3:
+                return f"{text}\n"
+            line = "=" if level == 1 else "-"
+            return f"{text}\n{line * min(len(text), WIDTH)}\n"
         case Paragraph(text):
             return wrap(text) + "\n"
         case Code(text):

@@ -78,7 +78,7 @@ def loose_dumps(store: Store, deep: bool) -> Iterator[StoreFault]:
     paths = [store.relative(path) for path in loose_files(store)]
     for path, _, wrong in verify_files(store, paths, deep=deep):
         if wrong is not None:
-            kind = "unreadable" if wrong.reason.startswith("cannot") else _KINDS.get(wrong.code, "damaged-dump")
+            kind = "unreadable" if wrong.unreadable else _KINDS.get(wrong.code, "damaged-dump")
             yield StoreFault(store.root / path, kind, wrong.reason)
 
 

@@ -113,7 +113,15 @@ def summary_of(data: ReplayData, name: str = "A") -> ReplaySummary:
         resolved=dict(data.resolved),
         versions=dict(spec.versions),
         inputs=Inputs(min(lengths, default=None), median(lengths), max(lengths, default=None), _total(spec.inputs, "tokens")),
-        counts=Counts(not_run + len(results), of[PASSED], of[FAILED], of[CRASHED], of[HUNG], not_run, of[STOPPED]),
+        counts=Counts(
+            inputs=not_run + len(results),
+            passed=of[PASSED],
+            failed=of[FAILED],
+            crashed=of[CRASHED],
+            hung=of[HUNG],
+            not_run=not_run,
+            stopped=of[STOPPED],
+        ),
         worker_starts=len({(result.worker, result.attempt) for result in results}),
         failures=_failures(results),
         **_timed(results, steady, by_id),
@@ -177,7 +185,13 @@ def _slowest(results: Results, by_id: ById) -> tuple[SlowInput, ...]:
     pairs = ((by_id[result.dump_id], result) for result in ordered if result.dump_id in by_id)
     return tuple(
         SlowInput(
-            given.dump_id, given.rank, given.batch_size, given.seq_len, given.tokens, took.forward_s or 0.0, took.backward_s
+            given.dump_id,
+            given.rank,
+            given.batch_size,
+            given.seq_len,
+            given.tokens,
+            forward_s=took.forward_s or 0.0,
+            backward_s=took.backward_s,
         )
         for given, took in pairs
     )
