@@ -271,16 +271,16 @@ class VerdictData(SentenceData, total=False):
 def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
     """Return the parts of a document that are added to its JSON (`VerdictData`)."""
     verdict = verdict_in(blocks) or Verdict("", next((block.text for block in blocks if isinstance(block, Paragraph)), ""))
-    own = {name: getattr(verdict, name) for name in ("headline", "figures", "next", "wrong", "right", "whose")}
-    data = own | {"verdict": verdict.word, "sentence": verdict.sentence, "not_checked": unchecked_in_brief(verdict.not_checked)}
-    charts = [
-        {"title": block.title, "says": block.says, "specification": block.specification}
-        for block in blocks
-        if isinstance(block, Chart)
-    ]
-    told = {name: value for name, value in data.items() if value or name not in ("wrong", "right", "whose")}
-    found = {"findings": [finding.data for finding in verdict.findings]}
-    return told | found | {"unchecked": [each.data for each in verdict.not_checked], "charts": charts}
+    of_sides = {name: value for name in ("wrong", "right", "whose") if (value := getattr(verdict, name))}
+    charts = [block for block in blocks if isinstance(block, Chart)]
+    return of_sides | {
+        "verdict": verdict.word,
+        **{name: getattr(verdict, name) for name in ("sentence", "headline", "figures", "next")},
+        "findings": [finding.data for finding in verdict.findings],
+        "not_checked": unchecked_in_brief(verdict.not_checked),
+        "unchecked": [each.data for each in verdict.not_checked],
+        "charts": [{name: getattr(chart, name) for name in ("title", "says", "specification")} for chart in charts],
+    }
 
 
 def number(value: float | None, digits: int = 4) -> str:

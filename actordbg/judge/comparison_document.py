@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import plural, some
+from actordbg.base.units import grouped, plural, some
 from actordbg.config.as_ran import complete, difference
 from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.document.blocks import (
@@ -296,10 +296,11 @@ def _parameters(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dic
 
 def _not_compared(record: ComparisonRecord) -> list[Block]:
     """List the dumps that were not compared, by reason, with examples."""
-    by_reason: dict[str, list[str]] = {}
-    for dump in record.dumps:
-        for what, why in dump.not_compared.items():
-            by_reason.setdefault(why if what == "dump" else f"{what}: {why}", []).append(dump.dump_id)
+    by_reason = grouped(
+        (why if what == "dump" else f"{what}: {why}", dump.dump_id)
+        for dump in record.dumps
+        for what, why in dump.not_compared.items()
+    )
     lines = [f"{plural(len(ids), 'dump')}: {why}; {some(ids, _EXAMPLES)}" for why, ids in by_reason.items()]
     return section("Not compared", lines)
 

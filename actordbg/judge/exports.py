@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 from actordbg.base.foreign_text import in_line, in_lines
+from actordbg.base.units import grouped
 from actordbg.config.as_ran import as_ran, label
 from actordbg.config.replay_config import SETTINGS
 from actordbg.document.blocks import UNCHECKED, Verdict
@@ -29,6 +30,7 @@ from actordbg.replay.replay_data import ReplayData
 
 if TYPE_CHECKING:
     from actordbg.judge.check import CheckedReplay
+    from actordbg.locate.verdict import LocalVerdict
 
 _INPUT = ("rank", "batch_size", "seq_len")
 _CONFIGURATION = tuple(setting for setting in SETTINGS.values() if setting.numbers or setting.cost)
@@ -83,20 +85,12 @@ class JunitCase(NamedTuple):
 
 def cases(check: CheckedReplay, verdict: Verdict) -> Iterator[JunitCase]:
     """Yield every test case of a check, dump by dump, with what is wrong in each; then what is wrong beside them."""
-    local = check.local
-    passed = {result.dump_id for result in check.data.results if result.status == PASSED}
-    compared = [finding for record in filter(None, (check.comparison, check.own)) for finding in record.differing]
-    found = [finding for finding in compared if finding.place["dump"] in passed]
-    told = {finding.rule for finding in found}  # of each dump
-    runs = RUNS.holds  # which each result says itself
-    found += [finding for finding in verdict.findings if finding.rule not in told and finding.rule.holds != runs]
-    by_case: dict[tuple[str, str], list[Finding]] = {}
-    for finding in found:
-        of_model = local is not None and finding in local.found
-        dump_id = local.dump_id if local and of_model else str(finding.place.get("dump", ""))
-        name = "modules" if of_model else "laws" if finding.rule.name in RULES else _OF_COMPARISON.get(finding.rule)
-        by_case.setdefault((name or finding.rule.name, dump_id), []).append(finding)
     results = {result.dump_id: result for result in check.data.results}
+    compared = [finding for record in filter(None, (check.comparison, check.own)) for finding in record.differing]
+    told = {finding.rule for finding in compared}  # of each dump
+    found = [finding for finding in compared if results[finding.place["dump"]].status == PASSED]
+    found += [each for each in verdict.findings if each.rule not in told and each.rule.holds != RUNS.holds]
+    by_case = grouped((_case_of(check.local, finding), finding) for finding in found)
     for item in check.data.spec.inputs:
         for case in _judged(check, item.dump_id, results.get(item.dump_id)):
             yield case._replace(found=[*case.found, *by_case.pop((case.check, case.name), ())])
@@ -104,7 +98,12 @@ def cases(check: CheckedReplay, verdict: Verdict) -> Iterator[JunitCase]:
         yield JunitCase(name, dump_id or "check", rest)
 
 
-_OF_COMPARISON = {TRUTH: "truth", RECORDED: "golden"}
+def _case_of(local: LocalVerdict | None, finding: Finding) -> tuple[str, str]:
+    """Return the check and the dump in which a finding is shown."""
+    if local is not None and finding in local.found:
+        return "modules", local.dump_id
+    name = "laws" if finding.rule.name in RULES else {TRUTH: "truth", RECORDED: "golden"}.get(finding.rule, finding.rule.name)
+    return name, str(finding.place.get("dump", ""))
 
 
 def _judged(check: CheckedReplay, dump_id: str, result: ResultRecord | None) -> Iterator[JunitCase]:
@@ -131,27 +130,22 @@ def _judged(check: CheckedReplay, dump_id: str, result: ResultRecord | None) -> 
 
 def junit_xml(check: CheckedReplay, verdict: Verdict) -> bytes:
     """Render the check as JUnit XML. The first property is the verdict sentence."""
-    every = list(cases(check, verdict))
+    every, spec = list(cases(check, verdict)), check.data.spec
     root = ElementTree.Element("testsuites")
-    suite = ElementTree.SubElement(
-        root,
-        "testsuite",
-        name="actordbg check",
-        tests=str(len(every)),
-        failures=str(sum(bool(case.found) for case in every)),
-        errors="0",
-        skipped=str(sum(bool(case.skipped) for case in every)),
-        timestamp=check.data.spec.created_at[:19],
-        time=f"{sum(case.seconds for case in every):.3f}",
-    )
-    properties = ElementTree.SubElement(suite, "properties")
-    spec = check.data.spec
     about = {
-        "sentence": verdict.sentence,
-        "replay_id": spec.replay_id,
-        "configuration": label(as_ran(spec.config, check.data.resolved)),
+        "name": "actordbg check",
+        "tests": len(every),
+        "failures": sum(bool(case.found) for case in every),
+        "errors": 0,
+        "skipped": sum(bool(case.skipped) for case in every),
+        "timestamp": spec.created_at[:19],
+        "time": f"{sum(case.seconds for case in every):.3f}",
     }
-    for name, value in (about | {"next": verdict.next}).items():
+    suite = ElementTree.SubElement(root, "testsuite", {name: str(value) for name, value in about.items()})
+    properties = ElementTree.SubElement(suite, "properties")
+    configuration = label(as_ran(spec.config, check.data.resolved))
+    stated = {"sentence": verdict.sentence, "replay_id": spec.replay_id, "configuration": configuration, "next": verdict.next}
+    for name, value in stated.items():
         ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
     for case in every:
         what = {"classname": _xml(f"actordbg.{case.check}"), "name": _xml(case.name), "time": f"{case.seconds:.3f}"}

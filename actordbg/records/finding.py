@@ -9,7 +9,7 @@ their `key` is equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,24 +123,20 @@ class NotChecked:
         return {"rule": self.rule.name, "said": self.said, "by": self.by}
 
 
-def unchecked_in_brief(left: Iterable[NotChecked]) -> list[str]:
+def unchecked_in_brief(left: Sequence[NotChecked]) -> list[str]:
     """Return what was not checked, each once; rules of which nothing was judged are counted."""
-    each = list(left)
-    whole = [one for one in each if not one.said]
-    texts = dict.fromkeys(one.text for one in each if one.said)
-    return [*texts, *([f"{plural(len(whole), 'rule')}, for lack of recorded data (`actordbg lint` lists them)"] if whole else [])]
+    texts = list(dict.fromkeys(each.text for each in left if each.said))
+    if whole := sum(not each.said for each in left):
+        texts.append(f"{plural(whole, 'rule')}, for lack of recorded data (`actordbg lint` lists them)")
+    return texts
 
 
-def unchecked_by_rule(left: Iterable[NotChecked]) -> list[str]:
+def unchecked_by_rule(left: Sequence[NotChecked]) -> list[str]:
     """Return what was not checked, a line for each rule. Rules of which nothing was judged share one if they need the same."""
-    said, needs = [], []
-    for each in left:
-        if each.said:
-            said.append((each.rule.name, each.text))
-        else:
-            needs.append((each.by, each.rule.name))
-    lines = ["; ".join(dict.fromkeys(texts)) for texts in grouped(said).values()]
-    return lines + [f"{', '.join(rules)}: needs {by}" for by, rules in grouped(needs).items()]
+    said = grouped((each.rule, each.text) for each in left if each.said)
+    needs = grouped((each.by, each.rule.name) for each in left if not each.said)
+    lines = ["; ".join(dict.fromkeys(texts)) for texts in said.values()]
+    return lines + [f"{', '.join(rules)}: needs {by}" for by, rules in needs.items()]
 
 
 @dataclass
@@ -209,7 +205,5 @@ class Findings:
 
 def outcomes_of(rules: Sequence[Rule], found: Sequence[Finding], looked_at: int) -> list[RuleOutcome]:
     """Return the outcomes of rules that were all judged equally often."""
-    by_rule: dict[str, list[Finding]] = {rule.name: [] for rule in rules}
-    for finding in found:
-        by_rule[finding.rule.name].append(finding)
-    return [RuleOutcome(rule, looked_at, by_rule[rule.name]) for rule in rules]
+    by_rule = grouped((finding.rule.name, finding) for finding in found)
+    return [RuleOutcome(rule, looked_at, by_rule.get(rule.name, [])) for rule in rules]
