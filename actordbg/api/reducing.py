@@ -16,9 +16,10 @@ from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.bundle import pack_bundle, upload
+from actordbg.judge.lint import READ
 from actordbg.judge.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.records.comparison_record import GOOD, MISMATCH, ComparisonRecord
-from actordbg.records.finding import NotChecked, Rule
+from actordbg.records.finding import NotChecked
 from actordbg.reduce.case import CRASH, ERROR, HANG
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import RECORD, Reduction, folder_of_reduction, reduce_replay
@@ -138,9 +139,6 @@ def _repro_answer(record: Reduction, script: Script, out: Path, issue: Path | No
     return CommandResult(True, data, blocks)
 
 
-BUNDLED = Rule("bundled", "a bundle has every comparison of its replays")
-
-
 def bundled(
     store: Store, names: Sequence[str], where: str | None, out: Path, *, redact: bool = False, keep: Collection[int] = (),
     model: str = "", to: str | None = None, public: bool = False,
@@ -176,6 +174,6 @@ def bundled(
     permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
     private = permuted if redact else "with the real token ids"
     said = f"{address or out}: {summary.contents}, {human_bytes(summary.size)}, {private}"
-    left = [NotChecked(BUNDLED, message) for message in unread]
+    left = [NotChecked(READ, message) for message in unread]
     verdict = Verdict("", said, not_checked=left, next=f"actordbg dump import {in_shell(str(address or out))}")
     return CommandResult(True, {"good": True, **vars(summary), "uploaded": address}, [verdict])

@@ -21,7 +21,8 @@ from actordbg.base.owners import whose
 from actordbg.campaign.cells import unavailable
 from actordbg.campaign.matrix_document import MatrixContext
 from actordbg.judge.agreement import agreement_of, ranks_in_words
-from actordbg.judge.comparison_document import FLAT, flat_where_it_matters
+from actordbg.judge.comparison_document import flat_where_it_matters
+from actordbg.judge.replay_findings import FLAT
 from actordbg.judge.summary import summarise
 from actordbg.records.comparison_record import NOT_COMPARED
 from actordbg.records.journal import SPEC, SUPERVISOR, Event, rank_journal, rank_log, read_events, read_results

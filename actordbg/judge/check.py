@@ -94,9 +94,7 @@ class CheckedReplay:
 
     def verdict(self, *, of: int, **more: Any) -> Verdict:
         """Return the verdict. of: the number of dumps the sample was drawn from. more: options of `replay_verdict`."""
-        left = tuple(self._left())
-        sides = {"truth": self.comparison, "own": self.own}
-        verdict = replay_verdict(self.summary, of=of, **sides, left=left, no_truth=self.no_truth, **more)
+        verdict = replay_verdict(self.judged, of=of, **more)
         if verdict.word == RIGHT and self.weights is not None:
             unknown = self.weights.same is None
             said = verdict.said if unknown else f"{verdict.said}; {self.weights.words}"
@@ -106,7 +104,7 @@ class CheckedReplay:
     @property
     def judged(self) -> Judged:
         """Everything that judged the replay."""
-        return Judged(self.summary, self.comparison, self.own)
+        return Judged(self.summary, self.comparison, self.own, tuple(self._left()), self.no_truth)
 
     @cached_property
     def weights(self) -> WeightsMet | None:

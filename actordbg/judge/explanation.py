@@ -168,7 +168,7 @@ def _laws(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
 
 def _ranks(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
     ranks = check.summary.ranks
-    if ranks is not None and ranks.checked:
+    if ranks is not None and ranks.checked and not any(check.judged.ranks()):
         first, *each = ranks_in_words(ranks)
         yield WHERE if ranks.differ else RULED_OUT, "; ".join([first, *each[:2]])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from actordbg.actor.rules import LEAKED
@@ -43,12 +43,14 @@ FLAT = NotChecked(ROUNDING, "rounding on these inputs (fixed limits were used)")
 @dataclass(frozen=True)
 class Judged:
     """A replay with everything that judged it. truth, own: the comparisons with the truth and with what the run recorded, where
-    their records are there; without them the catalog's rows decide.
+    their records are there; without them the catalog's rows decide. left: what was not checked. no_truth: why there is no truth.
     """
 
     replay: ReplaySummary
     truth: ComparisonRecord | None = None
     own: ComparisonRecord | None = None
+    left: Sequence[NotChecked] = ()
+    no_truth: str = ""
 
     @property
     def dtype(self) -> str:

@@ -31,7 +31,6 @@ from actordbg.records.comparison_record import (
     RECORDED,
     TRUTH,
     WITHIN_NOISE,
-    ComparisonRecord,
 )
 from actordbg.records.finding import RAISED, Finding, NotChecked
 
@@ -55,37 +54,24 @@ def word_of_row(row: ReplayRow, truth: ComparisonRun | None, recorded: Compariso
 
 
 def replay_verdict(
-    replay: ReplaySummary,
-    *,
-    of: int | None = None,
-    truth: ComparisonRecord | None = None,
-    own: ComparisonRecord | None = None,
-    left: Sequence[NotChecked] = (),
-    no_truth: str = "",
-    recorded: str | None = None,
-    reported: bool = False,
-    explained: bool = False,
+    judged: Judged, *, of: int | None = None, recorded: str | None = None, reported: bool = False, explained: bool = False
 ) -> Verdict:
     """Return the verdict of a replay.
 
-    of: the number of dumps that its inputs were drawn from. truth, own: the comparisons with the truth and with the run's
-    recorded outputs, if their records are at hand. left: what else was not checked. no_truth: why there is no truth. recorded:
-    the model that the dumps name. reported: whether this is the replay's own report, so that the next command is another.
-    explained: whether this is its own explanation.
+    of: the number of dumps that its inputs were drawn from. recorded: the model that the dumps name. reported: whether this is
+    the replay's own report, so that the next command is another. explained: whether this is its own explanation.
     """
-    judged = Judged(replay, truth, own)
-    found = judged.found
+    replay, found = judged.replay, judged.found
     word = _word(judged, found)
-    said = _said(judged, word, of or replay.counts.inputs, left, no_truth)
     if word == WRONG and not explained:
         following = f"actordbg explain {replay.replay_id}"
     else:
-        following = _next(judged, word, found, recorded, reported=reported, tried=bool(no_truth) or replay.truth is not None)
+        following = _next(judged, word, found, recorded, reported=reported)
     toy = as_ran(replay.asked, replay.resolved)["model"] == TINY
-    not_checked = [*([NO_TOY] if toy else []), *left, *_left(replay, left)] if word in (RIGHT, WRONG) else []
+    not_checked = [*([NO_TOY] if toy else []), *judged.left, *_left(judged)] if word in (RIGHT, WRONG) else []
     return Verdict(
         word,
-        said,
+        _said(judged, word, of or replay.counts.inputs),
         [*_deciding(judged, word), *_figures(replay, f" ({TOY_MODEL})" if toy else "")],
         not_checked,
         next=following,
@@ -110,7 +96,7 @@ def _word(judged: Judged, found: Sequence[Finding]) -> str:
     return UNCHECKED if not judged.compared or last is None or last.verdict == NOT_COMPARED else RIGHT
 
 
-def _said(judged: Judged, word: str, of: int, left: Sequence[NotChecked], no_truth: str) -> str:
+def _said(judged: Judged, word: str, of: int) -> str:
     """Return the sentence behind the word: of what is wrong, the first finding of each kind."""
     replay, counts, truth = judged.replay, judged.replay.counts, judged.replay.truth
     every, dumps = plural(counts.inputs, "dump"), f"{counts.passed:,} of {plural(of, 'dump')}"
@@ -126,10 +112,10 @@ def _said(judged: Judged, word: str, of: int, left: Sequence[NotChecked], no_tru
         parts = [local.said] if local is not None and local.found else []
         return "; ".join(dict.fromkeys([*parts, *(finding.said for finding in (*violations, *compared))]))
     if not judged.compared:
-        if truth is None and not no_truth:
+        if truth is None and not judged.no_truth:
             unbroken = ", and every law checked holds" if laws is not None and laws.inputs else ""
             return f"{dumps} passed with finite numbers{unbroken}; correctness was not checked"
-        why = no_truth or ((truth.reasons or "") if truth else "").removeprefix("dump not compared: ")
+        why = judged.no_truth or ((truth.reasons or "") if truth else "").removeprefix("dump not compared: ")
         said = f"{dumps} ran; none could be compared with the truth"
         return f"{said}: {why}" if why else said
     assert truth is not None
@@ -137,7 +123,7 @@ def _said(judged: Judged, word: str, of: int, left: Sequence[NotChecked], no_tru
     near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {judged.dtype} rounding"
     said = f"{truth.compared:,} of {plural(of, 'dump')} {match} the truth {near}"
     if word == UNCHECKED:
-        unchecked = left[0].text if left else "the outputs of the run"
+        unchecked = judged.left[0].text if judged.left else "the outputs of the run"
         return f"{said}; not checked: {unchecked}"
     return f"{said}; {local.said}" if local is not None and local.word == RIGHT else said
 
@@ -166,9 +152,10 @@ def _deciding(judged: Judged, word: str) -> Iterator[tuple[str, str]]:
         yield "laws that fail" if laws.broken else "laws that could not be checked", names
 
 
-def _left(replay: ReplaySummary, known: Sequence[NotChecked]) -> Iterator[NotChecked]:
-    """Yield what was not checked beyond what is `known`."""
-    truth, laws, rules = replay.truth, replay.laws, {each.rule for each in known}
+def _left(judged: Judged) -> Iterator[NotChecked]:
+    """Yield what was not checked beside `left`."""
+    replay, rules = judged.replay, {each.rule for each in judged.left}
+    truth, laws = replay.truth, replay.laws
     if MODEL not in rules:
         yield from (NotChecked(MODEL, text) for text in unlocated(replay.local, replay.replay_id))
     for package, name in replay.resolved.get("foreign_code", {}).items():
@@ -176,7 +163,7 @@ def _left(replay: ReplaySummary, known: Sequence[NotChecked]) -> Iterator[NotChe
     if truth is not None:
         if truth.rounding_id is None:
             yield FLAT
-        if truth.compared < replay.counts.inputs and not known:
+        if truth.compared < replay.counts.inputs and not judged.left:
             missing = f"{replay.counts.inputs - truth.compared:,} of {plural(replay.counts.inputs, 'dump')}"
             yield NotChecked(TRUTH, f"{missing} against the truth")
         if truth.grad_norm_rel is None and GRADIENTS not in rules:
@@ -209,7 +196,7 @@ def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | N
     model = f"--model {in_shell(str(values['model']))}"
     if replay.status in OPEN:
         return f"actordbg replay --resume {replay.replay_id}"
-    if word == UNCHECKED and replay.counts.passed and not tried:
+    if word == UNCHECKED and replay.counts.passed and truth is None and not judged.no_truth:
         return f"actordbg compare {replay.replay_id} truth"
     if word in (FAILED, UNCHECKED):
         examples = [group.examples[0] for group in replay.failures if group.examples]
@@ -248,7 +235,7 @@ def selecting(dump_ids: Sequence[str]) -> str:
 
 def together(replays: Iterable[ReplaySummary]) -> Verdict:
     """Return the verdict of a report: that of its only replay, else the worst, with how many have which."""
-    each = [(replay, replay_verdict(replay, reported=True)) for replay in replays]
+    each = [(replay, replay_verdict(Judged(replay), reported=True)) for replay in replays]
     if not each:
         return Verdict(UNCHECKED, "nothing was replayed yet", next="actordbg replay --max-inputs 3")
     if len(each) == 1:

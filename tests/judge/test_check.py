@@ -26,6 +26,7 @@ from actordbg.judge.check import CheckedReplay, check_data, run_check
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.load_replays import load
+from actordbg.judge.replay_findings import Judged
 from actordbg.judge.verdicts import replay_verdict
 from actordbg.records.comparison_record import ComparisonRecord, ExplainedOutputs, NamedCause
 from actordbg.replay.replay_data import data_of
@@ -68,7 +69,7 @@ def test_a_comparison_with_the_truth_knows_what_the_model_is(store: Store) -> No
     assert unknown.good and "actordbg locate r-05" in unknown.unjudged[0].text
     save(store, wrong)
     (summary,) = load(store, ["r-04"]).summary().replays
-    assert replay_verdict(summary, reported=True).word == "WRONG", "the replay's own report says the same"
+    assert replay_verdict(Judged(summary), reported=True).word == "WRONG", "the replay's own report says the same"
 
 
 def test_the_sentence_names_the_code_that_the_truth_runs_too(store: Store) -> None:
