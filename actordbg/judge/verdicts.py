@@ -189,8 +189,8 @@ def _figures(replay: ReplaySummary, of_toy: str) -> Iterator[tuple[str, str]]:
         yield f"peak memory in one worker{of_toy}", human_bytes(replay.peak_memory_bytes)
 
 
-def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | None, *, reported: bool, tried: bool) -> str:
-    """Return the command to run next; "" if none helps. tried: whether the truth was to be compared."""
+def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | None, *, reported: bool) -> str:
+    """Return the command to run next; "" if none helps."""
     replay, truth = judged.replay, judged.replay.truth
     values = as_ran(replay.asked, replay.resolved)
     model = f"--model {in_shell(str(values['model']))}"
