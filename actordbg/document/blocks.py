@@ -150,15 +150,19 @@ class Verdict:
     @property
     def headline(self) -> str:
         """Return the first line: the word, what is wrong, and where, in a few words."""
-        word = f"{self.heading}: " if self.word else ""
+        return f"{self.heading}: {self.brief}" if self.word else self.brief
+
+    @property
+    def brief(self) -> str:
+        """Return what follows the word in the first line."""
         if self.word != WRONG or not self.findings:
-            return word + self.text
+            return self.text
         first = self.findings[0]
         modules = (str(each.place["module"]) for each in self.findings if "module" in each.place)
         module = next(modules, "")
         beside = f" ({module})" if module and module not in first.what else ""
         where = f", in {first.where}" if first.where else ""
-        return f"{word}{self.who}{first.what}{beside}{where}"
+        return f"{self.who}{first.what}{beside}{where}"
 
     @property
     def details(self) -> list[str]:

@@ -275,8 +275,7 @@ def _verdict(verdict: Verdict) -> str:
     figures = "".join(f"<div><dt>{_inline(name)}</dt><dd>{_inline(value)}</dd></div>" for name, value in verdict.figures)
     left = "".join(f"<li>{_inline(text)}</li>" for text in unchecked_by_rule(verdict.not_checked))
     word = f"<strong>{in_html(verdict.heading)}</strong> " if verdict.word else ""
-    first = verdict.headline.removeprefix(f"{verdict.heading}: ") if verdict.word else verdict.headline
-    parts = [f'<p class="verdict">{word}{_inline(first)}</p>', *(f"<p>{_inline(line)}</p>" for line in verdict.details)]
+    parts = [f'<p class="verdict">{word}{_inline(verdict.brief)}</p>', *(f"<p>{_inline(line)}</p>" for line in verdict.details)]
     if figures:
         parts.append(f"<dl>{figures}</dl>")
     if left:

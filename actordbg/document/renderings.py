@@ -158,13 +158,12 @@ def as_markdown(blocks: Sequence[Block]) -> str:
     verdict = verdict_in(blocks)
     texts = [_markdown_block(block) for block in blocks if not isinstance(block, Verdict | Picture)]
     if verdict is not None:
-        first, word = _flowing(verdict.headline), _flowing(verdict.heading)
-        first = f"**{word}:**{first.removeprefix(word + ':')}" if word else first
+        word = f"**{_flowing(verdict.heading)}:** " if verdict.word else ""
         lines = section(
             "",
             [line for line in [*verdict.details, verdict.left, *(f"{name}: {value}" for name, value in verdict.figures)] if line],
         )
-        texts = [first, *map(_markdown_block, lines), *texts]
+        texts = [word + _flowing(verdict.brief), *map(_markdown_block, lines), *texts]
         texts += [_flowing(f"next: {verdict.next}")] if verdict.next else []
     return "\n\n".join(texts) + "\n"
 

@@ -98,10 +98,7 @@ def explain(store: Store, check: CheckedReplay, verdict: Verdict) -> Explanation
 
 def _firsts(found: Iterable[Finding]) -> list[Finding]:
     """Return the first finding of each fault."""
-    first: dict[tuple[str, str, str], Finding] = {}
-    for finding in found:
-        first.setdefault(finding.key, finding)
-    return list(first.values())
+    return [each[0] for each in grouped((finding.key, finding) for finding in found).values()]
 
 
 def _causes_and_places(found: list[Finding]) -> tuple[list[Finding], list[Finding]]:

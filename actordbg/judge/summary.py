@@ -265,10 +265,7 @@ def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
     A fact that a replay does not report is not a difference: its workers did not start, or it is a truth, which has no Actor.
     """
     settings = [configuration(data) for data in replays]
-    reported: dict[str, list[Any]] = {}
-    for own in settings:
-        for name, value in own.items():
-            reported.setdefault(name, []).append(value)
+    reported = grouped((name, value) for own in settings for name, value in own.items())
     differing = [name for name, values in reported.items() if any(value != values[0] for value in values)]
     rows = [
         _against(replays[0], data, name, {key: own.get(key) for key in differing})
