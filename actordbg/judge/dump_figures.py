@@ -255,7 +255,7 @@ class _Notes:
             self.broken.append(f"{values.nonfinite} of {values.count} {what} are not finite on one side only")
 
     def lacking(self, name: str, what: str, a: object, b: object) -> None:
-        """Note a figure that one side lacks. What only B has was not left unchecked of A, and has a key of its own."""
+        """Note a figure that a side lacks. What only B has was not left unchecked of A, and has a key of its own."""
         if a is None:
             self.missing[f"B's {name}"] = f"only B has {what}"
         else:

@@ -67,8 +67,8 @@ WAYS = {
     "cached": ("behind a cached prefix: its prefix cache is stale", "its cache was not read for each input"),
     "reset": ("after a reset of the cache: its weights changed meanwhile", "the cache was not reset for each input"),
 }
-"""By a way of asking a server: when it is wrong if only that way is, and what is said where it was not asked so."""
-ENGINE_RULE = Rule("engine", "a server scores alike in whatever way it is asked")
+"""By a way of scoring: when a server is wrong if only that way is, and what is said where inputs were not scored so."""
+ENGINE_RULE = Rule("engine", "a server scores alike in every way of scoring")
 _FAR = 8.0
 """A token's log-prob moved if it differs by more than this, times the mean noise."""
 
@@ -97,7 +97,7 @@ class ExplainedSides:
 
     @property
     def beside(self) -> list[tuple[str, NamedCause]]:
-        """What is notable of each side beside its cause: a coarser dtype, an older policy."""
+        """Return what is notable of each side beside its cause: a coarser dtype, an older policy."""
         return [(name, cause) for name, side in self.sides.items() for cause in side.also]
 
     @property
@@ -210,7 +210,7 @@ class ExplainedEngine(ExplainedSides):
 
     @property
     def unchecked(self) -> list[NotChecked]:
-        """Return the ways in which it was not asked."""
+        """Return the ways in which it did not score."""
         return [NotChecked(ENGINE_RULE, lacks) for way, (_, lacks) in WAYS.items() if way not in self.ways]
 
     @property

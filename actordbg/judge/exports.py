@@ -79,7 +79,7 @@ class JunitCase(NamedTuple):
 
     @property
     def failure(self) -> str:
-        """What is wrong, in words."""
+        """Return what is wrong, in words."""
         return "; ".join(dict.fromkeys(finding.said for finding in self.found))
 
 
@@ -107,7 +107,7 @@ def _case_of(local: LocalVerdict | None, finding: Finding) -> tuple[str, str]:
 
 
 def _judged(check: CheckedReplay, dump_id: str, result: ResultRecord | None) -> Iterator[JunitCase]:
-    """Yield the test cases of a dump, with what it failed by itself."""
+    """Yield the test cases of a dump; that of its replay with its own failure."""
     if result is None:
         return (yield JunitCase("replay", dump_id, [Finding(RUNS, "not run")]))
     passed = result.status == PASSED

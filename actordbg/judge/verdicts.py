@@ -137,7 +137,7 @@ def _first_failure(replay: ReplaySummary) -> str:
 
 
 def _deciding(judged: Judged, word: str) -> Iterator[tuple[str, str]]:
-    """Yield the figures that decide, the one that fails first."""
+    """Yield the figures that decide, the failing figure first."""
     truth, laws, own = judged.replay.truth, judged.replay.laws, judged.own
     counts = judged.replay.counts
     if bad := counts.failed + counts.crashed + counts.hung:

@@ -376,7 +376,7 @@ class ComparisonRecord(StoredRecord):
 
     @property
     def differing(self) -> list[Finding]:
-        """What is wrong in each dump that differs, by the rule of side B."""
+        """Return what is wrong in each dump that differs, by the rule of side B."""
         rule, found = OF_B[self.b.kind], []
         for dump in self.mismatches:
             size = dump.log_probs.max_abs if dump.log_probs else None

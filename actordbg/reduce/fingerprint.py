@@ -93,7 +93,7 @@ def fingerprint_of(check: CheckedReplay) -> Fingerprint | None:
     if where is not None:
         return where
     if check.comparison is not None and check.comparison.verdict == MISMATCH:
-        wrong = check.comparison.mismatches
+        wrong = [dump for dump in check.comparison.dumps if dump.verdict == MISMATCH]
         parameter = next((dump.worst_parameter for dump in wrong if dump.worst_parameter), "")
         if parameter and not any(tokens_outside(dump, check.comparison.thresholds) for dump in wrong):
             return Fingerprint(GRADIENT, f"the gradient of {any_layer(parameter)} is not the truth's")
