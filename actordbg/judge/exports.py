@@ -151,8 +151,8 @@ def junit_xml(check: CheckedReplay, verdict: Verdict) -> bytes:
         what = {"classname": _xml(f"actordbg.{case.check}"), "name": _xml(case.name), "time": f"{case.seconds:.3f}"}
         element = ElementTree.SubElement(suite, "testcase", what)
         if case.found:
-            about = {"message": _xml(case.failure), "type": _xml(case.found[0].rule.name)}
-            ElementTree.SubElement(element, "failure", about).text = _xml(case.text, in_lines) or None
+            failure = {"message": _xml(case.failure), "type": _xml(case.found[0].rule.name)}
+            ElementTree.SubElement(element, "failure", failure).text = _xml(case.text, in_lines) or None
         elif case.skipped:
             ElementTree.SubElement(element, "skipped", message=_xml(case.skipped))
     ElementTree.indent(root)
