@@ -23,7 +23,8 @@ from actordbg.judge.load_replays import load
 from actordbg.judge.sides import GOLDEN, TRUTH
 from actordbg.judge.token_charts import heat_chart
 from actordbg.locate.verdict import lines_of, verdict_of
-from actordbg.records.comparison_record import ComparisonRecord
+from actordbg.records.comparison_record import MODEL, ComparisonRecord
+from actordbg.records.finding import NotChecked
 from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import WarmGroups
@@ -61,7 +62,8 @@ def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandR
     chart = heat_chart(local.located) if local and local.located else None
     about = {name: getattr(local, name) for name in ("looked_at", "unchecked", "differences")} | asdict(local) if local else {}
     found = local.found if local and word == WRONG else []
-    verdict = Verdict(word, said, not_checked=unchecked[:1], next=following, findings=found)
+    left = [NotChecked(MODEL, why) for why in unchecked[:1]]
+    verdict = Verdict(word, said, not_checked=left, next=following, findings=found)
     blocks = [*section("", lines_of(local) if local else ()), *([chart] if chart else [])]
     data = {"word": word, "good": verdict.good, "replay_id": spec.replay_id, **about}
     return CommandResult(verdict.good, data, [Heading(f"locate {spec.replay_id}", 1), verdict, *blocks])

@@ -38,7 +38,8 @@ from actordbg.document.command_result import CommandResult, in_python
 from actordbg.formats.encoding import pack
 from actordbg.judge.check import run_check
 from actordbg.locate.clean_models import flags_restored
-from actordbg.records.comparison_record import MISMATCH
+from actordbg.records.comparison_record import MISMATCH, MODEL
+from actordbg.records.finding import NotChecked
 from actordbg.store.layout import Store
 from actordbg.trainers.find_adapter import installed
 from actordbg.trainers.rows_actor import resolved_attention, resolved_dtype
@@ -115,7 +116,8 @@ def _together(answers: Mapping[str, CommandResult], other_kernel: str, unlike: S
     verdicts = {name: verdict for name, answer in answers.items() if (verdict := verdict_in(answer.blocks)) is not None}
     worst = min(verdicts, key=lambda name: WORST_FIRST.index(verdicts[name].word))
     others = "".join(f"; {name}: {verdict.word}" for name, verdict in verdicts.items() if name != worst)
-    left = [*unlike, *(in_python(why) for verdict in verdicts.values() for why in verdict.not_checked)]
+    left = [NotChecked(MODEL, what) for what in unlike]
+    left += [replace(each, by=in_python(f"({each.by})")[1:-1]) for verdict in verdicts.values() for each in verdict.not_checked]
     packs = worst == NAMES[True] and NAMES[False] in verdicts
     following = "" if verdicts[worst].good else _PADDED if packs else other_kernel
     whole = replace(

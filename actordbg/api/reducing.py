@@ -16,8 +16,10 @@ from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.bundle import pack_bundle, upload
+from actordbg.judge.lint import READ
 from actordbg.judge.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.records.comparison_record import GOOD, MISMATCH, ComparisonRecord
+from actordbg.records.finding import NotChecked
 from actordbg.reduce.case import CRASH, ERROR, HANG
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import RECORD, Reduction, folder_of_reduction, reduce_replay
@@ -85,8 +87,14 @@ def reduction_answer(record: Reduction) -> CommandResult:
     if record.confirmed:
         following = f"actordbg repro {record.reduction_id} -o repro.py"
     failed = record.fingerprint.kind in (ERROR, CRASH, HANG)
-    left = [] if record.finished else ["smaller cases: the budget is used up, and the same command continues"]
-    left += [f"the case as a replay: {record.unchecked}"] * (not record.checked)
+    fault = record.fingerprint.finding
+    left = (
+        []
+        if record.finished
+        else [NotChecked(fault.rule, "smaller cases: the budget is used up, and the same command continues")]
+    )
+    if not record.checked:
+        left.append(NotChecked(fault.rule, f"the case as a replay: {record.unchecked}"))
     said = f"{title_of(record)}; shown by {record.case.words} (before: {record.start})"
     if not record.confirmed:
         said = f"{title_of(record)}; no case is reported: the smallest did not show it again"
@@ -100,7 +108,7 @@ def reduction_answer(record: Reduction) -> CommandResult:
         ],
         not_checked=left,
         next=following,
-        findings=[record.fingerprint.finding],
+        findings=[fault],
     )
     blocks: list[Block] = [Heading(f"reduce {record.reduction_id}", 1), verdict]
     lines = [f"{words}: {result}" for words, result in (record.tried or {}).items()]
@@ -125,7 +133,8 @@ def _repro_answer(record: Reduction, script: Script, out: Path, issue: Path | No
     lines = len(script.text.splitlines())
     gone = "; exits with 0 in the fixed environment" if script.fixed == 0 else ""
     said = f"{out} shows it: exit code 1 in a fresh interpreter without actordbg{gone} ({plural(lines, 'line')})"
-    left = [] if script.fixed == 0 else ["that it exits with 0 once this is fixed (--fixed PYTHON)"]
+    fixed = NotChecked(record.fingerprint.finding.rule, "that it exits with 0 once this is fixed", "--fixed PYTHON")
+    left = [] if script.fixed == 0 else [fixed]
     verdict = Verdict("", said, not_checked=left, next=f"python -I {in_shell(str(out))}")
     data = {"good": True, "file": out, "issue": issue, "lines": lines, "title": title_of(record), "output": script.output}
     blocks: list[Block] = [Heading(title_of(record), 1), verdict, Code(script.output.strip())]
@@ -167,5 +176,6 @@ def bundled(
     permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
     private = permuted if redact else "with the real token ids"
     said = f"{address or out}: {summary.contents}, {human_bytes(summary.size)}, {private}"
-    verdict = Verdict("", said, not_checked=unread, next=f"actordbg dump import {in_shell(str(address or out))}")
+    left = [NotChecked(READ, message) for message in unread]
+    verdict = Verdict("", said, not_checked=left, next=f"actordbg dump import {in_shell(str(address or out))}")
     return CommandResult(True, {"good": True, **vars(summary), "uploaded": address}, [verdict])

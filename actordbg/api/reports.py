@@ -20,6 +20,7 @@ from actordbg.document.command_result import CommandResult
 from actordbg.judge.exports import render_csv
 from actordbg.judge.load_replays import ALL, load, report_blocks
 from actordbg.judge.replay_document import document, replay_numbers, replay_results
+from actordbg.judge.replay_findings import Judged
 from actordbg.judge.replay_list import index_document, listed
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.summary import summary_of
@@ -160,7 +161,7 @@ def _blocks(summary: ReplaySummary, answer: dict[str, Any]) -> Sequence[Block]:
     facts = Items([f"{name}: {text}" for name, text in beside.items() if text])
     return [
         Heading(f"replay {summary.replay_id}", 1),
-        replay_verdict(summary),
+        replay_verdict(Judged(summary)),
         *replay_results(summary),
         *replay_numbers(summary),
         facts,

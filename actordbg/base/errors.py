@@ -13,6 +13,7 @@
         ├── StoreProblem          store                 4   the store is missing, unreadable or of another format
         │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
         │   ├── NewerFormat       newer-format          4   written by a newer actordbg
+        │   ├── UnreadableFile    store                 4   a file cannot be read: permissions, or the disk
         │   └── AnothersLink      store                 4   another user made a place of the store a link
         ├── CatalogProblem        catalog               4   the catalog cannot be opened or upgraded
         │   └── UnwritableCatalog catalog               4   the catalog cannot be written where it is
@@ -77,6 +78,10 @@ class UnsafeInput(Refused):
 
 class CorruptDump(StoreProblem):
     code = "corrupt-dump"
+
+
+class UnreadableFile(StoreProblem):
+    """A file that cannot be read, whatever is in it."""
 
 
 class CatalogProblem(EnvironmentProblem):

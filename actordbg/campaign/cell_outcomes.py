@@ -22,8 +22,9 @@ from actordbg.campaign.cells import unavailable
 from actordbg.campaign.matrix_document import MatrixContext
 from actordbg.judge.agreement import agreement_of, ranks_in_words
 from actordbg.judge.comparison_document import flat_where_it_matters
+from actordbg.judge.replay_findings import FLAT
 from actordbg.judge.summary import summarise
-from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED
+from actordbg.records.comparison_record import NOT_COMPARED
 from actordbg.records.journal import SPEC, SUPERVISOR, Event, rank_journal, rank_log, read_events, read_results
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.records.replay_record import PASSED as INPUT_PASSED
@@ -182,8 +183,8 @@ def judged(
     save(store, record)
     why = "; ".join(record.reasons) or next(("; ".join(dump.reasons) for dump in record.dumps if dump.reasons), "")
     if record.good:
-        flat = ["rounding on these inputs (fixed limits were used)"] if flat_where_it_matters(record) else []
-        unjudged = [f"not checked against the truth: {note}" for note in (*flat, *record.unjudged)]
+        flat = [FLAT] if flat_where_it_matters(record) else []
+        unjudged = [f"not checked against the truth: {each.text}" for each in (*flat, *record.unjudged)]
         why = "; ".join(filter(None, (cell.reason, *unjudged)))
     apart = [dump.log_probs.max_abs for dump in record.dumps if dump.log_probs and dump.log_probs.max_abs is not None]
     return replace(
@@ -243,7 +244,7 @@ def regressions(store: Store, cell: MatrixCell, baseline: MatrixRecord, slower: 
     # skip dumps that are bit-identical, backward included
     if both := [dump_id for dump_id in expected if dump_id not in lost and not _alike(here[dump_id], there[dump_id])]:
         record = compare(store, cell.replay_id, theirs, only=both)
-        bad = [dump.dump_id for dump in record.dumps if dump.verdict == MISMATCH]
+        bad = [dump.dump_id for dump in record.mismatches]
         worse += [f"numbers differ from the baseline: {_named(bad)}"] if bad else []
         if record.verdict == NOT_COMPARED:
             why = next((reason for dump in record.dumps for reason in dump.not_compared.values()), "")

@@ -43,10 +43,10 @@ from actordbg.document.blocks import (
 from actordbg.document.blocks import FAILED as FAILED_WORD
 from actordbg.judge.agreement import SHOWN
 from actordbg.judge.comparison_document import excluded
-from actordbg.judge.replay_findings import RUNS, TRUTH
+from actordbg.judge.replay_findings import NO_TOY, RUNS
 from actordbg.laws.rules import RULES
-from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED
-from actordbg.records.finding import Finding, Rule
+from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED, TRUTH
+from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplayInput
 
@@ -275,11 +275,11 @@ def matrix_verdict(record: MatrixRecord, whose: str = "") -> Verdict:
     ran = [cell for cell in record.cells if cell.status in (PASSED, FAILED)]
     judged = [cell for cell in ran if cell.verdict is not None and not cell.unjudged]
     toy = all(str(cell.config.get("model", TINY)) == TINY for cell in record.cells)
-    left = ["your model (--model)"] if toy else []
+    left = [NO_TOY] if toy else []
     if unjudged := len(ran) - len(judged):
-        left.append(f"the numbers of {plural(unjudged, 'cell')}, which were not compared with the truth")
+        left.append(NotChecked(TRUTH, f"the numbers of {plural(unjudged, 'cell')}, which were not compared with the truth"))
     if others := len(record.cells) - len(ran):
-        left.append(f"{plural(others, 'cell')} that did not run")
+        left.append(NotChecked(RUNS, f"{plural(others, 'cell')} that did not run"))
     good = sorted((cell.forward_s, cell.index) for cell in ran if cell.good and cell.forward_s)
     fastest = record.cells[good[0][1]] if good else None
     wrong, failed = [cell for cell in ran if cell.wrong], [cell for cell in ran if cell.status == FAILED]

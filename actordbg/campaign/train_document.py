@@ -39,7 +39,7 @@ from actordbg.document.blocks import (
 )
 from actordbg.measure.align_logs import FALLS, RISES, relative, trend
 from actordbg.measure.log_document import apart_chart, values_chart
-from actordbg.records.finding import Finding, Rule
+from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.records.matrix_record import (
     ASKED,
     BASELINE,
@@ -322,18 +322,17 @@ def train_verdict(record: TrainCheckRecord, requested: Judged) -> Verdict:
     bad = [verdict for cell, verdict in requested if verdict.word not in (AGREES, IMPOSSIBLE, OPEN)]
     agree = sum(verdict.word == AGREES for _, verdict in ran)
     figures = [("configurations that agree", f"{agree} of {len(requested)}"), ("steps", str(record.steps))]
-    left = [f"{cell.name}: {cell.status}" for cell, _ in requested if cell.status in (IMPOSSIBLE, OPEN)]
+    left = [NotChecked(TRAINS, f"{cell.name}: {cell.status}") for cell, _ in requested if cell.status in (IMPOSSIBLE, OPEN)]
     if short := "; ".join(cell.name for cell, verdict in ran if verdict.falls == UNKNOWN):
-        left.append(f"whether the loss falls: too few steps, or too noisy ({short})")
+        left.append(NotChecked(TRAINS, f"whether the loss falls: too few steps, or too noisy ({short})"))
     wrong, unfinished = any(verdict.word != BROKEN for verdict in bad), any(cell.status == OPEN for cell, _ in requested)
     word = WRONG if wrong else FAILED if bad else UNCHECKED if short or unfinished or not ran else RIGHT
     model = str(record.cells[0].config.get("model", TINY))
     next_command = f"actordbg train-check --resume {record.check_id}" if unfinished else ""
     if record.selection is not None and wrong:
         next_command = f"actordbg matrix --where {in_shell(record.selection)} --model {in_shell(model)}"
-    left.append(
-        "whether the model is its checkpoint's, and what configurations share, as the baseline's forward (`actordbg check`)"
-    )
+    shared = "whether the model is its checkpoint's, and what configurations share, as the baseline's forward"
+    left.append(NotChecked(AS_BASELINE, shared, "`actordbg check`"))
     found = [_finding(cell, verdict) for cell, verdict in requested if verdict in bad]
     return Verdict(
         word, _counted(record, requested), figures=figures, not_checked=left, next=next_command, toy=model == TINY, findings=found

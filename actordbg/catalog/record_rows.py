@@ -26,7 +26,6 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.store_files import OddFile, open_regular, read_regular
 from actordbg.records.comparison_record import (
-    MISMATCH,
     NOT_COMPARED,
     WITHIN_NOISE,
     ComparisonRecord,
@@ -65,7 +64,7 @@ def _comparison_run(record: ComparisonRecord) -> Row:
         "against_kind": record.b.kind,
         "dumps": len(record.dumps),
         "compared": len(compared),
-        "mismatches": sum(dump.verdict == MISMATCH for dump in record.dumps),
+        "mismatches": len(record.mismatches),
         "within_noise": sum(dump.verdict == WITHIN_NOISE for dump in record.dumps),
         "worst_dump": compared[0].dump_id if compared else None,
         "max_abs": None if None in sizes else max(sizes, default=None),  # a NaN is not hidden by the others

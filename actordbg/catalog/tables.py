@@ -23,7 +23,7 @@ from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any
 
-from actordbg.base.errors import ActordbgError, CatalogProblem, StoreProblem, WhereError
+from actordbg.base.errors import ActordbgError, CatalogProblem, StoreProblem, UnreadableFile, WhereError
 from actordbg.catalog.columns import JUDGED, CallerColumns, DumpColumns, Row
 from actordbg.catalog.lab_columns import Comparison, Replay, Result
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG
@@ -53,8 +53,13 @@ class Damaged:
         if isinstance(error, OddFile):
             return Damaged(path, ODD_FILE, str(error.strerror))
         if isinstance(error, OSError):
-            return Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}")
-        return Damaged(path, error.code, error.message.removeprefix(f"{full}: "))
+            return NotRead(path, StoreProblem.code, f"cannot be read: {error.strerror}")
+        kind = NotRead if isinstance(error, UnreadableFile) else Damaged
+        return kind(path, error.code, error.message.removeprefix(f"{full}: "))
+
+
+class NotRead(Damaged):
+    """A file that cannot be read, whatever is in it."""
 
 
 def odd_files(rejected: Mapping[str, str]) -> list[Damaged]:

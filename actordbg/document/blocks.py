@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from actordbg.config.replay_config import TOY_MODEL
-from actordbg.records.finding import Finding
+from actordbg.records.finding import Finding, NotChecked, unchecked_in_brief
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Verdict:
     word: str
     said: str
     figures: Sequence[tuple[str, str]] = ()
-    not_checked: Sequence[str] = ()
+    not_checked: Sequence[NotChecked] = ()
     next: str = ""
     toy: bool = False
     findings: Sequence[Finding] = ()
@@ -129,7 +129,8 @@ class Verdict:
     @property
     def heading(self) -> str:
         """The word, marked if a toy model ran or somebody else says so: "RIGHT (TOY MODEL; by alice (uid 1001))"."""
-        marks = [TOY_MODEL] * self.toy + [f"by {self.whose}"] * bool(self.whose)
+        marks = [TOY_MODEL] if self.toy else []
+        marks += [f"by {self.whose}"] if self.whose else []
         return f"{self.word} ({'; '.join(marks)})" if marks and self.word else self.word
 
     @property
@@ -149,14 +150,19 @@ class Verdict:
     @property
     def headline(self) -> str:
         """Return the first line: the word, what is wrong, and where, in a few words."""
-        word = f"{self.heading}: " if self.word else ""
+        return f"{self.heading}: {self.brief}" if self.word else self.brief
+
+    @property
+    def brief(self) -> str:
+        """Return what follows the word in the first line."""
         if self.word != WRONG or not self.findings:
-            return word + self.text
+            return self.text
         first = self.findings[0]
         modules = (str(each.place["module"]) for each in self.findings if "module" in each.place)
         module = next(modules, "")
         beside = f" ({module})" if module and module not in first.what else ""
-        return f"{word}{self.who}{first.what}{beside}{f', in {first.where}' if first.where else ''}"
+        where = f", in {first.where}" if first.where else ""
+        return f"{self.who}{first.what}{beside}{where}"
 
     @property
     def details(self) -> list[str]:
@@ -168,17 +174,18 @@ class Verdict:
     @property
     def left(self) -> str:
         """Return what was not checked, in a line; "" if all was."""
-        return f"not checked: {'; '.join(self.not_checked)}" if self.not_checked else ""
+        return f"not checked: {'; '.join(unchecked_in_brief(self.not_checked))}" if self.not_checked else ""
 
     @property
     def sentence(self) -> str:
         """The whole verdict: "RIGHT (TOY MODEL): 8 of 257 dumps match the truth to fp32 rounding; not checked: your model"."""
-        left = f"; {self.left}" if self.left else ""
-        return f"{self.heading}{': ' * bool(self.word)}{self.text.removesuffix('.') if left else self.text}{left}"
+        whole = f"{self.heading}: {self.text}" if self.word else self.text
+        return f"{whole.removesuffix('.')}; {self.left}" if self.left else whole
 
 
 def _sides(names: Sequence[str]) -> str:
-    return f"the {' and the '.join(names)} {'is' if len(names) == 1 else 'are'}"
+    are = "is" if len(names) == 1 else "are"
+    return f"the {' and the '.join(names)} {are}"
 
 
 @dataclass(frozen=True)
@@ -246,7 +253,8 @@ class VerdictData(SentenceData, total=False):
     """The part of a result's JSON that every judging command has, with the fields of `Verdict`.
 
     verdict: its word. sentence: the whole verdict. headline: its first line. findings: rule, key, side, place, size and limit of
-    each. charts: title, words and Vega-Lite specification of each. good: whether the exit code is 0, which the command adds.
+    each. not_checked: what the word does not cover, in words; unchecked: the same with rule and remedy. charts: title, words and
+    Vega-Lite specification of each. good: whether the exit code is 0, which the command adds.
     wrong, right: absent where no side is judged. whose: absent if it is this user's own. not_finite: the places of figures that
     are null because they are NaN or infinite, with their names; absent without one.
     """
@@ -254,6 +262,7 @@ class VerdictData(SentenceData, total=False):
     headline: str
     figures: Sequence[tuple[str, str]]
     not_checked: Sequence[str]
+    unchecked: Sequence[dict[str, str]]
     findings: Sequence[dict[str, Any]]
     charts: Sequence[dict[str, Any]]
     good: bool
@@ -266,15 +275,16 @@ class VerdictData(SentenceData, total=False):
 def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
     """Return the parts of a document that are added to its JSON (`VerdictData`)."""
     verdict = verdict_in(blocks) or Verdict("", next((block.text for block in blocks if isinstance(block, Paragraph)), ""))
-    own = {name: getattr(verdict, name) for name in ("headline", "figures", "not_checked", "next", "wrong", "right", "whose")}
-    data = own | {"verdict": verdict.word, "sentence": verdict.sentence}
-    charts = [
-        {"title": block.title, "says": block.says, "specification": block.specification}
-        for block in blocks
-        if isinstance(block, Chart)
-    ]
-    told = {name: value for name, value in data.items() if value or name not in ("wrong", "right", "whose")}
-    return told | {"findings": [finding.data for finding in verdict.findings], "charts": charts}
+    of_sides = {name: value for name in ("wrong", "right", "whose") if (value := getattr(verdict, name))}
+    charts = [block for block in blocks if isinstance(block, Chart)]
+    return of_sides | {
+        "verdict": verdict.word,
+        **{name: getattr(verdict, name) for name in ("sentence", "headline", "figures", "next")},
+        "findings": [finding.data for finding in verdict.findings],
+        "not_checked": unchecked_in_brief(verdict.not_checked),
+        "unchecked": [each.data for each in verdict.not_checked],
+        "charts": [{name: getattr(chart, name) for name in ("title", "says", "specification")} for chart in charts],
+    }
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -187,6 +187,9 @@ def in_python(text: str) -> str:
 
     def argument(match: re.Match[str]) -> str:
         setting = next((each for each in SETTINGS.values() if each.option == match[1]), None)
-        return f"({setting.name}={True if setting.kind is bool else '...'})" if setting else match[0]
+        if setting is None:
+            return match[0]
+        value = True if setting.kind is bool else "..."
+        return f"({setting.name}={value})"
 
     return re.sub(r"\(--([a-z-]+)\)", argument, text)

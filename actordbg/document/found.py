@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from actordbg.base.units import grouped, plural, with_handles
+from actordbg.base.units import plural, with_handles
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Items, Verdict, section
 from actordbg.document.command_result import CommandResult
-from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED, PLACES, Findings, RuleOutcome
+from actordbg.records.finding import BROKEN, KEPT, PLACES, Findings, RuleOutcome, unchecked_by_rule
 
 _NAMED = 3
 """Places of a rule that are named."""
@@ -29,7 +29,8 @@ def verdict_of(findings: Findings, right: str, following: Mapping[str, str] | No
     said = in_words(findings) if found else right
     subject = findings.subject and f"{findings.subject}: "
     figures = [pair for outcome in findings.outcomes for pair in outcome.figures]
-    return Verdict(word, subject + said, figures, findings.left, (following or {}).get(word, ""), findings=found)
+    following = following or {}
+    return Verdict(word, subject + said, figures, findings.not_checked, next=following.get(word, ""), findings=found)
 
 
 def in_words(findings: Findings) -> str:
@@ -50,9 +51,7 @@ def blocks_of(findings: Findings) -> list[Block]:
         blocks.append(Grid(("rule", *columns, "what"), rows, left={"rule", "dump", "conversation", "what"}, wraps=True))
         blocks.append(Items([_remedy(outcome) for outcome in broken]))
     held = [f"{outcome.rule.name}: {outcome.rule.holds} ({plural(outcome.looked_at, 'check')})" for outcome in findings.of(KEPT)]
-    needs = grouped((outcome.lacks, outcome.rule.name) for outcome in findings.of(NOT_CHECKED)).items()
-    lacking = [f"{', '.join(names)}: needs {need}" for need, names in needs]
-    return [*blocks, *section("Rules that hold", held), *section("Not checked", lacking)]
+    return [*blocks, *section("Rules that hold", held), *section("Not checked", unchecked_by_rule(findings.not_checked))]
 
 
 def _rows(outcome: RuleOutcome, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -34,6 +34,7 @@ from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.foreign_text import in_html, in_line, in_script
 from actordbg.base.units import with_handles
 from actordbg.document.blocks import (
+    NO_TONE,
     Block,
     Cell,
     Cells,
@@ -49,10 +50,10 @@ from actordbg.document.blocks import (
 )
 from actordbg.document.specifications import SCHEMA
 from actordbg.formats.store_files import atomic_write
+from actordbg.records.finding import unchecked_by_rule
 
 VEGA = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
 """In loading order: each script needs the previous script."""
-_SELF, _NONE = "'self'", "'none'"
 _ENDS = re.compile(r"</(?:script|style)|<!--", re.IGNORECASE)
 _ICONS = {"good": "2a9d6f", "bad": "d1495b", "part": "d99a1c", "none": "8d99a6"}
 
@@ -65,6 +66,7 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
     style = asset("page.css")
     scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in document)), asset("page.js")]
     title = f"{verdict.heading}: {heading.text}" if verdict and verdict.word else heading.text
+    tone = verdict.tone if verdict else NO_TONE
     return "\n".join(
         [
             "<!doctype html>",
@@ -73,7 +75,7 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
             f'<meta name="generator" content="actordbg {in_html(__version__)}"><title>{in_html(title)}</title>',
-            f'<link rel="icon" href="{_icon(verdict.tone if verdict else "none")}">',
+            f'<link rel="icon" href="{_icon(tone)}">',
             f"<style>{style}</style></head><body>",
             '<a class="skip" href="#main">Skip to main</a>',
             f'{above}<main id="main">{as_body(document)}{below}</main>',
@@ -94,7 +96,8 @@ def policy(style: str, scripts: Iterable[str], forms: bool = False) -> str:
     """Return the Content-Security-Policy: the page's own style and scripts, embedded pictures, and nothing else."""
     allowed = " ".join(_hashed(script) for script in scripts)
     inside = f"script-src {allowed}; style-src {_hashed(style)}; img-src data:"
-    return f"default-src 'none'; {inside}; base-uri 'none'; form-action {_SELF if forms else _NONE}"
+    target = "'self'" if forms else "'none'"
+    return f"default-src 'none'; {inside}; base-uri 'none'; form-action {target}"
 
 
 @cache
@@ -176,7 +179,8 @@ def as_body(blocks: Sequence[Block]) -> str:
     folded = paired = False
     for number, block in enumerate(blocks):
         pair = isinstance(block, Chart) and block.half
-        parts += ['<div class="pair">'] * (pair and not paired) + ["</div>"] * (paired and not pair)
+        if pair != paired:
+            parts.append('<div class="pair">' if pair else "</div>")
         paired = pair
         if isinstance(block, Heading):
             parts += ["</details>"] * folded
@@ -273,17 +277,15 @@ def toned(text: str) -> str:
 
 def _verdict(verdict: Verdict) -> str:
     figures = "".join(f"<div><dt>{_inline(name)}</dt><dd>{_inline(value)}</dd></div>" for name, value in verdict.figures)
-    left = "".join(f"<li>{_inline(text)}</li>" for text in verdict.not_checked)
+    left = "".join(f"<li>{_inline(text)}</li>" for text in unchecked_by_rule(verdict.not_checked))
     word = f"<strong>{in_html(verdict.heading)}</strong> " if verdict.word else ""
-    first = verdict.headline.removeprefix(f"{verdict.heading}: ") if verdict.word else verdict.headline
-    lines = "".join(f"<p>{_inline(line)}</p>" for line in verdict.details)
-    parts = [
-        f'<p class="verdict">{word}{_inline(first)}</p>',
-        lines,
-        f"<dl>{figures}</dl>" * bool(figures),
-        f'<div class="unchecked"><b>Not checked</b><ul>{left}</ul></div>' * bool(left),
-        f'<p class="next"><b>next</b> {_command(verdict.next)}</p>' * bool(verdict.next),
-    ]
+    parts = [f'<p class="verdict">{word}{_inline(verdict.brief)}</p>', *(f"<p>{_inline(line)}</p>" for line in verdict.details)]
+    if figures:
+        parts.append(f"<dl>{figures}</dl>")
+    if left:
+        parts.append(f'<div class="unchecked"><b>Not checked</b><ul>{left}</ul></div>')
+    if verdict.next:
+        parts.append(f'<p class="next"><b>next</b> {_command(verdict.next)}</p>')
     return f'<section class="banner {in_html(verdict.tone)}" aria-label="Verdict">{"".join(parts)}</section>'
 
 

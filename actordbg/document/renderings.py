@@ -40,7 +40,8 @@ def as_text(blocks: Sequence[Block]) -> str:
             *(wrap(line, "  ", "    ") for line in [*verdict.details, verdict.left] if line),
             *(f"  {_running(name):<{width}}  {_running(value)}" for name, value in verdict.figures),
         ]
-        texts = ["\n".join(lines) + "\n", *texts, f"next: {in_line(verdict.next)}" * bool(verdict.next)]
+        texts = ["\n".join(lines) + "\n", *texts]
+        texts += [f"next: {in_line(verdict.next)}"] if verdict.next else []
     return _COMMAND.sub(r"\1\\\2", "\n".join(texts).strip("\n") + "\n")
 
 
@@ -48,8 +49,10 @@ def _text_block(block: Block) -> str:
     match block:
         case Heading(title, level):
             text = wrap(_running(title))
-            rule = f"{('=' if level == 1 else '-') * min(len(text), WIDTH)}\n" if level < 3 else ""
-            return f"{text}\n{rule}"
+            if level >= 3:
+                return f"{text}\n"
+            line = "=" if level == 1 else "-"
+            return f"{text}\n{line * min(len(text), WIDTH)}\n"
         case Paragraph(text):
             return wrap(text) + "\n"
         case Code(text):
@@ -156,13 +159,12 @@ def as_markdown(blocks: Sequence[Block]) -> str:
     verdict = verdict_in(blocks)
     texts = [_markdown_block(block) for block in blocks if not isinstance(block, Verdict | Picture)]
     if verdict is not None:
-        first, word = _flowing(verdict.headline), _flowing(verdict.heading)
-        first = f"**{word}:**{first.removeprefix(word + ':')}" if word else first
+        word = f"**{_flowing(verdict.heading)}:** " if verdict.word else ""
         lines = section(
             "",
             [line for line in [*verdict.details, verdict.left, *(f"{name}: {value}" for name, value in verdict.figures)] if line],
         )
-        texts = [first, *map(_markdown_block, lines), *texts]
+        texts = [word + _flowing(verdict.brief), *map(_markdown_block, lines), *texts]
         texts += [_flowing(f"next: {verdict.next}")] if verdict.next else []
     return "\n\n".join(texts) + "\n"
 

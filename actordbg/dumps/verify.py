@@ -15,7 +15,7 @@ from pathlib import Path
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.catalog import dump_rows
 from actordbg.catalog.query import Catalog, damaged_files, dump_files
-from actordbg.catalog.tables import Damaged
+from actordbg.catalog.tables import Damaged, NotRead
 from actordbg.dumps.finding import StoreFault, unusable
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
@@ -78,7 +78,7 @@ def loose_dumps(store: Store, deep: bool) -> Iterator[StoreFault]:
     paths = [store.relative(path) for path in loose_files(store)]
     for path, _, wrong in verify_files(store, paths, deep=deep):
         if wrong is not None:
-            kind = "unreadable" if wrong.reason.startswith("cannot") else _KINDS.get(wrong.code, "damaged-dump")
+            kind = "unreadable" if isinstance(wrong, NotRead) else _KINDS.get(wrong.code, "damaged-dump")
             yield StoreFault(store.root / path, kind, wrong.reason)
 
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import zstandard
 
-from actordbg.base.errors import StoreProblem, Unsupported
+from actordbg.base.errors import StoreProblem, UnreadableFile, Unsupported
 from actordbg.formats.dump_record import (
     MAGIC,
     MAX_DIMS,
@@ -106,7 +106,7 @@ def read_line(path: AnyPath) -> tuple[bytes, int]:
 
 def unreadable(path: AnyPath, error: OSError) -> StoreProblem:
     """Return the error for a file that cannot be read."""
-    return StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions")
+    return UnreadableFile(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions")
 
 
 def record_line(header: bytes, name: AnyPath = "dump") -> bytes:

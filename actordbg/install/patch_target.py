@@ -112,9 +112,8 @@ def require_hook(python: str) -> None:
     try:
         ask(python, "hook")
     except EnvironmentProblem as problem:
-        reason = problem.message.partition("cannot answer `hook`: ")[2] or problem.message
         raise EnvironmentProblem(
-            f"{python} would run the patched file, but cannot import actordbg.capture.hook: {reason}",
+            f"{python} would run the patched file, but cannot import actordbg.capture.hook: {problem.message}",
             hint=f"install actordbg into that environment: {in_shell(python)} -m pip install actordbg",
         ) from None
 

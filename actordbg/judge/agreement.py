@@ -165,7 +165,9 @@ def _golden(what: str, g: Golden) -> str:
         return text + "all equal"
     parts = []
     if g.max_abs is not None:
-        largest = f"largest {number(g.max_abs)} nats" + f" in {g.worst_dump}" * bool(g.max_abs)
+        largest = f"largest {number(g.max_abs)} nats"
+        if g.max_abs:
+            largest += f" in {g.worst_dump}"
         parts.append(f"{plural(g.equal, 'input')} equal, |difference| mean {number(g.mean_abs)}, {largest}")
     if g.nonfinite:
         parts.append(f"{plural(g.nonfinite, 'input')} with a token that is finite on one side only")
@@ -211,8 +213,11 @@ def ranks_in_words(agreement: RankAgreement | None) -> list[str]:
     for pair in a.differ[:SHOWN]:
         what = "the same log-probs as" if pair.same_log_probs else "other log-probs than"
         by = ", ".join(f"{_FIGURES[name]} {number(value)}" for name, value in pair.moved.items() if value)
-        lines.append(f"{pair.dump_id}: rank {pair.rank} has {what} rank {pair.first}{f' (moved: {by})' if by else ''}")
-    return lines + [f"... and {len(a.differ) - SHOWN:,} more"] * (len(a.differ) > SHOWN)
+        moved = f" (moved: {by})" if by else ""
+        lines.append(f"{pair.dump_id}: rank {pair.rank} has {what} rank {pair.first}{moved}")
+    if (more := len(a.differ) - SHOWN) > 0:
+        lines.append(f"... and {more:,} more")
+    return lines
 
 
 @dataclass

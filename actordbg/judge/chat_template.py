@@ -25,7 +25,7 @@ from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.turn_record import Trajectory
 from actordbg.judge.turns import RULES as TURN_RULES
 from actordbg.judge.turns import Decode, difference
-from actordbg.records.finding import Finding, Findings, outcomes_of
+from actordbg.records.finding import Finding, Findings, NotChecked, outcomes_of
 
 Messages = Sequence[Mapping[str, Any]]
 RULES = tuple(rule for rule in TURN_RULES if rule.name not in ("two BOS", "other actions"))
@@ -37,7 +37,7 @@ def _talk(*contents: str, system: str = "", role: str = "user") -> list[dict[str
     """Build a conversation: the first message is the user's, then the assistant's and `role`'s in turn."""
     roles = ["user", *(("assistant", role) * len(contents))]
     said = [{"role": who, "content": text} for who, text in zip(roles, contents, strict=False)]
-    return [{"role": "system", "content": system}] * bool(system) + said
+    return [{"role": "system", "content": system}, *said] if system else said
 
 
 CONVERSATIONS: Mapping[str, Messages] = {
@@ -68,7 +68,8 @@ def template_answer(model: str, trajectories: Sequence[Trajectory] = ()) -> Comm
         except Exception as error:  # noqa: BLE001  # a template raises what it likes about roles that it does not know
             skipped[name] = str(error)[:120]
     rendered = len(made_up.keys() - skipped.keys())
-    left = [f"{name}: it could not be rendered or encoded ({why})" for name, why in skipped.items()]
+    kept = _RULE["template drops text"]
+    left = [NotChecked(kept, f"{name}: it could not be rendered or encoded ({why})") for name, why in skipped.items()]
     findings = Findings(outcomes_of(RULES, broken, rendered), model, left)
     said = "the template refused every made-up conversation"
     if rendered:

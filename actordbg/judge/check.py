@@ -32,15 +32,19 @@ from actordbg.judge.lint import LintFindings, with_lint
 from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import replay_details
+from actordbg.judge.replay_findings import CODE, Judged
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.judge.same_weights import WeightsMet, weights_of_outputs, without_unknown_weights
+from actordbg.judge.same_weights import WEIGHTS, WeightsMet, weights_of_outputs, without_unknown_weights
 from actordbg.judge.sides import OTHER_WEIGHTS, RECORDED
 from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
+from actordbg.locate.rules import PLACES
 from actordbg.locate.verdict import LocalVerdict, verdict_of
-from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
+from actordbg.records.comparison_record import MISMATCH, MODEL, NOT_COMPARED, ComparisonRecord, DumpComparison
+from actordbg.records.comparison_record import RECORDED as OUTPUTS
+from actordbg.records.finding import NotChecked
 from actordbg.records.journal import read_results, read_standing
-from actordbg.records.locate_record import formula_checks
+from actordbg.records.locate_record import OUT, formula_checks
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord, answers_of, violations
 from actordbg.records.run_files import met_weights
 from actordbg.replay.group_engine import WarmGroups
@@ -51,6 +55,7 @@ from actordbg.store.layout import Store
 
 REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what the dtype costs"
 EXPLAINING, NAMING = "comparing with recorded outputs", "looking for a cause"
+MODULES = PLACES[OUT]
 OTHER_LENGTHS = 0.2
 """Part of the replay's time, a tenth of the whole check's, in which inputs of other lengths are judged module by module."""
 
@@ -89,16 +94,17 @@ class CheckedReplay:
 
     def verdict(self, *, of: int, **more: Any) -> Verdict:
         """Return the verdict. of: the number of dumps the sample was drawn from. more: options of `replay_verdict`."""
-        left = tuple(self._left())
-        verdict = replay_verdict(self.summary, of=of, own=self.own, left=left, no_truth=self.no_truth, **more)
-        explained, laws = self.comparison.explained if self.comparison else None, self.summary.laws
-        if explained is not None and explained.causes and laws is not None and laws.broken:  # the law does not know the cause
-            verdict = replace(verdict, said=f"{verdict.said}; {explained.sentences[0]}")
+        verdict = replay_verdict(self.judged, of=of, **more)
         if verdict.word == RIGHT and self.weights is not None:
             unknown = self.weights.same is None
             said = verdict.said if unknown else f"{verdict.said}; {self.weights.words}"
             verdict = replace(verdict, word=UNCHECKED if unknown else RIGHT, said=said)
         return verdict if self.lint is None else with_lint(verdict, self.lint)
+
+    @property
+    def judged(self) -> Judged:
+        """Everything that judged the replay."""
+        return Judged(self.summary, self.comparison, self.own, tuple(self._left()), self.no_truth)
 
     @cached_property
     def weights(self) -> WeightsMet | None:
@@ -118,7 +124,7 @@ class CheckedReplay:
         """Inputs of lengths that no judged input has, one of each."""
         return other_lengths(self.data.spec.inputs, self.local.judged if self.local else ())
 
-    def _left(self) -> Iterator[str]:
+    def _left(self) -> Iterator[NotChecked]:
         """Yield what was not compared: recorded outputs by reason (for other weights, with the condition that excludes them),
         then what the comparison with the truth does not cover, and whose code the truth shares.
         """
@@ -127,19 +133,19 @@ class CheckedReplay:
         known = f'--where "{steps}" excludes them' if same and None not in same else "pass that step's checkpoint as --model"
         left = Counter(next(iter(dump.not_compared.values()), "") for dump in self.owns if dump.verdict == NOT_COMPARED)
         for why, count in left.most_common():
-            text = f"the outputs of the run in {count:,} of {plural(len(self.owns), 'dump')}: {why}"
-            yield f"{text} ({known})" if why == OTHER_WEIGHTS else text
+            said = f"the outputs of the run in {count:,} of {plural(len(self.owns), 'dump')}: {why}"
+            yield NotChecked(OUTPUTS, said, known if why == OTHER_WEIGHTS else "")
         if self.weights is not None and self.weights.same is None:
-            yield self.weights.words
+            yield NotChecked(WEIGHTS, self.weights.words)
         if self.comparison is not None:
-            yield from (text for text in self.comparison.unjudged if text not in self.comparison.left)
+            yield from (each for each in self.comparison.unjudged if each.rule != MODEL)
         for item in worst_unlocated(self)[:1]:
-            yield f"module by module, the dump that is wrong: {item.dump_id}"
+            yield NotChecked(MODULES, f"module by module, the dump that is wrong: {item.dump_id}")
         if (others := self.unlocated) and self.local is not None and self.local.judged:
             named = [f"{item.dump_id.rpartition('-')[2]} ({item.tokens:,} tokens)" for item in others]
-            yield f"module by module, inputs of other lengths: {some(named)}"
+            yield NotChecked(MODULES, f"module by module, inputs of other lengths: {some(named)}")
         if self.shared:
-            yield f"modules of {', '.join(self.shared)} (shared with the truth)"
+            yield NotChecked(CODE, f"modules of {', '.join(self.shared)} (shared with the truth)")
 
 
 def run_check(

@@ -142,7 +142,8 @@ def compare(
         *of_one_rank(ours.results.values(), dumps, applied.limits),
     ]
     if (gain := scaled_gradients(dumps)) is not None:
-        reasons.append(f"all gradients are {gain:g} times {'the truth' if with_truth else 'B'}'s")
+        whose = "the truth's" if with_truth else "B's"
+        reasons.append(f"all gradients are {gain:g} times {whose}")
     if bias is not None and biased:
         reasons.insert(
             0,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError
-from actordbg.base.units import plural
+from actordbg.base.units import grouped, plural, some
 from actordbg.config.as_ran import complete, difference
 from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.document.blocks import (
@@ -34,18 +34,20 @@ from actordbg.document.blocks import (
     section,
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
-from actordbg.judge.replay_findings import RECORDED, RUNS, TRUTH
+from actordbg.judge.replay_findings import FLAT, RUNS
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
     MISMATCH,
     NOT_COMPARED,
+    OF_B,
+    TRUTH,
     WITHIN_NOISE,
     ComparisonRecord,
     DumpComparison,
     Figures,
 )
-from actordbg.records.finding import Finding, Rule
+from actordbg.records.finding import Finding, NotChecked
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
@@ -85,8 +87,8 @@ def comparison_verdict(record: ComparisonRecord) -> Verdict:
     if record.furthest:
         figures.insert(0, ("max diff", f"{number(record.furthest[0], 3)} nats"))
     left = [*record.unjudged] if record.good else []
-    left += ["rounding on these inputs (fixed limits were used)"] if flat_where_it_matters(record) else []
-    left += ["either side against the truth"] if unknown else []
+    left += [FLAT] if flat_where_it_matters(record) else []
+    left += [NotChecked(TRUTH, "either side against the truth")] if unknown else []
     ours = record.a.replay_id
     toy = record.a.settings.get("model") == TINY or record.a.label.startswith(TOY_MODEL)
     next_command = "actordbg check --model YOUR_MODEL" if toy else ""
@@ -96,7 +98,8 @@ def comparison_verdict(record: ComparisonRecord) -> Verdict:
         next_command = f"actordbg compare {ours} truth"
     elif word == WRONG:
         next_command = f"actordbg explain {ours}"
-    return Verdict(word, conclusion(record), figures, left, next_command, toy, findings_of(record))
+    found = findings_of(record)
+    return Verdict(word, conclusion(record), figures, left, next=next_command, toy=toy, findings=found)
 
 
 def findings_of(record: ComparisonRecord) -> list[Finding]:
@@ -104,20 +107,8 @@ def findings_of(record: ComparisonRecord) -> list[Finding]:
     if record.verdict != MISMATCH:
         failed = [dump for dump in record.dumps if _only_failed(dump)] if _nothing_differs(record) else []
         return [Finding(RUNS, "; ".join(dump.not_compared.values()), {"dump": dump.dump_id}) for dump in failed]
-    rule = _RULES[record.b.kind]
-    found = record.explained.found("") if record.explained and record.explained.wrong else []
-    for dump in record.dumps:
-        if dump.verdict == MISMATCH:
-            size = dump.log_probs.max_abs if dump.log_probs else None
-            found.append(Finding(rule, "; ".join(dump.reasons), {"dump": dump.dump_id}, size=size))
-    return found or [Finding(rule, "; ".join(record.reasons))]
-
-
-_RULES = {
-    "truth": TRUTH,
-    "golden": RECORDED,
-    "replay": Rule("same", "two replays have the same results to rounding", fails="two replays have different results"),
-}
+    found = record.explained.found("") if record.explained else []
+    return [*found, *record.differing] or [Finding(OF_B[record.b.kind], "; ".join(record.reasons))]
 
 
 def conclusion(record: ComparisonRecord) -> str:
@@ -131,14 +122,17 @@ def conclusion(record: ComparisonRecord) -> str:
         return f"{sides}: {lost}none of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}"
     words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise floor", MISMATCH: "beyond the thresholds"}
     parts = ", ".join(f"{counts[name]:,} {text}" for name, text in words.items() if counts[name])
-    lines = [f"{sides}: {lost}{plural(counts.total(), 'dump')} compared, {parts}", f"{left:,} not compared" * bool(left)]
+    lines = [f"{sides}: {lost}{plural(counts.total(), 'dump')} compared, {parts}"]
+    lines += [f"{left:,} not compared"] if left else []
     if record.furthest:
         largest, dump_id = record.furthest
-        lines.append(f"the largest difference of a log-prob is {number(largest, 3)} nats" + f", in {dump_id}" * bool(largest))
+        where = f", in {dump_id}" if largest else ""
+        lines.append(f"the largest difference of a log-prob is {number(largest, 3)} nats{where}")
     if beyond := [dump.beyond_noise[0] for dump in record.dumps if dump.beyond_noise and dump.verdict in GOOD]:
-        differ = f"{plural(len(beyond), 'dump')} within the thresholds {'differs' if len(beyond) == 1 else 'differ'}"
-        lines.append(f"{differ} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow")
-    return ". ".join(filter(None, ("; ".join(filter(None, lines)), meaning(record))))
+        differ = "differs" if len(beyond) == 1 else "differ"
+        many = f"{plural(len(beyond), 'dump')} within the thresholds {differ}"
+        lines.append(f"{many} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow")
+    return ". ".join(filter(None, ("; ".join(lines), meaning(record))))
 
 
 def _side_b(record: ComparisonRecord) -> str:
@@ -153,8 +147,7 @@ def _only_failed(dump: DumpComparison) -> bool:
 
 def _nothing_differs(record: ComparisonRecord) -> bool:
     """Return whether every mismatch is a failure of A."""
-    bad = [dump for dump in record.dumps if dump.verdict == MISMATCH]
-    return bool(bad) and all(map(_only_failed, bad))
+    return bool(record.mismatches) and all(map(_only_failed, record.mismatches))
 
 
 def meaning(record: ComparisonRecord) -> str:
@@ -166,12 +159,14 @@ def meaning(record: ComparisonRecord) -> str:
         set_by_user = " from " in record.thresholds_from and record.verdict != WITHIN_NOISE  # not by the dtype
         limit = "the thresholds" if set_by_user else f"{dtype} rounding"
         if real:
-            return f"A is further from the truth than {limit}{' or its own noise floor' * bool(record.noise_id)} explains"
+            noise = " or its own noise floor" if record.noise_id else ""
+            return f"A is further from the truth than {limit}{noise} explains"
         if flat_where_it_matters(record):
             return f"A is within the general limits for {dtype}"
         return "A is within the thresholds" if set_by_user else f"A matches the truth to {limit}"
     if record.b.kind == "golden":
-        return f"A {'does not reproduce' if real else 'reproduces'} the run's outputs"
+        reproduces = "does not reproduce" if real else "reproduces"
+        return f"A {reproduces} the run's outputs"
     a, b = record.a, record.b
     if a.settings and b.settings:  # records of earlier versions have labels only
         return difference(complete(a.settings), complete(b.settings))
@@ -197,11 +192,11 @@ EXCLUDED = {
 
 def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
     """Describe the faults that a green verdict excludes; "" if unknown."""
-    known = [
-        f"{subject} {wrong.format(f'{size:.2%}' if name in ('gradients', 'parameter') else f'{size:.2g}')}"
-        for name, (subject, wrong) in EXCLUDED.items()
-        if (size := sizes.get(name)) is not None
-    ]
+    known = []
+    for name, (subject, wrong) in EXCLUDED.items():
+        if (size := sizes.get(name)) is not None:
+            amount = f"{size:.2%}" if name in ("gradients", "parameter") else f"{size:.2g}"
+            known.append(f"{subject} {wrong.format(amount)}")
     if not known:
         return ""
     unseen = [subject for name, (subject, _) in EXCLUDED.items() if sizes.get(name, 0) is None]
@@ -213,7 +208,8 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
 def _facts(record: ComparisonRecord) -> Iterator[str]:
     for letter, info in (("A", record.a), ("B", record.b)):
         dtype = f", computed in {info.dtype}" if info.dtype and info.dtype not in info.label.split() else ""
-        yield f"{letter}: {f'replay {info.replay_id}, ' if info.replay_id else ''}{info.label}{dtype}"
+        replay = f"replay {info.replay_id}, " if info.replay_id else ""
+        yield f"{letter}: {replay}{info.label}{dtype}"
     limits = ", ".join(f"{name} {_limit(record, name)}" for name in record.thresholds)
     yield f"thresholds: {limits or 'none'} ({record.thresholds_from})"
     if record.noise_id:
@@ -297,14 +293,12 @@ def _parameters(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dic
 
 def _not_compared(record: ComparisonRecord) -> list[Block]:
     """List the dumps that were not compared, by reason, with examples."""
-    by_reason: dict[str, list[str]] = {}
-    for dump in record.dumps:
-        for what, why in dump.not_compared.items():
-            by_reason.setdefault(why if what == "dump" else f"{what}: {why}", []).append(dump.dump_id)
-    lines = (
-        f"{plural(len(ids), 'dump')}: {why}; {', '.join([*ids[:_EXAMPLES], *['...'] * (len(ids) > _EXAMPLES)])}"
-        for why, ids in by_reason.items()
+    by_reason = grouped(
+        (why if what == "dump" else f"{what}: {why}", dump.dump_id)
+        for dump in record.dumps
+        for what, why in dump.not_compared.items()
     )
+    lines = [f"{plural(len(ids), 'dump')}: {why}; {some(ids, _EXAMPLES)}" for why, ids in by_reason.items()]
     return section("Not compared", lines)
 
 
@@ -347,7 +341,7 @@ def _pairs(store: Store, record: ComparisonRecord) -> Iterator[TokenPair]:
         limit = dump.limits.get("max_abs", record.thresholds.get("max_abs"))
         tokens = recorded_arrays(store, ours.inputs[dump.dump_id].path)
         ids, real = tokens.get("sequences"), tokens.get("attention_mask")
-        yield TokenPair(dump.dump_id, a.log_probs, b.log_probs, a.mask, ids, real, limit)
+        yield TokenPair(dump.dump_id, a.log_probs, b.log_probs, a.mask, ids=ids, real=real, limit=limit)
 
 
 def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:

@@ -199,7 +199,8 @@ def unlike(a: Values, b: Values) -> str | None:
     if not bool((a.mask == b.mask).all()):
         return f"the masks differ in {int((a.mask != b.mask).sum())} tokens"
     if bool(a.folded) != bool(b.folded):
-        return f"token ids were wrapped (modulo the vocabulary) on side {'A' if a.folded else 'B'} only"
+        side = "A" if a.folded else "B"
+        return f"token ids were wrapped (modulo the vocabulary) on side {side} only"
     if a.temperature is not None and b.temperature is not None and a.temperature != b.temperature:
         return f"A's temperature is {a.temperature:g}, B's {b.temperature:g}"
     for name, values, other in (("A", a, b), ("B", b, a)):
@@ -254,8 +255,11 @@ class _Notes:
             self.broken.append(f"{values.nonfinite} of {values.count} {what} are not finite on one side only")
 
     def lacking(self, name: str, what: str, a: object, b: object) -> None:
-        one_side = f"only {'B' if a is None else 'A'} has {what}"
-        self.missing[name] = f"{what} of different shapes" if a is not None and b is not None else one_side
+        """Note a figure that a side lacks. What only B has was not left unchecked of A, and has a key of its own."""
+        if a is None:
+            self.missing[f"B's {name}"] = f"only B has {what}"
+        else:
+            self.missing[name] = f"only A has {what}" if b is None else f"{what} of different shapes"
 
     def apart(self, what: str, a: float | None, b: float | None, *, relative: bool = False) -> float | None:
         """Return |a - b|, divided by |b| if `relative`; None if a side has no value or the figure is undefined (see `broken`)."""

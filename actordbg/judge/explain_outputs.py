@@ -178,7 +178,8 @@ def explain_sides(
         found = of_dtype.fit(side)[1]
         if found.unknown or (found.named and not known):
             return None
-        return of_dtype.told(found, f"{PRECISION if known else UNKNOWN_PRECISION}: {dtype}")
+        note = PRECISION if known else UNKNOWN_PRECISION
+        return of_dtype.told(found, f"{note}: {dtype}")
 
     return {name: judged(side, held, old.get(name), dtypes if name in coarser else ()) for name, side in sides.items()}
 
@@ -312,12 +313,22 @@ def told(
     def in_words(each: CauseFit) -> NamedCause:
         return _named(each, own, temperature, what)
 
-    zeros = [CauseFit(PLACEHOLDER, fitted.placeholders, None, np.zeros(0), fitted.before)] * bool(fitted.placeholders)
-    named, also = tuple(map(in_words, fitted.named)), tuple(map(in_words, [*zeros, *fitted.expected]))
+    beside = list(fitted.expected)
+    if fitted.placeholders:
+        beside.insert(0, CauseFit(PLACEHOLDER, fitted.placeholders, None, np.zeros(0), fitted.before))
     nearest = ""
     if fitted.nearest:
         nearest = f"{in_words(fitted.nearest).said}, leaves {number(fitted.nearest.left, 3)}"
-    return ExplainedOutputs(fitted.before, fitted.noise, fitted.tokens, dumps, named, also, fitted.unknown, nearest)
+    return ExplainedOutputs(
+        fitted.before,
+        fitted.noise,
+        fitted.tokens,
+        dumps,
+        causes=tuple(map(in_words, fitted.named)),
+        also=tuple(map(in_words, beside)),
+        unknown=fitted.unknown,
+        nearest=nearest,
+    )
 
 
 def _named(each: CauseFit, own: Mapping[str, float], temperature: float | None, what: str) -> NamedCause:
@@ -329,4 +340,4 @@ def _named(each: CauseFit, own: Mapping[str, float], temperature: float | None, 
         said = "temperature {own} was not applied" if none != 1.0 and abs(amount - 1.0) < 0.02 else said
     shown = f"{amount:+}" if cause.name == SHIFT else number(amount, 4) + (f" ± {number(error, 1)}" if error else "")
     said = said.format(amount=shown, own=number(none, 4), part=part, what=what)
-    return NamedCause(each.name, said, cause.remedy, cause.thread, amount, error, each.left, each.z)
+    return NamedCause(each.name, said, cause.remedy, cause.thread, amount=amount, error=error, left=each.left, z=each.z)

@@ -44,10 +44,10 @@ from actordbg.document.blocks import (
 )
 from actordbg.judge.explain_outputs import MOST, explain_sides
 from actordbg.judge.recorded_calls import Numbers, RecordedCall
-from actordbg.judge.same_weights import WeightsMet, weights_met
+from actordbg.judge.same_weights import WEIGHTS, WeightsMet, weights_met
 from actordbg.judge.sides import ReplaySide, open_replay
-from actordbg.records.comparison_record import ExplainedOutputs
-from actordbg.records.finding import Finding, Rule
+from actordbg.records.comparison_record import MODEL, TRUTH, ExplainedOutputs, NamedCause
+from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.records.journal import ENGINE_WAYS
 from actordbg.store.layout import Store
 
@@ -55,18 +55,20 @@ ENGINE, ALONE = "engine", "alone"
 _OLD = "old"
 _Side = Mapping[str, Array]
 """Arrays by dump id."""
-_DIFFERS = {
-    "together": "when rows share a request: the batch changes its numbers",
-    "twice": "at the second request: its prefix cache is wrong, or it does not repeat itself",
-    "cached": "behind a cached prefix: its prefix cache is stale",
-    "reset": "after a reset of the cache: its weights changed meanwhile",
+WAYS = {
+    "together": (
+        "when rows share a request: the batch changes its numbers",
+        "rows in one request were not scored for each input",
+    ),
+    "twice": (
+        "at the second request: its prefix cache is wrong, or it does not repeat itself",
+        "the same request was not repeated for each input",
+    ),
+    "cached": ("behind a cached prefix: its prefix cache is stale", "its cache was not read for each input"),
+    "reset": ("after a reset of the cache: its weights changed meanwhile", "the cache was not reset for each input"),
 }
-_UNCHECKED = {
-    "together": "rows in one request were not scored for each input",
-    "twice": "the same request was not repeated for each input",
-    "cached": "its cache was not read for each input",
-    "reset": "the cache was not reset for each input",
-}
+"""By a way of scoring: when a server is wrong if only that way is, and what is said where inputs were not scored so."""
+ENGINE_RULE = Rule("engine", "a server scores alike in every way of scoring")
 _FAR = 8.0
 """A token's log-prob moved if it differs by more than this, times the mean noise."""
 
@@ -89,14 +91,19 @@ class ExplainedSides:
     @property
     def unjudged(self) -> list[str]:
         """The sides of which there is no truth, or too few tokens."""
-        few = (name for name, side in self.sides.items() if not side.wrong and side.tokens < FEWEST)
-        unknown = (
-            name
-            for name, side in self.sides.items()
-            for cause in side.also
-            if cause_and_part(cause.name)[0].name in (UNKNOWN_POLICY, UNKNOWN_PRECISION)
-        )
-        return [*few, *unknown]
+        few = [name for name, side in self.sides.items() if not side.wrong and side.tokens < FEWEST]
+        of_others = [name for name, cause in self.beside if cause_and_part(cause.name)[0].name in _OF_OTHERS]
+        return [*few, *of_others]
+
+    @property
+    def beside(self) -> list[tuple[str, NamedCause]]:
+        """Return what is notable of each side beside its cause: a coarser dtype, an older policy."""
+        return [(name, cause) for name, side in self.sides.items() for cause in side.also]
+
+    @property
+    def notes(self) -> list[str]:
+        """The same in words."""
+        return [f"{name} log-probs: {cause.said}" for name, cause in self.beside]
 
     @property
     def found(self) -> list[Finding]:
@@ -104,21 +111,17 @@ class ExplainedSides:
         return [finding for name in self.wrong for finding in self.sides[name].found(name)]
 
     @property
-    def notes(self) -> list[str]:
-        """Say what is notable of sides that are not wrong: a coarser dtype, an older policy."""
-        return [f"{name} log-probs: {cause.said}" for name, side in self.sides.items() for cause in side.also]
-
-    @property
     def told(self) -> list[Block]:
         """Return what to do about the causes, and how far each side is from the truth."""
-        remedies = dict.fromkeys(
-            cause.remedy for side in self.sides.values() for cause in (*side.causes, *side.also) if cause.remedy
-        )
+        causes = [cause for side in self.sides.values() for cause in (*side.causes, *side.also)]
+        remedies = dict.fromkeys(cause.remedy for cause in causes if cause.remedy)
         rows = [(f"{name} to the truth", number(side.before, 3), number(side.noise, 3)) for name, side in self.sides.items()]
         table = Grid((_MEASURED, "measured", "noise"), rows, {_MEASURED})
         return [*section("What to do", remedies), Heading("How far apart", 3), table]
 
 
+_OF_OTHERS = (UNKNOWN_POLICY, UNKNOWN_PRECISION)
+"""Causes that say that a side is that of a policy or a dtype of which there is no truth."""
 _MEASURED, _DASHBOARD = "mean of |difference|, nats", "name on a dashboard"
 
 
@@ -146,26 +149,27 @@ class ExplainedRollout(ExplainedSides):
         """Say which side is wrong, and why."""
         figures = [("rollout to trainer", f"{number(self.apart, 3)} nats")]
         far = " and ".join(f"{side.before:.3g}" for side in self.sides.values())
-        missing = [f"the {name}'s log-probs" for name in self.unjudged]
         same, identity = (self.weights.same, [self.weights.words]) if self.weights else (True, [])
-        left = [*missing, *([] if same else identity)]
+        missing = [NotChecked(TRUTH, f"the {name}'s log-probs") for name in self.unjudged]
+        left = [*missing, *(NotChecked(WEIGHTS, words) for words in identity if not same)]
         named = any(self.sides[name].causes for name in self.wrong)
         if same is False or not (same or named):
             return Verdict(UNCHECKED, f"{' and '.join(self.sides)} are {far} nats from the truth", figures, left)
         if self.wrong:
             causes = [text for name in (*self.wrong, *self.right) for text in self.sides[name].told(f"{name} log-probs")]
             if self.apart <= 2 * self.rollout.noise:  # what both have may be in the model that they are held against
-                left.append("whether this model's settings are those of the run: rollout and trainer agree")
+                left.append(NotChecked(MODEL, "whether this model's settings are those of the run: rollout and trainer agree"))
             return Verdict(WRONG, "; ".join(causes), figures, left, findings=self.found, right=self.right, also=self.wrong[1:])
-        if any(cause.name == PLACEHOLDER for side in self.sides.values() for cause in side.also):
-            said = "; ".join(self.notes)
-            found = [Finding(Rule(PLACEHOLDER, side=EITHER), said)]
-            return Verdict(WRONG, said, figures, left, next="actordbg lint", findings=found)
+        notes = "; ".join(self.notes)
+        if PLACEHOLDER in [cause.name for _, cause in self.beside]:
+            found = [Finding(Rule(PLACEHOLDER, side=EITHER), notes)]
+            return Verdict(WRONG, notes, figures, left, next="actordbg lint", findings=found)
         if missing:
-            said = f"{' and '.join(missing)} over {self.rollout.tokens:,} tokens"
+            unjudged = " and ".join(each.said for each in missing)
+            said = f"{unjudged} over {self.rollout.tokens:,} tokens"
             return Verdict(UNCHECKED, "; ".join([said, *self.notes]), figures)
-        every = f"{' and '.join(self.sides)} are {'both' if len(self.sides) == 2 else 'all'} right"
-        said = f"{every}: {far} nats from the truth over {self.rollout.tokens:,} tokens"
+        every = "both" if len(self.sides) == 2 else "all"
+        said = f"{' and '.join(self.sides)} are {every} right: {far} nats from the truth over {self.rollout.tokens:,} tokens"
         return Verdict(RIGHT, "; ".join([said, *self.notes, *identity]), figures)
 
     @property
@@ -205,9 +209,9 @@ class ExplainedEngine(ExplainedSides):
         return Verdict(word, self.sentence, not_checked=self.unchecked, findings=found)
 
     @property
-    def unchecked(self) -> tuple[str, ...]:
-        """Return what was not checked."""
-        return tuple(text for way, text in _UNCHECKED.items() if way not in self.ways)
+    def unchecked(self) -> list[NotChecked]:
+        """Return the ways in which it did not score."""
+        return [NotChecked(ENGINE_RULE, lacks) for way, (_, lacks) in WAYS.items() if way not in self.ways]
 
     @property
     def sentence(self) -> str:
@@ -216,8 +220,10 @@ class ExplainedEngine(ExplainedSides):
         if ALONE in self.wrong:
             return f"{who} is wrong: {'; '.join(alone.told('its log-probs'))}"
         right = f"{who} is right {', '.join(self.right)}"
-        told = "; ".join(f"wrong {_DIFFERS[way]}{self.moved.get(way, '')}" for way in self.wrong)
-        return f"{right}, and {told}" if told else f"{right}: {alone.before:.3g} nats from the truth over {alone.tokens:,} tokens"
+        if not self.wrong:
+            return f"{right}: {alone.before:.3g} nats from the truth over {alone.tokens:,} tokens"
+        told = [f"wrong {WAYS[way][0]}{self.moved.get(way, '')}" for way in self.wrong]
+        return f"{right}, and {'; '.join(told)}"
 
     @property
     def blocks(self) -> list[Block]:
@@ -351,7 +357,7 @@ def explain_engine(store: Store, replay_id: str, *, models: Sequence[str] = (), 
                 sides.setdefault(way, {})[dump_id] = log_probs
     if not masks:
         raise Unsupported(f"no input of replay {replay_id} has log-probs: {why}", hint="replay it again once the server scores")
-    whole = {way: sides[way] for way in (ALONE, *_DIFFERS) if way in sides and sides[way].keys() == masks.keys()}
+    whole = {way: sides[way] for way in (ALONE, *WAYS) if way in sides and sides[way].keys() == masks.keys()}
     explained = explain_sides(store, replay_id, whole, models=models, coarser=[*whole], **callbacks)
     noise = explained[ALONE].noise
     moved = {way: words for way in whole if way != ALONE and (words := _moved(ours, whole[ALONE], whole[way], masks, noise))}

@@ -16,19 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 from actordbg.base.foreign_text import in_line, in_lines
+from actordbg.base.units import grouped
 from actordbg.config.as_ran import as_ran, label
 from actordbg.config.replay_config import SETTINGS
-from actordbg.document.blocks import Verdict
+from actordbg.document.blocks import UNCHECKED, Verdict
 from actordbg.document.renderings import as_csv
-from actordbg.locate.verdict import NOT_CHECKED as UNJUDGED
-from actordbg.locate.verdict import WRONG
-from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
-from actordbg.records.finding import NOT_CHECKED
-from actordbg.records.replay_record import PASSED, ResultRecord, answers_of, in_words, violations, warm_up_of
+from actordbg.judge.replay_findings import RUNS
+from actordbg.laws.rules import RULES
+from actordbg.records.comparison_record import NOT_COMPARED, RECORDED, TRUTH
+from actordbg.records.finding import NOT_CHECKED, Finding
+from actordbg.records.replay_record import PASSED, ResultRecord, answers_of, violations, warm_up_of
 from actordbg.replay.replay_data import ReplayData
 
 if TYPE_CHECKING:
     from actordbg.judge.check import CheckedReplay
+    from actordbg.locate.verdict import LocalVerdict
 
 _INPUT = ("rank", "batch_size", "seq_len")
 _CONFIGURATION = tuple(setting for setting in SETTINGS.values() if setting.numbers or setting.cost)
@@ -64,76 +66,93 @@ def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
 
 
 class JunitCase(NamedTuple):
-    """A test case: one `check` of one dump. failure, skipped: the reason, or "". text: the end of the log."""
+    """A test case: one `check` of one dump, or of the whole. found: what is wrong. skipped: why it was not judged. text: the end
+    of the log.
+    """
 
     check: str
-    dump_id: str
-    seconds: float = 0.0
-    failure: str = ""
+    name: str
+    found: Sequence[Finding] = ()
     skipped: str = ""
+    seconds: float = 0.0
     text: str = ""
 
+    @property
+    def failure(self) -> str:
+        """Return what is wrong, in words."""
+        return "; ".join(dict.fromkeys(finding.said for finding in self.found))
 
-def cases(check: CheckedReplay) -> Iterator[JunitCase]:
-    """Yield every test case of a check, dump by dump."""
+
+def cases(check: CheckedReplay, verdict: Verdict) -> Iterator[JunitCase]:
+    """Yield every test case of a check, dump by dump, with what is wrong in each; then what is wrong beside them."""
     results = {result.dump_id: result for result in check.data.results}
-    compared, goldens = ({dump.dump_id: dump for dump in dumps} for dumps in (check.truths, check.owns))
-    for dump_id in (item.dump_id for item in check.data.spec.inputs):
-        result, dump = results.get(dump_id), compared.get(dump_id)
-        if result is None:
-            yield JunitCase("replay", dump_id, failure="not run")
-            continue
-        passed = result.status == PASSED
-        why = "" if passed else f"{result.status}: {result.error or result.error_class or ''}"
-        yield JunitCase("replay", dump_id, result.forward_s or 0.0, why, text=result.log_excerpt or "" if why else "")
-        if answers := answers_of(result.extra):
-            broken = violations(answers, check.data.spec.config.accept)
-            yield JunitCase("laws", dump_id, failure="; ".join(map(in_words, broken)))
-        if (local := check.local) is not None and local.dump_id == dump_id:
-            wrong, left = local.word == WRONG, local.word == UNJUDGED
-            yield JunitCase("modules", dump_id, failure=local.said if wrong else "", skipped=local.said if left else "")
-        if passed:
-            why = check.no_truth or next(iter(dump.not_compared.values() if dump else ()), "") or "not compared"
-            left = dump is None or dump.verdict == NOT_COMPARED
-            yield JunitCase("truth", dump_id, failure=_mismatch(dump), skipped=why if left else "")
-        if own := goldens.get(dump_id):
-            skipped = "" if own.log_probs else "; ".join(own.not_compared.values())
-            yield JunitCase("golden", dump_id, failure=_mismatch(own), skipped=skipped)
+    compared = [finding for record in filter(None, (check.comparison, check.own)) for finding in record.differing]
+    told = {finding.rule for finding in compared}  # of each dump
+    found = [finding for finding in compared if results[finding.place["dump"]].status == PASSED]
+    found += [each for each in verdict.findings if each.rule not in told and each.rule.holds != RUNS.holds]
+    by_case = grouped((_case_of(check.local, finding), finding) for finding in found)
+    for item in check.data.spec.inputs:
+        for case in _judged(check, item.dump_id, results.get(item.dump_id)):
+            yield case._replace(found=[*case.found, *by_case.pop((case.check, case.name), ())])
+    for (name, dump_id), rest in by_case.items():
+        yield JunitCase(name, dump_id or "check", rest)
 
 
-def _mismatch(dump: DumpComparison | None) -> str:
-    return "; ".join(dump.reasons) or dump.verdict if dump and dump.verdict == MISMATCH else ""
+def _case_of(local: LocalVerdict | None, finding: Finding) -> tuple[str, str]:
+    """Return the check and the dump in which a finding is shown."""
+    if local is not None and finding in local.found:
+        return "modules", local.dump_id
+    name = "laws" if finding.rule.name in RULES else {TRUTH: "truth", RECORDED: "golden"}.get(finding.rule, finding.rule.name)
+    return name, str(finding.place.get("dump", ""))
+
+
+def _judged(check: CheckedReplay, dump_id: str, result: ResultRecord | None) -> Iterator[JunitCase]:
+    """Yield the test cases of a dump; that of its replay with its own failure."""
+    if result is None:
+        return (yield JunitCase("replay", dump_id, [Finding(RUNS, "not run")]))
+    passed = result.status == PASSED
+    failed = [] if passed else [Finding(RUNS, f"{result.status}: {result.error or result.error_class or ''}")]
+    log = "" if passed else result.log_excerpt or ""
+    yield JunitCase("replay", dump_id, failed, seconds=result.forward_s or 0.0, text=log)
+    if answers_of(result.extra):
+        yield JunitCase("laws", dump_id)
+    if (local := check.local) is not None and local.dump_id == dump_id:
+        yield JunitCase("modules", dump_id, skipped=local.said if local.word == UNCHECKED else "")
+    if passed:
+        dump = next((dump for dump in check.truths if dump.dump_id == dump_id), None)
+        why = check.no_truth or next(iter(dump.not_compared.values() if dump else ()), "") or "not compared"
+        compared = dump is not None and dump.verdict != NOT_COMPARED
+        yield JunitCase("truth", dump_id, skipped="" if compared else why)
+    for own in check.owns:
+        if own.dump_id == dump_id:
+            yield JunitCase("golden", dump_id, skipped="" if own.log_probs else "; ".join(own.not_compared.values()))
 
 
 def junit_xml(check: CheckedReplay, verdict: Verdict) -> bytes:
     """Render the check as JUnit XML. The first property is the verdict sentence."""
-    every = list(cases(check))
+    every, spec = list(cases(check, verdict)), check.data.spec
     root = ElementTree.Element("testsuites")
-    suite = ElementTree.SubElement(
-        root,
-        "testsuite",
-        name="actordbg check",
-        tests=str(len(every)),
-        failures=str(sum(bool(case.failure) for case in every)),
-        errors="0",
-        skipped=str(sum(bool(case.skipped) for case in every)),
-        timestamp=check.data.spec.created_at[:19],
-        time=f"{sum(case.seconds for case in every):.3f}",
-    )
-    properties = ElementTree.SubElement(suite, "properties")
-    spec = check.data.spec
     about = {
-        "sentence": verdict.sentence,
-        "replay_id": spec.replay_id,
-        "configuration": label(as_ran(spec.config, check.data.resolved)),
+        "name": "actordbg check",
+        "tests": len(every),
+        "failures": sum(bool(case.found) for case in every),
+        "errors": 0,
+        "skipped": sum(bool(case.skipped) for case in every),
+        "timestamp": spec.created_at[:19],
+        "time": f"{sum(case.seconds for case in every):.3f}",
     }
-    for name, value in (about | {"next": verdict.next}).items():
+    suite = ElementTree.SubElement(root, "testsuite", {name: str(value) for name, value in about.items()})
+    properties = ElementTree.SubElement(suite, "properties")
+    configuration = label(as_ran(spec.config, check.data.resolved))
+    stated = {"sentence": verdict.sentence, "replay_id": spec.replay_id, "configuration": configuration, "next": verdict.next}
+    for name, value in stated.items():
         ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
     for case in every:
-        what = {"classname": f"actordbg.{case.check}", "name": _xml(case.dump_id), "time": f"{case.seconds:.3f}"}
+        what = {"classname": _xml(f"actordbg.{case.check}"), "name": _xml(case.name), "time": f"{case.seconds:.3f}"}
         element = ElementTree.SubElement(suite, "testcase", what)
-        if case.failure:
-            ElementTree.SubElement(element, "failure", message=_xml(case.failure)).text = _xml(case.text, in_lines) or None
+        if case.found:
+            failure = {"message": _xml(case.failure), "type": _xml(case.found[0].rule.name)}
+            ElementTree.SubElement(element, "failure", failure).text = _xml(case.text, in_lines) or None
         elif case.skipped:
             ElementTree.SubElement(element, "skipped", message=_xml(case.skipped))
     ElementTree.indent(root)
@@ -142,11 +161,12 @@ def junit_xml(check: CheckedReplay, verdict: Verdict) -> bytes:
 
 def workflow_commands(check: CheckedReplay, verdict: Verdict) -> Iterator[str]:
     """Yield GitHub workflow commands: an error for each failed test case, and a line for the whole check."""
-    for case in cases(check):
-        if case.failure:
-            title = _message(f"actordbg check: {case.check} {case.dump_id}").replace(":", "%3A").replace(",", "%2C")
+    for case in cases(check, verdict):
+        if case.found:
+            title = _message(f"actordbg check: {case.found[0].rule.name} {case.name}").replace(":", "%3A").replace(",", "%2C")
             yield f"::error title={title}::{_message(case.failure)}"
-    yield f"::{'notice' if verdict.good else 'error'} title=actordbg check::{_message(verdict.sentence)}"
+    kind = "notice" if verdict.good else "error"
+    yield f"::{kind} title=actordbg check::{_message(verdict.sentence)}"
 
 
 def _xml(text: str, shown: Callable[[str], str] = in_line) -> str:

@@ -23,13 +23,14 @@ from actordbg.document.found import answer_of, in_words, verdict_of
 from actordbg.formats.dump_record import LOSS
 from actordbg.judge.recorded_calls import Answer, RecordedCall
 from actordbg.judge.recorded_laws import LAWS
-from actordbg.records.finding import NOT_CHECKED, Findings
+from actordbg.records.finding import NOT_CHECKED, Findings, NotChecked, Rule
 
 _HOW = {
     LOSS: "policy losses (dump enable --calls forward,loss)",
     "log_probs": "log-probs (dump enable --with-outputs, or --calls forward,loss)",
 }
 """How to record what a law needs, where it is not the trainer that has to hand it over."""
+READ = Rule("readable", "every dump can be read")
 _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 """What a law raises on facts of a type that no recorder writes."""
 
@@ -50,16 +51,17 @@ class LintFindings(Findings):
         for answer in self.of(NOT_CHECKED):
             missing = [name for name in answer.rule.needs if name not in self.recorded]
             answer.lacks = _HOW.get(missing[0], missing[0]) if missing else answer.lacks or "calls that it is about"
-        unchecked = self.of(NOT_CHECKED)
-        self.left = [f"{plural(len(unchecked), 'law')}, for lack of recorded data (listed below)"] if unchecked else []
-        self.left += [f"{plural(len(self.unreadable), 'dump')} that cannot be read"] if self.unreadable else []
+        if self.unreadable:
+            self.left = [NotChecked(READ, f"{plural(len(self.unreadable), 'dump')} that cannot be read")]
 
     def in_words(self) -> str:
         """Return the result in words, for the sentence of a command that checks the recorded data first."""
         if self.broken:
             return in_words(self)
-        held = f"{plural(len(self.held), 'law')} of recorded data {'holds' if len(self.held) == 1 else 'hold'}"
-        return held if self.held else "no law of recorded data could be checked"
+        if not self.held:
+            return "no law of recorded data could be checked"
+        hold = "holds" if len(self.held) == 1 else "hold"
+        return f"{plural(len(self.held), 'law')} of recorded data {hold}"
 
     def verdict(self) -> Verdict:
         """Return the verdict: WRONG if a law fails, RIGHT if some hold, else NOT CHECKED."""
@@ -126,9 +128,7 @@ def with_lint(verdict: Verdict, findings: LintFindings) -> Verdict:
     """Return the verdict of a check together with that of the laws of the recorded data, which comes first if one fails."""
     said = f"{verdict.said.removesuffix('.')}; {findings.in_words()}"
     if not findings.broken:
-        unchecked = findings.of(NOT_CHECKED)
-        left = [f"{plural(len(unchecked), 'law')} of recorded data (`actordbg lint`)"] if unchecked else []
-        return replace(verdict, said=said, not_checked=(*verdict.not_checked, *left))
+        return replace(verdict, said=said, not_checked=(*verdict.not_checked, *findings.not_checked))
     if verdict.word == FAILED:
         return replace(verdict, said=said, findings=(*verdict.findings, *findings.found))
     said = f"recorded data: {findings.in_words()}; {verdict.said}"

@@ -75,14 +75,18 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
         selected = {row.dump_id for row in query.select_dumps(catalog, where)}
         with_results, replays = replays, [restrict(data, selected.__contains__) for data in replays]
         if any(data.results for data in with_results) and not any(data.results for data in replays):
-            matched = f"none of the dumps that match {where} ({len(selected):,}) has a result in these replays"
+            why = f"none of the dumps that match {where} ({len(selected):,}) has a result in these replays"
+            why = why if selected else no_match(catalog, where)
             raise NothingToDo(
-                f"nothing to report: {matched if selected else no_match(catalog, where)}",
+                f"nothing to report: {why}",
                 hint="run `actordbg dump ls --where` to see what a condition selects",
             )
         notes.append(f'only inputs selected by --where "{where}"; dumps that were pruned since are left out')
-    selection = "the whole store, " * (ALL in names) + plural(len(rows), "replay")
-    selection = "the last replay" if names == [LAST] else selection
+    selection = plural(len(rows), "replay")
+    if ALL in names:
+        selection = f"the whole store, {selection}"
+    elif names == [LAST]:
+        selection = "the last replay"
     return Material(tuple(replays), selection, tuple(notes))
 
 
@@ -118,7 +122,7 @@ def _read(catalog: query.Catalog, row: ReplayRow) -> ReplayData:
             comparison.reasons = "; ".join(query.why_not_compared(catalog, comparison.comparison_id)[:_WHYS]) or None
     why = read_why(catalog.store.replays / row.replay_id)
     owner = whose(catalog.store.replays / row.replay_id / SPEC)
-    return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why, owner)
+    return ReplayData(spec, row.resolved or {}, row.status, tuple(results), comparisons=compared, why=why, whose=owner)
 
 
 def report_blocks(store: Store, material: Material, texts: Texts | None = None) -> list[Block]:

@@ -121,7 +121,7 @@ def timeline(data: ReplayData) -> Chart | None:
     bad = [row for row in kept if row["s"] != PASSED]
     colors = coloured("s", dict.fromkeys((row["s"] for row in bad), BAD))
     shown = hints(("d", "dump"), ("n", "seq_len"), ("t", "seconds"), ("s", "status"))
-    spec = _over_time("l", "seconds since the first input", kept, shown, bad, "z", colors, len(some))
+    spec = _over_time("l", "seconds since the first input", kept, shown, marked=bad, at="z", colors=colors, lines=len(some))
     busy = {worker: sum(row["t"] for row in mine) for worker, mine in workers.items()}
     says = f"{plural(len(workers), 'worker')}, {plural(len(rows), 'input')} in {seconds(max(row['z'] for row in rows))} s."
     says += " Each bar is an input, colored by length."
@@ -164,7 +164,8 @@ def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] =
     triggered = [mark for mark in kept if mark["g"]]
     colors = coloured("g", {mark["g"]: TRIGGERS.get(mark["g"], TRIGGERS["before"]) for mark in triggered})
     shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("o", "role"), ("g", "trigger"))
-    spec = _over_time("r", "seconds since the first call", kept, shown, triggered, "a", colors, min(len(ranks), _MOST_LANES))
+    lines = min(len(ranks), _MOST_LANES)
+    spec = _over_time("r", "seconds since the first call", kept, shown, marked=triggered, at="a", colors=colors, lines=lines)
     lost = sum(dropped.values())
     says = f"{plural(len(rows), 'call')} of {plural(len(ranks), 'rank')} in {seconds(took)} s; a mark is a recorded call,"
     says += " colored by length. A rank that lags is a straggler."

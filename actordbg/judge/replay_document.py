@@ -283,7 +283,9 @@ def _comparisons(replay: ReplaySummary) -> list[Block]:
 def _compared_with(c: ComparisonRun) -> str:
     text = f"{c.comparison_id}: {c.against_label or c.against}"
     text += f"; {c.mismatches:,} a mismatch" if c.mismatches else ""
-    text += f"{', ' if c.mismatches else '; '}{c.within_noise:,} within the noise" if c.within_noise else ""
+    if c.within_noise:
+        comma = "," if c.mismatches else ";"
+        text += f"{comma} {c.within_noise:,} within the noise"
     if c.worst_dump is not None and c.mismatches:
         text += f"; the worst is {c.worst_dump}"
     text += f"; thresholds: {c.thresholds_from}" if c.compared else f"; {c.reasons or 'nothing in common'}"

@@ -2,71 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from actordbg.actor.rules import LEAKED
+from actordbg.base.units import plural
+from actordbg.document.blocks import number
 from actordbg.judge.agreement import ranks_in_words
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.records.comparison_record import MISMATCH, ComparisonRecord
-from actordbg.records.finding import Finding, Rule
+from actordbg.records.comparison_record import (
+    MISMATCH,
+    NOT_COMPARED,
+    RECORDED,
+    TRUTH,
+    ComparisonRecord,
+    Figures,
+)
+from actordbg.records.finding import Finding, NotChecked, Rule
 
 RUNS = Rule("runs", "a call runs, and its log-probs are finite")
 RANKS = Rule(
-    "ranks", "ranks that ran the same input have the same log-probs, bit for bit", fails="ranks differ on the same input"
+    "ranks",
+    "ranks that ran the same input have the same log-probs, bit for bit",
+    remedy="run it again with one rank: if that is right, look at what differs between ranks",
+    fails="ranks differ on the same input",
 )
-TRUTH = Rule(
-    "truth",
-    "log-probs and gradients are the truth's to rounding",
-    fails="results are not the truth's",
+LEAKS = Rule(
+    "leaking rows",
+    "packed rows of the run do not see each other",
+    remedy="call the model without an attention mask and with use_cache=False, or with flash attention",
+    fails="packed rows of the run leaked into each other",
 )
-RECORDED = Rule(
-    "recorded outputs", "the run's outputs are what its model gives", fails="the run's outputs are not what its model gives"
-)
+LAWS = Rule("laws", "changes that must not matter change nothing")
+ROUNDING = Rule("rounding", "limits follow what rounding does to these inputs")
+CODE = Rule("code", "every module runs transformers' own code")
+NO_TOY = NotChecked(Rule("your model", "the model that is trained is right"), "your model", "--model")
+FLAT = NotChecked(ROUNDING, "rounding on these inputs (fixed limits were used)")
 
 
-def found_in(replay: ReplaySummary, own: ComparisonRecord | None = None) -> list[Finding]:
-    """Return everything that is wrong: what explains the most comes first. own: the comparison with the run's recorded outputs,
-    if it counts.
+@dataclass(frozen=True)
+class Judged:
+    """A replay with everything that judged it. truth, own: the comparisons with the truth and with what the run recorded, where
+    their records are there; without them the catalog's rows decide. left: what was not checked. no_truth: why there is no truth.
     """
-    causes, places = (replay.local.causes, replay.local.places) if replay.local else ([], [])
-    return [*_failures(replay), *causes, *_laws(replay), *_ranks(replay), *_truth(replay), *_recorded(replay, own), *places]
 
+    replay: ReplaySummary
+    truth: ComparisonRecord | None = None
+    own: ComparisonRecord | None = None
+    left: Sequence[NotChecked] = ()
+    no_truth: str = ""
 
-def _failures(replay: ReplaySummary) -> Iterator[Finding]:
-    """A kind of error is a rule of its own, so that two errors are not the same fault."""
-    for group in replay.failures:
-        rule = Rule(f"{RUNS.name}: {group.name}", RUNS.holds, remedy="; or ".join(group.ways_out))
-        place = {"dump": group.examples[0]} if group.examples else {}
-        yield Finding(rule, group.explanation or " ".join(group.cause.split()), place)
-    counts = replay.counts
-    if not replay.failures and not counts.passed:
-        yield Finding(RUNS, f"none of {counts.inputs} inputs has a result")
+    @property
+    def dtype(self) -> str:
+        """The dtype of the replay, in words."""
+        return self.replay.resolved.get("dtype") or "its dtype"
 
+    @property
+    def found(self) -> list[Finding]:
+        """Everything that is wrong: what explains the most comes first, then the places where it shows itself."""
+        local, laws = self.replay.local, self.replay.laws
+        causes, places = (local.causes, local.places) if local else ([], [])
+        violations = laws.violations if laws else ()
+        recorded = self.recorded() if self.compared else ()  # without a truth, the replay may be wrong instead
+        return [*self.failures(), *causes, *violations, *self.ranks(), *self.against_truth(), *recorded, *places]
 
-def _laws(replay: ReplaySummary) -> Iterator[Finding]:
-    yield from replay.laws.violations if replay.laws else ()
+    @property
+    def compared(self) -> bool:
+        """Check whether anything was compared with the truth."""
+        return self.replay.truth is not None and self.replay.truth.verdict != NOT_COMPARED
 
+    def failures(self) -> Iterator[Finding]:
+        """Yield each kind of error, a rule of its own, so that two errors are not the same fault."""
+        for group in self.replay.failures:
+            rule = Rule(f"{RUNS.name}: {group.name}", RUNS.holds, remedy="; or ".join(group.ways_out))
+            place = {"dump": group.examples[0]} if group.examples else {}
+            why = group.explanation or " ".join(group.cause.split())
+            yield Finding(rule, f"{group.name} ({plural(group.count, 'input')}): {why}", place)
+        counts = self.replay.counts
+        if not self.replay.failures and not counts.passed:
+            yield Finding(RUNS, f"none of {counts.inputs} inputs has a result")
 
-def _ranks(replay: ReplaySummary) -> Iterator[Finding]:
-    ranks = replay.ranks
-    if replay.asked.get("align") == "same" and ranks is not None and ranks.differ:
-        first = ranks.differ[0]
-        yield Finding(RANKS, "; ".join(ranks_in_words(ranks)[:2]), {"dump": first.dump_id, "rank": first.rank})
+    def ranks(self) -> Iterator[Finding]:
+        """Yield that ranks disagree on an input that all of them ran."""
+        ranks = self.replay.ranks
+        if self.replay.asked.get("align") == "same" and ranks is not None and ranks.differ:
+            first = ranks.differ[0]
+            yield Finding(RANKS, "; ".join(ranks_in_words(ranks)[:2]), {"dump": first.dump_id, "rank": first.rank})
 
-
-def _truth(replay: ReplaySummary) -> Iterator[Finding]:
-    truth = replay.truth
-    if truth is not None and truth.verdict == MISMATCH:
+    def against_truth(self) -> Iterator[Finding]:
+        """Yield what explains a difference from the truth, then the difference."""
+        truth = self.replay.truth
+        local = self.replay.local
+        of_model = truth is not None and not truth.mismatches and local is not None and truth.reasons == local.said
+        if truth is None or truth.verdict != MISMATCH or of_model:  # what the model is says it already
+            return
+        if self.truth is not None and self.truth.explained is not None:
+            yield from self.truth.explained.found("")
+        parts = [truth.reasons or ""]
+        if truth.mismatches:
+            differ = "differs" if truth.mismatches == 1 else "differ"
+            many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} {differ} from the truth"
+            parts.insert(0, f"{many} by more than {self.dtype} rounding")
         place = {"dump": truth.worst_dump} if truth.worst_dump else {}
-        yield Finding(TRUTH, truth.reasons or f"{truth.mismatches} dumps differ", place, size=truth.max_abs)
+        yield Finding(TRUTH, "; ".join(filter(None, parts)), place, size=truth.max_abs)
+
+    def recorded(self) -> Iterator[Finding]:
+        """Yield what explains recorded outputs, then that they are not this model's."""
+        own, row = self.own, self.replay.recorded
+        if own is not None and own.verdict == MISMATCH:
+            yield from own.explained.found("") if own.explained else ()
+            if leaking := [dump.dump_id for dump in own.mismatches if LEAKED in dump.reasons]:
+                yield Finding(LEAKS, LEAKED, {"dump": leaking[0]})
+            size = own.furthest[0] if own.furthest else None
+            yield Finding(RECORDED, self.recorded_in_words(own), {"dump": own.dumps[0].dump_id} if own.dumps else {}, size=size)
+        elif own is None and row is not None and row.verdict == MISMATCH:
+            said = f"in {row.mismatches:,} of {plural(row.compared, 'dump')} the run's outputs are not what its model gives"
+            said = f"{said}: {row.reasons}" if row.reasons else said
+            yield Finding(RECORDED, said, {"dump": row.worst_dump}, size=row.max_abs)
+
+    def recorded_in_words(self, own: ComparisonRecord) -> str:
+        """Describe how recorded outputs differ from this replay, with the largest differences."""
+        bad, far = own.mismatches, beyond(own)
+        amounts = []
+        for name, size in far:
+            amount = "a non-finite amount" if size is None else f"up to {number(size, 3)} nats"
+            amounts.append(f"{name} by {amount}")
+        furthest = ", ".join(amounts) or "; ".join(bad[0].reasons[:1] if bad else own.reasons)
+        many = f"{len(bad):,} of {plural(len(own.compared), 'dump')}"
+        said = f"in {many} the run's outputs are not what its model gives in {self.dtype}: {furthest}"
+        return f"{said}; its log-probs agree" if [name for name, _ in far] == ["entropies"] else said
 
 
-def _recorded(replay: ReplaySummary, own: ComparisonRecord | None) -> Iterator[Finding]:
-    """A cause that explains recorded outputs comes before that they differ."""
-    if own is not None and own.verdict == MISMATCH:
-        yield from own.explained.found("") if own.explained and own.explained.wrong else ()
-        size = own.furthest[0] if own.furthest else None
-        worst = {"dump": own.dumps[0].dump_id} if own.dumps else {}
-        yield Finding(RECORDED, "; ".join(own.dumps[0].reasons) if own.dumps else "", worst, size=size)
-    elif own is None and replay.recorded is not None and replay.recorded.verdict == MISMATCH:
-        recorded = replay.recorded
-        yield Finding(RECORDED, recorded.reasons or "", {"dump": recorded.worst_dump}, size=recorded.max_abs)
+def beyond(own: ComparisonRecord) -> list[tuple[str, float | None]]:
+    """Return the outputs that exceed their limit in a mismatch, each with its largest difference in nats; None: not finite."""
+    bad = own.mismatches
+    far: list[tuple[str, float | None]] = []
+    for name, limit, figures in (
+        ("log-probs", "max_abs", [dump.log_probs for dump in bad]),
+        ("entropies", "entropy_max_abs", [dump.entropy for dump in bad]),
+    ):
+        known: list[Figures] = [each for each in figures if each is not None]
+        furthest = max((each.max_abs or 0.0 for each in known), default=0.0)
+        if any(each.nonfinite for each in known):
+            far.append((name, None))
+        elif furthest > (own.thresholds.get(limit) or 0.0):
+            far.append((name, furthest))
+    return far

@@ -18,10 +18,12 @@ from actordbg.actor.rules import LEAKED
 from actordbg.base.units import some
 from actordbg.document.blocks import number
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
+from actordbg.records.finding import Rule
 from actordbg.records.run_files import MET_WEIGHTS, met_weights
 
 OF_ROUNDING = {True: 4.0, False: 0.1}
 """Most distance from recorded log-probs that identifies weights, in units of measured rounding, by whether the run is in fp32."""
+WEIGHTS = Rule("weights", "the model has the weights that its inputs met in training")
 LEAST = 2e-6
 """Nats below which log-probs are the same: float32 has no more."""
 
@@ -106,4 +108,5 @@ def _steps(steps: Any) -> str:
     known = sorted({step for step in steps if step is not None})
     if not known:
         return "these calls"
-    return f"step{'s' * (len(known) > 1)} {some(known, 4)}"
+    word = "steps" if len(known) > 1 else "step"
+    return f"{word} {some(known, 4)}"

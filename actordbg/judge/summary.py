@@ -23,7 +23,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from actordbg.actor.signatures import explain
-from actordbg.base.units import letter_of
+from actordbg.base.units import grouped, letter_of
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS
 from actordbg.judge.agreement import agreement_of, generators_of, golden_of, laws_of, not_compared_of
@@ -113,7 +113,15 @@ def summary_of(data: ReplayData, name: str = "A") -> ReplaySummary:
         resolved=dict(data.resolved),
         versions=dict(spec.versions),
         inputs=Inputs(min(lengths, default=None), median(lengths), max(lengths, default=None), _total(spec.inputs, "tokens")),
-        counts=Counts(not_run + len(results), of[PASSED], of[FAILED], of[CRASHED], of[HUNG], not_run, of[STOPPED]),
+        counts=Counts(
+            inputs=not_run + len(results),
+            passed=of[PASSED],
+            failed=of[FAILED],
+            crashed=of[CRASHED],
+            hung=of[HUNG],
+            not_run=not_run,
+            stopped=of[STOPPED],
+        ),
         worker_starts=len({(result.worker, result.attempt) for result in results}),
         failures=_failures(results),
         **_timed(results, steady, by_id),
@@ -161,10 +169,7 @@ def _timed(results: Results, steady: Results, by_id: ById) -> dict[str, Any]:
 
 
 def _buckets(results: Results, steady: set[str], by_id: ById) -> Iterator[BucketFigures]:
-    groups: dict[tuple[int, int], list[ResultRecord]] = {}
-    for result in results:
-        if result.dump_id in by_id:
-            groups.setdefault(bucket_of(by_id[result.dump_id].seq_len), []).append(result)
+    groups = grouped((bucket_of(by_id[each.dump_id].seq_len), each) for each in results if each.dump_id in by_id)
     for (low, high), members in sorted(groups.items()):
         timed = [result for result in members if result.dump_id in steady]
         passed = sum(result.status == PASSED for result in members)
@@ -177,7 +182,13 @@ def _slowest(results: Results, by_id: ById) -> tuple[SlowInput, ...]:
     pairs = ((by_id[result.dump_id], result) for result in ordered if result.dump_id in by_id)
     return tuple(
         SlowInput(
-            given.dump_id, given.rank, given.batch_size, given.seq_len, given.tokens, took.forward_s or 0.0, took.backward_s
+            given.dump_id,
+            given.rank,
+            given.batch_size,
+            given.seq_len,
+            given.tokens,
+            forward_s=took.forward_s or 0.0,
+            backward_s=took.backward_s,
         )
         for given, took in pairs
     )
@@ -204,13 +215,16 @@ def _logprobs(results: Results) -> LogProbs | None:
 
 def _failures(results: Results) -> tuple[FailureGroup, ...]:
     """Group the failures by kind, largest group first. The earliest result of a group gives its cause."""
-    groups: dict[tuple[str, str], list[ResultRecord]] = {}
-    for result in sorted(results, key=lambda result: (result.started_at, result.slot)):
-        if result.status != PASSED:
-            text = _NUMBERS.sub("#", (result.error or "").strip().partition("\n")[0][:200])
-            alike = ("signature", result.signature) if result.signature else (result.error_class or result.status, text)
-            groups.setdefault(alike, []).append(result)
+    failed = sorted((each for each in results if each.status != PASSED), key=lambda each: (each.started_at, each.slot))
+    groups = grouped((_alike(each), each) for each in failed)
     return tuple(sorted(map(_group, groups.values()), key=lambda group: (-group.count, group.name)))
+
+
+def _alike(result: ResultRecord) -> tuple[str, str]:
+    """Return what results of the same kind of failure have in common."""
+    if result.signature:
+        return "signature", result.signature
+    return result.error_class or result.status, _NUMBERS.sub("#", (result.error or "").strip().partition("\n")[0][:200])
 
 
 def _group(members: Results) -> FailureGroup:
@@ -251,10 +265,7 @@ def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
     A fact that a replay does not report is not a difference: its workers did not start, or it is a truth, which has no Actor.
     """
     settings = [configuration(data) for data in replays]
-    reported: dict[str, list[Any]] = {}
-    for own in settings:
-        for name, value in own.items():
-            reported.setdefault(name, []).append(value)
+    reported = grouped((name, value) for own in settings for name, value in own.items())
     differing = [name for name, values in reported.items() if any(value != values[0] for value in values)]
     rows = [
         _against(replays[0], data, name, {key: own.get(key) for key in differing})

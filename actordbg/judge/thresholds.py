@@ -153,7 +153,8 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
         severity = max(severity, times)
         covered = noise is not None and value <= noise
         if value > limit:
-            against = "" if noise is None else f"{', within' if covered else ' and'} the noise {noise:.3g}"
+            within = ", within" if covered else " and"
+            against = "" if noise is None else f"{within} the noise {noise:.3g}"
             quantity = next((of for part, of in _QUANTITIES.items() if part in name), "log-probs")
             parameter = f" ({dump.worst_parameter})" if quantity == "gradients" and dump.worst_parameter else ""
             outside.append((times, f"{name} {value:.4g} is above {limit:.4g}{against}{parameter}", quantity + parameter))

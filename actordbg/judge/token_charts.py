@@ -129,8 +129,9 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
         token = "-" if pair.ids is None else str(int(pair.ids[r][c]))
         line = (str(r), str(c), token, number(pair.a[r][action], 6), number(pair.b[r][action], 6), number(apart[r][c], 3))
         context = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
-        lines.append((*line, *[context] * bool(texts)))
-    columns = ("row", "position", "token", *pair.names, " - ".join(pair.names), *["text"] * bool(texts))
+        lines.append((*line, context) if texts else line)
+    columns = ["row", "position", "token", *pair.names, " - ".join(pair.names)]
+    columns += ["text"] if texts else []
     says = f"{pair.dump_id}: {plural(len(chosen), 'row')}. Worst token circled: {_where(row, position, 1)},"
     says += f" {number(far[row][position], 3)} nats."
     says += "" if width == 1 else f" Each field shows the worst of {width} positions."
@@ -192,7 +193,8 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
     for name, value, color in (("limit", limit, BAD), ("noise floor", floor, PART)):
         if value:
             inside = value <= 6 * most
-            bands += f" The {name} is {number(value, 3)} nats{'' if inside else ', outside this chart'}."
+            outside = "" if inside else ", outside this chart"
+            bands += f" The {name} is {number(value, 3)} nats{outside}."
             look = {"color": color, "strokeDash": [5, 4]}
             ends = [{"d": value}, {"d": -value}]
             lines += [layer("rule", ends, look, y={"field": "d", "type": "quantitative"})] * inside

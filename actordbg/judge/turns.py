@@ -22,7 +22,7 @@ from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.turn_record import TURNS, Trajectory
 from actordbg.judge.recorded_calls import RecordedCall
-from actordbg.records.finding import Finding, Findings, Rule, outcomes_of
+from actordbg.records.finding import Finding, Findings, NotChecked, Rule, outcomes_of
 from actordbg.records.run_files import read_trajectory
 from actordbg.store.layout import Store, require_run_name
 
@@ -39,55 +39,63 @@ MOST = 512
 
 
 RULES = tuple(
-    Rule(name, holds, thread, fails=fails)
-    for name, fails, holds, thread in (
+    Rule(name, holds, thread, remedy, fails=fails)
+    for name, fails, holds, thread, remedy in (
         (
             "two BOS",
             "a prompt was sampled from with two BOS",
             "a prompt is sampled from with one BOS",
             "open-r1 PR#462",
+            "encode the prompt without special tokens where its template writes a BOS",
         ),
         (
             "extra BOS",
             "one more BOS was trained on",
             "a sequence is trained on without one more BOS",
             "",
+            "train on the ids that the rollout returned, without another BOS",
         ),
         (
             "EOS appended",
             "an EOS that was not sampled was appended",
             "no EOS follows a turn that was not sampled",
             "SkyRL PR#2148",
+            "append an EOS only where the engine returned none, and then without a mask",
         ),
         (
             "retokenized",
             "text was encoded again, into other ids",
             "text is not encoded again, into other ids",
             "verl#3720, SkyRL#123",
+            "hand ids from turn to turn, never text",
         ),
         (
             "border lost",
             "whitespace between turns changed",
             "whitespace between a turn and the next stays",
             "verl PR#6921",
+            "hand ids from turn to turn, and do not strip text between turns",
         ),
         (
             "template drops text",
             "text of a turn is gone",
             "all text of a turn stays, such as its reasoning",
             "prime-rl#1334, verl#6854",
+            "append the ids of a turn, or render with a template that keeps reasoning",
         ),
         (
             "other actions",
             "tokens that no turn sampled count as actions",
             "the tokens that count as actions are those that a turn sampled",
             "SkyRL PR#1070",
+            "build the mask from the ids that were sampled",
         ),
         (
             "other ids",
             "other ids were trained on than sampled",
             "the ids that were sampled are those that are trained on",
             "",
+            "train on the ids that the rollout returned",
         ),
     )
 )
@@ -214,9 +222,11 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
     turns = sum(len(each.turns) for each, _ in pairs)
     findings = Findings(outcomes_of(RULES, faults, len(pairs) - alone), f"run {name}")
     if alone:
-        findings.left.append(f"{plural(alone, 'conversation')}, of which no recorded call of the training has the row")
+        without = f"{plural(alone, 'conversation')}, of which no recorded call of the training has the row"
+        findings.left.append(NotChecked(_RULE["other ids"], without))
     if unread and record is None:
-        findings.left.append(f"{plural(unread, 'recorded conversation')}, damaged or older than the newest {MOST}")
+        older = f"{plural(unread, 'recorded conversation')}, damaged or older than the newest {MOST}"
+        findings.left.append(NotChecked(_RULE["other ids"], older))
     verdict = verdict_of(findings, _right(pairs, turns, alone), {RIGHT: f"actordbg lint --where \"run='{name}'\""})
     data = {"run": name, "trajectories": len(pairs), "turns": turns, "in_dumps": len(pairs) - alone}
     return answer_of(findings, verdict, title=f"turns of run {name}", **data)

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.rules import LEAKED
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural, with_handles
 from actordbg.catalog.dump_verdicts import WORST_FIRST, breaks
@@ -19,13 +18,20 @@ from actordbg.catalog.query import OPEN
 from actordbg.config.as_ran import as_ran, repeat_options
 from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number, rate, seconds
-from actordbg.judge.agreement import ranks_in_words
-from actordbg.judge.replay_findings import found_in
+from actordbg.judge.replay_findings import CODE, FLAT, LAWS, NO_TOY, Judged, beyond
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.locate.rules import EAGER, KERNEL
 from actordbg.locate.verdict import unlocated
-from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
-from actordbg.records.finding import ISOLATION, RAISED, Finding
+from actordbg.records.comparison_record import (
+    GRADIENTS,
+    MISMATCH,
+    MODEL,
+    NOT_COMPARED,
+    RECORDED,
+    TRUTH,
+    WITHIN_NOISE,
+)
+from actordbg.records.finding import ISOLATION, RAISED, Finding, NotChecked
 
 if TYPE_CHECKING:
     from actordbg.catalog.lab_columns import ComparisonRun, ReplayRow
@@ -47,142 +53,127 @@ def word_of_row(row: ReplayRow, truth: ComparisonRun | None, recorded: Compariso
 
 
 def replay_verdict(
-    replay: ReplaySummary,
-    *,
-    of: int | None = None,
-    own: ComparisonRecord | None = None,
-    left: Sequence[str] = (),
-    no_truth: str = "",
-    recorded: str | None = None,
-    reported: bool = False,
-    explained: bool = False,
+    judged: Judged, *, of: int | None = None, recorded: str | None = None, reported: bool = False, explained: bool = False
 ) -> Verdict:
     """Return the verdict of a replay.
 
-    of: the number of dumps that its inputs were drawn from. own: the comparison with the run's recorded outputs, if it counts.
-    left: what else was not checked. no_truth: why there is no truth. recorded: the model that the dumps name. reported: whether
-    this is the replay's own report, so that the next command is another. explained: whether this is its own explanation.
+    of: the number of dumps that its inputs were drawn from. recorded: the model that the dumps name. reported: whether this is
+    the replay's own report, so that the next command is another. explained: whether this is its own explanation.
     """
-    local = replay.local
-    values = as_ran(replay.asked, replay.resolved)
-    word, said, deciding = _judged(replay, of or replay.counts.inputs, own, left, no_truth)
-    following = _next(replay, word, own, recorded, reported, bool(no_truth) or replay.truth is not None)
-    if local is not None and word in (RIGHT, WRONG, UNCHECKED) and local.word == WRONG:
-        said = f"{said}: {local.said}" if word == WRONG else local.said
-        word, following = WRONG, _next(replay, WRONG, own, recorded, reported, True)
-    elif local is not None and word == local.word == RIGHT:
-        said += f"; {local.said}"
+    replay, found = judged.replay, judged.found
+    word = _word(judged, found)
     if word == WRONG and not explained:
         following = f"actordbg explain {replay.replay_id}"
-    toy = values["model"] == TINY
-    not_checked = (*["your model (--model)"] * toy, *left, *_left(replay, left)) if word in (RIGHT, WRONG) else ()
-    figures = (*deciding, *_figures(replay, f" ({TOY_MODEL})" * toy))
-    found = found_in(replay, own) if word in (WRONG, FAILED) else []
-    return Verdict(word, said, figures, not_checked, following, toy, found, whose=replay.whose)
+    else:
+        following = _next(judged, word, found, recorded, reported=reported)
+    toy = as_ran(replay.asked, replay.resolved)["model"] == TINY
+    not_checked = [*([NO_TOY] if toy else []), *judged.left, *_left(judged)] if word in (RIGHT, WRONG) else []
+    return Verdict(
+        word,
+        _said(judged, word, of or replay.counts.inputs),
+        [*_deciding(judged, word), *_figures(replay, f" ({TOY_MODEL})" if toy else "")],
+        not_checked,
+        next=following,
+        toy=toy,
+        findings=found if word in (WRONG, FAILED) else [],
+        whose=replay.whose,
+    )
 
 
-Judged = tuple[str, str, Sequence[tuple[str, str]]]
-"""The word, the rest of the sentence, and the deciding figures."""
+def _word(judged: Judged, found: Sequence[Finding]) -> str:
+    """Return the word: a failure decides, then anything that is wrong, then what was compared."""
+    replay, counts = judged.replay, judged.replay.counts
+    if counts.failed + counts.crashed + counts.hung:
+        return FAILED
+    if not counts.passed:
+        return UNCHECKED if replay.status in OPEN else FAILED
+    if replay.laws is not None and replay.laws.raised and not replay.laws.good:
+        return FAILED
+    if found:
+        return WRONG
+    last = judged.own or replay.recorded or replay.truth
+    return UNCHECKED if not judged.compared or last is None or last.verdict == NOT_COMPARED else RIGHT
 
 
-def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, left: Sequence[str], no_truth: str) -> Judged:
-    c, laws, truth = replay.counts, replay.laws, replay.truth
-    bad = c.failed + c.crashed + c.hung
-    every, dumps = plural(c.inputs, "dump"), f"{c.passed:,} of {plural(of, 'dump')}"
-    dtype = replay.resolved.get("dtype") or "its dtype"
-    far = (("max diff from the truth", f"{number(truth.max_abs, 2)} nats"),) if truth and truth.max_abs is not None else ()
-    if bad:
-        why = ""
-        for failure in replay.failures[:1]:
-            first = failure.cause.strip().split("\n")[0][:CAUSE_CHARS]
-            why = f": {first if not first or first.startswith(failure.name) else f'{failure.name}, {first}'}"
-        return FAILED, f"{bad:,} of {every} did not pass{why}", [("did not pass", f"{bad:,} of {every}")]
-    if not c.passed:
-        ended = f"{c.stopped:,} stopped by the user" if c.stopped else f"the replay is {replay.status}"
-        return (UNCHECKED if replay.status in OPEN else FAILED), f"none of {every} has a result; {ended}", ()
+def _said(judged: Judged, word: str, of: int) -> str:
+    """Return the sentence behind the word: of what is wrong, the first finding of each kind."""
+    replay, counts, truth = judged.replay, judged.replay.counts, judged.replay.truth
+    every, dumps = plural(counts.inputs, "dump"), f"{counts.passed:,} of {plural(of, 'dump')}"
+    if bad := counts.failed + counts.crashed + counts.hung:
+        return f"{bad:,} of {every} did not pass{_first_failure(replay)}"
+    if not counts.passed:
+        ended = f"{counts.stopped:,} stopped by the user" if counts.stopped else f"the replay is {replay.status}"
+        return f"none of {every} has a result; {ended}"
+    local, laws = replay.local, replay.laws
+    if word in (WRONG, FAILED):
+        violations = laws.violations[:1] if laws else ()
+        compared = [*judged.ranks(), *judged.against_truth(), *(judged.recorded() if judged.compared else ())]
+        parts = [local.said] if local is not None and local.found else []
+        return "; ".join(dict.fromkeys([*parts, *(finding.said for finding in (*violations, *compared))]))
+    if not judged.compared:
+        if truth is None and not judged.no_truth:
+            unbroken = ", and every law checked holds" if laws is not None and laws.inputs else ""
+            return f"{dumps} passed with finite numbers{unbroken}; correctness was not checked"
+        why = judged.no_truth or ((truth.reasons or "") if truth else "").removeprefix("dump not compared: ")
+        said = f"{dumps} ran; none could be compared with the truth"
+        return f"{said}: {why}" if why else said
+    assert truth is not None
+    match = "matches" if truth.compared == 1 else "match"
+    near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {judged.dtype} rounding"
+    said = f"{truth.compared:,} of {plural(of, 'dump')} {match} the truth {near}"
+    if word == UNCHECKED:
+        unchecked = judged.left[0].text if judged.left else "the outputs of the run"
+        return f"{said}; not checked: {unchecked}"
+    return f"{said}; {local.said}" if local is not None and local.word == RIGHT else said
+
+
+def _first_failure(replay: ReplaySummary) -> str:
+    """Return the first error, behind a colon; "" without one."""
+    for failure in replay.failures[:1]:
+        first = failure.cause.strip().split("\n")[0][:CAUSE_CHARS]
+        return f": {first}" if not first or first.startswith(failure.name) else f": {failure.name}, {first}"
+    return ""
+
+
+def _deciding(judged: Judged, word: str) -> Iterator[tuple[str, str]]:
+    """Yield the figures that decide, the failing figure first."""
+    truth, laws, own = judged.replay.truth, judged.replay.laws, judged.own
+    counts = judged.replay.counts
+    if bad := counts.failed + counts.crashed + counts.hung:
+        return (yield "did not pass", f"{bad:,} of {plural(counts.inputs, 'dump')}")
+    if word == WRONG and own is not None and own.verdict == MISMATCH and judged.compared:
+        for name, size in beyond(own):
+            yield f"max diff from the run's {name}", f"{number(size, 3)} nats"
+    if truth is not None and truth.max_abs is not None:
+        yield "max diff from the truth", f"{number(truth.max_abs, 2)} nats"
     if laws is not None and not laws.good:
         names = ", ".join(dict.fromkeys(violation.rule.name for violation in laws.violations))
-        word, what = (WRONG, "laws that fail") if laws.broken else (FAILED, "laws that could not be checked")
-        return word, laws.violations[0].said, [*far, (what, names)]
-    if replay.asked.get("align") == "same" and replay.ranks is not None and replay.ranks.differ:
-        return WRONG, "; ".join(ranks_in_words(replay.ranks)[:2]), ()
-    if truth is None or truth.verdict == NOT_COMPARED:
-        if not no_truth and truth is None:
-            unbroken = ", and every law checked holds" if laws is not None and laws.inputs else ""
-            return UNCHECKED, f"{dumps} passed with finite numbers{unbroken}; correctness was not checked", ()
-        why = no_truth or ((truth.reasons or "") if truth else "").removeprefix("dump not compared: ")
-        return UNCHECKED, f"{dumps} ran; none could be compared with the truth{why and ': '}{why}", ()
-    if truth.verdict == MISMATCH:
-        many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} differ{'s' * (truth.mismatches == 1)} from the truth"
-        rounding = f"{many} by more than {dtype} rounding" if truth.mismatches else None
-        return WRONG, "; ".join(filter(None, (rounding, truth.reasons))), far
-    recorded = replay.recorded
-    if own is None and recorded is not None and recorded.verdict == MISMATCH:
-        several = f"{recorded.mismatches:,} of {plural(recorded.compared, 'dump')}"
-        return WRONG, f"in {several} the run's outputs are not what its model gives", far
-    if own is not None and (said := _own_in_words(own, dtype)):
-        return (
-            WRONG,
-            said,
-            [(f"max diff from the run's {name}", f"{number(size, 3)} nats") for name, size in _beyond(own)] + [*far],
-        )
-    match = "matches" if truth.compared == 1 else "match"
-    near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {dtype} rounding"
-    said = f"{truth.compared:,} of {plural(of, 'dump')} {match} the truth {near}"
-    if (own or recorded or truth).verdict == NOT_COMPARED:
-        return UNCHECKED, f"{said}; not checked: {left[0] if left else 'the outputs of the run'}", far
-    return RIGHT, said, far
+        yield "laws that fail" if laws.broken else "laws that could not be checked", names
 
 
-def _beyond(own: ComparisonRecord) -> list[tuple[str, float | None]]:
-    """Return the outputs that exceed their limit in a mismatch, each with its largest difference in nats; None: not finite."""
-    bad = [dump for dump in own.dumps if dump.verdict == MISMATCH]
-    beyond: list[tuple[str, float | None]] = []
-    for name, limit, figures in (
-        ("log-probs", "max_abs", [dump.log_probs for dump in bad]),
-        ("entropies", "entropy_max_abs", [dump.entropy for dump in bad]),
-    ):
-        known: list[Figures] = [each for each in figures if each is not None]
-        furthest = max((each.max_abs or 0.0 for each in known), default=0.0)
-        if any(each.nonfinite for each in known):
-            beyond.append((name, None))
-        elif furthest > (own.thresholds.get(limit) or 0.0):
-            beyond.append((name, furthest))
-    return beyond
-
-
-def _own_in_words(own: ComparisonRecord, dtype: str) -> str:
-    """Describe how the run's recorded outputs differ from this replay, with the largest differences; "" if they agree."""
-    bad, beyond = [dump for dump in own.dumps if dump.verdict == MISMATCH], _beyond(own)
-    if not bad:
-        return ""
-    amounts = ((name, "a non-finite amount" if size is None else f"up to {number(size, 3)} nats") for name, size in beyond)
-    agree = "; its log-probs agree" if [name for name, _ in beyond] == ["entropies"] else ""
-    fault = f"; {LEAKED}" if any(LEAKED in dump.reasons for dump in bad) else ""
-    many = f"{len(bad):,} of {plural(len(own.compared), 'dump')}"
-    furthest = ", ".join(f"{name} by {amount}" for name, amount in amounts) or bad[0].reasons[0]
-    causes = "".join(f"; {sentence}" for sentence in own.explained.sentences) if own.explained else ""
-    return f"in {many} the run's outputs are not what its model gives in {dtype}: {furthest}{agree}{fault}{causes}"
-
-
-def _left(replay: ReplaySummary, known: Sequence[str]) -> Iterator[str]:
-    """Yield what was not checked beyond what is `known`."""
+def _left(judged: Judged) -> Iterator[NotChecked]:
+    """Yield what was not checked beside `left`."""
+    replay, rules = judged.replay, {each.rule for each in judged.left}
     truth, laws = replay.truth, replay.laws
-    yield from (text for text in unlocated(replay.local, replay.replay_id) if text not in known)
+    if MODEL not in rules:
+        yield from (NotChecked(MODEL, text) for text in unlocated(replay.local, replay.replay_id))
     for package, name in replay.resolved.get("foreign_code", {}).items():
-        yield f"the code of {package} ({name}), which is not transformers'"
-    if truth is not None and truth.rounding_id is None:
-        yield "rounding on these inputs (fixed limits were used)"
-    if truth is not None and truth.compared < replay.counts.inputs and not known:
-        yield f"{replay.counts.inputs - truth.compared:,} of {plural(replay.counts.inputs, 'dump')} against the truth"
-    if truth is not None and truth.grad_norm_rel is None and not any("gradient" in text for text in known):
-        yield "gradients (--backward)"
+        yield NotChecked(CODE, f"the code of {package} ({name}), which is not transformers'")
+    if truth is not None:
+        if truth.rounding_id is None:
+            yield FLAT
+        if truth.compared < replay.counts.inputs and not judged.left:
+            missing = f"{replay.counts.inputs - truth.compared:,} of {plural(replay.counts.inputs, 'dump')}"
+            yield NotChecked(TRUTH, f"{missing} against the truth")
+        if truth.grad_norm_rel is None and GRADIENTS not in rules:
+            yield NotChecked(GRADIENTS, "gradients", "--backward")
     if laws is None or not laws.inputs:
-        return (yield "the laws (--laws)")
+        return (yield NotChecked(LAWS, "the laws", "--laws"))
     if laws.unasked:
-        yield f"the {'law' if len(laws.unasked) == 1 else 'laws'} {', '.join(laws.unasked)}"
+        which = "law" if len(laws.unasked) == 1 else "laws"
+        yield NotChecked(LAWS, f"the {which} {', '.join(laws.unasked)}")
     if laws.inputs < laws.of:
-        yield f"the laws of {plural(laws.of - laws.inputs, 'dump')}"
+        yield NotChecked(LAWS, f"the laws of {plural(laws.of - laws.inputs, 'dump')}")
 
 
 def _figures(replay: ReplaySummary, of_toy: str) -> Iterator[tuple[str, str]]:
@@ -197,19 +188,18 @@ def _figures(replay: ReplaySummary, of_toy: str) -> Iterator[tuple[str, str]]:
         yield f"peak memory in one worker{of_toy}", human_bytes(replay.peak_memory_bytes)
 
 
-def _next(
-    replay: ReplaySummary, word: str, own: ComparisonRecord | None, recorded: str | None, reported: bool, tried: bool
-) -> str:
-    """Return the command to run next; "" if none helps. tried: whether the truth was to be compared.
+def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | None, *, reported: bool) -> str:
+    """Return the command to run next; "" if none helps.
 
     None leads back: lint, check, matrix, replay, report, compare, explain, reduce, repro. Only an explanation leads to a check of
     one other setting, and that to `reduce` (`api.checks`).
     """
-    values, truth = as_ran(replay.asked, replay.resolved), replay.truth
+    replay, truth = judged.replay, judged.replay.truth
+    values = as_ran(replay.asked, replay.resolved)
     model = f"--model {in_shell(str(values['model']))}"
     if replay.status in OPEN:
         return f"actordbg replay --resume {replay.replay_id}"
-    if word == UNCHECKED and replay.counts.passed and not tried:
+    if word == UNCHECKED and replay.counts.passed and truth is None and not judged.no_truth:
         return f"actordbg compare {replay.replay_id} truth"
     if word in (FAILED, UNCHECKED):
         examples = [group.examples[0] for group in replay.failures if group.examples]
@@ -220,10 +210,10 @@ def _next(
         return "" if reported else f"actordbg report {replay.replay_id}"
     if word == WRONG:
         lawless = [violation.place["dump"] for violation in replay.laws.violations] if replay.laws else []
-        if own is not None and own.verdict == MISMATCH and not lawless and truth is not None and truth.verdict != MISMATCH:
+        if RECORDED in [finding.rule for finding in found] and not lawless and truth is not None and truth.verdict != MISMATCH:
             return f"actordbg compare {replay.replay_id} recorded"
         worst = [*lawless, *([truth.worst_dump] if truth is not None and truth.worst_dump else [])]
-        if (other := _deciding(values, found_in(replay, own))) is not None:
+        if (other := _other_setting(values, found)) is not None:
             options = " ".join(map(in_shell, repeat_options(other, "check")))
             return f"actordbg check --where {selecting(worst[:1])} {options}"
         return f"actordbg reduce {replay.replay_id}"
@@ -232,7 +222,7 @@ def _next(
     return f"actordbg matrix --where {selecting([slow.dump_id for slow in replay.slowest[:_EXAMPLES]])} {model}"
 
 
-def _deciding(values: Mapping[str, Any], found: Sequence[Finding]) -> Mapping[str, Any] | None:
+def _other_setting(values: Mapping[str, Any], found: Sequence[Finding]) -> Mapping[str, Any] | None:
     """Return the settings with the one changed that decides where the fault is; None if no finding has such a remedy."""
     todo = {finding.todo for finding in found}
     if ISOLATION in todo and values["packing"]:
@@ -250,7 +240,7 @@ def selecting(dump_ids: Sequence[str]) -> str:
 
 def together(replays: Iterable[ReplaySummary]) -> Verdict:
     """Return the verdict of a report: that of its only replay, else the worst, with how many have which."""
-    each = [(replay, replay_verdict(replay, reported=True)) for replay in replays]
+    each = [(replay, replay_verdict(Judged(replay), reported=True)) for replay in replays]
     if not each:
         return Verdict(UNCHECKED, "nothing was replayed yet", next="actordbg status")
     if len(each) == 1:
@@ -258,8 +248,8 @@ def together(replays: Iterable[ReplaySummary]) -> Verdict:
     others = next((verdict.whose for _, verdict in each if verdict.whose), "")
     replay, worst = min(each, key=lambda pair: WORST_FIRST.index(pair[1].word))
     counts = ", ".join(f"{count} {word}" for word, count in Counter(verdict.word for _, verdict in each).items())
-    left = tuple(dict.fromkeys(text for _, verdict in each for text in verdict.not_checked))[:_EXAMPLES]
-    said = f"{plural(len(each), 'replay')}: {counts}" + f". {replay.label}, {replay.replay_id}: {worst.said}" * (
-        worst.word != RIGHT
-    )
+    left = list(dict.fromkeys(one for _, verdict in each for one in verdict.not_checked))[:_EXAMPLES]
+    said = f"{plural(len(each), 'replay')}: {counts}"
+    if worst.word != RIGHT:
+        said += f". {replay.label}, {replay.replay_id}: {worst.said}"
     return replace(worst, said=said, not_checked=left, figures=worst.figures[:1], whose=others)

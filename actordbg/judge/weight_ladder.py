@@ -23,7 +23,7 @@ from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.weight_hashes import WEIGHTS, ParameterHash, WeightRecord
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
 from actordbg.judge.recorded_calls import RecordedCall
-from actordbg.records.finding import Finding, Findings, Rule, outcomes_of
+from actordbg.records.finding import Finding, Findings, NotChecked, Rule, outcomes_of
 from actordbg.records.run_files import read_sync, read_weights, weights_of
 from actordbg.store.layout import Store, require_run_name
 
@@ -93,14 +93,14 @@ def weights_answer(store: Store, run: str | None = None) -> CommandResult:
     unhashed = sum(parameter.had is None for parameter in each)
     found, unknown = _found(store, run, syncs, whole=not damaged)
     judged = unrecorded < asked and not (each and unhashed == len(each))
+    left = {
+        f"{plural(unrecorded, 'answer')} of engines that were not recorded": (unrecorded, ARRIVED),
+        f"{unhashed} of {plural(len(each), 'parameter')}, which could not be hashed when sent": (unhashed, AS_SENT),
+        f"{plural(damaged, 'transfer')}, whose files are damaged": (damaged, SENT),
+        unknown: (unknown, FRESH),
+    }
     findings = Findings(outcomes_of(RULES, found, len(syncs) if judged else 0), f"run {run}")
-    if unrecorded:
-        findings.left.append(f"{plural(unrecorded, 'answer')} of engines that were not recorded")
-    if unhashed:
-        findings.left.append(f"{unhashed} of {plural(len(each), 'parameter')}, which could not be hashed when sent")
-    if damaged:
-        findings.left.append(f"{plural(damaged, 'transfer')}, whose files are damaged")
-    findings.left += [unknown] if unknown else []
+    findings.left = [NotChecked(rule, said) for said, (holds, rule) in left.items() if holds]
     if judged:
         hashed = sum(parameter.had is not None for parameter in syncs[-1].parameters.values())
         said = f"{plural(len(syncs), 'transfer')} of {plural(hashed, 'parameter')} to {plural(syncs[-1].engines, 'engine')}: "
@@ -141,7 +141,8 @@ def _transfers(store: Store, run: str | None) -> tuple[str, list[WeightSync], in
     folders = [folder for folder in named if any(folder.glob("*.json"))]
     if not folders:
         hint = "record them: actordbg run --hash-weights -- COMMAND (OpenRLHF with vLLM)"
-        raise NothingToDo(f"no transfer of weights was recorded{f' for run {run}' if run else ''}", hint=hint)
+        of_run = f" for run {run}" if run else ""
+        raise NothingToDo(f"no transfer of weights was recorded{of_run}", hint=hint)
     folder = max(folders, key=lambda each: max(path.stat().st_mtime_ns for path in each.glob("*.json")))
     syncs, damaged = [], 0
     for path in folder.glob("*.json"):
@@ -285,7 +286,8 @@ def _faults(syncs: Sequence[WeightSync], stale: str) -> Iterator[Finding]:
     for sync in syncs:
         of = len(sync.parameters)
         if silent := tuple(name for name, each in sync.parameters.items() if each.had is None and not each.answers):
-            words = f"{len(silent)} of {of} parameters {'was' if len(silent) == 1 else 'were'} never sent: {some(silent)}"
+            were = "was" if len(silent) == 1 else "were"
+            words = f"{len(silent)} of {of} parameters {were} never sent: {some(silent)}"
             faults.setdefault((SENT, words, silent), []).append(sync)
         if other := tuple(name for name, each in sync.parameters.items() if each.had and each.sent not in (None, each.had)):
             faults.setdefault((AS_HELD, f"{some(other)} left the trainer other than it had it", other), []).append(sync)

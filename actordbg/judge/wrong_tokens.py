@@ -30,7 +30,7 @@ _IMAGES = "mm_token_type_ids"
 
 def wrong_tokens(store: Store, record: ComparisonRecord) -> Pattern | None:
     """Return the rule that covers the wrong tokens of a comparison; None if there is none, or the tensors are gone."""
-    if not any(dump.verdict == MISMATCH and dump.log_probs for dump in record.dumps):
+    if not any(dump.log_probs for dump in record.mismatches):
         return None
     try:
         catalog = query.open_fresh(store)
@@ -105,6 +105,7 @@ def since(store: Store, dumps: Sequence[DumpComparison]) -> str:
     with contextlib.suppress(ActordbgError):  # pruned since
         step = query.get_dump(store, ordered[at].dump_id).step
     first = ordered[at].dump_id + (f", step {step}" if step is not None else "")
-    earlier = f"the {at} recorded before {'are' if at > 1 else 'is'} right" if at else "none was recorded before"
+    are = "are" if at > 1 else "is"
+    earlier = f"the {at} recorded before {are} right" if at else "none was recorded before"
     later = "all from there on are wrong" if all(after) else f"{sum(after)} of the {len(after)} from there on are wrong"
     return f"{first}: {earlier}, {later}"

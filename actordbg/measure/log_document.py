@@ -36,7 +36,7 @@ from actordbg.measure.align_logs import (
     together,
 )
 from actordbg.measure.log_lines import TrainLog, is_loss
-from actordbg.records.finding import Finding, Rule
+from actordbg.records.finding import Finding, NotChecked, Rule
 
 AGREE = Rule("logs agree", "two trainings log the same losses, step by step")
 _MOST_NAMES = 30
@@ -69,7 +69,7 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
     all_reasons = "; ".join(dict.fromkeys(reason for answer in answers for reason in answer.reasons))
     agrees = f"{overall.metric} agrees: {what.format(overall.threshold)}"
     notes = [f"note: {note}" for answer in answers for note in answer.notes]
-    left = ["these trainings against the truth"] if overall.good else []
+    left = [NotChecked(AGREE, "these trainings against the truth")] if overall.good else []
     different = [answer for answer in answers if answer.verdict == DIFFERENT]
     found = [Finding(AGREE, "; ".join(each.reasons), size=each.max_relative, limit=each.threshold) for each in different]
     return [

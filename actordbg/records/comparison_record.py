@@ -24,7 +24,7 @@ from actordbg.base.units import resolve
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.formats.store_files import read_regular
-from actordbg.records.finding import Finding, Rule
+from actordbg.records.finding import Finding, NotChecked, Rule
 
 if TYPE_CHECKING:
     Real = float
@@ -263,7 +263,26 @@ class NamedCause:
     z: Real | None = None
 
 
-UNKNOWN_CAUSE = Rule("unknown cause", "values are the truth's to rounding")
+UNKNOWN_CAUSE = Rule(
+    "unknown cause",
+    "values are the truth's to rounding",
+    remedy="compare its weights, its dtype and its kernels with the replay's",
+    fails="values are not the truth's, for no known cause",
+)
+TRUTH = Rule("truth", "log-probs and gradients are the truth's to rounding", fails="results are not the truth's")
+RECORDED = Rule(
+    "recorded outputs", "the run's outputs are what its model gives", fails="the run's outputs are not what its model gives"
+)
+SAME = Rule(
+    "same",
+    "two replays have the same results to rounding",
+    remedy="compare each of them with the truth",
+    fails="two replays have different results",
+)
+OF_B = {"truth": TRUTH, "golden": RECORDED, "replay": SAME}
+"""The rule of a comparison, by what B is."""
+GRADIENTS = Rule("gradients", "gradients are the truth's to rounding")
+MODEL = Rule("model", "the model is the checkpoint's, bit for bit and module by module")
 
 
 @dataclass(frozen=True)
@@ -351,6 +370,20 @@ class ComparisonRecord(StoredRecord):
         return self.verdict in GOOD
 
     @property
+    def mismatches(self) -> list[DumpComparison]:
+        """The dumps that differ."""
+        return [dump for dump in self.dumps if dump.verdict == MISMATCH]
+
+    @property
+    def differing(self) -> list[Finding]:
+        """Return what is wrong in each dump that differs, by the rule of side B."""
+        rule, found = OF_B[self.b.kind], []
+        for dump in self.mismatches:
+            size = dump.log_probs.max_abs if dump.log_probs else None
+            found.append(Finding(rule, "; ".join(dump.reasons) or dump.verdict, {"dump": dump.dump_id}, size=size))
+        return found
+
+    @property
     def compared(self) -> tuple[DumpComparison, ...]:
         """The dumps that have a verdict, the worst first, including those on which A failed."""
         return tuple(dump for dump in self.dumps if dump.verdict != NOT_COMPARED)
@@ -362,30 +395,26 @@ class ComparisonRecord(StoredRecord):
         return max(((size, dump_id) for size, dump_id in known if size is not None), default=None)
 
     @property
-    def unjudged(self) -> tuple[str, ...]:
-        """The parts that the verdict does not cover, in words: A's model, dumps, gradients, gradients with their norm only."""
-        phrases = []
-        left = [dump for dump in self.dumps if dump.verdict == NOT_COMPARED]
-        if left:
+    def unjudged(self) -> list[NotChecked]:
+        """The parts that the verdict does not cover: dumps, gradients, gradients with their norm only, A's model."""
+        of = f"of {len(self.dumps)} dumps"
+        unjudged = []
+        if left := [dump for dump in self.dumps if dump.verdict == NOT_COMPARED]:
             why = next((reason for dump in left for reason in dump.not_compared.values()), "")
-            phrases.append(f"{len(left)} of {len(self.dumps)} dumps: {why}")
-        without = [why for dump in self.dumps if (why := _gradients_left(dump))]
-        if without:
-            phrases.append(f"the gradients of {len(without)} of {len(self.dumps)} dumps: {without[0]}")
-        by_norm = sum(dump.grad_norm_rel is not None and dump.gradients is None for dump in self.dumps)
-        if by_norm:
-            phrases.append(
-                f"the gradients of {by_norm} of {len(self.dumps)} dumps, but for their norm (--keep-gradients keeps them)"
-            )
-        return (*phrases, *self.left)
+            unjudged.append(NotChecked(TRUTH, f"{len(left)} {of}: {why}"))
+        if without := [why for dump in self.dumps if (why := _gradients_left(dump))]:
+            unjudged.append(NotChecked(GRADIENTS, f"the gradients of {len(without)} {of}: {without[0]}"))
+        if by_norm := sum(dump.grad_norm_rel is not None and dump.gradients is None for dump in self.dumps):
+            said = f"the gradients of {by_norm} {of}, but for their norm"
+            unjudged.append(NotChecked(GRADIENTS, said, "--keep-gradients keeps them"))
+        return [*unjudged, *(NotChecked(MODEL, text) for text in self.left)]
 
 
 def _gradients_left(dump: DumpComparison) -> str:
     """Return why A's gradients of a compared dump were not checked; "" if they were, or if A has none."""
     if dump.log_probs is None or dump.grad_norm_rel is not None or dump.gradients is not None:
         return ""
-    reasons = (why for what, why in dump.not_compared.items() if what.startswith("gradient"))
-    return next((why for why in reasons if not why.startswith("only B")), "")
+    return next((why for what, why in dump.not_compared.items() if what.startswith("gradient")), "")
 
 
 @dataclass(frozen=True)

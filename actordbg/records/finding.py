@@ -1,8 +1,9 @@
 """Evidence of any kind: a rule that is broken, by which side, where and by how much. What people and programs see is made of it.
 
 A `Rule` is a row of a table: what must hold, and what to do if it does not. A `Finding` is a place where it fails, with a clause
-for people, `said`, which code never reads. A `RuleOutcome` is what is known of a rule after it was looked at, `Findings` are the
-outcomes of a command. Two findings are of the same fault if their `key` is equal.
+for people, `said`, which code never reads. `NotChecked` is a rule that could not be judged, or not everywhere. A `RuleOutcome` is
+what is known of a rule after it was looked at, `Findings` are the outcomes of a command. Two findings are of the same fault if
+their `key` is equal.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actordbg.base.units import with_handles
+from actordbg.base.units import grouped, plural, with_handles
 
 KEPT, BROKEN, NOT_CHECKED, RAISED = "kept", "broken", "not-checked", "raised"
 """How a rule stands: it holds, it does not, it could not be checked, its check raised."""
@@ -102,6 +103,44 @@ class Finding:
         return own | {"size": self.size, "limit": self.limit} | {name: text for name, text in about.items() if text}
 
 
+@dataclass(frozen=True)
+class NotChecked:
+    """A rule that a verdict does not cover. said: of what, or why, for people; "" where nothing of it was judged. by: what would
+    check it, such as an option, or what has to be recorded.
+    """
+
+    rule: Rule
+    said: str = ""
+    by: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return what was not checked, with what would check it."""
+        said = self.said or self.rule.name
+        return f"{said} ({self.by})" if self.by else said
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The rule, why it was not checked and what would check it, as `--json` has them."""
+        return {"rule": self.rule.name, "said": self.said, "by": self.by}
+
+
+def unchecked_in_brief(left: Sequence[NotChecked]) -> list[str]:
+    """Return what was not checked, each once; rules of which nothing was judged are counted."""
+    texts = list(dict.fromkeys(each.text for each in left if each.said))
+    if whole := sum(not each.said for each in left):
+        texts.append(f"{plural(whole, 'rule')}, for lack of recorded data (`actordbg lint` lists them)")
+    return texts
+
+
+def unchecked_by_rule(left: Sequence[NotChecked]) -> list[str]:
+    """Return what was not checked, a line for each rule. Rules of which nothing was judged share one if they need the same."""
+    said = grouped((each.rule, each.text) for each in left if each.said)
+    needs = grouped((each.by, each.rule.name) for each in left if not each.said)
+    lines = ["; ".join(dict.fromkeys(texts)) for texts in said.values()]
+    return lines + [f"{', '.join(rules)}: needs {by}" for by, rules in needs.items()]
+
+
 @dataclass
 class RuleOutcome:
     """What is known of a rule. looked_at: how often it could be judged. lacks: what was missing where it could not be.
@@ -131,11 +170,11 @@ class RuleOutcome:
 
 @dataclass
 class Findings:
-    """What a command found. subject: of what, such as "run ppo". left: what else was not checked, in words."""
+    """What a command found. subject: of what, such as "run ppo". left: where rules that were judged could not be."""
 
     outcomes: Sequence[RuleOutcome]
     subject: str = ""
-    left: list[str] = field(default_factory=list)
+    left: list[NotChecked] = field(default_factory=list)
 
     def of(self, state: str) -> list[RuleOutcome]:
         """Return the rules that stand so, in the order of the table."""
@@ -152,6 +191,11 @@ class Findings:
         return [outcome.rule for outcome in self.of(KEPT)]
 
     @property
+    def not_checked(self) -> list[NotChecked]:
+        """Everything that was not checked."""
+        return [*self.left, *(NotChecked(outcome.rule, by=outcome.lacks) for outcome in self.of(NOT_CHECKED) if outcome.lacks)]
+
+    @property
     def found(self) -> list[Finding]:
         """All findings, those of the first rule first."""
         return [finding for outcome in self.outcomes for finding in outcome.found]
@@ -163,7 +207,5 @@ class Findings:
 
 def outcomes_of(rules: Sequence[Rule], found: Sequence[Finding], looked_at: int) -> list[RuleOutcome]:
     """Return the outcomes of rules that were all judged equally often."""
-    by_rule: dict[str, list[Finding]] = {rule.name: [] for rule in rules}
-    for finding in found:
-        by_rule[finding.rule.name].append(finding)
-    return [RuleOutcome(rule, looked_at, by_rule[rule.name]) for rule in rules]
+    by_rule = grouped((finding.rule.name, finding) for finding in found)
+    return [RuleOutcome(rule, looked_at, by_rule.get(rule.name, [])) for rule in rules]

@@ -292,7 +292,9 @@ def in_words(answer: LawAnswer) -> str:
         limit = "" if answer.limit is None else f", limit {answer.limit:.2g}"
         details.append(f"up to {answer.size:.2g}{limit}")
     suffix = f" ({'; '.join(details)})" if details and answer.verdict != NOT_CHECKED else ""
-    return f"{answer.law} {'failed' if answer.raised else answer.verdict}{': ' + answer.words if answer.words else ''}{suffix}"
+    verdict = "failed" if answer.raised else answer.verdict
+    words = f": {answer.words}" if answer.words else ""
+    return f"{answer.law} {verdict}{words}{suffix}"
 
 
 # The arithmetic of a report: what "median", "p95", "tokens per second" and "seq_len bucket" mean here. Stated once, so that two

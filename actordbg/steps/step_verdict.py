@@ -28,9 +28,9 @@ from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number
 from actordbg.judge.loss_terms import kl_terms
 from actordbg.judge.recorded_calls import Terms
-from actordbg.judge.same_weights import OF_ROUNDING
+from actordbg.judge.same_weights import OF_ROUNDING, WEIGHTS
 from actordbg.judge.step_laws import LOSS_OFF, MOVED
-from actordbg.records.finding import Finding
+from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.steps.adam_update import of_update, unchecked
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
 from actordbg.steps.rules import RULES, broken
@@ -288,6 +288,9 @@ def why_no_norm(figures: StepFigures) -> str:
     return f"{words}: " + ("it is the toy model (--model)" if figures.config.model == TINY else why)
 
 
+WHOLE = Rule("whole step", "every micro-batch of the step was recorded")
+
+
 def verdict_of(figures: StepFigures) -> Verdict:
     """Return the verdict of a replayed step in one sentence."""
     step, replayed, reference = figures.step, figures.replayed, figures.reference
@@ -296,20 +299,20 @@ def verdict_of(figures: StepFigures) -> Verdict:
         model, plain = in_shell(figures.config.model), figures.config.backend == "plain"
         following = "" if plain else f"actordbg step --run {step.run} --step {step.number} --model {model} --backend plain"
         return Verdict(FAILED, f"{title} did not run: {failed}", next=following)
-    left = [step.missing] if step.missing else []
+    left = [NotChecked(WHOLE, step.missing)] if step.missing else []
     if other := why_no_norm(figures):
         terms = ""
         if step.fact("aux_loss_coef"):
             terms = "what backward gets beside the loss, and "
         elif step.fact("entropy_coef"):
             terms = "the entropy term that backward gets, and "
-        left.append(f"{terms}the gradient's norm, since {other}")
+        left.append(NotChecked(RULES["unknown"], f"{terms}the gradient's norm, since {other}"))
     elif figures.weights.same is None:
-        left.append(figures.weights.words)
+        left.append(NotChecked(WEIGHTS, figures.weights.words))
     if not other and step.grad_norm is None:
-        left.append("the gradient's norm, which was not recorded")
+        left.append(NotChecked(RULES["unknown"], "the gradient's norm, which was not recorded"))
     causes, shown, update = causes_of(figures), figures_of(figures), unchecked(step)
-    missing = [*left, *filter(None, [update])]
+    missing = [*left, *([NotChecked(RULES["update"], update)] if update else [])]
     if causes:
         others = f"; also {', '.join(cause.rule.name for cause in causes[1:])}" if causes[1:] else ""
         return Verdict(WRONG, f"{title}: {causes[0].said}{others}", shown, missing, "actordbg lint", findings=causes)

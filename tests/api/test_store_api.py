@@ -19,11 +19,12 @@ import actordbg
 from actordbg.base.errors import BadResult, NothingToDo, UsageError, WhereError
 from actordbg.document.blocks import Heading, Paragraph, Verdict
 from actordbg.document.command_result import CommandResult
-from actordbg.records.finding import Finding, Rule
+from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.store.layout import Store
 
+MODEL = NotChecked(Rule("model"), "your model")
 FOUND = Finding(Rule("neighbour"), "row 1 depends on row 0", {"row": 1})
-VERDICT = Verdict("WRONG", FOUND.said, [("max diff", "0.1 nats")], ["your model"], "actordbg locate last", findings=[FOUND])
+VERDICT = Verdict("WRONG", FOUND.said, [("max diff", "0.1 nats")], [MODEL], "actordbg locate last", findings=[FOUND])
 
 
 def test_importing_it_loads_no_heavy_module_and_each_name_is_there_when_it_is_used():
@@ -98,11 +99,18 @@ def test_what_is_added_and_recorded_can_be_selected_and_has_its_outputs(tmp_path
 def test_an_answer_is_what_json_prints_and_raises_where_it_is_asked_to():
     wrong = CommandResult(False, {"good": False, "replay_id": "r1"}, (Heading("replay r1", 1), VERDICT), ())
     assert (wrong.ok, wrong.verdict, wrong["replay_id"], wrong.figures) == (False, "WRONG", "r1", {"max diff": "0.1 nats"})
-    left = replace(VERDICT, not_checked=("gradients (--backward)", "the run (run --hash-weights)"))
+    left = replace(
+        VERDICT,
+        not_checked=[NotChecked(MODEL.rule, "gradients", "--backward"), NotChecked(MODEL.rule, "the run", "run --hash-weights")],
+    )
     named = CommandResult(False, {}, (left,))
     assert named.not_checked == ("gradients (backward=True)", "the run (run --hash-weights)")
     assert "gradients (backward=True)" in named.sentence and "(--backward)" in named.to_json()
-    assert wrong.not_checked == ("your model",) and json.loads(wrong.to_json()) == wrong.record == {**wrong}
+    assert (
+        wrong.not_checked == ("your model",)
+        and wrong["unchecked"] == [MODEL.data]
+        and json.loads(wrong.to_json()) == wrong.record == {**wrong}
+    )
     with pytest.raises(BadResult, match="WRONG: row 1 depends on row 0; not checked: your model") as raised:
         wrong.raise_if_wrong()
     assert (raised.value.hint, raised.value.exit_code) == (wrong.next, 1) and wrong.next == VERDICT.next

@@ -169,7 +169,7 @@ def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, w
     other = replace(sound.cells[2], index=3, name="ZeRO 2", status=also, steps=sound.cells[2].steps if also == TRAINED else ())
     verdict = verdict_of(replace(sound, cells=(*sound.cells, other)))
     assert (verdict.word, verdict.figures[0][1]) == (word, agree)
-    *unrun, shared = verdict.not_checked
+    *unrun, shared = [left.text for left in verdict.not_checked]
     assert unrun == [f"ZeRO 2: {also}"] * (also in (IMPOSSIBLE, OPEN)) and "actordbg check" in shared
 
 
@@ -184,7 +184,7 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
     first = "1 configuration, 4 steps, 2 micro-batches in each, over 8 inputs: 1 agrees. Whether the loss falls was not checked: no round"
     assert shown.exit_code == 1 and first in shown.stdout and "use --steps 8" in shown.stdout
     verdict = verdict_of(record)
-    assert verdict.word == UNCHECKED and list(verdict.not_checked)[:-1] == [
+    assert verdict.word == UNCHECKED and [left.text for left in verdict.not_checked][:-1] == [
         "whether the loss falls: too few steps, or too noisy (asked)"
     ]
 

@@ -16,11 +16,12 @@ from actordbg.document.command_result import CommandResult, as_json_text
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_text
 from actordbg.document.specifications import MOST_MARKS, layer, layered, names, quantity
+from actordbg.records.finding import NotChecked, Rule
 
 POINTS = layered([{"x": 1, "y": 2, "k": HOSTILE}, {"x": 3, "y": 4, "k": "b"}], layer("point", color=names("k", HOSTILE)),
                  x=quantity("x", HOSTILE), y=quantity("y", "y"))  # fmt: skip
 HOSTILE_BLOCKS: list[Block] = [
-    Heading(HOSTILE, 1), Verdict(HOSTILE, HOSTILE, ((HOSTILE, HOSTILE),), (HOSTILE,), HOSTILE), Heading(HOSTILE, 2),
+    Heading(HOSTILE, 1), Verdict(HOSTILE, HOSTILE, ((HOSTILE, HOSTILE),), (NotChecked(Rule(HOSTILE), HOSTILE, HOSTILE),), HOSTILE), Heading(HOSTILE, 2),
     Heading(HOSTILE, 3),
     Paragraph(HOSTILE), Items((HOSTILE, f"command: {HOSTILE}", f"a: {HOSTILE}")), Code(HOSTILE),
     Grid(("a", HOSTILE), ((HOSTILE, "1"),), frozenset({"a"}), (HOSTILE,)), Chart(HOSTILE, HOSTILE, POINTS, Grid((HOSTILE,),

@@ -26,6 +26,7 @@ from actordbg.judge.check import CheckedReplay, check_data, run_check
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.load_replays import load
+from actordbg.judge.replay_findings import Judged
 from actordbg.judge.verdicts import replay_verdict
 from actordbg.records.comparison_record import ComparisonRecord, ExplainedOutputs, NamedCause
 from actordbg.replay.replay_data import data_of
@@ -65,10 +66,10 @@ def test_a_comparison_with_the_truth_knows_what_the_model_is(store: Store) -> No
     write_replay(store, "r-06", INPUTS, truth="fp64")
     wrong, unknown = (compare(store, name, "r-06") for name in ("r-04", "r-05"))
     assert wrong.verdict == "mismatch" and "inv_freq" in wrong.reasons[0] and not wrong.left
-    assert unknown.good and "actordbg locate r-05" in unknown.unjudged[0]
+    assert unknown.good and "actordbg locate r-05" in unknown.unjudged[0].text
     save(store, wrong)
     (summary,) = load(store, ["r-04"]).summary().replays
-    assert replay_verdict(summary, reported=True).word == "WRONG", "the replay's own report says the same"
+    assert replay_verdict(Judged(summary), reported=True).word == "WRONG", "the replay's own report says the same"
 
 
 def test_the_sentence_names_the_code_that_the_truth_runs_too(store: Store) -> None:
@@ -76,7 +77,7 @@ def test_the_sentence_names_the_code_that_the_truth_runs_too(store: Store) -> No
     write_replay(store, "r-02", INPUTS, truth="fp64", resolved={"shared_code": ["kernels_of_mine", "transformers"]})
     write_replay(store, "r-03", INPUTS, truth="fp32")
     answer = run_check(store, load_spec(store, "r-01")).verdict(of=3)
-    assert answer.word == "RIGHT" and "modules of kernels_of_mine, transformers (shared with the truth)" in answer.not_checked
+    assert answer.word == "RIGHT" and "modules of kernels_of_mine, transformers (shared with the truth)" in answer.left
 
 
 def test_modules_that_agree_with_their_formulas_are_not_left_unchecked(store: Store) -> None:
@@ -88,7 +89,7 @@ def test_modules_that_agree_with_their_formulas_are_not_left_unchecked(store: St
     )
     write_replay(store, "r-03", INPUTS, truth="fp32")
     answer = run_check(store, load_spec(store, "r-01")).verdict(of=3)
-    assert answer.word == "RIGHT" and "modules of kernels_of_mine (shared with the truth)" in answer.not_checked
+    assert answer.word == "RIGHT" and "modules of kernels_of_mine (shared with the truth)" in answer.left
 
 
 def test_a_cause_that_was_fitted_is_named_beside_a_broken_law(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +216,7 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
     if word == "WRONG":
         assert answer.next == "actordbg explain r-01"
         assert answer.figures[0][0].startswith("max diff from the run's"), "the failing figure is the first"
-        assert not [text for text in answer.not_checked if "has the weights of that step" in text]
+        assert "has the weights of that step" not in answer.left
 
 
 def test_other_programs_get_every_failure_as_text(store: Store) -> None:

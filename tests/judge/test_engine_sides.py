@@ -123,4 +123,4 @@ def test_nan_and_missing_log_probs_fail_the_inputs_and_nothing_else(served: Serv
 
 def test_each_way_that_was_not_scored_for_every_input_is_not_checked() -> None:
     ways: dict[str, Any] = {"alone": None, "cached": None}
-    assert [text.split()[-1] for text in ExplainedEngine("a server", ways, {}).unchecked] == ["input"] * 3
+    assert [left.text.split()[-1] for left in ExplainedEngine("a server", ways, {}).unchecked] == ["input"] * 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +13,12 @@ from comparecases import given, publish_golden, write_replay
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
-from actordbg.judge import explanation
-from actordbg.judge.agreement import LawSummary
+from actordbg.document.blocks import Verdict
 from actordbg.judge.check import CheckedReplay, located_spec, run_check
 from actordbg.judge.comparing import compare
-from actordbg.judge.explanation import explain
+from actordbg.judge.explanation import WHAT, explain
 from actordbg.laws.rules import of_answer
+from actordbg.records.comparison_record import ExplainedOutputs, NamedCause
 from actordbg.records.locate_record import Located, ModelIdentity, PlaceResult
 from actordbg.records.replay_record import LawAnswer
 from actordbg.replay.replay_data import data_of
@@ -62,7 +62,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, str]]] = [
     ({}, "RIGHT", {"ruled_out": "116 parameters, buffers, ties and attributes: the checkpoint's, bit for bit",
                    "not_checked": "gradients (--backward)"}),
     ({"change": rows_behind_the_first, "packing": True}, "WRONG",
-     {"what": "3 of 3 dumps differ from the truth, by up to 0.1 nats", "since": "the first recorded input: all 3 are wrong",
+     {"what": "3 of 3 dumps differ from the truth by more than fp32 rounding", "since": "the first recorded input: all 3 are wrong",
       "where": "wrong tokens: behind another row of the pack: 54 of 54 wrong tokens; fits as well: rows >= 1", "to_do": "--no-packing"}),
     ({"change": later}, "WRONG", {"what": "no cause is known", "since": f"{INPUTS[1].dump_id}: the 1 recorded before is right, all from",
                                   "where": "wrong tokens: no rule"}),
@@ -150,7 +150,7 @@ def test_the_runs_own_outputs_are_a_side_of_their_own(store: Store) -> None:
         write_replay(store, name, inputs, truth=dtype, **truth)
     run_check(store, load_spec(store, "r-01"), recorded=True)
     answer = explained(store, 1, "r-01")
-    assert answer["explanation"]["sides"] == ["A", "run"] and "the run's recorded outputs" in answer["explanation"]["what"][0]
+    assert answer["explanation"]["sides"] == ["A", "run"] and "the run's outputs" in answer["explanation"]["what"][0]
 
 
 def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(store: Store) -> None:
@@ -158,21 +158,19 @@ def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(st
     made[0]["log_probs"][1, 0] -= 1.5
     write_replay(store, "r-01", inputs, model="/m", change=lambda index, _: made[index], result=lambda _: {"folded_ids": False})
     record = compare(store, "r-01", "recorded")
-    cause = SimpleNamespace(remedy="send the temperature to the engine", thread="verl#1")
-    vars(record)["explained"] = SimpleNamespace(
-        causes=[cause], sentences=("recorded log-probs: temperature 0.7 was not applied",)
-    )
+    cause = NamedCause("temperature", "temperature 0.7 was not applied", "send the temperature to the engine", "verl#1", left=0.0)
+    record = replace(record, explained=ExplainedOutputs(0.1, 0.0, 9, 2, causes=(cause,)))
     check = CheckedReplay(data_of(store, load_spec(store, "r-01")), own=record)
     why = explain(store, check, check.verdict(of=2, explained=True)).data
-    assert why["what"][0] == "recorded log-probs: temperature 0.7 was not applied"
+    assert why["what"][0].startswith("recorded log-probs: temperature 0.7 was not applied")
     assert why["to_do"] == ["send the temperature to the engine (verl#1)"]
 
 
-def test_the_first_broken_law_comes_first_where_a_later_dump_breaks_fewer() -> None:
+def test_the_first_broken_law_comes_first_where_a_later_dump_breaks_fewer(store: Store) -> None:
     broken = [("a", "neighbour"), ("a", "future"), ("a", "jacobian"), ("b", "neighbour"), ("b", "future")]
-    violations = tuple(of_answer(dump, LawAnswer(law, "broken", law)) for dump, law in broken)
-    check = SimpleNamespace(
-        data=SimpleNamespace(results=()), summary=SimpleNamespace(laws=LawSummary(2, 2, violations=violations))
-    )
-    said = [piece.said.partition(" ")[0] for piece in explanation._laws(None, check) if piece.kind == explanation.WHAT]  # type: ignore[arg-type]
-    assert said == ["neighbour", "future", "jacobian"]
+    violations = [of_answer(dump, LawAnswer(law, "broken", law)) for dump, law in broken]
+    write_replay(store, "r-01", INPUTS)
+    check = CheckedReplay(data_of(store, load_spec(store, "r-01")))
+    why = explain(store, check, Verdict("WRONG", "", findings=violations))
+    assert [said.partition(" ")[0] for said in why.lines[WHAT]] == ["neighbour", "future", "jacobian"]
+    assert why.lines["to do"] == [violations[0].todo], "the first explains the others"

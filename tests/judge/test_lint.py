@@ -557,7 +557,7 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
     assert len(json.loads(invoke(store, "dump", "ls", "--json", "--where", "point='loss'").stdout)) == len(step.tensors)
     answer = json.loads(invoke(store, "lint", "--json", "--where", "point='forward'").stdout)
     left = [rule["rule"] for rule in answer["rules"] if rule["state"] == "not-checked"]
-    assert answer["good"] and "placeholder" in left and answer["not_checked"][0].startswith(f"{len(left)} laws")
+    assert answer["good"] and "placeholder" in left and answer["not_checked"][0].startswith(f"{len(left)} rules, for lack of")
     with pytest.raises(NothingToDo, match="nothing to lint: no dump matches"):
         invoke(store, "lint", "--where", "seq_len>99")
 

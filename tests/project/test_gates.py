@@ -141,11 +141,15 @@ def clauses_read(source: str) -> list[str]:
             read = [node.left, *node.comparators]
         else:
             continue
-        found += [ast.unparse(node) for each in read if isinstance(each, ast.Attribute) and each.attr == "said"]
+        found += [ast.unparse(node) for each in read if isinstance(each, ast.Attribute) and each.attr in _CLAUSES]
     return found
 
 
-_KEEPS = ("removesuffix", "format")
+_CLAUSES = ("said", "reason", "why")
+"""Attributes that hold a clause."""
+
+
+_KEEPS = ("removesuffix", "format", "strip", "splitlines")
 """Methods that put a clause into a sentence."""
 
 
@@ -153,7 +157,7 @@ _KEEPS = ("removesuffix", "format")
     ("source", "count"),
     [
         ("said.said.startswith('WRONG')", 1), ("'log' in finding.said", 1), ("re.search('N', finding.said)", 1),
-        ("finding.said[:9]", 1), ("f'{finding.said}; more'", 0), ("finding.said != verdict.said", 0),
+        ("finding.said[:9]", 1), ("wrong.reason.startswith('cannot')", 1), ("f'{finding.said}; more'", 0), ("finding.said != verdict.said", 0),
     ],
 )  # fmt: skip
 def test_the_scan_knows_reading_a_clause_from_passing_it_on(source: str, count: int) -> None:

@@ -109,12 +109,12 @@ def test_a_step_of_which_a_part_is_missing_is_not_judged(tmp_path: Path, part: s
     lost, says, shape = PARTS[part]
     figures = figures_of(tmp_path, lost, **shape)
     verdict = verdict_of(figures)
-    assert verdict.word == "NOT CHECKED" and not causes_of(figures) and says in verdict.not_checked[0], verdict.sentence
+    assert verdict.word == "NOT CHECKED" and not causes_of(figures) and says in verdict.not_checked[0].said, verdict.sentence
 
 
 def test_an_entropy_term_is_not_judged_by_other_weights(tmp_path: Path):
     figures = figures_of(tmp_path, moved=0.5, entropy="missing")
-    left, _ = verdict_of(figures).not_checked
+    left = verdict_of(figures).not_checked[0].said
     assert not causes_of(figures) and left.startswith("the entropy term that backward gets, and the gradient's norm")
 
 
@@ -138,7 +138,7 @@ def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path)
 
 def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an_error(tmp_path: Path):
     figures = figures_of(tmp_path / "experts", facts={"aux_loss_coef": 0.01}, applied="twice")
-    left, _ = verdict_of(figures).not_checked
+    left = verdict_of(figures).not_checked[0].said
     assert verdict_of(figures).word == "NOT CHECKED" and "what backward gets" in left and "auxiliary" in left
     figures = figures_of(tmp_path / "odd")
     last = figures.step.micro_batches[-1].loss
@@ -185,7 +185,9 @@ def test_after_a_failed_replay_no_reference_runs_and_a_damaged_loss_of_another_s
 def test_the_norm_is_not_checked_with_other_weights_or_without_a_recorded_one(tmp_path: Path):
     for at, (moved, wrong) in enumerate(((0.05, {}), (0.0, {"applied": "missing"}))):
         verdict = verdict_of(figures_of(tmp_path / str(at), moved=moved, **wrong))
-        assert verdict.word == "NOT CHECKED" and any("norm" in left or "optimizer step" in left for left in verdict.not_checked)
+        assert verdict.word == "NOT CHECKED" and any(
+            "norm" in left.said or "optimizer step" in left.said for left in verdict.not_checked
+        )
 
 
 SAME, OTHER = {"same": [4], "other": {}, "unknown": 0}, {"same": [], "other": {"ppo/0-4.json": 4}, "unknown": 0}
