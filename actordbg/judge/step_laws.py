@@ -257,7 +257,7 @@ def equal_calls(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if record.step is not None:
             models[record.run, record.rank, record.host, record.pid, record.instance, record.point].append(call)
     by_role: dict[tuple[str, str], list[list[RecordedCall]]] = defaultdict(list)
-    for own in models.values():
+    for own in sorted(models.values(), key=lambda own: own[0].record.rank):
         own.sort(key=lambda call: call.record.call_index)
         last = own[-1].record  # the role of a model's first calls may be unknown
         by_role[last.run, last.role or "model"].append(own)
