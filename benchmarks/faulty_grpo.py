@@ -56,12 +56,28 @@ def train(folder: Path, name: str) -> None:
     trl.GRPOTrainer(model, reward, given, Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer).train()
 
 
+def _likely_end(model: Path) -> None:
+    """Give the end token a logit with which completions have various lengths."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    made = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        ids = torch.randint(5, made.config.vocab_size, (8, 32), generator=torch.Generator().manual_seed(0))
+        states = made.model(ids).last_hidden_state.flatten(0, 1)
+        wanted = torch.full((len(states), 1), float(made(ids).logits.logsumexp(-1).mean()) - 2.0)
+        made.lm_head.weight[made.config.eos_token_id] = torch.linalg.lstsq(states, wanted).solution[:, 0]
+    made.save_pretrained(model)
+
+
 def record(folder: Path, adapter: str, *command: str) -> None:
     """Record a Python module of a command into `folder`, which gets a model and prompts."""
     from actordbg.demo.demo_training import build_assets
 
     folder.mkdir(parents=True)
     build_assets(folder, 8)
+    if command[-1] == "late":
+        _likely_end(folder / "model")
     ours = [sys.executable, "-m", "actordbg", "--store", str(folder / "store"), "run", "--adapter", adapter, "--run", adapter]
     with (folder / "train.log").open("w") as log:
         words = [*ours, "--calls", "forward,loss", "--", sys.executable, "-m", *command]

@@ -98,6 +98,29 @@ def _inputs(**changes: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
     return _trainer("_compute_loss", changed)
 
 
+def _late(changes: dict[int, Callable[[dict[str, Any]], dict[str, Any]]]) -> Callable[[Any], None]:
+    """Plant faults in the inputs of the loss, each at its step of the run."""
+
+    def changed(original: Any, self: Any, model: Any, inputs: dict[str, Any]) -> Any:
+        change = changes.get(self.state.global_step, lambda given: {})
+        return original(self, model, inputs | change(inputs))
+
+    return _trainer("_compute_loss", changed)
+
+
+def _rolled(name: str, dim: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Roll a tensor [rows, tokens] by one along a dimension."""
+    return lambda given: {name: given[name].roll(1, dim)}
+
+
+def _row_twice(given: dict[str, Any]) -> dict[str, Any]:
+    """Let the second row of a micro-batch be the first."""
+    mine = {name: each.clone() for name, each in given.items() if getattr(each, "ndim", 0)}
+    for each in mine.values():
+        each[1] = each[0]
+    return mine
+
+
 def _of_head(change: Callable[..., Any] = lambda forward, **given: forward(**given), **arguments: Any) -> Callable[[Any], None]:
     """Plant a fault in the head that TRL gives its models: other arguments; `change` gets the forward, and its arguments."""
 
@@ -187,6 +210,11 @@ FAULTS: dict[str, Fault] = {
     "mask-off": Fault(_inputs(completion_mask=lambda self, mask: mask * 0 + 1), "trainer", "lint", "placeholder"),
     "old-log-probs": Fault(_inputs(old_per_token_logps=lambda self, old: old * 1.02), "trainer", "lint", "ratio"),
     "same-micro-batch": Fault(_trainer("_prepare_inputs", _first_batch), "trainer", "lint", "duplicates"),
+    "late": Fault(
+        _late({1: _rolled("ref_per_token_logps", 1), 2: _rolled("ref_per_token_logps", 0), 3: _rolled("completion_mask", 1),
+               4: _row_twice}),
+        "trainer", "lint", "lengths", {"beta": 0.04, "max_steps": 6, "learning_rate": 1e-3},
+    ),
     "no-advantage": Fault(_inputs(advantages=lambda self, values: values * 0), "trainer", "lint", "advantages"),
 }  # fmt: skip
 """The faults, by name."""

@@ -98,7 +98,7 @@ def code_of(model: Any, attn: str = "eager") -> dict[str, str]:
     """Name the packages, beside torch, whose code computes a model, each with a part of it: `{"mine": "LlamaMLP"}`.
 
     A forward that was replaced, or a function of a file of transformers that the model runs or of torch, or the attention
-    registered as `attn`, counts as the package whose file has its code, whatever its name says; and so does what it wraps.
+    and mask registered as `attn`, count as the package whose file has its code, whatever its name says; so does what it wraps.
     """
     parts = {getattr(module.forward, "__func__", module.forward): type(module).__name__ for module in model.modules()}
     own = [*_scopes_of(model), *map(vars, (torch, torch.Tensor, torch.nn.functional))]  # theirs are in torch's own files
@@ -107,9 +107,9 @@ def code_of(model: Any, attn: str = "eager") -> dict[str, str]:
 
 
 def _functions_in(scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the functions of a module, and of its registries, by name."""
+    """Yield the functions of a module, and of its tables of them, by name."""
     for name, value in [*scope.items()]:
-        held = value.items() if isinstance(value, Mapping) and name.isupper() else [(name, value)]
+        held = value.items() if name.endswith("_FUNCTIONS") and type(value) is dict else [(name, value)]
         yield from ((str(key), each) for key, each in held if inspect.isfunction(each))
 
 
@@ -132,9 +132,11 @@ def is_own_attention(attn: str) -> bool:
 
 
 def _registered(attn: str) -> dict[Any, str]:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    return {ALL_ATTENTION_FUNCTIONS[attn]: f"{attn} attention"} if attn in ALL_ATTENTION_FUNCTIONS else {}
+    registries = {"attention": ALL_ATTENTION_FUNCTIONS, "mask": ALL_MASK_ATTENTION_FUNCTIONS}
+    return {held[attn]: f"{attn} {what}" for what, held in registries.items() if attn in held}
 
 
 def _packages(parts: Mapping[Any, str]) -> dict[str, str]:

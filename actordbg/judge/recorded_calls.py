@@ -365,4 +365,4 @@ class RecordedLaw(Rule):
     """A law of recorded data. judge: gets one whole call, or, if `over_calls`, all trimmed calls."""
 
     judge: Callable[[Sequence[RecordedCall], Answer], None] = field(kw_only=True)
-    over_calls: bool = field(default=False, kw_only=True)
+    over_calls: bool = field(default=True, kw_only=True)

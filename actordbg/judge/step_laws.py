@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 
 import numpy as np
@@ -31,7 +31,6 @@ FAR, AS_ANOTHER, ALIKE = 0.3, 0.1, 8
 over so many actions at least."""
 NEARER, MANY = 0.4, 32
 """The share that is enough over so many actions. A policy that moved is off from both, and chance does not come so near."""
-_OWN = "log-probs beside those of the loss itself"
 MOVES, ENOUGH = {True: 0.0, False: 1e-5}, 16
 """Learning rate above which an update moves a log-prob of so many actions, by fp32: weights in bf16 may not take a small step."""
 
@@ -135,18 +134,25 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.violated(first, said, size=mean)
 
 
+def _of_others(known: Mapping[str, Numbers], answer: Answer) -> Iterator[tuple[str, Numbers, Numbers]]:
+    """Yield the name and the log-probs of each other side, beside those of the loss, where they are not those of the loss."""
+    own = known.get("log_probs")
+    for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
+        if own is None or name not in known:
+            continue
+        if np.array_equal(known[name], own, equal_nan=True):
+            answer.lacks = "log-probs beside those of the loss itself"
+        else:
+            yield name, known[name], own
+
+
 def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for words, losses in steps(calls):
         losses = [call for call in losses if "log_probs" in call.heads]
         rows = [(call, row) for call in losses for row in range(call.rows)]
-        own = np.concatenate([call.heads["log_probs"] for call in losses]) if losses else np.zeros((0, 0))
-        for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
-            if not rows or not all(name in call.heads for call in losses):
-                continue
-            said = np.concatenate([call.heads[name] for call in losses])
-            if np.array_equal(said, own, equal_nan=True):
-                answer.lacks = _OWN
-                continue
+        names = set.intersection(*(set(call.heads) for call in losses)) if losses else set()
+        known = {name: np.concatenate([call.heads[name] for call in losses]) for name in names}
+        for name, said, own in _of_others(known, answer):
             answer.looked_at += len(rows)
             nearest: dict[int, tuple[float, int]] = {}
             for at in ((_apart(said, own) > FAR) & (np.isfinite(own).sum(1) >= ALIKE)).nonzero()[0].tolist():
@@ -168,13 +174,8 @@ def alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
         active: Numbers = call.active
         known = {name: np.where(active, values.astype("f8"), np.nan) for name, values in call.log_probs().items()}
-        for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
-            if name not in known or "log_probs" not in known:
-                continue
-            own, said, bad, words = known["log_probs"], known[name], np.zeros(call.rows, bool), ""
-            if np.array_equal(said, own, equal_nan=True):
-                answer.lacks = _OWN
-                continue
+        for name, said, own in _of_others(known, answer):
+            bad, words = np.zeros(call.rows, bool), ""
             for by in (-1, 1, -2, 2):
                 moved = shifted(own, -by, np.nan)
                 both = np.isfinite(own) & np.isfinite(moved) & np.isfinite(said)
@@ -252,38 +253,37 @@ def equal_calls(calls: Sequence[RecordedCall], answer: Answer) -> None:
     """Look for steps in which a rank made fewer or more calls with gradients than the others, where no call of it is missing."""
     models: dict[Hashable, list[RecordedCall]] = defaultdict(list)
     for call in calls:
-        if call.record.step is not None:
-            who = call.record.host, call.record.pid, call.record.instance, call.record.point
-            models[call.record.run, call.record.rank, who].append(call)
-    roles: dict[tuple[str, str], list[tuple[int, dict[int, list[RecordedCall]]]]] = defaultdict(list)
-    for own in models.values():
+        record = call.record
+        if record.step is not None:
+            models[record.run, record.rank, record.host, record.pid, record.instance, record.point].append(call)
+    by_role: dict[tuple[str, str], list[list[RecordedCall]]] = defaultdict(list)
+    for own in sorted(models.values(), key=lambda own: own[0].record.rank):
         own.sort(key=lambda call: call.record.call_index)
         last = own[-1].record  # the role of a model's first calls may be unknown
-        roles[last.run, last.role or "model"].append((last.rank, _calls_by_step(own)))
-    for (_, role), of_ranks in sorted(roles.items(), key=lambda item: item[0]):
-        made = dict(of_ranks)
+        by_role[last.run, last.role or "model"].append(own)
+    for (_, role), of_ranks in sorted(by_role.items(), key=lambda item: item[0]):
+        made = {own[0].record.rank: _calls_by_step(own) for own in of_ranks}
         if not 1 < len(made) == len(of_ranks):
             continue  # a rank that was there twice: another job of this run
         for step in sorted(set.intersection(*map(set, made.values()))):
-            counts = {rank: len(known[step]) for rank, known in made.items()}
+            counts = {rank: known[step] for rank, known in made.items()}
             answer.looked_at += any(counts.values())
             (usual, many), *others = Counter(counts.values()).most_common()
-            for other, _ in others[:1]:
-                rank = next(rank for rank, count in counts.items() if count == other)
-                call = next(known[step][0] for known in made.values() if known[step])
-                said = f"step {step}: rank {rank} made {plural(other, 'call')} of the {role}, {plural(many, 'rank')} made {usual}"
+            for count, _ in others[:1]:
+                rank = next(rank for rank, own in counts.items() if own == count)
+                call = next(call for own in of_ranks for call in own if call.record.step == step)
+                said = f"step {step}: rank {rank} made {plural(count, 'call')} of the {role}, {plural(many, 'rank')} made {usual}"
                 answer.violated(call, said)
 
 
-def _calls_by_step(calls: Sequence[RecordedCall]) -> dict[int, list[RecordedCall]]:
-    """Return a model's calls with gradients, in their order, by step, for those steps of which none can be missing."""
+def _calls_by_step(calls: Sequence[RecordedCall]) -> dict[int, int]:
+    """Count a model's calls with gradients, in their order, by step, for those steps of which none can be missing."""
     numbers, at = [call.record.call_index for call in calls], [call.record.step or 0 for call in calls]
     if numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
         return {}
     ended = calls[-1].fact("grad_norm") is not None
-    known = range(at[0] + (numbers[0] > 0), at[-1] + ended)
-    learning = [call for call in calls if call.record.grad_enabled is not False]
-    return {step: [call for call in learning if call.record.step == step] for step in known}
+    learning = Counter(call.record.step for call in calls if call.record.grad_enabled is not False)
+    return {step: learning[step] for step in range(at[0] + (numbers[0] > 0), at[-1] + ended)}
 
 
 def is_whole(losses: Sequence[RecordedCall]) -> bool:

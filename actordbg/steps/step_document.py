@@ -96,35 +96,27 @@ def pair_of(micro_batch: MicroBatch) -> TokenPair | None:
 
 def by_position(pairs: Sequence[TokenPair], noise: float) -> Chart | None:
     """Draw the mean |rollout - trainer| over the position in the response, with the noise band."""
-    far: list[Numbers] = []
-    for pair in pairs:
-        places = np.cumsum(pair.mask, 1) - 1
-        far.append(np.stack((places[pair.mask], np.abs(pair.apart)[pair.mask])))
-    at, values = np.concatenate(far, 1)
+    at = np.concatenate([(np.cumsum(pair.mask, 1) - 1)[pair.mask] for pair in pairs])
     if not len(at):
         return None
     width = max(1, math.ceil((at.max() + 1) / _BINS))
-    bins = (at // width).astype(int)
-    points = [
-        {"x": int(each) * width, "y": float(f"{values[bins == each].mean():.4g}"), "n": int((bins == each).sum())}
-        for each in np.unique(bins)
-    ]
+    points = _means(at // width * width, [np.abs(pair.apart)[pair.mask] for pair in pairs])
     return _mismatch("Mismatch by position", "position in the response, actions", points, noise)
 
 
 def by_step(losses: Sequence[RecordedCall], noise: float) -> Chart | None:
     """Draw the mean |rollout - trainer| over the steps of a run, with the noise band; None for a single step."""
-    sums: dict[int, list[float]] = {}
-    for loss in losses:
-        far = loss.apart
-        if loss.record.step is None or far is None:
-            continue
-        total = sums.setdefault(loss.record.step, [0.0, 0.0])
-        total[0], total[1] = total[0] + float(far.sum()), total[1] + far.size
-    points = [
-        {"x": step, "y": float(f"{far / count:.4g}"), "n": int(count)} for step, (far, count) in sorted(sums.items()) if count
-    ]
+    known = [(loss.record.step, loss.apart) for loss in losses if loss.record.step is not None and loss.apart is not None]
+    steps = [np.full(len(far), step) for step, far in known]
+    points = _means(np.concatenate(steps), [far for _, far in known]) if known else []
     return _mismatch("Mismatch by step", "optimizer step", points, noise) if len(points) > 1 else None
+
+
+def _means(places: Numbers, values: Sequence[Numbers]) -> list[dict[str, Any]]:
+    """Return the mean and the number of the values [n] at each of the places [n], as points of a chart."""
+    every = np.concatenate(values)
+    at_place = ((place, every[places == place]) for place in np.unique(places))
+    return [{"x": int(place), "y": float(f"{own.mean():.4g}"), "n": len(own)} for place, own in at_place]
 
 
 def _mismatch(title: str, axis: str, points: list[dict[str, Any]], noise: float) -> Chart:

@@ -446,6 +446,18 @@ def test_a_healthy_step_keeps_every_law_and_the_command_says_so(tmp_path: Path):
     assert dict(answer["figures"])["rows without advantage"] == "0.0%"
 
 
+def test_a_rank_with_fewer_calls_is_named_unless_one_of_them_may_not_have_been_recorded(tmp_path: Path):
+    step, store = Step(), Store(tmp_path).create()
+    unlike_counts(step)
+    step.finish()
+    paths = step.publish(store)
+    said = "calls (ms-swift PR#8102): step 3: rank 1 made 1 call of the policy loss, 1 rank made 2"
+    assert said in json.loads(invoke(store, "lint", "--json").stdout)["sentence"]
+    (store.root / paths[RANKS * MICRO]).unlink()  # the first call of rank 0 in that step
+    answer = json.loads(invoke(store, "lint", "--json").stdout)
+    assert {rule["rule"]: rule["state"] for rule in answer["rules"]}["calls"] == "not-checked"
+
+
 def test_masked_tokens_are_never_compared(tmp_path: Path):
     """Tool output has placeholders, rows of several turns have holes, and a row may have no action."""
     step, store = Step(), Store(tmp_path).create()

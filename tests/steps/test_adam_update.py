@@ -50,7 +50,7 @@ def recorded(
     after(optimizer)
     border()
     facts = {f"adam.{name}": value for name, value in ADAM.items()}
-    return SimpleNamespace(states=((records[2], records[3]),), fact=facts.get)
+    return SimpleNamespace(states=((records[2], records[3]),), fact=facts.get, micro_batches=())
 
 
 def lose(optimizer: Any) -> None:
