@@ -86,7 +86,7 @@ def reduction_answer(record: Reduction) -> CommandResult:
         following = f"actordbg repro {record.reduction_id} -o repro.py"
     failed = record.fingerprint.kind in (ERROR, CRASH, HANG)
     left = [] if record.finished else ["smaller cases: the budget is used up, and the same command continues"]
-    left += [f"the case as a replay: {record.unchecked}"] * (not record.checked)
+    left += [] if record.checked else [f"the case as a replay: {record.unchecked}"]
     said = f"{title_of(record)}; shown by {record.case.words} (before: {record.start})"
     if not record.confirmed:
         said = f"{title_of(record)}; no case is reported: the smallest did not show it again"
