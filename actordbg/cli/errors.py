@@ -40,7 +40,7 @@ def say_usage(error: Any) -> None:
         from actordbg.cli.lazy import every_command
 
         names = [name for name, _ in every_command(CONTENTS)]
-        near = [name for word in reversed(sys.argv) for name in names if name.split()[-1] == word] or near
+        near = [f"actordbg {name}" for word in reversed(sys.argv) for name in names if name.split()[-1] == word] or near
     if near:
         error.message, error.possibilities = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?", None
     error.show()
