@@ -17,7 +17,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,10 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def cli_markdown() -> str:
     """The page of the command line."""
-    from actordbg.cli.app import CONTENTS, app
-    from actordbg.cli.lazy import old_names
+    from actordbg.cli.app import app
 
     root = typer.main.get_command(app)
-    known, old = list(commands()), {new: name for name, new in old_names(CONTENTS).items()}
+    known = list(commands())
     lines = [HEADER, "# Command line", "", *paragraphs(root)[:1], "", EXIT_CODES]
     lines += [f"- [`{PROGRAM} {name}`](#{anchor(name)}): {summary(command)}" for name, command in known]
     lines += ["", "Options before the command:", "", *map(row_of, shown(root))]
@@ -108,8 +107,6 @@ def cli_markdown() -> str:
     for name, command in known:
         usage = " ".join([PROGRAM, name, *command.collect_usage_pieces(None)])
         lines += ["", f"## {PROGRAM} {name}", "", "```text", usage, "```", "", *paragraphs(command)]
-        if earlier := former(name, old):
-            lines += ["", f"Formerly `{PROGRAM} {earlier}`, which still works."]
         pairs = {(heading_of(option), row_of(option)): option for option in shown(command)}
         lines += by_heading([pair for pair in pairs if pair not in common])
         names = [pairs[pair].opts[0] for pair in pairs if pair in common and counted[pair] < len(known) - 10]
@@ -124,12 +121,6 @@ def by_heading(pairs: Sequence[tuple[str, str]]) -> list[str]:
     for heading in dict.fromkeys(heading for heading, _ in pairs):
         lines += ["", f"{heading}:", "", *(row for other, row in pairs if other == heading)]
     return lines
-
-
-def former(name: str, old: Mapping[str, str]) -> str:
-    """Return the earlier name of a command, or of its group with the command's: "curve memory"; "" for none."""
-    group, _, last = name.rpartition(" ")
-    return old.get(name) or (f"{old[group]} {last}" if group in old else "")
 
 
 def shown(command: Any) -> list[Any]:

@@ -60,7 +60,9 @@ def matrix(
         desk.client.begins(f"matrix {matrix_id}")
     base = to_judge(desk.asked(flags), flags)
     files = [path.absolute() for path in chosen.files]
-    rows = matrices.select(desk.store, base, chosen.where, files, chosen.order, chosen.max_inputs, chosen.seed)
+    rows = matrices.select(
+        desk.store, base, chosen.where, files, chosen.order, max_inputs=chosen.max_inputs, shuffle_seed=chosen.seed
+    )
     desk.skipped(rows.skipped)
     if not rows.rows:
         raise desk.nothing("replay", chosen.where)
@@ -189,7 +191,8 @@ def _check_plan(record: TrainCheckRecord) -> CommandResult:
     for cell in record.cells:
         config = ReplayConfig.from_dict(cell.config)
         runs = f"{plural(config.nproc, 'process')}, accumulates {record.batch // config.lanes}"
-        lines.append(f"{cell.name}: {f'{cell.status} ({cell.reason})' if cell.reason else runs}")
+        state = f"{cell.status} ({cell.reason})" if cell.reason else runs
+        lines.append(f"{cell.name}: {state}")
     said = f"{record.steps} steps of {record.batch} micro-batches over {inputs}, {record.dtype}, lr {lr:g}:"
     return CommandResult(True, vars(record), [Paragraph(said), Items(lines)])
 

@@ -159,7 +159,8 @@ def store_of_paths(usual: Store, paths: Sequence[Path], chosen: DumpSelection, c
     if paths and not folders and not usual.exists():
         near = [folder for folder in paths[0].resolve().parents if Store(folder).exists()]
         usual = Store(near[0]) if near else usual.create()
-        client.note(f"using {'the store' if near else 'a new store,'} {usual.root}")
+        which = "the store" if near else "a new store,"
+        client.note(f"using {which} {usual.root}")
     if not folders:
         return usual, replace(chosen, files=(*chosen.files, *paths))
     if len(paths) > 1 or chosen.files:

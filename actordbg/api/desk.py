@@ -210,7 +210,8 @@ class DumpSelection:
         """
         given = {name: count for name in _PRESETS if (count := getattr(self, name)) is not None}
         if (given or self.failed) and (len(given) > 1 or self.files):
-            words = [f"--{name}" for name in (*["input-file"] * bool(self.files), *given)]
+            names = ["input-file", *given] if self.files else list(given)
+            words = [f"--{name}" for name in names]
             raise UsageError(f"{' and '.join(words or ['--failed'])} cannot be combined", hint="use only one")
         where = selections.joined(self.where, selections.BAD) if self.failed else self.where
         for name, count in given.items():

@@ -116,7 +116,8 @@ class DumpList(Sequence[StoredDump]):
         return query.each_dump(self._catalog, self.where, order=self._order, limit=count, offset=first)
 
     def __repr__(self) -> str:
-        return f"<{plural(len(self), 'dump')} of {self._store.root}{f' where {self.where}' * bool(self.where)}>"
+        where = f" where {self.where}" if self.where else ""
+        return f"<{plural(len(self), 'dump')} of {self._store.root}{where}>"
 
 
 def typed(store: Store, row: Any) -> StoredDump:

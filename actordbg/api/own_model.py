@@ -183,9 +183,17 @@ def truth(
         outcome = session.run(dump, backward=backward, keep=True)
         session.close()
     assert outcome.entropy is not None and asked.truth is not None
-    figures = (outcome.loss, outcome.grad_norm, outcome.tensors if backward else {})
-    gradients = {name: tensor for name, tensor in figures[2].items() if name not in ("log_probs", "mask", "entropy")}
-    return Truth(outcome.log_probs, outcome.entropy, outcome.mask, *figures[:2], gradients, asked.truth, outcome.notes)
+    kept = outcome.tensors if backward else {}
+    return Truth(
+        outcome.log_probs,
+        outcome.entropy,
+        outcome.mask,
+        loss=outcome.loss,
+        grad_norm=outcome.grad_norm,
+        gradients={name: tensor for name, tensor in kept.items() if name not in ("log_probs", "mask", "entropy")},
+        dtype=asked.truth,
+        notes=outcome.notes,
+    )
 
 
 def _plain(model: Any) -> Any:

@@ -87,12 +87,9 @@ def reduction_answer(record: Reduction) -> CommandResult:
     if record.confirmed:
         following = f"actordbg repro {record.reduction_id} -o repro.py"
     failed = record.fingerprint.kind in (ERROR, CRASH, HANG)
-    fault = record.fingerprint.finding
-    left = (
-        []
-        if record.finished
-        else [NotChecked(fault.rule, "smaller cases: the budget is used up, and the same command continues")]
-    )
+    fault, left = record.fingerprint.finding, []
+    if not record.finished:
+        left.append(NotChecked(fault.rule, "smaller cases: the budget is used up, and the same command continues"))
     if not record.checked:
         left.append(NotChecked(fault.rule, f"the case as a replay: {record.unchecked}"))
     said = f"{title_of(record)}; shown by {record.case.words} (before: {record.start})"

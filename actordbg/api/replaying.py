@@ -120,11 +120,12 @@ def _planned(store: Store, spec: ReplaySpec, about: Mapping[str, Any]) -> Comman
     done = read_results(store.replays / spec.replay_id)
     left = replace(spec, inputs=tuple(item for item in spec.inputs if item.dump_id not in done))
     lengths = [item.seq_len for item in spec.inputs]
+    progress = f"; {count - len(left.inputs):,} are done" if done else ""
+    progress += "" if left.inputs else "; nothing is left to do"
     text = (
         f"{plural(count, 'input')} by {spec.order}{_ALIGNED[config.align]}, seq_len {min(lengths)} to {max(lengths)}, "
         f"{sum(item.tokens for item in spec.inputs):,} tokens, on {plural(config.nproc, 'worker')} ({config.backend})"
-        f"{f'; {count - len(left.inputs):,} are done' * bool(done)}"
-        f"{'' if left.inputs else '; nothing is left to do'}"
+        f"{progress}"
     )
     shares = []
     for lane in range(config.lanes):

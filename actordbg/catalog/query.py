@@ -109,9 +109,8 @@ def each_dump(
     offset: int = 0,
     losses: bool = False,
 ) -> Iterator[DumpRow]:
-    """Yield the dumps that a condition selects, in an order of ORDERS or by a column ("-tokens": the largest first). They are
-    read on demand: any number of them takes little memory, and a slow consumer locks nothing. losses: also yield losses, as a
-    condition on `point` does.
+    """Yield the dumps that a condition selects, in an order of ORDERS or by a column ("-tokens": the largest first), read on
+    demand: any number takes little memory, and a slow consumer locks nothing. losses: also yield losses, as `point` does.
 
     Raises WhereError for a condition that is not allowed, UsageError for an unknown order.
     """

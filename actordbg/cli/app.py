@@ -48,55 +48,23 @@ MEMORY = CommandGroup(
         Command("Sample the memory of running processes over time.", "memory:watch", f"csv {DOCUMENT}"),
         Command("Find where two runs' memory diverges.", "memory:compare", DOCUMENT),
     ),
-    old="memory",
-)
-MEASURE = CommandGroup(
-    "measure",
-    "Measure noise and memory; check trainings.",
-    (
-        Command(
-            "Measure a configuration's own numerical noise.",
-            "measure:noise",
-            f"empty {DOCUMENT}",
-            old="noise",
-        ),
-        MEMORY,
-        Command(
-            "Train a few steps under each configuration and compare.",
-            "measure:train_check",
-            f"empty {CHARTS}",
-            old="train-check",
-        ),
-        Command("Compare training losses step by step.", ":compare_logs", CHARTS, old="compare-logs"),
-    ),
 )
 STORE = CommandGroup(
     "store",
     "Show, browse, index, verify and sync a store.",
     (
-        Command("Show patch, recording, dump and replay status.", "patch:status", FACTS, old="status"),
-        Command("Browse the store in a local web page.", "attach:ui", "", old="ui"),
-        Command("Index new files in the store.", "index:index", old="index"),
-        Command("Verify a store's integrity.", "index:fsck", FACTS, old="fsck"),
+        Command("Verify a store's integrity.", "index:fsck", FACTS),
         Command("Download new files of a remote store into a folder.", "remote_store:pull"),
         Command("Upload a folder's new files to a remote store.", "remote_store:push"),
     ),
+    label="status, index, store",
 )
+INIT = Command("Build the actor alone and run one forward.", ":build_actor", FACTS, called="init", settings_of="actor init")
 CONTENTS = (
     Section(
         "Install",
         (
-            Command(
-                "Check this machine and this Python environment.",
-                "patch:doctor",
-                FACTS,
-                also=(
-                    Command("List trainer adapters and whether each one works here.", "patch:adapters", LIST, old="adapters"),
-                    Command(
-                        "Build the actor alone and run one forward.", ":build_actor", FACTS, called="actor", old="actor init"
-                    ),
-                ),
-            ),
+            Command("Check this machine and this Python environment.", "patch:doctor", FACTS, label="doctor, actor"),
             Command("Record and replay a real training of a tiny model.", "patch:demo", ""),
             Command("Add the capture hook to actor.py; unpatch removes it.", "patch:patch", label="patch, unpatch"),
         ),
@@ -108,6 +76,7 @@ CONTENTS = (
                 "Run a job and record it, without patching actor.py.",
                 "run:run",
                 "",
+                label="run, adapters",
                 settings={"allow_interspersed_args": False},
             ),
             DUMP,
@@ -123,50 +92,60 @@ CONTENTS = (
                 "Replay recorded inputs outside the job.",
                 "replay:replay",
                 f"empty {FACTS}",
+                label="replay, attach",
                 also=(
-                    Command(
-                        "List replays, newest first, with short handles.",
-                        "report:replays",
-                        f"empty {LIST}",
-                        called="ls",
-                        old="replays",
-                    ),
-                    Command("Attach to a rank at a breakpoint.", "attach:attach", "", old="attach"),
+                    Command("List replays, newest first, with short handles.", "report:replays", f"empty {LIST}", called="ls"),
                 ),
             ),
-            Command("Find which setting combinations run and are right.", "matrix:matrix", f"empty {DOCUMENT}"),
+            Command(
+                "Find which setting combinations run and are right.",
+                "matrix:matrix",
+                f"empty {DOCUMENT}",
+                label="matrix, train-check",
+            ),
         ),
     ),
     Section(
         "Judge",
         (
+            Command("Explain what is wrong with a replay, and since when.", ":explain", CHARTS, label="explain, locate"),
+            Command("Reduce a wrong replay to the smallest faulty case.", ":reduce", DOCUMENT, label="reduce, repro, bundle"),
             Command(
-                "Explain what is wrong with a replay, and since when.",
-                ":explain",
-                CHARTS,
-                label="explain, locate",
-            ),
-            Command(
-                "Reduce a wrong replay to the smallest faulty case.",
-                ":reduce",
+                "Compare a replay with another, or with the truth.",
+                "compare:compare",
                 DOCUMENT,
-                label="reduce, repro, bundle",
+                label="compare, compare-logs",
             ),
-            Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT),
             Command("Replay an optimizer step: loss, norm, known faults.", ":step", DOCUMENT, label="step, turns, weights"),
-            Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md forms quiet json"),
-            MEASURE,
+            Command(
+                "Report passes, failures and causes, time and memory.",
+                "report:report",
+                "csv file html md forms quiet json",
+                label="report, ui",
+            ),
+            Command(
+                "Measure a configuration's own numerical noise.", "measure:noise", f"empty {DOCUMENT}", label="noise, memory"
+            ),
         ),
     ),
     Section(
         "",
         (
             Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
+            Command("List trainer adapters and whether each one works here.", "patch:adapters", LIST),
+            CommandGroup("actor", "Build the actor alone.", (INIT,)),
+            Command("Show patch, recording, dump and replay status.", "patch:status", FACTS),
+            Command("Browse the store in a local web page.", "attach:ui", ""),
+            Command("Index new files in the store.", "index:index"),
+            Command("Attach to a rank at a breakpoint.", "attach:attach", ""),
             Command("Name the module in which a configuration goes wrong.", "measure:locate", f"empty {DOCUMENT}"),
             Command("Write one script that shows the fault, without actordbg.", ":repro"),
             Command("Pack dumps, replays and comparisons into one archive.", ":bundle"),
             Command("Check that the sampled ids are those that were trained on.", ":turns", DOCUMENT),
             Command("Check that rollout engines got the weights that were sent.", ":weights", DOCUMENT),
+            Command("Train a few steps under each configuration and compare.", "measure:train_check", f"empty {CHARTS}"),
+            Command("Compare training losses step by step.", ":compare_logs", CHARTS),
+            MEMORY,
         ),
     ),
 )

@@ -127,9 +127,11 @@ def _parse_calls(text: str) -> tuple[str, ...]:
     from actordbg.formats.dump_record import FORWARD, POINTS
 
     calls = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    if FORWARD not in calls or (unknown := {*calls} - {*POINTS}):
-        message = f"--calls {text!r}: {'forward is missing' if FORWARD not in calls else f'there is no {min(unknown)}'}"
-        raise UsageError(message, hint="pass --calls forward or --calls forward,loss")
+    why = "" if FORWARD in calls else "forward is missing"
+    if unknown := {*calls} - {*POINTS}:
+        why = f"there is no {min(unknown)}"
+    if why:
+        raise UsageError(f"--calls {text!r}: {why}", hint="pass --calls forward or --calls forward,loss")
     return calls
 
 

@@ -92,7 +92,7 @@ def _import_bundle(store: Store, paths: Sequence[str]) -> None:
         path = download(paths[0], Path(folder)) if paths[0].startswith(HUB) else Path(paths[0])
         summary = open_bundle(store, path)
     keep_answer(vars(summary) | {"store": store.root, "path": paths[0]})
-    there = f"; {plural(summary.present, 'file')} already there" * bool(summary.present)
+    there = f"; {plural(summary.present, 'file')} already there" if summary.present else ""
     say(f"imported {summary.contents}{there}")
     say_next(f"actordbg report {summary.replay}" if summary.replay else "actordbg check")
 
@@ -135,7 +135,10 @@ def create(
 
     store = _writable(ctx)
     with progress("creating", count * ranks) as advance:
-        paths = create_dumps(store, count, batch_size, seq_len, ranks, vocab_size, seed, run, on_progress=lambda: advance(1))
+        paths = create_dumps(
+            store, count, batch_size, seq_len, ranks=ranks, vocab_size=vocab_size, seed=seed, run=run,
+            on_progress=lambda: advance(1),
+        )  # fmt: skip
     ids = [path.name.removesuffix(SUFFIX) for path in paths]
     size = sum(path.stat().st_size for path in paths)
     answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}

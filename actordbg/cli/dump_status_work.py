@@ -245,7 +245,8 @@ def ranks_apart(rows: list[ProcessRow]) -> Iterator[str]:
         phrases = []
         for calls in sorted({row.calls for row in counts.values()}):
             ranks = [str(rank) for rank, row in sorted(counts.items()) if row.calls == calls]
-            phrases.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} made {calls:,} calls")
+            who = "rank" if len(ranks) == 1 else "ranks"
+            phrases.append(f"{who} {', '.join(ranks)} made {calls:,} calls")
         yield f"unequal numbers of calls in run {run}: {'; '.join(phrases)}, and has waited in its last one for {waits:.0f} s"
 
 
@@ -266,7 +267,7 @@ def trouble_of(row: ProcessRow) -> Iterator[str]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(row.dropped_by.items()))
         yield f"{name} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else "")
     if row.pending and row.state in ("ended", "killed"):
-        calls = f"{plural(row.pending, 'call')} {'is' if row.pending == 1 else 'are'}"
+        calls = "1 call is" if row.pending == 1 else f"{row.pending:,} calls are"
         yield f"{calls} still in the ring of pid {row.pid}: run `actordbg dump recover` on {row.host}"
     elif row.pending:
         yield f"{name} has {plural(row.pending, 'call')} in its ring to write, {human_bytes(row.queue_bytes)} in its process"

@@ -34,8 +34,15 @@ def say_usage(error: Any) -> None:
     """Print click's error about a command line, with the quoted words cleaned."""
     if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
         error.message = in_line(error.message).replace("Value error, ", "")  # pydantic's words
-    if near := getattr(error, "possibilities", None):
-        error.message, error.possibilities = f"{error.message}. Did you mean {near[0]!r}?", None
+    near = getattr(error, "possibilities", None) or []
+    if error.message.startswith(("No such command", "Got unexpected extra argument")):
+        from actordbg.cli.app import CONTENTS
+        from actordbg.cli.lazy import every_command
+
+        names = [name for name, _ in every_command(CONTENTS)]
+        near = [f"actordbg {name}" for word in reversed(sys.argv) for name in names if name.split()[-1] == word] or near
+    if near:
+        error.message, error.possibilities = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?", None
     error.show()
     _answer_error("usage", error.format_message(), f"`{error.ctx.command_path} --help` explains it" if error.ctx else "")
 

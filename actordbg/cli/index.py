@@ -95,7 +95,8 @@ def warn_damaged(summary: IndexSummary) -> None:
 
 def damage_line(item: Damaged) -> str:
     """Describe an unusable file in one line; "damaged" only if the file itself is corrupt."""
-    return f"{'damaged' if item.code == CorruptDump.code else 'not usable'}: {item.path}: {item.reason}"
+    what = "damaged" if item.code == CorruptDump.code else "not usable"
+    return f"{what}: {item.path}: {item.reason}"
 
 
 def fsck(ctx: typer.Context, *, repair: bool = False, quick: bool = False) -> None:
@@ -164,7 +165,8 @@ def _say_found(answer: dict[str, Any]) -> None:
     counts = Counter(row["severity"] for row in findings)
     totals = (plural(counts[kind], kind if kind != DAMAGE else "damaged file") for kind in (DAMAGE, LEFTOVER, NOTE))
     how = "every byte" if answer["deep"] else "headers and records"
-    say(f"{answer['store']}: {how} checked: {', '.join(totals) if findings else 'no problems'}", sums_up=True)
+    result = ", ".join(totals) if findings else "no problems"
+    say(f"{answer['store']}: {how} checked: {result}", sums_up=True)
     if not answer["repaired"] and any(row["repair"] for row in findings):
         say_next("actordbg store fsck --repair")
         note("nothing was changed; pass --repair to repair what can be repaired, without losing data")

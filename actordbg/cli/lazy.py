@@ -42,8 +42,8 @@ class Command:
 
     target: `module:function`, a module of actordbg.cli and its function; `:method`, a method of `PlainCommands`. outputs: its
     output options (`options.takes_outputs`). settings: click's context settings. called: its name, if it is not the function's.
-    old: an earlier spelling, which still works. label: what the list of commands shows for its name. also: commands that follow
-    it as a second word (`replay ls`).
+    settings_of: the command whose settings it has, if its name is not that. label: what the list of commands shows for its
+    name. also: commands that follow it as a second word (`replay ls`).
     """
 
     line: str
@@ -51,7 +51,7 @@ class Command:
     outputs: str = "quiet json"
     settings: Mapping[str, Any] = field(default_factory=dict)
     called: str = ""
-    old: str = ""
+    settings_of: str = ""
     label: str = ""
     also: tuple[Command, ...] = ()
 
@@ -69,7 +69,7 @@ class Command:
             function = getattr(import_module(f"actordbg.cli.{module}"), name)
         else:
             function = of_method(getattr(import_module("actordbg.api.plain_commands").PlainCommands, name))
-        return takes_outputs(as_command(function, self.old or self.name), self.outputs)
+        return takes_outputs(as_command(function, self.settings_of or self.name), self.outputs)
 
     def build(self) -> Any:
         """Import the command's module and build the click command."""
@@ -85,12 +85,11 @@ class Command:
 
 @dataclass(frozen=True)
 class CommandGroup:
-    """Commands under one name: `dump ls`, `dump show`. old: an earlier name, which still works."""
+    """Commands under one name: `dump ls`, `dump show`. label: as in `Command`."""
 
     name: str
     line: str
     commands: tuple[Command | CommandGroup, ...]
-    old: str = ""
     label: str = ""
 
     def build(self) -> TyperGroup:
@@ -108,29 +107,20 @@ class Section:
 
 
 def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
-    """Return a class for `typer.Typer(cls=...)`: a group with these commands, shown in these sections, and their old names."""
+    """Return a class for `typer.Typer(cls=...)`: a group with these commands, shown in these sections."""
     sections = tuple(contents)
     entries = [entry for section in sections for entry in section.entries]
-    old = old_names(sections)
 
     class WithContents(TyperGroup):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
             for entry in entries:
                 self.add_command(entry.build() if isinstance(entry, CommandGroup) else _Deferred(entry), entry.name)
-            for name in old:  # so that a mistyped old name is suggested
-                self.add_command(TyperCommand(name, hidden=True), name)
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             quicken(self.get_params(ctx))
             typed_once(self, ctx, args)
             return super().parse_args(ctx, args)
-
-        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            for length in (2, 1):
-                if new := old.get(" ".join(args[:length])):
-                    return super().resolve_command(ctx, [*new.split(), *args[length:]])
-            return super().resolve_command(ctx, args)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             listed = [section for section in sections if section.heading]
@@ -142,22 +132,13 @@ def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
     return WithContents
 
 
-def _every_entry(contents: Iterable[Section]) -> Iterator[tuple[str, Command | CommandGroup]]:
-    """Yield the full name and the entry of every command and group, in the order of the help."""
-    for entry in (entry for section in contents for entry in section.entries):
-        yield entry.name, entry
-        below = entry.commands if isinstance(entry, CommandGroup) else entry.also
-        yield from ((f"{entry.name} {name}", under) for name, under in _every_entry([Section("", below)]))
-
-
 def every_command(contents: Iterable[Section]) -> Iterator[tuple[str, Command]]:
     """Yield the full name ("dump ls") and the Command of every command, in the order of the help."""
-    return ((name, entry) for name, entry in _every_entry(contents) if isinstance(entry, Command))
-
-
-def old_names(contents: Iterable[Section]) -> dict[str, str]:
-    """Return the full name of each command and group that has an old name, by that."""
-    return {entry.old: name for name, entry in _every_entry(contents) if entry.old not in ("", name)}
+    for entry in (entry for section in contents for entry in section.entries):
+        if isinstance(entry, Command):
+            yield entry.name, entry
+        below = entry.commands if isinstance(entry, CommandGroup) else entry.also
+        yield from ((f"{entry.name} {name}", under) for name, under in every_command([Section("", below)]))
 
 
 class _Deferred(TyperCommand):
@@ -232,9 +213,9 @@ def spelled(parameter: Any) -> str:
     """Return an option as typed, `--limit N`, or an argument as the usage line shows it, `[REPLAY...]`."""
     value = parameter.metavar or "VALUE"
     if parameter.param_type_name == "argument":
-        name = value + "..." * (parameter.nargs == -1)
+        name = f"{value}..." if parameter.nargs == -1 else value
         return name if parameter.required else f"[{name}]"
-    names = sorted(parameter.opts[:2], key=lambda name: name.startswith("--"))  # others are old spellings
+    names = sorted(parameter.opts[:2], key=lambda name: name.startswith("--"))  # others are not shown
     return " / ".join([", ".join(names), *parameter.secondary_opts]) + ("" if parameter.is_flag else f" {value}")
 
 

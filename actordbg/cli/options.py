@@ -122,9 +122,9 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
     printed, and decides the exit code.
     """
     has_store, named = "ctx" in inspect.signature(function).parameters, words.split()
-    forms = named + ["text"] * ("md" in named)
+    forms = {*named, "text"} if "md" in named else {*named}
     suffixes = [suffix for suffix, form in output.FORMS.items() if form in forms] if "file" in named else []
-    named += [*["store"] * has_store, "color", "help"]
+    named += ["store", "color", "help"] if has_store else ["color", "help"]
     options = [_OUTPUTS[word] for word in named if word in _OUTPUTS]
     if suffixes:
         shown = [suffix for suffix in suffixes if suffix not in (".htm", ".markdown")]

@@ -366,8 +366,8 @@ def rendered(answer: Any, form: str, blocks: Sequence[Block] | None = None) -> s
 
     if form == "json":
         return as_json_text(answer.record if isinstance(answer, CommandResult) else answer, 2) + "\n"
-    if form == "csv" and isinstance(answer, CommandResult):
-        return answer.to_csv()
+    if form == "csv" and hasattr(answer, "to_csv"):
+        return str(answer.to_csv())
     if form == "csv":
         rows = json.loads(as_json_text(answer))
         for row in rows:

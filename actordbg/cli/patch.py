@@ -85,7 +85,8 @@ def _say_outcome(outcome: Outcome) -> None:
     """Print the outcome of patch or unpatch: the diff (dry run), a line, details, and notes on standard error."""
     if outcome.diff:
         say_lines(outcome.diff)
-    say(f"{'dry run, ' if outcome.dry_run else ''}{outcome.action}: {outcome.file}")
+    how = "dry run, " if outcome.dry_run else ""
+    say(f"{how}{outcome.action}: {outcome.file}")
     same = outcome.sha256_before == outcome.sha256_after
     facts = {
         "openrlhf": outcome.openrlhf_version,

@@ -31,10 +31,11 @@ class Going(ProgressColumn):
     max_refresh = 0.5
 
     def render(self, task: Task) -> Text:
-        note, since = task.fields["note"]
-        lasts = task.get_time() - since
+        note, began = task.fields["note"]
+        lasts = task.get_time() - began
         left = f"eta {_told(task.time_remaining)}" if task.time_remaining else ""
-        return Text(f"{_told(task.elapsed or 0)} {left} {f'[{lasts:.0f} s] ' * (lasts >= _TOLD_AFTER_S and note > '')}{note}")
+        since = f"[{lasts:.0f} s] " if note and lasts >= _TOLD_AFTER_S else ""
+        return Text(f"{_told(task.elapsed or 0)} {left} {since}{note}")
 
 
 class Bar:

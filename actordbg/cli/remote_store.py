@@ -83,7 +83,7 @@ _NAMED = 5
 """Number of skipped files to list."""
 NOT_THERE = {
     "run": "training processes write to a local folder", "patch": "the hook writes to a local folder",
-    "demo": "it records a training run", "replay attach": "it uses local sockets",
+    "demo": "it records a training run", "attach": "it uses local sockets",
     "dump enable": "jobs poll a file in a local folder", "dump disable": "jobs poll a file in a local folder",
     "dump recover": "flight recorder files are local",
     "dump pack": "it moves dumps under a lock", "dump unpack": "it moves dumps under a lock", "dump prune": "it deletes dumps",

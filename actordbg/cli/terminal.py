@@ -151,8 +151,9 @@ class ReplayTerminal(Terminal):
             if event.kind == "line":
                 lines.append(event.text)
             elif event.kind == "stop" and (prompts is None or event.at):
-                attach = f"`actordbg attach {spec.replay_id}`" + f" on the node {event.at}" * bool(event.at)
-                note(f"{event.text}; it waits for {attach if stops.debugpy is None else f'an editor, at {event.at}'}")
+                node = f" on the node {event.at}" if event.at else ""
+                who = f"`actordbg attach {spec.replay_id}`{node}" if stops.debugpy is None else f"an editor, at {event.at}"
+                note(f"{event.text}; it waits for {who}")
             elif event.kind == "stop":
                 self._advance(0, drawn=False)  # the terminal is the prompt's
             on_event(event)

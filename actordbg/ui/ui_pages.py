@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_html, in_shell
 from actordbg.base.owners import is_own, name_of
-from actordbg.base.units import ago, human_bytes, passed_of, plural, resolve, with_handles
+from actordbg.base.units import ago, human_bytes, passed_of, plural, resolve
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document, matrix_verdict
 from actordbg.campaign.run_matrix import load as load_matrix
@@ -26,7 +24,7 @@ from actordbg.catalog.selections import verdict_of
 from actordbg.catalog.tables import CALLER
 from actordbg.catalog.where import all_of, quoted
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
-from actordbg.document.page import as_html, table, toned
+from actordbg.document.page import as_html
 from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
@@ -37,15 +35,24 @@ from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.finding import BROKEN
 from actordbg.store.layout import Store, read_with_owner
+from actordbg.ui.ui_lists import (
+    NOTHING,
+    SHOWN,
+    Asked,
+    Link,
+    Row,
+    anchor,
+    facets_form,
+    first_of,
+    headings,
+    link_to,
+    linked_table,
+    listing,
+    pager,
+    sort_of,
+)
 
-SHOWN = 100
-"""Rows of a page of a list."""
 FACETS = ("run", "rank", "role", "verdict", "broken", "triggered", "source")
-Asked = Mapping[str, str]
-"""What an address asks of a list: its facets, `sort` (a column, "-" before it: the largest first) and `page`, from 1."""
-NOTHING: Asked = MappingProxyType({})
-Link = tuple[str, str]
-"""A text and its target: `PART/NAME`, the address of a page below the server's token."""
 _PARTS = ("store", "dumps", "replays", "matrices", "comparisons")
 
 
@@ -57,8 +64,8 @@ def store_page(store: Store) -> str:
         Heading(f"store {store.root}", 1),
         Paragraph(f"{plural(query.count_dumps(catalog), 'dump')}, {human_bytes(query.dump_bytes(catalog))}"),
     ]
-    links = "".join(f"<li>{_a(*_to('runs', str(name)))}: {in_html(plural(count, 'dump'))}</li>" for name, count in runs)
-    newest = _listing("replays", NOTHING, replay_rows(catalog)[:10], (), {"max diff"})
+    links = "".join(f"<li>{anchor(*link_to('runs', str(name)))}: {in_html(plural(count, 'dump'))}</li>" for name, count in runs)
+    newest = listing("replays", NOTHING, replay_rows(catalog)[:10], (), {"max diff"})
     below = f"<h2>Runs</h2><ul>{links}</ul><h2>Newest replays</h2>{newest}"
     return _page(blocks, f"{below}<h2>Newest comparisons</h2>{_comparisons(store, NOTHING, 10)}")
 
@@ -75,22 +82,22 @@ def dumps_page(store: Store, asked: Asked = NOTHING) -> str:
     where = condition_of(asked)
     catalog = query.open_fresh(store, where)
     count = query.count_dumps(catalog, where)
-    sign, named = _sort_of(asked, COLUMNS)
+    sign, named = sort_of(asked, COLUMNS)
     order = sign + COLUMNS[named] if named else "newest"
-    rows = query.select_dumps(catalog, where, order=order, limit=SHOWN, offset=_first_of(asked))
+    rows = query.select_dumps(catalog, where, order=order, limit=SHOWN, offset=first_of(asked))
     words = ["actordbg", "replay", *(["--where", where] if where else ["--all"])]
     command = Items((f"command: {' '.join(map(in_shell, words))}",))
     blocks: list[Block] = [Heading("dumps", 1), Paragraph(plural(count, "dump")), command]
     cells = [
-        (_to("dumps", row.dump_id), _to("runs", row.run), str(row.rank), str(row.batch_size), f"{row.seq_len:,}",
+        (link_to("dumps", row.dump_id), link_to("runs", row.run), str(row.rank), str(row.batch_size), f"{row.seq_len:,}",
          f"{row.tokens:,}", row.role or "-", verdict_of(row) or "not replayed", row.broken or "-", row.triggered or "-",
          human_bytes(row.bytes), ago(row.timestamp))
         for row in rows
     ]  # fmt: skip
     known = {name: [value for value, _ in query.frequent_values(catalog, name)] for name in FACETS}
     typed = (("shortest", "S from"), ("longest", "S to"), ("where", "and"))
-    table_of = linked_table(COLUMNS, cells, {"rank", "B", "S", "tokens", "bytes"}, _heads("dumps", asked, COLUMNS))
-    return _page(blocks, _form("dumps", asked, known, typed) + table_of + _pager("dumps", asked, count))
+    table_of = linked_table(COLUMNS, cells, {"rank", "B", "S", "tokens", "bytes"}, headings("dumps", asked, COLUMNS))
+    return _page(blocks, facets_form("dumps", asked, known, typed) + table_of + pager("dumps", asked, count))
 
 
 def condition_of(facets: Asked) -> str | None:
@@ -115,7 +122,7 @@ def dump_page(store: Store, dump_id: str) -> str:
     blocks: list[Block] = [Heading(f"dump {row.dump_id}", 1), Items((command, *facts)), Heading("Replayed", 2)]
     cells = [
         (
-            _to("replays", result.replay_id),
+            link_to("replays", result.replay_id),
             result.status,
             seconds(result.forward_s),
             human_bytes(result.peak_memory_bytes),
@@ -143,16 +150,16 @@ def run_page(store: Store, run: str) -> str:
     rows = calls_of(catalog, run)
     chart = run_timeline(run, rows, dropped_of(store, run))
     blocks: list[Block] = [Heading(f"run {run}", 1), Paragraph(plural(len(rows), "dump")), *([chart] if chart else [])]
-    return _page(blocks, f"<p>{_a('its dumps', 'dumps/?' + urlencode({'run': run}))}</p>")
+    return _page(blocks, f"<p>{anchor('its dumps', 'dumps/?' + urlencode({'run': run}))}</p>")
 
 
 def replays_page(store: Store, asked: Asked = NOTHING) -> str:
     """Render replays, newest first: this user's with their handles, or all; with the pages of checks, and newest comparisons."""
     catalog = query.open_fresh(store)
     rows = replay_rows(catalog, everything=bool(asked.get("all")))
-    others = plural(len(query.list_replays(catalog)), "replay")
-    more = "" if asked.get("all") else _a(f"all {others}: truths, variations, matrix cells, other users' too", "replays/?all=1")
-    below = _listing("replays", asked, rows, ("verdict", "broken", "run", "by"), {"max diff"}) + f"<p>{more}</p>"
+    every = f"all {plural(len(query.list_replays(catalog)), 'replay')}: truths, variations, matrix cells, other users' too"
+    more = "" if asked.get("all") else anchor(every, "replays/?all=1")
+    below = listing("replays", asked, rows, ("verdict", "broken", "run", "by"), {"max diff"}) + f"<p>{more}</p>"
     return _page([Heading("replays", 1)], f"{below}<h2>Newest comparisons</h2>{_comparisons(store, {}, 10)}")
 
 
@@ -171,8 +178,8 @@ def replay_rows(catalog: query.Catalog, *, everything: bool = False) -> list[Row
             Row(
                 {
                     "verdict": shown_verdict(replay),
-                    "replay": _to("replays", name, replay["handle"]),
-                    "by": _to("checks", name, "check") if name in checks else words[0],
+                    "replay": link_to("replays", name, replay["handle"]),
+                    "by": link_to("checks", name, "check") if name in checks else words[0],
                     "passed": passed_of(replay),
                     "broken": ", ".join(sorted(broken[name])) or "-",
                     "max diff": number(replay["max_abs"], 2),
@@ -217,7 +224,7 @@ def matrices_page(store: Store, asked: Asked = NOTHING) -> str:
                 Row(
                     {
                         "verdict": f"theirs: {word}" if whose else word,
-                        "matrix": _to("matrices", name),
+                        "matrix": link_to("matrices", name),
                         "status": record.status,
                         "dumps": str(len(record.dump_ids)),
                         "command": record.command or "-",
@@ -225,7 +232,7 @@ def matrices_page(store: Store, asked: Asked = NOTHING) -> str:
                     {"dumps": len(record.dump_ids)},
                 )
             )
-    return _page([Heading("matrices", 1)], _listing("matrices", asked, rows, ("verdict", "status"), {"dumps"}))
+    return _page([Heading("matrices", 1)], listing("matrices", asked, rows, ("verdict", "status"), {"dumps"}))
 
 
 def matrix_page(store: Store, matrix_id: str) -> str:
@@ -243,9 +250,9 @@ def _comparisons(store: Store, asked: Asked, most: int | None = None) -> str:
     rows = []
     for each in query.comparisons(store)[:most]:
         word = f"theirs: {each.verdict}" if rests_on_others(store, each) else each.verdict
-        cells = {
-            "comparison": _to("comparisons", each.comparison_id),
-            "A": _to("replays", each.replay_id),
+        cells: dict[str, str | Link] = {
+            "comparison": link_to("comparisons", each.comparison_id),
+            "A": link_to("replays", each.replay_id),
             "B": f"{each.against_kind} {each.against}",
             "verdict": word,
             "dumps": f"{each.compared}/{each.dumps}",
@@ -253,7 +260,7 @@ def _comparisons(store: Store, asked: Asked, most: int | None = None) -> str:
         }
         rows.append(Row(cells, {"dumps": each.compared, "largest, nats": each.max_abs}, {"B": {each.against_kind}}))
     facets = () if most else ("verdict", "B")
-    return _listing("comparisons", asked, rows, facets, {"dumps", "largest, nats"})
+    return listing("comparisons", asked, rows, facets, {"dumps", "largest, nats"})
 
 
 def comparison_report(store: Store, comparison_id: str) -> str:
@@ -271,122 +278,9 @@ def error_page(error: ActordbgError) -> str:
     return _page([Heading("not shown", 1), Paragraph(error.message), Paragraph(error.hint or "")])
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of a list: its cells by column. keys: what it is sorted by, where that is not the cell's text. values: those of a
-    facet that has several."""
-
-    cells: Mapping[str, str | Link]
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    values: Mapping[str, Collection[str]] = field(default_factory=dict)
-
-    def key(self, column: str) -> Any:
-        """Return what the row is sorted by."""
-        return self.keys[column] if column in self.keys else _text(self.cells[column])
-
-    def has(self, facet: str) -> Collection[str]:
-        """Return the row's values of a facet."""
-        return self.values.get(facet, (_text(self.cells[facet]),))
-
-
-def _text(cell: str | Link) -> str:
-    return cell if isinstance(cell, str) else cell[0]
-
-
-def _listing(part: str, asked: Asked, rows: Sequence[Row], facets: Sequence[str], figures: Collection[str]) -> str:
-    """Render a page of a list: the facets, the rows that they select in the order that is asked for, links to other pages."""
-    if not rows:
-        return "<p>none yet</p>"
-    columns = list(rows[0].cells)
-    known = {facet: sorted({value for row in rows for value in row.has(facet)}) for facet in facets}
-    chosen = {facet: value for facet in facets if (value := asked.get(facet, ""))}
-    kept = [row for row in rows if all(value in row.has(facet) for facet, value in chosen.items())]
-    sign, named = _sort_of(asked, columns)
-    if named:
-        measured = [row for row in kept if row.key(named) is not None]
-        measured.sort(key=lambda row: row.key(named), reverse=bool(sign))
-        kept = measured + [row for row in kept if row.key(named) is None]
-    first = _first_of(asked)
-    cells = [list(row.cells.values()) for row in kept[first : first + SHOWN]]
-    form = _form(part, asked, known) if facets else ""
-    heads = _heads(part, asked, columns) if facets else {}
-    return form + linked_table(columns, cells, figures, heads) + _pager(part, asked, len(kept))
-
-
-def _sort_of(asked: Asked, columns: Collection[str]) -> tuple[str, str]:
-    """Return "-" for the largest first, else "", and the column to sort by, "" for none."""
-    named = asked.get("sort", "")
-    sign = "-" if named.startswith("-") else ""
-    return sign, named.removeprefix("-") if named.removeprefix("-") in columns else ""
-
-
-def _first_of(asked: Asked) -> int:
-    """Return the index of the first row of the page that is asked for."""
-    page = asked.get("page", "1")
-    return (int(page) - 1) * SHOWN if page.isdecimal() and 0 < len(page) < 10 and int(page) else 0
-
-
-def _again(part: str, asked: Asked, **changed: str) -> str:
-    """Return the address of the same list with something changed."""
-    return f"{part}/?{urlencode({name: value for name, value in {**asked, **changed}.items() if value})}"
-
-
-def _heads(part: str, asked: Asked, columns: Iterable[str]) -> dict[str, str]:
-    """Return headings that sort by their column: the smallest first, and then the largest."""
-    now = asked.get("sort", "")
-    arrows = {now.removeprefix("-"): " ▼" if now.startswith("-") else " ▲"}
-    following = {name: f"-{name}" if name == now else name for name in columns}
-    return {name: _a(name, _again(part, asked, sort=way, page="")) + arrows.get(name, "") for name, way in following.items()}
-
-
-def _pager(part: str, asked: Asked, count: int) -> str:
-    """Return which rows are shown, with links to the pages before and behind."""
-    first = _first_of(asked)
-    if count <= SHOWN and not first:
-        return ""
-    number_of = first // SHOWN + 1
-    before = _a("previous", _again(part, asked, page=str(number_of - 1))) if first else ""
-    behind = _a("next", _again(part, asked, page=str(number_of + 1))) if first + SHOWN < count else ""
-    return f"<p>{first + 1:,} to {min(first + SHOWN, count):,} of {count:,} {before} {behind}</p>"
-
-
-def linked_table(
-    columns: Iterable[str], rows: Iterable[Sequence[str | Link]], figures: Collection[str] = (), heads: Asked = NOTHING
-) -> str:
-    """Render a table whose cells may link to other pages. figures: columns of numbers. heads: headings that are HTML."""
-    cells = ([toned(cell) if isinstance(cell, str) else _a(*cell) for cell in row] for row in rows)
-    return table(columns, cells, set(columns) - set(figures), heads)
-
-
-def _to(part: str, name: str, shown: str | None = None) -> Link:
-    return shown or name, f"{part}/{quote(name, safe='')}"
-
-
-def _form(part: str, asked: Asked, known: Mapping[str, Iterable[Any]], typed: Iterable[tuple[str, str]] = ()) -> str:
-    """Render the facets of a list. known: values of each; None: no value. typed: names and labels of what is written."""
-    fields = ""
-    for name, values in known.items():
-        shown = [("", "any"), *(("-", "none") if value is None else (str(value), str(value)) for value in values)]
-        options = ""
-        for value, text in shown:
-            chosen = " selected" if value == asked.get(name, "") else ""
-            options += f'<option value="{in_html(value)}"{chosen}>{in_html(text)}</option>'
-        fields += f'<label>{in_html(name)}<select name="{name}">{options}</select></label>'
-    for name, says in typed:
-        fields += f'<label>{says}<input name="{name}" value="{in_html(asked.get(name, ""))}" autocomplete="off"></label>'
-    for name in ("sort", "all"):
-        fields += f'<input type="hidden" name="{name}" value="{in_html(asked[name])}">' if asked.get(name) else ""
-    button = '<button class="copy" type="submit">show</button>'
-    return f'<form class="facets" method="get" action="../{part}/">{fields}{button}</form>'
-
-
 def _page(blocks: Sequence[Block], below: str = "") -> str:
-    bar = "".join(f"<span>{_a(part, f'{part}/')}</span>" for part in _PARTS)
+    bar = "".join(f"<span>{anchor(part, f'{part}/')}</span>" for part in _PARTS)
     return as_html(blocks, above=f'<nav class="bar" aria-label="Store">{bar}</nav>', below=below, forms=True)
-
-
-def _a(text: str, address: str) -> str:
-    return f'<a href="../{in_html(address)}">{in_html(with_handles(text))}</a>'
 
 
 def _quoted(name: str, text: str) -> str:

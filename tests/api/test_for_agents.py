@@ -162,14 +162,14 @@ dump pack
 dump unpack --all
 dump recover
 dump prune --where "run='spare'" --yes
-store index
+index
 store fsck
-store status --target ACTOR
+status --target ACTOR
 patch --target ACTOR --dry-run
 unpatch --target ACTOR --dry-run
 doctor --quick
-doctor adapters plain
-doctor actor --batch-size 1 --seq-len 8
+adapters plain
+actor init --batch-size 1 --seq-len 8
 lint
 replay --where "run='made'" --dry-run
 check --where "run='made'" --no-backward
@@ -181,12 +181,12 @@ compare last truth
 report last
 report --all
 bundle last --out OUT/bundle.tar.zst
-measure noise --where "seq_len>999" --allow-empty
+noise --where "seq_len>999" --allow-empty
 matrix --max-inputs 1 --attn eager --packing on --compile off --dry-run
-measure train-check --max-inputs 1 --backend plain --steps 2 --dry-run
-measure compare-logs LOG LOG
-measure memory watch --pid PID --for 300ms --interval 100ms -o OUT/a.csv
-measure memory compare OUT/a.csv OUT/a.csv
+train-check --max-inputs 1 --backend plain --steps 2 --dry-run
+compare-logs LOG LOG
+memory watch --pid PID --for 300ms --interval 100ms -o OUT/a.csv
+memory compare OUT/a.csv OUT/a.csv
 """
 """Every command with --json, but those of `RECORDED`."""
 RECORDED = """

@@ -125,7 +125,7 @@ def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store):
     for folder in (dump.parent, counters.parent):
         for name in (mine, theirs, elsewhere, f"{TEMPORARY}{dead}-aabbccdd-old"):
             (folder / name).write_bytes(b"half")
-    run = CliRunner().invoke(app, ["--store", str(store.root), "fsck", "--repair"])
+    run = CliRunner().invoke(app, ["--store", str(store.root), "store", "fsck", "--repair"])
     assert run.exit_code == 0 and not (dump.parent / theirs).exists(), run.output
     assert CliRunner().invoke(app, ["--store", str(store.root), "dump", "recover"]).exit_code == 0
     for folder in (dump.parent, counters.parent):

@@ -73,7 +73,7 @@ COMMANDS = (
     "index", "index --rebuild", "dump ls --limit 50", "dump show last", "dump verify", "dump export DUMP --out OUT",
     "dump prune --where rank=9 --yes --allow-empty", "dump pack --where rank=1", "dump unpack --where rank=1", "replay "
     "--dry-run", "report all",
-    "compare r-02 r-01", "dump status", "dump status --all", "doctor --quick", "fsck",
+    "compare r-02 r-01", "dump status", "dump status --all", "doctor --quick", "store fsck",
 )  # fmt: skip
 
 
@@ -101,10 +101,10 @@ def test_every_command_works_on_the_good_rest_and_index_names_the_odd(good: Stor
     done = run_all(store.root, COMMANDS)
     exits = {line: done[line][0] for line in COMMANDS}
     assert exits.pop("doctor --quick") in (0, 4)
-    assert {line for line, code in exits.items() if code != 0} == {"dump verify", "fsck"}, done
-    assert exits["dump verify"] == exits["fsck"] == 1
+    assert {line for line, code in exits.items() if code != 0} == {"dump verify", "store fsck"}, done
+    assert exits["dump verify"] == exits["store fsck"] == 1
     assert json.loads(done["contents"][1]) == before
-    checked = {item["path"] for item in json.loads(done["fsck"][1])["findings"]}
+    checked = {item["path"] for item in json.loads(done["store fsck"][1])["findings"]}
     shown = {"no UTF-8": "\\xff\\xfe", "a line and an escape": "a\\nb\\x1b[31m"}.get(kind, "odd")
     assert checked >= {place.format(shown) for place in here.values()}, "fsck names all of them"
     for line in ("index", "index --rebuild"):

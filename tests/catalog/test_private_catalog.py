@@ -77,23 +77,23 @@ READING = [
     ["matrix", "--dry-run"],
     ["dump", "prune", "--where", "rank=0"],
     ["replay", "--laws", "--dry-run"],
-    ["fsck"],
+    ["store", "fsck"],
 ]
 WRITING = [
     ["replay"], ["noise"], ["matrix"], ["dump", "pack"], ["dump", "unpack", "--all"], ["dump", "prune", "--where", "rank=0", "--yes"],
-    ["dump", "create"], ["dump", "recover"], ["replay", "--laws"], ["fsck", "--repair"], ["compare", "20250701T000000-aaaa12", "truth"],
+    ["dump", "create"], ["dump", "recover"], ["replay", "--laws"], ["store", "fsck", "--repair"], ["compare", "20250701T000000-aaaa12", "truth"],
 ]  # fmt: skip
 
 
 def check_reading(reader: Reader) -> None:
     for command, said in zip(READING, reader.run(*READING), strict=True):
-        wanted = int(command[0] == "fsck")  # others can look into this store
+        wanted = int(command[0] == "store")  # others can look into this store
         assert said.code == wanted and "Traceback" not in said.err, (command, said)
-        if command[0] == "fsck":
+        if command[0] == "store":
             assert {line.split(":")[1] for line in said.out.splitlines()[:-1]} == {" open-mode"}, (
                 "every file was checked, and is sound"
             )
-        if command[:2] != ["dump", "status"] and command[0] != "fsck":
+        if command[:2] != ["dump", "status"] and command[0] != "store":
             assert said.err.count("this command uses") == 1, (command, said.err)
         if command[0] == "compare":
             assert "this comparison is not saved" in said.err and "match" in said.out

@@ -46,16 +46,16 @@ def test_a_handle_and_a_name_mean_a_replay_in_every_command(three: Store) -> Non
 
 def test_the_list_has_the_newest_first_and_what_became_of_each(three: Store) -> None:
     invoke(three, "compare", "packed", "truth", "--flat-limits", "--quiet")
-    rows = invoke(three, "replays").stdout.splitlines()
+    rows = invoke(three, "replay", "ls").stdout.splitlines()
     assert [row.split()[:3] for row in rows[1:]] == [
         ["@1", "20250619T060000-000002", rows[1].split()[2]],
         ["@2", "20250619T050000-000001", "packed"],
     ]
     assert "2/2" in rows[2] and "RIGHT" in rows[2] and "TOY MODEL (tiny) fp32 sdpa, packed, plain" in rows[2]
     assert invoke(three, "replay", "ls").stdout.splitlines() == rows, "the same, as other lists are called"
-    every = json.loads(invoke(three, "replays", "--all", "--json").stdout)
+    every = json.loads(invoke(three, "replay", "ls", "--all", "--json").stdout)
     assert [(row["handle"], row["replay_id"][-1]) for row in every] == [(None, "3"), ("@1", "2"), ("@2", "1")]
-    assert invoke(Store(three.root.parent / "new").create(), "replays").exit_code == 5
+    assert invoke(Store(three.root.parent / "new").create(), "replay", "ls").exit_code == 5
 
 
 def test_the_handle_that_a_table_shows_is_taken_wherever_an_id_is(three: Store) -> None:

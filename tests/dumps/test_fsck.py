@@ -278,7 +278,7 @@ def test_a_link_of_another_user_leads_no_repair_out_of_the_store(store, tmp_path
 
 
 def test_the_command_says_what_it_found_and_repairs_when_asked(store):
-    words = (store, "fsck", "--quiet")
+    words = (store, "store", "fsck", "--quiet")
     path = harm(store, "flip DUMP 0.97")
     quick = invoke(*words, "--quick")
     assert (quick.exit_code, "no problems" in quick.stdout) == (0, True), "a payload is not read by --quick"
@@ -290,4 +290,4 @@ def test_the_command_says_what_it_found_and_repairs_when_asked(store):
     assert (store.root / QUARANTINE / path).is_file()
     assert invoke(*words).exit_code == 0
     with pytest.raises(StoreProblem, match="no store"):
-        invoke(Store(store.dumps), "fsck")
+        invoke(Store(store.dumps), "store", "fsck")

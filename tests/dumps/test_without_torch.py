@@ -22,7 +22,7 @@ def test_dumps_come_in_and_go_out_without_torch(tmp_path):
     (tmp_path / "old" / "actor_inputs_rank0_20250619_052608_430740.pkl").write_bytes(pickle.dumps(content))
     commands = (
         "dump import old --quiet", "dump import old --quiet", "dump create --seq-len 16 --quiet", "dump ls", "dump show last", "dump verify --quiet",
-        "dump pack --quiet", "dump export --where rank=0 --out out --quiet", "fsck --quiet", "status --json", "replays --allow-empty",
+        "dump pack --quiet", "dump export --where rank=0 --out out --quiet", "store fsck --quiet", "status --json", "replay ls --allow-empty",
     )  # fmt: skip
     program = (
         "import sys, shlex; sys.modules['torch'] = None\nfrom typer.testing import CliRunner\nfrom actordbg.cli.app import app\n"
@@ -34,7 +34,7 @@ def test_dumps_come_in_and_go_out_without_torch(tmp_path):
         [sys.executable, "-c", program, *commands], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-    bad = [line for line in done.stdout.splitlines() if " 0 ''" not in line and not line.startswith(("status", "fsck"))]
+    bad = [line for line in done.stdout.splitlines() if " 0 ''" not in line and not line.startswith(("status", "store fsck"))]
     assert bad == [], done.stdout
     exported = [load_file(path) for path in sorted((tmp_path / "out").iterdir())]
     assert any(torch.equal(one["action_mask"], content["action_mask"]) for one in exported) and len(exported) == 2

@@ -203,7 +203,7 @@ def write_lanes(store: Store, name: str, factor: float = 1.0) -> str:
 def test_gradients_over_several_inputs_are_judged_against_the_mean_of_the_same_inputs(store: Store) -> None:
     truth = write_truth(store)
     right = compare(store, write_lanes(store, "r-02"), truth)
-    assert right.verdict == MATCH and right.unjudged == right.left
+    assert right.verdict == MATCH and [one.said for one in right.unjudged] == [*right.left]
     assert all(one.gradients is not None and (one.gradients.distance or 0.0) < 1e-6 for one in right.dumps)
     assert all(one.grad_norm_rel is not None and one.grad_norm_rel < 1e-6 for one in right.dumps)
     assert "gradients of" not in first_lines(right)

@@ -51,7 +51,7 @@ packing   replay --where WHERE --max-inputs 3 --packing --name packing --json
 bf16      replay --where WHERE --max-inputs 3 --dtype bf16 --name bf16 --json
 zero2     replay --where WHERE --max-inputs 2 --backend deepspeed --zero-stage 2 --nproc 2 --name zero2 --json
 broken    replay --where WHERE --max-inputs 2 --tp 3 --json
-replays   replays --json
+replays   replay ls --json
 truth     compare plain truth --json
 text      compare packing truth --power
 sides     compare bf16 plain --json -o OUT/sides.html
@@ -65,7 +65,7 @@ cells     matrix --where WHERE --max-inputs 1 --packing off,on --backend plain,d
 noise     noise --where WHERE --max-inputs 2 --dtype bf16 --json
 train     train-check --where WHERE --backend plain --steps 3 --json
 logs      compare-logs LOG LOG2 --json
-fsck      fsck --json
+fsck      store fsck --json
 prune     dump prune --where "rank=0 and seq_len>300" --json
 doctor    doctor --json
 adapters  adapters --json

@@ -26,7 +26,7 @@ def test_the_table_is_found_and_has_what_people_ask_for():
         "rings",
         "hook",
         "may not write",
-        "fsck --repair",
+        "store fsck --repair",
         "kill at any system call",
     ):
         assert any(word in row for row in ROWS), word

@@ -357,7 +357,7 @@ def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path, monkeypa
     assert len(fsspec.filesystem("memory").glob(f"/{tmp_path.name}/store/dumps/*/*/*.zst")) == 9
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     assert len(json.loads(invoke("--store", url, "dump", "ls", "--json"))) == 15
-    for words in (["dump", "prune", "--keep", "1GB"], ["dump", "enable"], ["fsck"], ["dump", "pack"]):
+    for words in (["dump", "prune", "--keep", "1GB"], ["dump", "enable"], ["store", "fsck"], ["dump", "pack"]):
         with pytest.raises(Refused, match="does not work on a store behind a URL"):
             invoke("--store", url, *words)
     assert len(json.loads(invoke("--store", f"file://{tmp_path}/a", "dump", "ls", "--json"))) == 14

@@ -45,7 +45,7 @@ def run_commands(root: Path, answers: Path, lines: Sequence[str]) -> None:
     for line in lines:
         words = [{"DUMP": dump_id, "OUT": str(root.parent / "out")}.get(word, word) for word in line.split()]
         result = CliRunner().invoke(
-            app, ["--store", str(root), *words, *(["--json"] if line.startswith(("index", "fsck")) else [])]
+            app, ["--store", str(root), *words, *(["--json"] if line.startswith(("index", "store fsck")) else [])]
         )
         error = result.exception
         known = error is None or isinstance(error, SystemExit | ActordbgError)
