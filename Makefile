@@ -32,7 +32,7 @@ matrix-demo: $(VENV)/.demo
 rollout-faults: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.faulty_ppo all $${FOLDER:-$$(mktemp -d)/runs}
 
-# Of kills, forks, faults and demos `make test` takes a sample; this takes them all.
+# Of kills, forks, faults, models and demos `make test` takes a sample; this takes them all.
 whole: export WHOLE := 1
 whole: export FAULTS := each
 whole: export DEMO := all

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,7 @@ class SleepingEngine:
     def load(self, item: ReplayInput) -> str:
         return item.path
 
-    def run(
-        self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Callable[[str], None] | None = None
-    ) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Any, **_asked: Any) -> dict[str, Any]:
         time.sleep(self._takes)
         return {"status": PASSED, "forward_s": self._takes}
 

@@ -110,13 +110,5 @@ class EndpointSession(Decided):
             values[row, columns[-1]] = last
         return {"cached": values}
 
-    def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
-        """Return False: a process that loads nothing is quickly started."""
-        return False
-
-    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
-        """Refuse: see `takes`."""
-        raise Unsupported("a server is not switched", hint="start another process for it")
-
     def close(self) -> None:
         """Do nothing: the server belongs to the user."""

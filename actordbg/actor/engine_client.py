@@ -77,7 +77,7 @@ class EngineClient:
         self.url, self.model, self._timeout_s = checked_url(url), served_model, timeout_s
         proxies = [ProxyHandler({})] if is_loopback(urlsplit(self.url).hostname or "") else []
         self._opener = build_opener(_NoRedirects(), *proxies)
-        self.kind, self.version = "", ""
+        self.kind = ""
 
     def connect(self) -> dict[str, Any]:
         """Find out what the server is, and which model it serves. Returns facts for a replay's `resolved`.
@@ -93,18 +93,14 @@ class EngineClient:
             shown = ", ".join(served[:5]) or "none"
             what = f"does not serve {self.model}" if self.model else "serves more than one model, or none"
             raise UsageError(f"{self.url} {what}", hint=f"--served-model: one of {shown}")
-        info: Mapping[str, Any] = {}
-        if answer := self._try("/version"):
-            self.kind, self.version = VLLM, str(answer.get("version", "?"))
-        for path in ("/get_server_info", "/server_info") if not answer else ():
+        for self.kind, path in ((VLLM, "/version"), (SGLANG, "/get_server_info"), (SGLANG, "/server_info")):
             if info := self._try(path):
-                self.kind, self.version = SGLANG, str(info.get("version", "?"))
                 break
-        if not self.kind:
+        else:
             hint = "start vLLM's or SGLang's own server"
             raise Unsupported(f"{self.url} says neither its version (/version) nor /get_server_info", hint=hint)
-        dtype = {"server_dtype": str(info["dtype"])} if info.get("dtype") else {}
-        return {"server": f"{self.kind} {self.version}", "served_model": self.model, **dtype}
+        facts = {"server": f"{self.kind} {info.get('version', '?')}", "served_model": self.model}
+        return facts | ({"server_dtype": str(info["dtype"])} if info.get("dtype") else {})
 
     def score(self, rows: Sequence[Sequence[int]], start: int = 0) -> list[list[float]]:
         """Return for each row of ids [n] the log-probs of ids[1:], [n-1], all rows in one request.
@@ -202,8 +198,9 @@ class EngineClient:
             return EnvironmentProblem(what, hint=f"put the server's token into {TOKEN}")
         with suppress(ValueError):
             said = strict_json(error.said, json.loads)
-            said = said.get("error", said) if isinstance(said, dict) else said
-            what += f": {str(said.get('message', said) if isinstance(said, dict) else said)[:300]}"
+            for key in ("error", "message"):
+                said = said.get(key, said) if isinstance(said, dict) else said
+            what += f": {str(said)[:300]}"
         if error.code >= 500:
             return EnvironmentProblem(what, hint="see the server's log")
         return Unsupported(what, hint="the server must return log-probs of the prompt, for inputs of this length")

@@ -87,7 +87,7 @@ class ForwardOutcome:
     formulas: FormulaCheck | None = None
 
     def apply(self, layout: Callable[[Tensor], Tensor]) -> None:
-        """Bring every tensor of the mask's shape into another layout (see `actordbg.laws.changes`)."""
+        """Bring every tensor of the mask's shape into another layout (see `actordbg.actor.changes`)."""
         self.log_probs, self.mask = layout(self.log_probs), layout(self.mask)
         self.entropy = None if self.entropy is None else layout(self.entropy)
         if "log_probs" in self.tensors:
@@ -179,7 +179,7 @@ class MemoryHistory:
 
     def keep(self, failed: str = "") -> None:
         """Write the history so far, whole or not at all. failed: the dump that just failed."""
-        name = f"memory-rank{self._rank}{f'-{failed}' if failed else ''}.pickle"
+        name = f"memory-rank{self._rank}-{failed}.pickle" if failed else f"memory-rank{self._rank}.pickle"
         part = self._folder / f".{name}.part"
         try:
             torch.cuda.memory._dump_snapshot(os.fspath(part))  # type: ignore[no-untyped-call]

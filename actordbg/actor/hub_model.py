@@ -57,20 +57,17 @@ def find_model(model: str) -> dict[str, Any] | None:
     Without huggingface_hub a hub name cannot be checked, so it is accepted (None): the workers will report what is missing.
     """
     base = base_of(model)
+    name = base or model
+    if name == TINY:
+        return None
     try:
-        return _find(base or model)
+        folder = folder_of(name)
+        return _find_by_name(name) if folder is None else read_config(folder, f"{name} holds no model")
     except EnvironmentProblem as problem:
         if base is None:
             raise
         hint = f"name the folder of its base as {_BASE} in {model}/adapter_config.json"
         raise EnvironmentProblem(f"{model} is an adapter, and its base is not available: {problem.message}", hint=hint) from None
-
-
-def _find(model: str) -> dict[str, Any] | None:
-    if model == TINY:
-        return None
-    folder = folder_of(model)
-    return _find_by_name(model) if folder is None else read_config(folder, f"{model} holds no model")
 
 
 def folder_of(model: str) -> Path | None:
@@ -105,7 +102,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=32)
 def _find_by_name(model: str) -> dict[str, Any] | None:
-    """Like `_find`, for a hub name; each is requested once, however many cells of a matrix use it."""
+    """Like `find_model`, for a hub name; each is requested once, however many cells of a matrix use it."""
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:

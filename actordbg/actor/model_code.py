@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.actor.hub_model import find_model, looks_like_path, read_json
-from actordbg.actor.models import TinyShape, require_tiny
+from actordbg.actor.models import require_tiny
 from actordbg.base.errors import UnsafeInput
 from actordbg.config import consent
 from actordbg.config.choices import is_local
@@ -42,7 +42,7 @@ def require_consent(model: str, models: Path | None = None) -> None:
     models: the store's folder of models, where the tiny one may lie already. A hub name's config.json is fetched.
     """
     if model == TINY:
-        return require_tiny(models / TinyShape().cache_name()) if models else None
+        return require_tiny(models) if models else None
     code = None if consent.is_given(model) else next(own_code(model), None)
     if code is not None:
         raise UnsafeInput(f"loading {model} would run code that ships with it: {code}", hint=HINT)

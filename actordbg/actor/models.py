@@ -34,7 +34,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +69,7 @@ def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str
 def attention_heads(model: str) -> tuple[int, int] | None:
     """Return (attention heads, key/value heads) by the model's config.json; None if it is not here or does not say."""
     folder = Path(base_of(model) or model).expanduser()
-    config: Any = config_of(TinyShape()) if model == TINY else read_json(folder / "config.json")
+    config = TINY_CONFIG if model == TINY else read_json(folder / "config.json")
     text: dict[str, Any] = config.get("text_config") or config
     heads, kv_heads = (next((text[key] for key in keys if isinstance(text.get(key), int)), None) for keys in _HEAD_KEYS)
     return None if heads is None else (heads, kv_heads or heads)
@@ -126,67 +125,70 @@ def _derive(source: Path, cache: Path, num_layers: int | None, dtype: str | None
 if TYPE_CHECKING:
     import torch
 
-TINY_VOCAB = 4096
+TINY_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+"""The embedded model's config.json."""
 _LAYOUT = 1
-"""Increment this when the same TinyShape gives other weights, so that an old cached copy is not mistaken for the new model."""
+"""Increment this when the same TINY_CONFIG gives other weights, so that an old cached copy is not mistaken for the new model."""
 
 
-@dataclass(frozen=True)
-class TinyShape:
-    """The tiny Llama's dimensions. `hidden` must be a multiple of `heads`, `heads` of `kv_heads`."""
-
-    vocab_size: int = TINY_VOCAB
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate: int = 128
-    seed: int = 0
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    def cache_name(self) -> str:
-        """A directory name that changes with anything that changes the weights."""
-        text = json.dumps({"layout": _LAYOUT, **asdict(self)}, sort_keys=True)
-        return f"tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def build_tiny(path: Path, shape: TinyShape | None = None, tokens: dict[str, int] | None = None) -> Path:
+def build_tiny(path: Path, **changes: Any) -> Path:
     """Write a random tiny Llama (config.json and model.safetensors, bf16) that `from_pretrained(path)` opens; return `path`.
 
-    Deterministic: the same shape, seed included, gives the same bytes. `tokens`: ids of special tokens, `{"pad_token_id": 0}`.
+    Deterministic: the same configuration gives the same bytes. changes: entries of TINY_CONFIG, such as `pad_token_id`.
     Existing files of a model at `path` are replaced.
     """
     from safetensors.torch import save_file
 
-    shape = shape or TinyShape()
     path.mkdir(parents=True, exist_ok=True)
-    config = config_of(shape) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | (tokens or {})
+    config = TINY_CONFIG | changes
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_file(_weights(shape), str(path / "model.safetensors"), metadata={"format": "pt"})
+    save_file(_weights(config), str(path / "model.safetensors"), metadata={"format": "pt"})
     return path
 
 
-def ensure_tiny(cache_dir: Path, shape: TinyShape | None = None) -> Path:
-    """Return the tiny model's folder in `cache_dir`, built if it is not there. Safe in concurrent processes."""
-    shape = shape or TinyShape()
-    return once(cache_dir / shape.cache_name(), lambda folder: build_tiny(folder, shape))
+def tiny_folder(cache: Path) -> Path:
+    """Return the tiny model's place: its name changes with anything that changes the weights."""
+    text = json.dumps([_LAYOUT, TINY_CONFIG])
+    return cache / f"tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def require_tiny(folder: Path) -> None:
+def ensure_tiny(cache: Path) -> Path:
+    """Return the tiny model's folder in `cache`, built if it is not there. Safe in concurrent processes."""
+    return once(tiny_folder(cache), build_tiny)
+
+
+def require_tiny(cache: Path) -> None:
     """Raise UnsafeInput if something else lies in the tiny model's place; an empty place is fine.
 
     Others may write into a store, and their model in this place would run without being named.
     """
+    folder = tiny_folder(cache)
     if not (folder / "config.json").exists():
         return
-    ours = config_of(TinyShape()) | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    if read_json(folder / "config.json") != ours or {path.name for path in folder.iterdir()} != {
-        "config.json",
-        "model.safetensors",
-    }:
+    names = {path.name for path in folder.iterdir()}
+    if names != {"config.json", "model.safetensors"} or read_json(folder / "config.json") != TINY_CONFIG:
         raise UnsafeInput(f"{folder} is not the tiny model that actordbg builds", hint="remove that folder; it is rebuilt")
 
 
@@ -208,35 +210,11 @@ def once(target: Path, build: Callable[[Path], object]) -> Path:
     return target
 
 
-def config_of(shape: TinyShape) -> dict[str, object]:
-    """Return the model's config.json, without special tokens."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "initializer_range": 0.02,
-        "torch_dtype": "bfloat16",
-    }
-
-
-def _weights(shape: TinyShape) -> dict[str, torch.Tensor]:
+def _weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Draw all weights, bf16, in a fixed order from one generator: projections with variance 1 / fan_in."""
     import torch
 
-    generator = torch.Generator().manual_seed(shape.seed)
+    generator, hidden = torch.Generator().manual_seed(0), config["hidden_size"]
 
     def normal(rows: int, columns: int, std: float) -> torch.Tensor:
         return (torch.randn(rows, columns, generator=generator) * std).to(torch.bfloat16)
@@ -244,22 +222,22 @@ def _weights(shape: TinyShape) -> dict[str, torch.Tensor]:
     def linear(out: int, fan_in: int, gain: float = 1.0) -> torch.Tensor:
         return normal(out, fan_in, gain * fan_in**-0.5)
 
-    ones = torch.ones(shape.hidden, dtype=torch.bfloat16)
-    kv = shape.kv_heads * shape.head_dim
+    ones = torch.ones(hidden, dtype=torch.bfloat16)
+    kv, wide = config["num_key_value_heads"] * config["head_dim"], config["intermediate_size"]
     projections = {
-        "self_attn.q": (shape.hidden, shape.hidden),
-        "self_attn.k": (kv, shape.hidden),
-        "self_attn.v": (kv, shape.hidden),
-        "self_attn.o": (shape.hidden, shape.hidden),
-        "mlp.gate": (shape.intermediate, shape.hidden),
-        "mlp.up": (shape.intermediate, shape.hidden),
-        "mlp.down": (shape.hidden, shape.intermediate),
+        "self_attn.q": (hidden, hidden),
+        "self_attn.k": (kv, hidden),
+        "self_attn.v": (kv, hidden),
+        "self_attn.o": (hidden, hidden),
+        "mlp.gate": (wide, hidden),
+        "mlp.up": (wide, hidden),
+        "mlp.down": (hidden, wide),
     }
-    weights = {"model.embed_tokens.weight": normal(shape.vocab_size, shape.hidden, 1.0)}
-    for index in range(shape.layers):
+    weights = {"model.embed_tokens.weight": normal(config["vocab_size"], hidden, 1.0)}
+    for index in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{index}."
         weights |= {f"{prefix}{name}_proj.weight": linear(*sizes) for name, sizes in projections.items()}
         weights |= {f"{prefix}{name}_layernorm.weight": ones.clone() for name in ("input", "post_attention")}
     weights["model.norm.weight"] = ones.clone()
-    weights["lm_head.weight"] = linear(shape.vocab_size, shape.hidden, gain=2.0)
+    weights["lm_head.weight"] = linear(config["vocab_size"], hidden, gain=2.0)
     return weights

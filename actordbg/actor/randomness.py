@@ -78,7 +78,8 @@ def _places(recorded: Mapping[str, torch.Tensor], device: torch.device) -> dict[
     places = {CPU: CPU} if CPU in recorded else {}
     gpus = [name for name in recorded if name.startswith("cuda")]
     if device.type == "cuda":
-        current_gpu = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+        number = torch.cuda.current_device() if device.index is None else device.index
+        current_gpu = f"cuda:{number}"
         places |= {name: current_gpu for name in gpus if len(gpus) == 1 or name == current_gpu}
     return places
 

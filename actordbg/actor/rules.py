@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -65,18 +65,8 @@ class Case(SimpleNamespace):
 
 
 @dataclass(frozen=True)
-class RuleHit:
-    """A rule's message about a configuration: `id` is stable, `ways_out` are workarounds, best first."""
-
-    id: str
-    severity: str
-    message: str
-    ways_out: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class KnownFailure:
-    """A known combination."""
+    """A known combination, or what it says about a configuration: `id` is stable, `ways_out` are workarounds, best first."""
 
     id: str
     applies: Callable[[Case], bool]
@@ -84,18 +74,18 @@ class KnownFailure:
     ways_out: tuple[str, ...]
     severity: str = REFUSE
 
-    def hit(self, case: Case) -> RuleHit:
-        """Return the message of the rule with the placeholders of its texts filled in, from `_words(case)`."""
+    def hit(self, case: Case) -> KnownFailure:
+        """Return the rule with the placeholders of its texts filled in, from `_words(case)`."""
         words = _words(case)
         ways_out = tuple(way.format_map(words) for way in self.ways_out)
-        return RuleHit(self.id, self.severity, self.message.format_map(words), ways_out)
+        return replace(self, message=self.message.format_map(words), ways_out=ways_out)
 
 
 _warning, _remark = partial(KnownFailure, severity=WARN), partial(KnownFailure, severity=INFO)
 
 
 def _words(case: Case) -> Mapping[str, object]:
-    missing = ["there is no CUDA device"] * (not case.cuda) + ["flash-attn is not installed"] * (not case.flash_attn)
+    needed = {"there is no CUDA device": case.cuda, "flash-attn is not installed": case.flash_attn}
     heads, kv_heads = case.heads
     requested = {"--tp": case.tp > 1, "--ring": case.ring > 1, "--dist-backend": case.dist_backend is not None}
     alone = "only sdpa has a stand-in that reaches the others' tokens"
@@ -110,7 +100,7 @@ def _words(case: Case) -> Mapping[str, object]:
         "torch": case.versions.get("torch", "?"),
         "tp_fits": max(n for n in range(1, case.tp + 1) if not (heads % n or kv_heads % n)),
         "transformers": case.versions.get("transformers", "?"),
-        "missing_for_flash": " and ".join(missing),
+        "missing_for_flash": " and ".join(lack for lack, there in needed.items() if not there),
     }
 
 
@@ -342,7 +332,7 @@ RULES: tuple[KnownFailure, ...] = (
 )
 
 
-def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[RuleHit]:
+def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[KnownFailure]:
     """Return the hits of all rules for this configuration here, worst first. UsageError for values that are invalid anywhere.
 
     defaults: the record of the first dump.
@@ -351,7 +341,7 @@ def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: Dum
     return _check(Case(config, choose(config, defaults, facts), facts, defaults))
 
 
-def _check(case: Case) -> list[RuleHit]:
+def _check(case: Case) -> list[KnownFailure]:
     hits = [rule.hit(case) for rule in RULES if rule.applies(case)]
     return sorted(hits, key=lambda hit: (REFUSE, WARN, INFO).index(hit.severity))
 
@@ -361,7 +351,7 @@ def refuse(config: ReplayConfig, choices: Choices, facts: Facts) -> None:
     refuse_hits(_check(Case(config, choices, facts)))
 
 
-def refuse_hits(hits: Sequence[RuleHit]) -> None:
+def refuse_hits(hits: Sequence[KnownFailure]) -> None:
     """Raise Unsupported if one of these is a refusal."""
     if stops := [hit for hit in hits if hit.severity == REFUSE]:
         raise Unsupported("; ".join(hit.message for hit in stops), hint="; or ".join(stops[0].ways_out))

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -45,7 +44,7 @@ from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.sharing import host_key
 from actordbg.actor.truth_model import code_of
 from actordbg.actor.truth_session import Decided, TruthSession
-from actordbg.base.errors import Unsupported, UsageError
+from actordbg.base.errors import UsageError
 from actordbg.config.choices import choose, first_of
 from actordbg.config.replay_config import COMPILE_BACKENDS, ENDPOINT, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
@@ -90,10 +89,8 @@ class ActorSession(Decided):
     def __init__(
         self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, training: Training | None = None
     ) -> None:
-        os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         began = time.perf_counter()
         self.decide(config, defaults, model_cache)
-        self.model_cache = model_cache
         self._actors = actors_of(self.choices)
         self._actors.prepare_process()
         set_seed(self.choices.seed)
@@ -103,6 +100,11 @@ class ActorSession(Decided):
         self.gather = backend.gather
         self.records = backend.place.rank % config.lane_width == 0
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
+
+    @property
+    def ring(self) -> tuple[int, int]:
+        """This rank's place in its ring, and the ring's size; (0, 1) without a ring."""
+        return (self.ring_group.rank(), self.ring_group.size()) if self.ring_group is not None else (0, 1)
 
     def open_backend(self, training: Training | None) -> Backend:
         """Build the Actor in its backend."""
@@ -148,14 +150,14 @@ class ActorSession(Decided):
 
     def probe(
         self, dump: Dump, read: Callable[[Tensor, Tensor | None], T], *, backward: bool, graph: bool = False,
-        seed: int | None = None,
+        seed: int | None = None, call: ReplayedCall | None = None,
     ) -> T:  # fmt: skip
         """Run only the forward of `run`, and return what `read` makes of log-probs and entropies while their graph lives.
 
         graph: with gradients even where `run` had none, and without an engine that waits for a backward. seed: replaces the seed
-        of `run`, or the recorded RNG states.
+        of `run`, or the recorded RNG states. call: the dump's, if it is built already.
         """
-        call = self.call_of(dump)
+        call = call or self.call_of(dump)
         self._follow(dump.record, backward)
         set_seed(self.choices.seed if seed is None else seed)
         if seed is None:
@@ -191,7 +193,7 @@ class ActorSession(Decided):
         before = self.config
         if not self.takes(config, defaults):
             known.refuse(config, choose(config, defaults, self._facts), self._facts)
-            raise Unsupported("this configuration needs another Actor", hint="start another process for it")
+            return super().switch(config, defaults)
         self.decide(config, defaults, self.model_cache)
         change_attention(self.model, self.choices)
         if (config.compile or before.compile) and not config.deepcompile:
@@ -199,6 +201,7 @@ class ActorSession(Decided):
         self.actor.packing_samples, self.actor.temperature = self.choices.packing, self.choices.temperature
         measure.release(self.device)
         self.resolved = self._describe() | {"load_s": 0.0}
+        return None
 
     def close(self) -> None:
         """Free the model. A process group lives as long as its process."""
@@ -225,12 +228,12 @@ class ActorSession(Decided):
             if watch is None:
                 returned = self.actor(**call.arguments)
             else:
-                returned = watch.forward(self.actor, call.arguments, self.model, {"mask": call.mask})
+                returned = watch.forward(call.arguments, {"mask": call.mask})
             log_probs, entropy = read_result(returned, call.mask)
         forward_s = measure.now(device) - began - (watch.held_s - held if watch is not None else 0.0)
         if watch is not None and watch.active:
             shown = {"log_probs": log_probs, "entropy": entropy, "mask": call.mask, "loss": loss_of(log_probs, call.mask)}
-            watch.after(self.actor, call.arguments, self.model, shown)
+            watch.after(call.arguments, shown)
         outcome = ForwardOutcome(
             forward_s=forward_s,
             randomness=drawn and randomness.check(drawn, dump, device),

@@ -9,18 +9,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from actordbg.actor import randomness
-from actordbg.actor.backends.backend import set_seed
 from actordbg.actor.backends.training import Norms, Training
 from actordbg.actor.session import ActorSession, loss_of
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
-from actordbg.trainers.captured_call import read_result
 
 _WITHOUT = 'drop --gradient-checkpointing, or select inputs recorded in training mode with --where "training"'
 
@@ -43,18 +39,16 @@ class TrainingSession(ActorSession):
 
     def micro_batch(self, dump: Dump) -> tuple[float, float]:
         """Run forward and backward of a captured call and accumulate its gradient; return its loss and its seconds."""
-        began = time.perf_counter()
-        call = self.call_of(dump)
-        training = self._follow(dump.record, True)
-        if self._checkpoints and not training:
+        began, call = time.perf_counter(), self.call_of(dump)
+        if self._checkpoints and dump.record.training is False:
             raise Unsupported("the input was recorded in eval mode, which disables gradient checkpointing", hint=_WITHOUT)
-        set_seed(self.choices.seed)
-        randomness.restore(dump, self.device, self.config.seed)
-        with torch.enable_grad(), self.autocast(dump.record):
-            log_probs, entropy = read_result(self.actor(**call.arguments), call.mask)
-        loss = self.objective(log_probs, entropy, call.mask)
-        self._backend.accumulate(loss)
-        return float(loss.detach()), time.perf_counter() - began
+
+        def accumulate(log_probs: Tensor, entropy: Tensor | None) -> float:
+            loss = self.objective(log_probs, entropy, call.mask)
+            self._backend.accumulate(loss)
+            return float(loss.detach())
+
+        return self.probe(dump, accumulate, backward=True, call=call), time.perf_counter() - began
 
     def objective(self, log_probs: Tensor, entropy: Tensor | None, mask: Tensor) -> Tensor:
         """Return the loss of a micro-batch. log_probs, entropy, mask: [B, A]."""

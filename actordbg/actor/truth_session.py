@@ -28,7 +28,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +42,9 @@ from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.models import locate
+from actordbg.actor.other_log_probs import Chosen, Closed, Laid
 from actordbg.actor.truth_model import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
-from actordbg.causes import signatures
-from actordbg.causes.computations import Chosen, Closed, Laid
 from actordbg.config import consent
 from actordbg.config.choices import Choices, choose, first_of, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
@@ -62,6 +60,7 @@ class Decided:
 
     config: ReplayConfig
     choices: Choices
+    model_cache: Path
 
     def decide(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
         """Decide all settings. No session loads a model before this: here a model's own code meets both of its walls.
@@ -69,12 +68,13 @@ class Decided:
         Raises, before anything changed, UnsafeInput for a model with code and without consent, Unsupported for a configuration
         that is known to fail here.
         """
+        os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         require_consent(config.model, model_cache)
         guard(config.model)
         facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
         choices = choose(config, defaults, facts)
         known.refuse(config, choices, facts)
-        self.config, self.choices, self._facts = config, choices, facts
+        self.config, self.choices, self._facts, self.model_cache = config, choices, facts, model_cache
 
     def backward_for(self, record: DumpRecord) -> bool:
         """Return whether to replay this dump with a backward: as configured, else (plain backend) as it was recorded.
@@ -85,6 +85,14 @@ class Decided:
             return self.choices.backward
         return record.grad_enabled
 
+    def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
+        """Return whether `switch` can change what is loaded to this configuration."""
+        return False
+
+    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
+        """Continue under another configuration. Unsupported, before anything changed, if what is loaded cannot `take` it."""
+        raise Unsupported("this process cannot take the configuration", hint="start another process for it")
+
 
 class TruthSession(Decided):
     """The truth's model, built once: see `actordbg.actor.session.ActorSession` for what each method promises."""
@@ -94,33 +102,31 @@ class TruthSession(Decided):
     keeper = GradientKeeper
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
-        os.environ["ACTORDBG_DISABLE"] = "1"
-        self._cache = model_cache
-        self._load(config, defaults)
+        self._load(config, defaults, model_cache)
 
-    def _load(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
+    def _load(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
         began = time.perf_counter()
-        self.decide(config, defaults, self._cache)
+        self.decide(config, defaults, model_cache)
         set_seed(self.choices.seed)
         self._place = Place.from_environment()
         self._device = self._place.device()
         self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.truth or "fp32"])
         self._wide = torch.promote_types(self._dtype, torch.float32)  # of what is computed from the logits, as the Actor does
-        path = locate(self.choices.model, self._cache, num_layers=self.choices.num_layers)
+        path = locate(self.choices.model, model_cache, num_layers=self.choices.num_layers)
         trust = consent.is_given(config.model)
-        self._model = truth_model.load(
+        self.model = truth_model.load(
             path, weights=DTYPES[self.choices.dtype], dtype=self._dtype, device=self._device, trust=trust
         )
-        self._dropout = drawn_share(self._model)
+        self._dropout = drawn_share(self.model)
         self._compared = False
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
     def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
         """Compute the truth of a captured call, one row at a time. With `keep`, `tensors` hold what is worth storing."""
-        call, record = text_call(dump, self.resolved["vocab_size"], self._device), dump.record
+        call, record = self._call(dump), dump.record
         training = bool(first_of(record.training, backward)) and not self._dropout
-        self._model.train(training)
-        follow_adapters(self._model, record.actor)
+        self.model.train(training)
+        follow_adapters(self.model, record.actor)
         measure.reset_peak(self._device)
         try:
             with measure.keeping_memory():
@@ -128,7 +134,7 @@ class TruthSession(Decided):
             if backward:
                 self._take_gradients(outcome, keep=keep and self.config.keep_gradients)
         finally:
-            self._model.zero_grad(set_to_none=True)
+            self.model.zero_grad(set_to_none=True)
         outcome.training = training
         if record.training and self._dropout:
             note = f"the run was in training mode with dropout {self._dropout:g}: the truth drops nothing"
@@ -139,34 +145,25 @@ class TruthSession(Decided):
         if keep:
             outcome.keep()
         if keep and self.config.planted:
-            for fault, sizes in sizes_of(self._model, self._dtype).items():
+            for fault, sizes in sizes_of(self.model, self._dtype).items():
                 for size in sizes:
-                    with planted(self._model, fault, size):
+                    with planted(self.model, fault, size):
                         outcome.tensors[f"{PREFIX}{fault}/{size:g}"] = self._rows(call, dump, False).log_probs
-        if keep and self.config.causes:
-
-            def rows(closed: Mapping[str, Closed]) -> dict[str, Tensor]:
-                ran = self._rows(call, dump, False, closed)
-                return {"": ran.log_probs, **ran.tensors}
-
-            arranged = partial(self._arranged, call, outcome.temperature)
-            outcome.tensors |= signatures.tensors(self._model, self.config.causes, self._run_dtype, rows, arranged)
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
-        """Return whether `switch` can change the loaded model to this configuration."""
         return config.truth is not None and config.model == self.config.model
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         """Reload the model, perhaps in another dtype: this process has already imported everything."""
         if not self.takes(config, defaults):
-            raise Unsupported("the truth's process computes truths of its model only", hint="start another process for it")
+            return super().switch(config, defaults)
         self.close()
-        self._load(config, defaults)
+        return self._load(config, defaults, self.model_cache)
 
     def close(self) -> None:
         """Free the model."""
-        del self._model
+        del self.model
         gc.collect()
 
     def _rows(
@@ -184,7 +181,7 @@ class TruthSession(Decided):
         device, given, mask = self._device, call.arguments, call.mask
         sequences, own = given["sequences"], given.get("position_ids")
         attended = attended_tokens(given.get("attention_mask"), sequences)
-        temperature = float(first_of(self.config.temperature, dump.record.temperature, self.choices.temperature))
+        temperature = self._temperature(dump)
         weight = first_of(given.get("action_mask"), mask).to(device, self._wide)  # the Actor multiplies by it
         log_probs = torch.zeros(mask.shape)
         entropy = torch.zeros(mask.shape) if dump.record.arguments.get("return_entropy") else None
@@ -237,13 +234,17 @@ class TruthSession(Decided):
             tensors=beside,
         )
 
+    def closed(self, dump: Dump, closed: Mapping[str, Closed]) -> dict[str, Tensor]:
+        """Return other log-probs in closed form from the logits of a call, by their names, and "": the call's own."""
+        ran = self._rows(self._call(dump), dump, False, closed)
+        return {"": ran.log_probs, **ran.tensors}
+
     @torch.no_grad()
-    def _arranged(
-        self, call: ReplayedCall, temperature: float, lay: Callable[[Tensor, Tensor, float], Laid], size: float
-    ) -> Tensor:
+    def arranged(self, dump: Dump, lay: Callable[[Tensor, Tensor, float], Laid], size: float) -> Tensor:
         """Return the log-probs of rows that are arranged in another way, in the mask's shape. NaN where a token is in no forward,
         its predecessor sees nothing, or the forward would have more than `MOST_TOGETHER` tokens.
         """
+        call, temperature = self._call(dump), self._temperature(dump)
         sequences, mask = call.arguments["sequences"], call.mask
         attended = attended_tokens(call.arguments.get("attention_mask"), sequences)
         sampled = torch.nn.functional.pad(mask, (sequences.shape[1] - mask.shape[1], 0))
@@ -260,12 +261,18 @@ class TruthSession(Decided):
             log_probs[rows[here].cpu(), (labels - sequences.shape[1] + mask.shape[1])[here].cpu()] = scores.float().cpu()
         return log_probs
 
+    def _call(self, dump: Dump) -> ReplayedCall:
+        return text_call(dump, self.resolved["vocab_size"], self._device)
+
+    def _temperature(self, dump: Dump) -> float:
+        return float(first_of(self.config.temperature, dump.record.temperature, self.choices.temperature))
+
     def _against_formulas(self, call: ReplayedCall) -> FormulaCheck | None:
         """Compare the model's modules with the formulas of their papers, on the longest row."""
         sequences = call.arguments["sequences"]
         attended = attended_tokens(call.arguments.get("attention_mask"), sequences)
         row = int(attended.sum(-1).argmax())
-        return against_formulas(self._model, sequences[row, attended[row]])
+        return against_formulas(self.model, sequences[row, attended[row]])
 
     def _logits(self, ids: Tensor, chosen: Tensor, own: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
         """Compute the logits [len(chosen), V] of one row's tokens `ids` [n] at the places `chosen`, in the truth's dtype.
@@ -275,16 +282,16 @@ class TruthSession(Decided):
         """
         positions = torch.arange(len(ids), device=self._device) if own is None else own
         mask = None if own is None else torch.ones_like(ids[None]) if seen is None else seen[None].long()
-        few = {"logits_to_keep": chosen} if "logits_to_keep" in inspect.signature(self._model.forward).parameters else {}
+        few = {"logits_to_keep": chosen} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
         with truth_model.in_double(self._dtype):
-            output = self._model(ids[None], attention_mask=mask, position_ids=positions[None], use_cache=False, **few)
+            output = self.model(ids[None], attention_mask=mask, position_ids=positions[None], use_cache=False, **few)
         logits: Tensor = output.logits[0]
         return logits if few else logits[chosen]
 
     def _take_gradients(self, outcome: ForwardOutcome, *, keep: bool) -> None:
         """Store the norm over all parameters, and with `keep` each parameter's gradient (see `GradientKeeper`)."""
         keeper, norms = self.keeper(keep), []
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:  # the base of an adapter does not
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 norms.append(float(torch.linalg.vector_norm(gradient, dtype=torch.float64)))
@@ -292,26 +299,20 @@ class TruthSession(Decided):
         outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
         outcome.grad_norm = math.hypot(*norms)
 
-    @property
-    def _run_dtype(self) -> torch.dtype:
-        """The dtype that the run computes in, not the truth."""
-        return getattr(torch, DTYPES[self.choices.dtype])  # type: ignore[no-any-return]
-
     def _describe(self) -> dict[str, Any]:
         return {
-            **describe(self._model, self.choices, self._device),
+            **describe(self.model, self.choices, self._device),
             "oracle": self.config.truth,
-            "experts": has_experts(self._model),
+            "experts": has_experts(self.model),
             "undropped": self._dropout,
-            "causes": signatures.owns(self._model, self._run_dtype) if self.config.causes else None,
-            "shared_code": truth_model.shared_code(self._model),
+            "shared_code": truth_model.shared_code(self.model),
             "dtype": self.choices.dtype,
             "packing": False,
             "temperature": self.choices.temperature,
             "rank": self._place.rank,
             "actor": None,
             "versions": dict(self._facts.versions),
-            "model_path": inspect.getfile(type(self._model)),
+            "model_path": inspect.getfile(type(self.model)),
             "backend": "plain",
             "compile": False,
             "deepcompile": False,

@@ -11,7 +11,7 @@ from typing import Any
 from actordbg.actor.engine_client import EngineClient
 from actordbg.actor.hub_model import find_model, looks_like_path, versions_of
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.rules import RuleHit, check_config, find_trainer, refuse_hits
+from actordbg.actor.rules import KnownFailure, check_config, find_trainer, refuse_hits
 from actordbg.api.client import Advance, Client
 from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
@@ -95,7 +95,7 @@ class Desk:
 
     def runnable(
         self, config: ReplayConfig, inputs: Sequence[ReplayInput], *, announce: bool = True, minor: bool = True
-    ) -> list[RuleHit]:
+    ) -> list[KnownFailure]:
         """Refuse a configuration that is known to fail, or whose trainer or model is missing. Returns the findings about it.
 
         announce, minor: whether and how to note them.
@@ -136,15 +136,16 @@ class Desk:
     def nothing(self, purpose: str, where: str | None) -> NothingToDo:
         """Return the error that says why nothing was selected, in terms of what the store holds."""
         count, shortest, longest = dump_extent(self.store)
+        hint = self.client.widen if where else self.client.select
         if not count:
-            why = "the store has no dumps: add some with `actordbg dump enable`, `dump import` or `dump create`"
+            why, hint = "the store has no dumps", "add some with `actordbg dump enable`, `dump import` or `dump create`"
         elif where and (matching := count_dumps(open_fresh(self.store, where), where)):
             why = f"{matching:,} dumps match {where}, but none can be replayed"
         elif where:
             why = selections.no_match(open_fresh(self.store), where)
         else:
             why = f"no dump can be replayed; the store has {plural(count, 'dump')} with seq_len {shortest} to {longest}"
-        return NothingToDo(f"nothing to {purpose}: {why}", hint=self.client.select)
+        return NothingToDo(f"nothing to {purpose}: {why}", hint=hint)
 
     def command(self, name: str, where: str | None, config: ReplayConfig, axes: Mapping[str, str] | None = None) -> str:
         """Return what a record keeps as its command: as typed, else the command line that does the same."""
@@ -295,15 +296,16 @@ def launched(settings: Mapping[str, Any], environment: Mapping[str, str]) -> dic
     flags, launcher = dict(settings), surrounding_launcher(environment)
     if launcher is None:
         return flags
-    if launcher.local_size < launcher.world_size:
+    rank, world_size, local_size, by_deepspeed = launcher
+    if local_size < world_size:
         raise Unsupported(
             "a replay starts its own ranks, but this launcher started processes on more than one machine",
             hint="drop the launcher: run `actordbg replay --nproc N`, with --engine ray for several machines",
         )
-    if launcher.rank > 0:
+    if rank > 0:
         return None
-    flags["nproc"] = flags.get("nproc") or launcher.world_size
-    if launcher.deepspeed:
+    flags["nproc"] = flags.get("nproc") or world_size
+    if by_deepspeed:
         flags["backend"] = flags.get("backend") or "deepspeed"
     return flags
 

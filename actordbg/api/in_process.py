@@ -32,6 +32,7 @@ from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.records.run_files import MET_WEIGHTS
 from actordbg.replay.actor_engine import ActorEngine, Failure
 from actordbg.replay.flushing import UNFLUSHED, flush
+from actordbg.replay.instruments import AT_END, INSTRUMENTS
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import COMPLETE, ReplayOutcome
 from actordbg.replay.work_order import result_from
@@ -109,15 +110,12 @@ def run_here(store: Store, spec: ReplaySpec, *, model: Any, **_: Any) -> ReplayO
 
 def _result(engine: OwnEngine, spec: ReplaySpec, slot: int, begun: dict[str, Any]) -> ResultRecord:
     item = spec.inputs[slot]
-
-    def on_step(name: str) -> None:
-        """Nothing waits for a step of a check."""
-
-    on_law, on_place = (on_step if slot < count else None for count in (spec.config.laws, spec.locate))
-    on_model = on_step if item is spec.inputs[-1] else None
+    asked = {name for name, instrument in INSTRUMENTS.items() if slot < instrument.inputs(spec)}
+    if item is spec.inputs[-1]:
+        asked.add(AT_END)
     try:
         loaded = engine.load(item)
-        fields = engine.run(item, loaded, recorded=True, on_law=on_law, on_place=on_place, on_model=on_model)
+        fields = engine.run(item, loaded, recorded=True, asked=asked)
     except Exception as error:
         if fault := machine_fault(error, engine.folder):
             raise fault from error

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from actordbg.actor.other_log_probs import Closed, Laid
 from actordbg.causes import computations as by
-from actordbg.causes.computations import Closed, Laid
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Chosen(NamedTuple):
-    """Sampled tokens of a row. labels: their ids [n]. first: bool [n], the first of the row. following: `labels`, but behind the
-    row's end the first id of the next row.
-    """
-
-    labels: Any
-    first: Any
-    following: Any
-
-
-Closed = Callable[[Any, Chosen], Any]
-"""(logits [n, V], divided by the temperature; the sampled tokens) -> log-probs [n]."""
-Laid = Iterator[tuple[Any, Any, Any]]
-"""Arguments of each forward, [B, S]: its tokens (bool, row after row), their positions, those that attention sees (bool)."""
+from actordbg.actor.other_log_probs import Chosen, Closed, Laid
 
 
 def always(_model: Any) -> float:
@@ -227,11 +213,10 @@ def other_activation(model: Any, size: float) -> AbstractContextManager[None]:
 
 def adapters(model: Any, part: Any = "") -> dict[str, Any]:
     """Return the modules with an adapter, by name: all, or those with `part` at the end of their name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if hasattr(module, "_disable_adapters") and not module._disable_adapters and f".{name}".endswith(f".{part}" * bool(part))
-    }
+    active = {name: module for name, module in model.named_modules() if getattr(module, "_disable_adapters", None) is False}
+    if not part:
+        return active
+    return {name: module for name, module in active.items() if f".{name}".endswith(f".{part}")}
 
 
 MOST_ADAPTED = 32

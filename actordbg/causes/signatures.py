@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actordbg.actor.other_log_probs import Closed, Laid
 from actordbg.causes.bank import BANK, cause_and_part
-from actordbg.causes.computations import Closed, Laid
 from actordbg.causes.gather import NOISE, PREFIX
 
 DRAWS = 8

@@ -75,6 +75,8 @@ def import_(ctx: typer.Context, paths: list[str], *, run: str | None = None) -> 
         read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
         ratio = summary.bytes_read / summary.bytes_stored
         say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
+    if summary.added or summary.present:
+        say_next("actordbg check")
     require_good(not summary.refused)
 
 

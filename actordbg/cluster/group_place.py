@@ -115,7 +115,7 @@ class Starved:
 
     def blame(self, folder: Path, mine: Container[int]) -> bool:
         """Write `gone` to the culprits' journals; return whether any culprit is outside `mine`, which is then innocent."""
-        views = [RankView.of_peer(folder, int(path.stem.removeprefix("rank"))) for path in folder.glob("rank*.jsonl")]
+        views = [RankView(int(path.stem.removeprefix("rank")), folder) for path in folder.glob("rank*.jsonl")]
         for view in views:
             list(view.poll())
         chosen = self.culprits([view for view in views if view.identity], mine)
@@ -224,8 +224,8 @@ class GroupPlace:
         dead = {node["NodeID"] for node in self.ray.nodes() if not node["Alive"]}
         here = {host["node"] for host in self.nodes or ()}
         self.dead_nodes = frozenset(node for node in dead if node in here or node in str(error))
-        gone = " and ".join(sorted(node[:8] for node in self.dead_nodes))
-        return f" is lost: {f'node {gone} died' if gone else f'its process or its node died ({type(error).__name__})'}"
+        gone = " and ".join(sorted(node[:NODE_ID] for node in self.dead_nodes))
+        return f" is lost: node {gone} died" if gone else f" is lost: its process or its node died ({type(error).__name__})"
 
     def settled(self) -> bool:
         """Check whether the loss is final: no rank can write a result any more, and Ray knows whether a node died.
@@ -258,19 +258,21 @@ class RayRunning(Running):
 
     def __init__(self, place: GroupPlace, config: ReplayConfig, group: Group, work: Path, module: str) -> None:
         assert place.nodes is not None
-        self.place, self.log = place, work.parent / launcher_log(group.ranks[0])
+        self.place, self.log = place, work.parent / launcher_log(group[0])
         self._states: dict[tuple[int, int], str] = {}
         counts, first = place.shape.counts, place.nodes[0]
         address = "127.0.0.1" if len(counts) == 1 else first["address"]
-        self._work, self._workers = work, group.ranks
+        self._work, self._workers = work, group
         self._excused: bool | None = None
         self._shares = [
-            NodeShare(sum(counts[:number]), count, number, len(counts), address, first["port"], group.ranks[0])
+            NodeShare(
+                sum(counts[:number]), count, number, nodes=len(counts), address=address, port=first["port"], worker=group[0]
+            )
             for number, count in enumerate(counts)
         ]
-        known, given = config.to_dict(), consent.arguments(config.model)
+        known, program = config.to_dict(), [module, *consent.arguments(config.model)]
         self._starting = [
-            host.start.remote(known, share, order, module, given, here["node"][:8], here["address"])
+            host.start.remote(known, share, order, program, node=here["node"][:NODE_ID], address=here["address"])
             for host, here, share, order in zip(place.hosts, place.nodes, self._shares, self._orders(work), strict=True)
         ]
         self._waiting: dict[Any, int] = {}

@@ -32,7 +32,7 @@ from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.debug import editor
 from actordbg.formats.store_files import read_regular
-from actordbg.replay.launch import Launched, free_port, launch_share
+from actordbg.replay.launch import Launched, child_environment, free_port, launch_share
 from actordbg.replay.rank_launcher import NodeShare
 from actordbg.replay.rank_view import NODE, RankView
 from actordbg.replay.work_order import WorkOrder, announce
@@ -95,20 +95,20 @@ class NodeHost:
         config: Mapping[str, Any],
         share: NodeShare,
         given_order: str | Parcel,
-        module: str,
-        given: Sequence[str],
+        program: Sequence[str],
+        *,
         node: str,
-        own: str,
+        address: str,
     ) -> None:
-        """Start this node's ranks on a work order. `own`: the node's address; `node`: its name."""
-        self._name = f"node {node} ({own})"
+        """Start this node's ranks on a work order. program: their module, and arguments for them. node: this node's name."""
+        self._name = f"node {node} ({address})"
         self._work = order = self._take(given_order)
         if WorkOrder.from_json(read_regular(order)).stops.debugpy is not None and not importlib.util.find_spec("debugpy"):
             raise EnvironmentProblem(
                 f"{self._name} has no debugpy, which --debugpy needs there",
                 hint="run `pip install 'actordbg[ray]'` on every node, or pass --runtime-env FILE with `pip: [debugpy]`",
             )
-        added, name = {NODE: node, editor.HOST: own}, None if share.nodes == 1 else interface_of(own)
+        added, name = {NODE: node, editor.HOST: address}, None if share.nodes == 1 else interface_of(address)
         if name is not None:
             added |= {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}
         replay_config = ReplayConfig.from_dict(config)
@@ -116,7 +116,8 @@ class NodeHost:
         self._launcher_log = order.parent / launcher_log(share.workers.start)
         self._views = [RankView.begin(order.parent, number) for number in share.workers]
         self._ended_at, self._noted = {}, set()
-        self._launched = launch_share(replay_config, share, order, module, given, added)
+        environment = child_environment(replay_config, os.environ, share.count) | added
+        self._launched = launch_share(replay_config, share, order, program, environment=environment, log=self._launcher_log)
 
     def _take(self, given: str | Parcel) -> Path:
         """Return the work order's path here, after fetching its files if it is a parcel."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError
-from actordbg.base.units import plural
+from actordbg.base.units import plural, some
 from actordbg.cluster.group_place import FENCE_S, GroupPlace, GroupShape, RayRunning
 from actordbg.cluster.node_host import interface_of, versions_here
 from actordbg.cluster.order import ClusterOrder, runtime_env_of
@@ -54,7 +54,7 @@ class RayEngine(GroupEngine):
 
     def __init__(self, ray: Any, order: ClusterOrder, title: str) -> None:
         self.ray, self.order, self.title = ray, order, title
-        self._places: dict[tuple[int, ...], GroupPlace] = {}
+        self._places: dict[Group, GroupPlace] = {}
         self._news: list[str] = []
         self._said: set[str] = set()
         self._made = 0
@@ -79,7 +79,7 @@ class RayEngine(GroupEngine):
         lanes = config.lanes if together else 1
         count = max(1, min(requested, -(-inputs // lanes)))
         firsts = range(0, count * shape.ranks, shape.ranks)
-        return [Group(tuple(range(first, first + shape.ranks))) for first in firsts]
+        return [range(first, first + shape.ranks) for first in firsts]
 
     def holds(self, shape: GroupShape) -> int:
         """Count how many such groups fit on the cluster; EnvironmentProblem for 0."""
@@ -129,18 +129,20 @@ class RayEngine(GroupEngine):
         time.sleep(FENCE_S)
 
     def ready(self, config: ReplayConfig, group: Group) -> bool:
-        shape, place = self.shape(config), self._places.get(group.ranks)
+        shape, place = self.shape(config), self._places.get(group)
         if place is not None and (place.settled() or place.shape != shape):
-            self._give_up(group.ranks)
+            self._give_up(group)
             place = None
         if place is None:
             self.refuse(config)
-            for ranks in [ranks for ranks in self._places if set(ranks) & set(group.ranks)]:
-                self._give_up(ranks)  # from an earlier replay, whose groups had other ranks
-            number = group.ranks[0] // shape.ranks
+            for other in [other for other in self._places if set(other) & set(group)]:
+                self._give_up(other)  # from an earlier replay, whose groups had other ranks
+            number = group[0] // shape.ranks
             self._made += 1
-            name = f"actordbg {self.title} group {number}{f' try {self._made}' * (self._made > 1 + number)}"
-            place = self._places[group.ranks] = GroupPlace(self.ray, shape, name, self._news.append, self.order.store)
+            name = f"actordbg {self.title} group {number}"
+            if self._made > 1 + number:
+                name += f" try {self._made}"
+            place = self._places[group] = GroupPlace(self.ray, shape, name, self._news.append, self.order.store)
         there = place.ready()
         if place.settled():
             raise PlaceLost(place.lost, place.dead_nodes)
@@ -156,7 +158,7 @@ class RayEngine(GroupEngine):
         return there
 
     def launch(self, config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Running:
-        return RayRunning(self._places[group.ranks], config, group, work, module)
+        return RayRunning(self._places[group], config, group, work, module)
 
     def news(self) -> list[str]:
         messages = list(self._news)
@@ -167,18 +169,18 @@ class RayEngine(GroupEngine):
         return interface_of(address) is not None
 
     def facts_of(self, group: Group) -> dict[str, object]:
-        place = self._places.get(group.ranks)
+        place = self._places.get(group)
         return {"nodes": [host["node"] for host in place.nodes]} if place is not None and place.nodes else {}
 
     def close(self) -> None:
         """Release every place."""
         for part in self._parts:
             part.close()
-        for ranks in list(self._places):
-            self._give_up(ranks)
+        for group in list(self._places):
+            self._give_up(group)
 
-    def _give_up(self, ranks: tuple[int, ...]) -> None:
-        place = self._places.pop(ranks)
+    def _give_up(self, group: Group) -> None:
+        place = self._places.pop(group)
         with contextlib.suppress(self.ray.exceptions.RayError):  # a lost place cannot be released
             place.release()
 
@@ -194,7 +196,7 @@ class RayEngine(GroupEngine):
     def _in_words(self) -> str:
         nodes = self.resources()
         each = [f"{node.get('CPU', 0):g} CPU" + (f" and {node['GPU']:g} GPU" if "GPU" in node else "") for node in nodes]
-        return f"it has {plural(len(nodes), 'node')} ({', '.join(each[:8] + ['...'] * (len(nodes) > 8))})"
+        return f"it has {plural(len(nodes), 'node')} ({some(each, 8)})"
 
 
 @contextlib.contextmanager

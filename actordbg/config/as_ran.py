@@ -113,9 +113,9 @@ def in_words(name: str, value: Any) -> str:
     """Describe a setting, or another fact that workers report, in words: "ZeRO 3", "engine training"."""
     if name in SETTINGS:
         return SETTINGS[name].in_words(value)
-    return (
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {str(value).lower() if value in (True, False) else value}"
-    )
+    if isinstance(value, float):
+        return f"{name} {value:g}"
+    return f"{name} {value}".lower() if isinstance(value, bool) else f"{name} {value}"
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -123,8 +123,10 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     mine, other = apart(ours, theirs)
     if mine and other:
         return f"A is {mine}, B {other}"
-    if mine or other:
-        return f"{'A' if mine else 'B'} is {mine or other}, {'B' if mine else 'A'} is not"
+    if mine:
+        return f"A is {mine}, B is not"
+    if other:
+        return f"B is {other}, A is not"
     return "Both are configured alike"
 
 
@@ -145,11 +147,7 @@ def _has(setting: Setting, values: Mapping[str, Any]) -> bool:
 
 def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     pairs = ((SETTINGS[name], values[name]) for name in names)
-    return [
-        setting.in_words(value)
-        for setting, value in pairs
-        if _has(setting, values) and value not in setting.quiet and value is not None
-    ]
+    return [setting.in_words(value) for setting, value in pairs if _has(setting, values) and not setting.is_quiet(value)]
 
 
 def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -158,5 +156,5 @@ def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any
     return ", ".join(
         setting.in_words(mine[setting.name])
         for setting in settings
-        if _has(setting, other) or mine[setting.name] not in setting.quiet
+        if _has(setting, other) or not setting.is_quiet(mine[setting.name])
     )

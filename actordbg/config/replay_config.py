@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from actordbg.base.errors import NewerFormat, UsageError
-from actordbg.config.setting import Axis, Setting, setting, table_of
+from actordbg.config.setting import Setting, setting, table_of
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The trainer's name of a parameter dtype, and torch's."""
@@ -32,7 +32,7 @@ ANY_WIDER = "wider"
 LONE_ROWS = (*TRUTHS, "bf16", "fp16")
 """Dtypes of --truth: a truth, or with the lower dtypes the cost of the dtype alone."""
 VARIATIONS = ("repeat", "repad", "rebatch", "reorder")
-"""How `vary` changes an input: see `actordbg.laws.changes`."""
+"""How `vary` changes an input: see `actordbg.actor.changes`."""
 COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
 """Backends of torch.compile; each runs one stage less than the backend before it, which shows the stage that breaks."""
 ACCEPTABLE = ("nondeterministic",)
@@ -75,138 +75,138 @@ class ReplayConfig:
         help="rows: a plain transformers model, no trainer; trainer: the trainer's own code (default: set by the recorder).",
         column="whose code computed the results: rows or trainer",
         values=("rows", "trainer"), words={"rows": "on the rows", "trainer": "through the trainer"},
-        unset="through what recorded it", quiet=(None,), axis=Axis("default: set by the recorder"), beside_truth=(None, "rows"),
+        unset="through what recorded it", axis="default: set by the recorder", beside_truth=("rows",),
     )  # fmt: skip
     num_layers: int | None = deciding_setting(
         None,
         help="Only the model's first N layers.",
         column="layers kept of the model; NULL for all",
-        least=1, words="{} layers", unset="all layers", quiet=(None,), decides_truth=True, resolved=None,
+        least=1, words="{} layers", unset="all layers", decides_truth=True, resolved=None,
     )  # fmt: skip
     backend: str = deciding_setting(
         "plain",
         help="Plain PyTorch (default), the trainer's DeepSpeed strategy, FSDP2 (fully_shard), or a running inference server.",
         rank=4, column="plain, deepspeed, ...",
-        values=BACKENDS, words="{}", axis=Axis("default: plain"), beside_truth=("plain",),
+        values=BACKENDS, words="{}", axis="default: plain", beside_truth=(),
     )  # fmt: skip
     url: str | None = deciding_setting(
         None,
         help="Address of the server that the endpoint backend asks: http://127.0.0.1:8000, or https.",
         rank=30, metavar="URL", column="address of the server that scored the inputs",
-        words="at {}", unset="no server", quiet=(None,), backends=(ENDPOINT,), commands=("replay",), resolved=None,
-        needs="--backend endpoint", beside_truth=(None,),
+        words="at {}", unset="no server", backends=(ENDPOINT,), commands=("replay",), resolved=None,
+        needs="--backend endpoint", beside_truth=(),
     )  # fmt: skip
     served_model: str | None = deciding_setting(
         None,
         help="Name of the model on that server (default: its only one).",
         rank=31, metavar="NAME", column="name of the model on the server that scored the inputs",
-        words="serving {}", unset="the only model served", quiet=(None,), backends=(ENDPOINT,), commands=("replay",),
-        needs="--backend endpoint", beside_truth=(None,),
+        words="serving {}", unset="the only model served", backends=(ENDPOINT,), commands=("replay",),
+        needs="--backend endpoint", beside_truth=(),
     )  # fmt: skip
     zero_stage: int = deciding_setting(
         0,
         help="ZeRO stage of the deepspeed backend (default 0).",
         rank=15, metavar="0..3", column="ZeRO stage",
-        values=(0, 1, 2, 3), least=0, words="ZeRO {}", axis=Axis("for cells with deepspeed"), backends=("deepspeed",),
-        needs="--backend deepspeed", beside_truth=(0,),
+        values=(0, 1, 2, 3), least=0, words="ZeRO {}", axis="for cells with deepspeed", backends=("deepspeed",),
+        needs="--backend deepspeed", beside_truth=(),
     )  # fmt: skip
     nproc: int = deciding_setting(
         1,
         help="Processes, one per GPU (default 1).",
         rank=5, column="processes",
-        least=1, words="{} processes", brief="{} proc", quiet=(1,), axis=Axis("default: 1, or what tp and ring need"),
+        least=1, words="{} processes", brief="{} proc", quiet=(1,), axis="default: 1, or what tp and ring need",
         resolved="world_size",
     )  # fmt: skip
     tp: int = deciding_setting(
         1,
         help="Tensor-parallel size, by the model's own plan (fsdp2).",
         column="ranks of a tensor-parallel group",
-        least=1, words="tp {}", quiet=(1,), axis=Axis("tensor-parallel sizes, for cells with fsdp2"), backends=("fsdp2",),
-        needs="--backend fsdp2", beside_truth=(1,),
+        least=1, words="tp {}", quiet=(1,), axis="tensor-parallel sizes, for cells with fsdp2", backends=("fsdp2",),
+        needs="--backend fsdp2", beside_truth=(),
     )  # fmt: skip
     ring: int = deciding_setting(
         1,
         help="Ring-attention size (needs --packing).",
         column="ranks of a ring-attention group",
-        least=1, words="ring {}", quiet=(1,), axis=Axis("ring sizes, for packed cells of deepspeed and fsdp2"),
-        backends=TOGETHER, needs="--backend fsdp2, or deepspeed", beside_truth=(1,),
+        least=1, words="ring {}", quiet=(1,), axis="ring sizes, for packed cells of deepspeed and fsdp2",
+        backends=TOGETHER, needs="--backend fsdp2, or deepspeed", beside_truth=(),
     )  # fmt: skip
     dist_backend: str | None = deciding_setting(
         None,
         help="torch.distributed backend (default: nccl with CUDA, else gloo); --dist-plugin adds others.",
         metavar="gloo|nccl|NAME", column="gloo or nccl; NULL: chosen by device",
-        words="over {}", unset="no process group", quiet=(None, "gloo", "nccl"), backends=TOGETHER,
+        words="over {}", unset="no process group", quiet=("gloo", "nccl"), backends=TOGETHER,
     )  # fmt: skip
     dtype: str | None = deciding_setting(
         None,
         help="Parameter dtype (default: as recorded, else bf16; fp32 for `tiny` on a CPU).",
         rank=6, column="bf16, fp16 or fp32",
-        values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis=Axis("default: as `replay`'s"), decides_truth=True,
+        values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis="default: as `replay`'s", decides_truth=True,
     )  # fmt: skip
     attn: str | None = deciding_setting(
         None,
         help="Attention (default: flash_attention_2 with CUDA and flash-attn, else sdpa).",
         rank=7, column="attention: flash_attention_2, sdpa or eager",
         values=ATTENTIONS, words="{}", brief={"flash_attention_2": "flash"}, unset="the machine's attention",
-        axis=Axis("default: flash_attention_2,sdpa", ("flash_attention_2", "sdpa")),
+        axis="default: flash_attention_2,sdpa", axis_values=("flash_attention_2", "sdpa"),
         shorthands={"flash-attn": "flash_attention_2", "no-flash-attn": "sdpa"},
-        switchable=True, beside_truth=(None, "eager"),
+        switchable=True, beside_truth=("eager",),
     )  # fmt: skip
     compile: bool = deciding_setting(
         False,
         help="torch.compile the model.",
         rank=9, column="whether torch.compile was on",
-        words=("not compiled", "compiled"), quiet=(False,), axis=Axis("default: both", (False, True)),
-        switchable=True, beside_truth=(False,),
+        words=("not compiled", "compiled"), quiet=(False,), axis="default: both", axis_values=(False, True),
+        switchable=True, beside_truth=(),
     )  # fmt: skip
     compile_backend: str | None = deciding_setting(
         None,
         help="Backend of torch.compile (default inductor). aot_eager skips code generation; eager also skips AOTAutograd.",
         column="what torch.compile was told to use: inductor, aot_eager or eager",
-        values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=(None, "inductor"),
-        axis=Axis("for compiled cells"), needs="--compile on, or off,on", switchable=True, beside_truth=(None,),
+        values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=("inductor",),
+        axis="for compiled cells", needs="--compile on, or off,on", switchable=True, beside_truth=(),
     )  # fmt: skip
     deepcompile: bool = deciding_setting(
         False,
         help="DeepSpeed's DeepCompile (needs CUDA).",
         column="whether DeepSpeed's DeepCompile was on",
-        words=("no DeepCompile", "DeepCompile"), quiet=(False,), axis=Axis("needs CUDA, for cells with deepspeed"),
-        backends=("deepspeed",), needs="--backend deepspeed", beside_truth=(False,),
+        words=("no DeepCompile", "DeepCompile"), quiet=(False,), axis="needs CUDA, for cells with deepspeed",
+        backends=("deepspeed",), needs="--backend deepspeed", beside_truth=(),
     )  # fmt: skip
     packing: bool | None = deciding_setting(
         None,
         help="Pack rows, dropping padding (default: as recorded).",
         rank=8, column="whether samples were packed",
-        words=("not packed", "packed"), unset="packed as recorded", axis=Axis("default: both", (False, True)),
-        switchable=True, beside_truth=(None, False),
+        words=("not packed", "packed"), unset="packed as recorded", axis="default: both", axis_values=(False, True),
+        switchable=True, beside_truth=(False,),
     )  # fmt: skip
     backward: bool | None = setting(
         None,
         help="Also run backward (default: if the recorded call did).",
         rank=16, column="whether backward also ran",
-        words=("forward only", "with backward"), unset="backward as recorded", quiet=(None, False, True), cost=True,
+        words=("forward only", "with backward"), unset="backward as recorded", quiet=(False, True), cost=True,
         commands=_NO_TRAINING,
     )  # fmt: skip
     temperature: float | None = setting(
         None,
         help="Logit divisor (default: as recorded, else 1).",
         column="temperature that logits were divided by",
-        above=0, words="temperature {:g}", unset="the recorded temperature", quiet=(None, 1.0), numbers=True, switchable=True,
+        above=0, words="temperature {:g}", unset="the recorded temperature", quiet=(1.0,), numbers=True, switchable=True,
         decides_truth=True,
     )  # fmt: skip
     seed: int | None = setting(
         None,
         help="RNG seed for each input (default: the recorded RNG state, else 0).",
         column="random seed",
-        words="seed {}", unset="the recorded RNG state", quiet=(None,), numbers=True, switchable=True, resolved=None,
+        words="seed {}", unset="the recorded RNG state", numbers=True, switchable=True, resolved=None,
     )  # fmt: skip
     align: str | None = setting(
         None,
         help="same: every rank runs the same input. rank: its own input of the recorded call. shuffle: its share, shuffled, in "
         "unequal numbers; may hang. Default: its share, in step.",
         column="which rank gets which input: same, rank or shuffle; NULL: each rank its share",
-        values=("same", "rank", "shuffle"), words="align {}", unset="each rank its share", quiet=(None,), commands=_REPLAYS,
-        numbers=True, resolved=None, beside_truth=(None,),
+        values=("same", "rank", "shuffle"), words="align {}", unset="each rank its share", commands=_REPLAYS,
+        numbers=True, resolved=None, beside_truth=(),
     )  # fmt: skip
     truth: str | None = deciding_setting(
         None,
@@ -214,14 +214,14 @@ class ReplayConfig:
         "(bf16, fp16: that dtype's own rounding).",
         metavar="[fp32|fp64]", column="dtype of the truth, fp32 or fp64; NULL if the replay is not a truth",
         stored="oracle", resolved="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
-        unset="no truth", quiet=(None,), commands=("replay", "noise"), flag_only=True,
+        unset="no truth", commands=("replay", "noise"), flag_only=True,
         decides_truth=True,
     )  # fmt: skip
     vary: str | None = setting(
         None,
         help="How the inputs are varied to measure noise.",
         column="how inputs were varied to measure noise; NULL if they were not",
-        values=VARIATIONS, words="varied: {}", unset="not varied", quiet=(None,), commands=(), flag_only=True, numbers=True,
+        values=VARIATIONS, words="varied: {}", unset="not varied", commands=(), flag_only=True, numbers=True,
         switchable=True, decides_truth=True, resolved=None,
     )  # fmt: skip
     planted: bool = setting(
@@ -235,7 +235,7 @@ class ReplayConfig:
         None,
         help="Also compute the truth under causes of wrong log-probs, to name the cause that a run has.",
         column="causes of wrong log-probs that the truth was also computed under: all, or NAME=SIZE,...; NULL if none",
-        words="under causes ({})", unset="no causes", quiet=(None,), commands=(), flag_only=True, decides_truth=True,
+        words="under causes ({})", unset="no causes", commands=(), flag_only=True, decides_truth=True,
         resolved=None,
     )  # fmt: skip
     timeout_s: float = run_setting(
@@ -260,14 +260,14 @@ class ReplayConfig:
         False,
         help="Save torch's CUDA allocation history, one file per rank.",
         column="whether torch's history of CUDA allocations was saved",
-        words=("allocations not recorded", "allocations recorded"), commands=("replay",), beside_truth=(False,),
+        words=("allocations not recorded", "allocations recorded"), commands=("replay",), beside_truth=(),
     )  # fmt: skip
     laws: int = run_setting(
         0,
         help=f"Check the laws (invariance checks) on N inputs ({USUAL_LAWS} without a number).",
         metavar="[N|all]", column="number of inputs whose laws were checked",
         least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthands={"no-laws": 0}, words="laws of {} inputs",
-        commands=_JUDGES, beside_truth=(0,),
+        commands=_JUDGES, beside_truth=(),
     )  # fmt: skip
     name: str | None = run_setting(
         None,
@@ -350,7 +350,8 @@ def validate(config: ReplayConfig) -> None:
         if not entry.allows(value):
             wrong = "is not known" if entry.values else "is too small"
             raise UsageError(f"{entry.flag} {entry.typed(value)} {wrong}", hint=f"{entry.flag}: {entry.hint}")
-        if config.truth is not None and entry.beside_truth is not None and value not in entry.beside_truth:
+        allowed = None if config.truth is None else entry.beside_truth
+        if allowed is not None and value not in (entry.default, *allowed):
             option = entry.flag + ("" if value is True else f" {value}")
             raise UsageError(  # a packed, compiled or sharded truth would not be a truth
                 f"{SETTINGS['truth'].flag} and {option} conflict: the truth is each row alone, unpadded, "

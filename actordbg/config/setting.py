@@ -26,14 +26,6 @@ _SWITCH = {"on": True, "off": False, "yes": True, "no": False, "true": True, "fa
 
 
 @dataclass(frozen=True)
-class Axis:
-    """How a matrix varies a setting: the help's note on its values, and its values if no axis is given."""
-
-    note: str = ""
-    default: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
 class Setting:
     """A setting of a replay.
 
@@ -45,11 +37,13 @@ class Setting:
     named: numbers that have a name, such as all.
     values: all valid values; least: the smallest number; above: what the number must exceed.
     words: its words in a label: a format of the value, the words for off and on, or by value. brief: like words, but shorter.
-    unset: the words for None. quiet: values that a label leaves out.
+    unset: the words for None. quiet: values that a label leaves out, beside None.
     backends: the backends that have it, () for all. needs: the options that it needs. idle: its value without them.
-    commands: the commands with its option; axis: how `matrix` varies it. flag_only: it never comes from a file or a variable.
+    commands: the commands with its option; axis: the note of `matrix`, which varies it, on its values; axis_values: those
+    if none are given. flag_only: it never comes from a file or a variable.
     numbers: it changes the results. cost: it changes time or memory. switchable: a loaded Actor can be switched to it.
-    decides_truth: the truth depends on it. beside_truth: the values that do not contradict a truth.
+    decides_truth: the truth depends on it. beside_truth: the values, beside the default, that do not
+    contradict a truth; None: all.
     resolved: the name under which workers report its value, None if only the request counts.
     """
 
@@ -76,7 +70,8 @@ class Setting:
     needs: str | None = None
     idle: Any = None
     commands: tuple[str, ...] = COMMANDS
-    axis: Axis | None = None
+    axis: str | None = None
+    axis_values: tuple[Any, ...] = ()
     flag_only: bool = False
     numbers: bool = False
     cost: bool = False
@@ -127,6 +122,10 @@ class Setting:
         if self.least is not None and value < self.least:
             return False
         return self.above is None or bool(value > self.above)
+
+    def is_quiet(self, value: Any) -> bool:
+        """Return whether a label leaves this value out."""
+        return value is None or value in self.quiet
 
     def takes(self, value: Any) -> bool:
         """Return whether a value from a file has the setting's type. An integer counts as a float, but a bool not as a number."""

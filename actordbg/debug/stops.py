@@ -55,7 +55,7 @@ class Stop:
 
     folder: where the ranks meet. ranks: all ranks that stop together. place: a short description of the place. frame: None in a
     post mortem, which has a trace. names: names known at the prompt. opened: called with the missing ranks, and with the editor's
-    address or "". ended: called with the word and the requested layer.
+    address or "". ended: called with the word and the requested layer, which `answer` keeps.
 
     arrival_s: seconds that ranks wait for each other; None for no limit, if a supervisor watches. attach_s: seconds to wait for a
     terminal. gathers: returns a parameter's full value; collective if it is sharded. refusal: why `gather` is refused here.
@@ -71,7 +71,7 @@ class Stop:
     frame: FrameType | None
     names: dict[str, Any]
     opened: Callable[[list[int], str], None]
-    ended: Callable[[str, str], None]
+    ended: Callable[[str, str], None] = lambda word, layer: None
     arrival_s: float | None = None
     attach_s: float | None = None
     trace: TracebackType | None = None
@@ -82,8 +82,8 @@ class Stop:
     quits: str = "end this input"
     debugpy: int | None = None
     attached: bool = field(default=False, init=False)
+    answer: tuple[str, str] = field(default=(CONTINUE, ""), init=False)
     _others: Leading | None = field(default=None, init=False)
-    _answer: tuple[str, str] = field(default=(CONTINUE, ""), init=False)
 
     def hold(self) -> Prompt | None:
         """Stop here until the user continues; StoppedByUser if this input is to end.
@@ -101,7 +101,7 @@ class Stop:
         names = self._helpers()
         message = met.follow(lambda text: evaluated(text, self._here, names))
         word = str(message["word"])
-        self.ended(CONTINUE if word == LOST else word, str(message.get("layer", "")))
+        self._end(CONTINUE if word == LOST else word, str(message.get("layer", "")))
         if word == QUIT:
             raise StoppedByUser(message.get("why") or "stopped by the user")
         return None
@@ -122,7 +122,7 @@ class Stop:
             else:
                 wire = await_terminal(self.folder, self.rank, self._others, self.attach_s, lambda: self.opened(missing, ""))
             if wire is None:
-                self.ended(CONTINUE, "")
+                self._end(CONTINUE, "")
                 return None
             self.attached = True
             alone = self._others is None
@@ -136,11 +136,11 @@ class Stop:
             return pdb_prompt
         finally:
             if self._others is not None:
-                word, layer = self._answer
+                word, layer = self.answer
                 self._others.release(word, layer=layer, why=why)
 
     def _end(self, word: str, layer: str) -> None:
-        self._answer = word, layer
+        self.answer = word, layer
         self.ended(word, layer)
 
     @property
@@ -248,18 +248,11 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
     else:
         rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     run = run_folder()
-    missed, word = False, ""
     attach_s = SHORT_S if _alone and not (run / "attach").exists() else timeout_s
 
     def opened(missing: list[int], _editor: str) -> None:
-        nonlocal missed
-        missed = bool(missing)
-        without = f" without {', '.join(f'rank {other}' for other in missing)}, which did not arrive" if missing else ""
+        without = f" without {_ranks(missing)}, which did not arrive" if missing else ""
         _say(rank, f"stops {place}{without}; for {attach_s:.0f} s: actordbg attach {run.name}")
-
-    def ended(how: str, _layer: str) -> None:
-        nonlocal word
-        word = how
 
     try:
         if int(os.environ.get("LOCAL_WORLD_SIZE", world)) < world:
@@ -267,18 +260,29 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
         folder = _private(run / (os.environ.get("MASTER_PORT") or str(os.getpid())))
     except OSError as error:
         return _say(rank, f"skips breakpoint(): {error}")
-    place, names = f"at {frame.f_code.co_filename}:{frame.f_lineno}", {"rank": rank, "world_size": world}
-    ranks, arrival_s = tuple(range(world)), SHORT_S if _missed else timeout_s
-    stop = Stop(folder, rank, ranks, min(leader, world - 1), place, frame, names, opened, ended, arrival_s, attach_s)
-    stop.banner, stop.quits = f", in {frame.f_code.co_name}", "like detach"
+    place = f"at {frame.f_code.co_filename}:{frame.f_lineno}"
+    stop = Stop(
+        folder,
+        rank,
+        tuple(range(world)),
+        leader=min(leader, world - 1),
+        place=place,
+        frame=frame,
+        names={"rank": rank, "world_size": world},
+        opened=opened,
+        arrival_s=SHORT_S if _missed else timeout_s,
+        attach_s=attach_s,
+        banner=f", in {frame.f_code.co_name}",
+        quits="like detach",
+    )
     try:
         stop.hold()
     except StoppedByUser as error:
         _off = "terminal" not in str(error)
     except OSError as error:  # a word from the prompt, and that nobody attached, still count
         _say(rank, f"skips breakpoint(): {error}")
-    _off = _off or word == DETACH
-    _missed, _alone = missed, not stop.attached
+    _off = _off or stop.answer[0] == DETACH
+    _missed, _alone = bool(stop.refusal), not stop.attached
     return _say(rank, "continues" + (" and ignores further breakpoints" if _off else ""))
 
 

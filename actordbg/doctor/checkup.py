@@ -257,7 +257,8 @@ def _file() -> Check | None:
     if path is None:
         return None
     owner = path.stat().st_uid
-    return ok("settings file", f"{path}, {'yours' if is_own(owner) else f'of {name_of(owner)}: ACTORDBG_CONFIG names it'}")
+    whose = "yours" if is_own(owner) else f"of {name_of(owner)}: ACTORDBG_CONFIG names it"
+    return ok("settings file", f"{path}, {whose}")
 
 
 def _settings() -> Check | None:

@@ -277,7 +277,7 @@ def check_blocks(check: CheckedReplay, verdict: Verdict, explained: Sequence[Blo
     blocks: list[Block] = [Heading("actordbg check", 1), Paragraph(f"{spec.command}; {spec.created_at}"), verdict, *explained]
     for record, against in ((check.own, "the run's recorded outputs"), (check.comparison, "the truth")):
         if record is not None:
-            blocks += [Heading(f"Replay against {against}", 2), *details(record, _WORST)]
+            blocks += [Heading(f"Replay against {against}", 2), *details(record, _WORST, excludes=record is check.own)]
     return [*blocks, Heading("Replay", 2), *replay_details(check.summary, charts)]
 
 

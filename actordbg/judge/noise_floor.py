@@ -1,7 +1,7 @@
 """Measure the noise floor: how far a configuration's results vary without a fault. A smaller difference means nothing.
 
 `measure_noise` runs the same inputs several times under one configuration: unchanged, again ("repeat"), and with more padding,
-every row twice and rows reversed (`actordbg.laws.changes`). Each run is a separate replay that stays in the store. The unchanged
+every row twice and rows reversed (`actordbg.actor.changes`). Each run is a separate replay that stays in the store. The unchanged
 run and the variations share one loaded Actor; "repeat" starts new processes, so it also covers differences between processes.
 
 `measure` compares the runs. The floor of a dump is the largest value of each measure (`judge.thresholds.measures`) over all runs;

@@ -88,7 +88,7 @@ def _side_by_side(summary: Summary) -> list[Block]:
     pairs = list(zip(summary.replays, comparison.rows, strict=True))
     columns = ("", "passed", "fwd", "p95", "tok/s", "peak mem", "fwd vs A", "timed", "bit-equal / not")
     shared = comparison.shared
-    quiet = {name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)}
+    quiet = {name for name, value in shared.items() if name in SETTINGS and SETTINGS[name].is_quiet(value)}
     quiet |= {"zero_stage"} if shared.get("backend") == "plain" else set()
     settings = {name: value for name, value in shared.items() if name not in quiet and (name in SETTINGS or name in _FACTS)}
     return [

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from actordbg.actor.changes import attended, next_tokens, places
 from actordbg.actor.forward_outcome import PREFIX
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import Unsupported
-from actordbg.laws.changes import attended, next_tokens, places
 from actordbg.laws.judging import not_checked
 from actordbg.records.finding import BROKEN, KEPT
 from actordbg.records.replay_record import WITHIN_ROUNDING, LawAnswer
@@ -53,7 +53,7 @@ def support(session: ActorSession, dump: Dump, *, backward: bool, packing: bool)
     target = target_of(dump)
     reached = _reached(session, dump, target, backward)
     group = session.ring_group
-    where = places(dump, packing, *ring_of(session))
+    where = places(dump, packing, *session.ring)
     if len(reached) != len(where):
         raise Unsupported(f"the embeddings returned {len(reached)} positions, the input has {len(where)}", hint="report it")
     positions = torch.cat((where.double(), reached[:, None]), 1)
@@ -62,12 +62,6 @@ def support(session: ActorSession, dump: Dump, *, backward: bool, packing: bool)
         dist.all_gather_object(parts, positions, group=group)
         positions = torch.cat(parts)
     return judge(positions[positions[:, 0] >= 0], target, dump)
-
-
-def ring_of(session: ActorSession) -> tuple[int, int]:
-    """Return this rank's place in its ring, and the ring's size; (0, 1) without a ring."""
-    group = session.ring_group
-    return (group.rank(), group.size()) if group is not None else (0, 1)
 
 
 def judge(positions: Tensor, target: RowTarget, dump: Dump) -> LawAnswer:
@@ -98,7 +92,10 @@ def judge(positions: Tensor, target: RowTarget, dump: Dump) -> LawAnswer:
     words = "; ".join(f"row {target.row} depends on {what}" for what in sources)
     row, column = int(rows[wrong][0]), int(columns[wrong][0])
     token = int(dump.inputs["sequences"][row, column])
-    return LawAnswer("jacobian", BROKEN, words, float(size[wrong].max()), None, row, column, token, count, looked_at)
+    return LawAnswer(
+        "jacobian", BROKEN, words, float(size[wrong].max()),
+        row=row, position=column, token=token, count=count, looked_at=looked_at,
+    )  # fmt: skip
 
 
 def _reached(session: ActorSession, dump: Dump, target: RowTarget, backward: bool) -> Tensor:

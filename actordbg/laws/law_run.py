@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from actordbg.actor import changes
+from actordbg.actor.changes import FACTOR, rounded_anew
 from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
-from actordbg.laws import changes
-from actordbg.laws.changes import FACTOR, rounded_anew
-from actordbg.laws.jacobian import halves, judge_additivity, ring_of, support
+from actordbg.laws.jacobian import halves, judge_additivity, support
 from actordbg.laws.judging import (
     NOISE_FACTOR,
     Change,
@@ -108,7 +108,7 @@ class LawRun:
     # The exact laws
 
     def _rerun(self) -> None:
-        places = changes.places(self.call, self.outcome.packing, *ring_of(self.session))
+        places = changes.places(self.call, self.outcome.packing, *self.session.ring)
         expected = Expected(places, self.ids, self.outcome.temperature, self.outcome.entropy is not None)
         again = self._forward(self.dump, None if self._draws else self.session.choices.seed + 1)
         with watching(self.session.actor, expected):

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from actordbg.records.finding import Finding, Rule
+from actordbg.records.finding import ISOLATION, Finding, Rule
 from actordbg.records.replay_record import LawAnswer, in_words
 
-ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
 RULES = {
     name: Rule(name, holds, remedy=remedy, fails=fails)
     for name, fails, holds, remedy in (

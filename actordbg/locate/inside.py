@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
+from actordbg.actor import changes
 from actordbg.actor.forward_outcome import plain_name
 from actordbg.actor.rope_formulas import window_of
 from actordbg.actor.session import ActorSession
-from actordbg.laws import changes
-from actordbg.laws.jacobian import ring_of
 from actordbg.locate.clean_models import bare_model, dtype_of, one_line
 from actordbg.locate.operation_names import difference, named
 from actordbg.locate.operations import Listing, TokenLayout, leaves_of, rerun
@@ -44,7 +43,7 @@ def suspicious(located: Located, missing: Iterable[str], model: Any) -> str:
 
 def layout_of(session: ActorSession, call: Dump, packed: bool, judged: torch.Tensor) -> TokenLayout:
     """Return where the tokens of a call lie in the Actor's tensors. judged: flat places, int [n]."""
-    real, places = changes.attended(call), changes.places(call, packed, *ring_of(session))
+    real, places = changes.attended(call), changes.places(call, packed, *session.ring)
     at = places.unbind(1)
     shape = (1, len(places)) if packed else tuple(real.shape)
     rows, positions = places[:, 0].where(real[at], torch.tensor(-1)), (real.cumsum(1) - 1)[at]

@@ -26,13 +26,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from actordbg.actor import changes
 from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper, plain_name, release
 from actordbg.actor.from_papers import against_formulas
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
-from actordbg.laws import changes
-from actordbg.laws.jacobian import ring_of
 from actordbg.locate.clean_models import clean_attention, clean_model, dtype_of, one_line, samples_of, truth, without_gradient
 from actordbg.locate.forced_forward import Forcing, Recording
 from actordbg.locate.inside import layout_of, looked_into, suspicious
@@ -99,7 +98,10 @@ class LocateRun:
             notes += (f"{human_bytes(tape.spill.spilled)} of the truth's values were in temporary files",)
         forcing.unchecked = self._unchecked | forcing.unchecked
         ranks = dist.get_world_size() if self.together else 1
-        located = judge(tape, forcing, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost, self._eager)
+        located = judge(
+            tape, forcing, self._floor, dtype_of(self.session), self._features,
+            notes=notes, ranks=ranks, lost=self._lost, eager=self._eager,
+        )  # fmt: skip
         located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, forcing))
         return replace(located, resident_bytes=self._resident, spilled_bytes=tape.spill.spilled)
 
@@ -253,9 +255,9 @@ class LocateRun:
     def _forcing(self, tape: Tape) -> Forcing:
         """Build the hooks for the suspect: which of the truth's tokens lies at each position that it computes."""
         numbers = self._numbers(tape)
-        rows, columns = changes.places(self.call, self.outcome.packing, *ring_of(self.session)).unbind(1)
+        rows, columns = changes.places(self.call, self.outcome.packing, *self.session.ring).unbind(1)
         index, size = numbers[rows, columns].masked_fill(rows < 0, -1), self.session.config.tp
-        return Forcing(tape, index, part=(int(self.session.resolved["rank"]) % size, size), ring=ring_of(self.session)[1])
+        return Forcing(tape, index, part=(int(self.session.resolved["rank"]) % size, size), ring=self.session.ring[1])
 
     def _force(self, forcing: Forcing) -> None:
         self.tell("locate: forced forward")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from actordbg.laws.rules import ISOLATION
-from actordbg.records.finding import Rule
+from actordbg.records.finding import ISOLATION, Rule
 from actordbg.records.locate_record import BACK, GRADIENT, INTO, OUT, Operation, PlaceResult, is_backward
 
 EAGER = "replay with `--attn eager`: if that is right, the kernel or its mask is wrong"

@@ -1,5 +1,5 @@
-"""The engine that runs a worker's inputs: its protocol, its failures as text, and the real engine. That runs the trainer's Actor
-on one captured call at a time, and keeps a summary instead of the tensors.
+"""The engine that runs a worker's inputs, and its failures as text. It runs the trainer's Actor on one captured call at a time,
+and keeps a summary instead of the tensors.
 
 torch is imported when the engine is opened, so that a worker writes `boot` before the seconds that takes.
 """
@@ -10,10 +10,10 @@ import contextlib
 import gc
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.sharing import reopens
 from actordbg.actor.signatures import signature_of
@@ -27,9 +27,10 @@ from actordbg.debug.replay_stops import ReplayStops
 from actordbg.formats.store_files import atomic_write
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.records.journal import TENSORS, read_results
-from actordbg.records.locate_record import FORMULAS, IDENTITY, LOCATED
-from actordbg.records.replay_record import FAILED, KEPT_BYTES, LAWS, STOPPED, ReplayInput, ReplaySpec
+from actordbg.records.locate_record import FORMULAS
+from actordbg.records.replay_record import FAILED, KEPT_BYTES, STOPPED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED
+from actordbg.replay.instruments import AT_END, Examined, Examiner, examiners
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.worker_logs import EXCERPT
 
@@ -41,52 +42,6 @@ if TYPE_CHECKING:
 
 _OF_OUTCOME = ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs", "graph_breaks")
 """The fields that a result copies from a forward's outcome, under the same names."""
-
-
-class Engine(Protocol):
-    """Runs inputs. `ActorEngine` is the real one."""
-
-    @property
-    def collective(self) -> bool:
-        """Check whether a rank needs its peers to run an input."""
-
-    @property
-    def tainted(self) -> bool:
-        """Check whether the last failure left this process unable to give right results."""
-
-    def open(self) -> dict[str, Any]:
-        """Build the actor and return its resolved configuration."""
-
-    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Continue with another replay on the loaded actor and return its resolved configuration."""
-
-    def load(self, item: ReplayInput) -> Any:
-        """Read an input. Runs in another thread while the input before it is computed."""
-
-    @property
-    def out_of_step(self) -> str:
-        """Say why this process must be restarted after a finished input; "" if it can continue."""
-
-    def run(
-        self,
-        item: ReplayInput,
-        loaded: Any,
-        *,
-        recorded: bool,
-        on_law: Callable[[str], None] | None = None,
-        on_place: Callable[[str], None] | None = None,
-        on_model: Callable[[str], None] | None = None,
-    ) -> dict[str, Any]:
-        """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
-
-        `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
-        collective. on_law: also check the input's laws, and call this before each step of that check; on_place: the same for
-        the forced forward, which judges the model place by place. on_model: this is the last input; if places were to be
-        judged, compare what the model is then with transformers' own.
-        """
-
-    def close(self) -> None:
-        """Free the actor."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +76,10 @@ class Failure:
 
 
 class ActorEngine:
-    """Runs dumps through an `ActorSession`. See `Engine` for what each method promises."""
+    """Runs dumps through an `ActorSession`.
+
+    out_of_step: why this process must be restarted after a finished input; "" if it can continue.
+    """
 
     depth = 2
     """Folders from the store to a replay's."""
@@ -134,18 +92,20 @@ class ActorEngine:
         self._resources = contextlib.ExitStack()
         self._session: Session
         self._history: MemoryHistory | None = None
-        self._identities: list[dict[str, Any]] = []
+        self._examiners: dict[str, Examiner] = {}
 
     @property
     def collective(self) -> bool:
+        """Check whether a rank needs its peers to run an input."""
         return self._session.is_collective
 
     @property
     def tainted(self) -> bool:
+        """Check whether the last failure left this process unable to give right results."""
         return self._session.tainted or self._device_is_lost()
 
     def open(self) -> dict[str, Any]:
-        """Build the actor, after closing any actor that this process holds."""
+        """Build the actor, after closing any actor that this process holds, and return its resolved configuration."""
         with without_collecting("torch"):
             from actordbg.actor.backends.fsdp2 import decoder_layers
             from actordbg.actor.session import ActorSession, open_actor
@@ -157,17 +117,13 @@ class ActorEngine:
         self._session = session = self._resources.enter_context(opening)
         watch = stops.in_replay
         if isinstance(watch, ReplayStops) and isinstance(session, ActorSession):  # the stops know the actor, and the actor them
-            modules = {name: module for name, module in session.model.named_modules() if name}
-            ids = {id(layer) for layer in decoder_layers(session.model)}
-            layers = {name: module for name, module in modules.items() if id(module) in ids}
             session.watch = watch
-            watch.fit(session, layers, modules, compiled=self.spec.config.compiles)
+            watch.fit(session, decoder_layers(session.model))
         return self._begun()
 
     def _begun(self) -> dict[str, Any]:
-        """Start torch's allocation recording if the configuration wants it, and compare the weights with recorded hashes.
-
-        If places will be judged, also compare the model with transformers' own: the worker's first result has the outcome.
+        """Start torch's allocation recording if the configuration wants it, compare the weights with recorded hashes, and make
+        the instruments.
         """
         from actordbg.actor.forward_outcome import MemoryHistory
 
@@ -178,16 +134,8 @@ class ActorEngine:
             from actordbg.replay.recorded_weights import statement
 
             self._session.resolved |= statement(self.root, self.spec.inputs, self._session)
-        if self.spec.locate:
-            self._identities = self._identities_now(ran=False)
+        self._examiners = examiners(self.spec, self._session, together=self.collective)
         return self._session.resolved
-
-    def _identities_now(self, *, ran: bool) -> list[dict[str, Any]]:
-        from actordbg.actor.session import ActorSession
-        from actordbg.locate.identity import identities_of
-
-        assert isinstance(self._session, ActorSession)
-        return identities_of(self._session, ran=ran, alone=ran and not self.collective)
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Continue with another replay. If it loads nothing, `load_s` is 0 and `load_shared_with` names the replay that did."""
@@ -201,6 +149,7 @@ class ActorEngine:
         return resolved if resolved["load_s"] else resolved | {"load_shared_with": self._loaded_for}
 
     def load(self, item: ReplayInput) -> Dump:
+        """Read an input. Runs in another thread while the input before it is computed."""
         from actordbg.store import payload
 
         return payload.load(self.root / item.path)
@@ -211,12 +160,16 @@ class ActorEngine:
         loaded: Dump,
         *,
         recorded: bool,
-        on_law: Callable[[str], None] | None = None,
-        on_place: Callable[[str], None] | None = None,
-        on_model: Callable[[str], None] | None = None,
+        asked: Collection[str] = (),
+        on_step: Callable[[str], None] = lambda step: None,
     ) -> dict[str, Any]:
-        from actordbg.actor.forward_outcome import keeping_memory
-        from actordbg.laws.changes import vary
+        """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
+
+        `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
+        collective. asked: the instruments that examine this input, by name, and AT_END after the last. on_step: called before
+        each step of an examination.
+        """
+        from actordbg.actor.changes import vary
 
         failed = item.dump_id
         try:
@@ -225,14 +178,7 @@ class ActorEngine:
             outcome = self._session.run(varied, backward=backward, keep=self.spec.config.keep_tensors)
             outcome.apply(undo)
             fields = self._fields(loaded, outcome)
-            if (on_law is not None or on_place is not None) and self.spec.config.vary is None:
-                with keeping_memory():
-                    fields["extra"] |= self._ask(loaded, outcome, on_law, on_place)
-            if on_model is not None and self.spec.locate and not self.out_of_step:
-                on_model("what the model is")
-                self._identities += self._identities_now(ran=True)
-            if self._identities:
-                fields["extra"][IDENTITY], self._identities = self._identities, []
+            fields["extra"] |= self._examined(loaded, outcome, asked, on_step)
             if outcome.tensors and recorded:
                 kept = fields[UNFLUSHED] = self._keep(item, outcome)
                 fields["extra"][KEPT_BYTES] = kept.stat().st_size
@@ -242,49 +188,39 @@ class ActorEngine:
                 self._history.keep(failed=failed)
         return fields
 
-    def _ask(
-        self,
-        dump: Dump,
-        outcome: ForwardOutcome,
-        on_law: Callable[[str], None] | None,
-        on_place: Callable[[str], None] | None,
+    def _examined(
+        self, dump: Dump, outcome: ForwardOutcome, asked: Collection[str], on_step: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Check the laws of an input that was run, then judge it place by place; return plain data. Neither fails the input."""
-        from actordbg.actor.session import ActorSession
-        from actordbg.laws.law_run import LawRun
-        from actordbg.locate.locate_run import LocateRun
+        """What the instruments find in an input that was run. Once this process is out of step, none examines any more."""
+        from actordbg.actor.forward_outcome import keeping_memory
 
-        session = self._session
-        assert isinstance(session, ActorSession)  # a truth is not checked
-        backward, answers = session.backward_for(dump.record), dict[str, Any]()
-        if on_law is not None:
-            asking = LawRun(session, dump, outcome, backward, self.collective, on_law)
-            answers[LAWS] = [answer.to_dict() for answer in asking.run()]
-            self.out_of_step = asking.out_of_step
-        if on_place is not None and not self.out_of_step:
-            locating = LocateRun(session, dump, outcome, backward, self.collective, on_place)
-            answers[LOCATED] = asdict(locating.run())
-            self.out_of_step = locating.out_of_step
-        return answers
+        found: dict[str, Any] = {}
+        backward, varied = self._session.backward_for(dump.record), self.spec.config.vary is not None
+        with keeping_memory():
+            for name, examiner in self._examiners.items():
+                goes_on = not self.out_of_step
+                examined = goes_on and name in asked and not varied
+                run = Examined(dump, outcome, backward, on_step, asked=examined, at_end=goes_on and AT_END in asked)
+                found |= examiner.examine(run)
+                self.out_of_step = self.out_of_step or examiner.out_of_step
+        return found
 
     def close(self) -> None:
         self._resources.close()
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
-        from actordbg.replay.output_figures import against_golden, nonfinite_outside, nonfinite_weights, summarise, verdict_of
+        from actordbg.replay.output_figures import against_golden, nonfinite_weights, summarise
 
-        fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
-        outside = nonfinite_outside(outcome.log_probs, outcome.mask)
-        fields |= verdict_of(fields, outcome.loss, outcome.grad_norm, outside)
+        fields = summarise(outcome)
         if "error" in fields and (model := getattr(self._session, "model", None)) is not None:
             fields["error"] += nonfinite_weights(model)
-        checked = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
+        golden, not_compared = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
         seconds, tokens = outcome.forward_s + (outcome.backward_s or 0.0), dump.record.tokens
-        fields |= checked.fields | {name: getattr(outcome, name) for name in _OF_OUTCOME}
+        fields |= golden | {name: getattr(outcome, name) for name in _OF_OUTCOME}
         where_any = {
             "restored": list(outcome.randomness.restored) if outcome.randomness else [],
             "gradient_over": list(outcome.gradient_over),
-            "not_compared": checked.not_compared,
+            "not_compared": not_compared,
             "notes": list(outcome.notes),
             FORMULAS: asdict(outcome.formulas) if outcome.formulas else None,
         }

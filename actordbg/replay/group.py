@@ -17,14 +17,13 @@ written a moment earlier still counts.
 from __future__ import annotations
 
 import copy
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
-from actordbg.base.processes import TERMINATED, describe_status, start_ticks
+from actordbg.base.processes import TERMINATED, describe_status
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import atomic_write
 from actordbg.records.journal import Event
@@ -49,7 +48,7 @@ from actordbg.replay.worker_logs import (
     LAUNCHER_LOG,
     before_stacks,
     last_words,
-    reported_by_launcher,
+    status_by_launcher,
     was_told_to_end,
 )
 
@@ -65,22 +64,21 @@ def as_error(broken: Event, log: str) -> ActordbgError:
 
 LOG_BEFORE_STACKS = 1500
 """Characters of the worker's log that the result of a hung input keeps, besides the stacks."""
-START_TIMEOUT_S = 1800.0
-"""Longest time to build the actor, and for anything else outside of an input."""
 
 
 @dataclass
 class Replay:
     """The state that a replay's groups share and report to; `Supervisor` implements the callbacks.
 
-    warm: groups with a loaded Actor, used instead of `launcher`; the workers return there when they are done. stops: breakpoints.
-    dealer: hands inputs to the groups portion by portion; None: each group has its own. losses: the count of lost groups, which
-    several replays may share; None: each group counts its own fruitless attempts.
+    start_timeout_s: longest time to build the actor, and for anything else outside of an input. warm: groups with a loaded Actor,
+    used instead of `launcher`; the workers return there when they are done. stops: breakpoints. losses: the count of lost groups,
+    which several replays may share; None: each group counts its own fruitless attempts. dealer: hands inputs to the groups
+    portion by portion; None: each group has its own.
     """
 
     folder: Path
     spec: ReplaySpec
-    start_timeout_s: float = START_TIMEOUT_S
+    start_timeout_s: float = 1800.0
     launcher: Launcher = launch_group
     warm: WarmGroups | None = None
     stops: StopOrder = field(default_factory=StopOrder)
@@ -139,7 +137,7 @@ class GroupRun:
             self.pending = replay.dealer.deal()
         self.attempt += 1
         self._pending_before, self._leaving_since = len(self.pending), 0.0
-        self._views = [RankView.begin(self.folder, rank) for rank in self.group.ranks]
+        self._views = [RankView.begin(self.folder, rank) for rank in self.group]
         replay.on_attempt(self.group, self.attempt, self._reason)
         self._work = self._write_work()
         self._launcher_log = self.folder / LAUNCHER_LOG
@@ -157,15 +155,21 @@ class GroupRun:
             return False
 
     def _write_work(self) -> Path:
-        config, ranks, replay = self.spec.config, list(self.group.ranks), self.replay
-        lanes = sorted({rank // config.lane_width for rank in ranks})
+        config, replay = self.spec.config, self.replay
+        lanes = sorted({rank // config.lane_width for rank in self.group})
         if replay.dealer is None:
             slots = slots_for(config, lanes, self.pending, len(self.spec.inputs))
         else:
             slots = dealt_slots(self.pending, len(lanes))
-        me, stay = (os.getpid(), start_ticks(os.getpid())), replay.warm is not None
-        order = WorkOrder(self.attempt, ranks, [list(slot) for slot in slots], me, config.lane_width, stay, replay.stops)
-        path = self.folder / f"work-{ranks[0]}-{self.attempt}.json"
+        order = WorkOrder(
+            self.attempt,
+            list(self.group),
+            [list(slot) for slot in slots],
+            width=config.lane_width,
+            stay=replay.warm is not None,
+            stops=replay.stops,
+        )
+        path = self.folder / f"work-{self.group.start}-{self.attempt}.json"
         atomic_write(path, order.to_json().encode())
         return path
 
@@ -173,11 +177,10 @@ class GroupRun:
         """Read new events and act on them."""
         if self._waits:
             return self._start_if_ready()
-        launched = self._launched
-        assert launched is not None
+        launched = self._running
         self._read_journals()
-        self._look(launched)
-        views, together = self._views, self.group.collective and any(view.collective for view in self._views)
+        self._look()
+        views, together = self._views, len(self.group) > 1 and any(view.collective for view in self._views)
         broken = next((view.broken for view in views if view.broken), None)
         restarting = next((view for view in views if view.restart), None)
         if broken:
@@ -187,23 +190,29 @@ class GroupRun:
         if loss := launched.lost:
             self._judge_loss(loss)
         elif all(view.done for view in views):
-            self._let_leave(launched)
+            self._let_leave()
         elif any(view.dead for view in views):
             if launched.stands():
-                self._judge_death(launched)
+                self._judge_death()
         elif restarting:
             self._restart(f"rank {restarting.rank}: {restarting.restart}")
         elif gone:
-            self._look(launched)
-            self._judge_death(launched)
+            self._look()
+            self._judge_death()
         elif any(view.held_since is not None for view in views):
             pass  # somebody is at a prompt: no clock runs
         elif late := blame.overdue(views, time.monotonic(), self.spec.config.timeout_s, collective=together):
             if launched.stands():
-                self._judge_hang(launched, late)
+                self._judge_hang(late)
         else:
-            self._check_silence(launched)
+            self._check_silence()
         return None
+
+    @property
+    def _running(self) -> Running:
+        """The processes of this attempt, until `stop`."""
+        assert self._launched is not None
+        return self._launched
 
     def watched(self) -> list[int]:
         """Return file descriptors that become readable when a worker dies; [] if the kernel has none."""
@@ -219,7 +228,7 @@ class GroupRun:
 
     def _read_journals(self) -> None:
         # in a group that records no results, each rank runs alone, and another lone rank records that input
-        only_follows = all(rank % self.spec.config.lane_width for rank in self.group.ranks)
+        only_follows = all(rank % self.spec.config.lane_width for rank in self.group)
         for view in self._views:
             for event in view.poll(self.attempt):
                 kind, follows = event["event"], event["event"] == "filled" and event.get("follows")
@@ -229,41 +238,41 @@ class GroupRun:
                     self._forget(event["dump_id"])
                 self.replay.on_news(event)
 
-    def _look(self, launched: Running) -> None:
+    def _look(self) -> None:
         for view in self._views:
-            view.look(launched.state_of)
+            view.look(self._running.state_of)
 
     def _forget(self, dump_id: str) -> None:
         index = self._index.get(dump_id)
         if index in self.pending:
             self.pending.remove(index)
 
-    def _let_leave(self, launched: Running) -> None:
+    def _let_leave(self) -> None:
         """Keep the group for another replay, or let it leave. A launcher takes a second to notice."""
-        if self.replay.warm is not None and not launched.ended():
-            self.replay.warm.keep(self.group, launched, self._work)
+        if self.replay.warm is not None and not self._running.ended():
+            self.replay.warm.keep(self.group, self._running, self._work)
             self._launched, self.finished = None, True
             return
         self._leaving_since = self._leaving_since or time.monotonic()
-        if launched.ended() or time.monotonic() - self._leaving_since > LEAVE_S:
+        if self._running.ended() or time.monotonic() - self._leaving_since > LEAVE_S:
             self.stop()
             self.finished = True
 
-    def _check_silence(self, launched: Running) -> None:
+    def _check_silence(self) -> None:
         """Restart the group if a rank outside of an input was silent for longer than `start_timeout_s`."""
         now, longest_s = time.monotonic(), self.replay.start_timeout_s
         silent = [view.rank for view in self._views if not view.done and view.doing is None and now - view.since > longest_s]
         if silent:
-            self._stacks(launched)
+            self._stacks()
             self._restart(f"ranks {silent} were silent for {longest_s:.0f} s outside of an input")
 
-    def _judge_death(self, launched: Running) -> None:
+    def _judge_death(self) -> None:
         first = [copy.copy(view) for view in self._views]
         time.sleep(0.1)  # by then, ranks that die as a consequence have died or written why
         self._read_journals()
-        self._look(launched)
+        self._look()
         dead = [view for view in self._views if view.dead]
-        if all(view.done for view in self._views) or not (dead or launched.ended()):
+        if all(view.done for view in self._views) or not (dead or self._running.ended()):
             return  # it finished and left after we read its journal and before we looked at its process
         first = [before for before, view in zip(first, self._views, strict=True) if view.dead]
         for view in (*first, *dead):  # its launcher reaped it first, but a rank that SIGTERM ended left its stacks
@@ -281,7 +290,7 @@ class GroupRun:
     def _how_it_ended(self, view: RankView) -> str:
         if view.why or view.wait_status is not None:
             return view.why or describe_status(view.wait_status)
-        return reported_by_launcher(self._launcher_log)
+        return describe_status(status_by_launcher(self._launcher_log))
 
     def _judge_loss(self, loss: Loss) -> None:
         """Handle a group that is gone with its node: unfinished inputs run again, here or elsewhere."""
@@ -297,10 +306,10 @@ class GroupRun:
             self.replay.dealer.give_back(self.pending)
             self.pending = []
 
-    def _judge_hang(self, launched: Running, late: list[int]) -> None:
-        stacks = self._stacks(launched)
+    def _judge_hang(self, late: list[int]) -> None:
+        stacks = self._stacks()
         self._read_journals()
-        self._look(launched)
+        self._look()
         late = [view.rank for view in self._views if view.rank in late and view.doing is not None]
         culprits = blame.culprits_of_hang(self._views, late, stacks)
         standings = [blame.standing_of(view, stacks.get(view.rank, ""), self.spec, self.pending) for view in self._views]
@@ -315,8 +324,8 @@ class GroupRun:
     def _view(self, rank: int) -> RankView:
         return next(view for view in self._views if view.rank == rank)
 
-    def _stacks(self, launched: Running) -> dict[int, str]:
-        return launched.stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
+    def _stacks(self) -> dict[int, str]:
+        return self._running.stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
 
     def _blame(self, rank: int, status: str, error_class: str, error: str, evidence: str | None = None) -> None:
         """Write a result for the input that the rank is running. `evidence`: the log excerpt; default: the end of its log.
@@ -361,4 +370,4 @@ class GroupRun:
         return self.start(reason)
 
     def _last_words(self) -> str:
-        return last_words(self._launcher_log, self.folder, self.group.ranks)
+        return last_words(self._launcher_log, self.folder, self.group)

@@ -141,13 +141,12 @@ class GroupEngine:
         return {}
 
 
-_THIS_MACHINE = GroupEngine()
-_engine: ContextVar[GroupEngine | None] = ContextVar("engine", default=None)
+_engine = ContextVar("engine", default=GroupEngine())  # noqa: B039 - it has no state
 
 
 def engine_in_use() -> GroupEngine:
     """Return the engine of this command or thread."""
-    return _engine.get() or _THIS_MACHINE
+    return _engine.get()
 
 
 @contextlib.contextmanager
@@ -189,8 +188,8 @@ class WarmGroups:
     launcher: Launcher = launch_group
     reopen: bool = False
     _key: Hashable = None
-    _waiting: dict[tuple[int, ...], tuple[Running, Path]] = field(default_factory=dict)
-    _kinds: dict[tuple[int, ...], Hashable] = field(default_factory=dict)
+    _waiting: dict[Group, tuple[Running, Path]] = field(default_factory=dict)
+    _kinds: dict[Group, Hashable] = field(default_factory=dict)
 
     def __enter__(self) -> WarmGroups:
         return self
@@ -201,14 +200,14 @@ class WarmGroups:
     def share(self, key: Hashable) -> None:
         """Keep groups for `key` (`actordbg.actor.sharing.host_key`) from now on, and end groups that cannot take it."""
         if key != self._key:
-            self._leave([ranks for ranks in self._waiting if self._kinds[ranks] is None])
+            self._leave([group for group in self._waiting if self._kinds[group] is None])
         self._key = key
 
     def launch(self, config: ReplayConfig, group: Group, work: Path) -> Running:
         """Give `work` to a waiting group with these ranks, or start a new group."""
-        launched, before = self._waiting.pop(group.ranks, (None, work))
+        launched, before = self._waiting.pop(group, (None, work))
         kind = reopens(config) if self.reopen else None
-        fits, self._kinds[group.ranks] = kind == self._kinds.get(group.ranks), kind
+        fits, self._kinds[group] = kind == self._kinds.get(group), kind
         if launched is not None:
             if fits and not launched.ended():
                 launched.announce(before, work)
@@ -218,7 +217,7 @@ class WarmGroups:
 
     def keep(self, group: Group, launched: Running, work: Path) -> None:
         """Keep a group that finished `work` and waits."""
-        self._waiting[group.ranks] = (launched, work)
+        self._waiting[group] = (launched, work)
 
     def close(self, *, at_once: bool = False) -> None:
         """Tell every waiting group to leave, and end those that stay longer than LEAVE_S (`at_once`: end all now).
@@ -227,8 +226,8 @@ class WarmGroups:
         """
         self._leave(list(self._waiting), at_once=at_once)
 
-    def _leave(self, ranks_of_groups: list[tuple[int, ...]], *, at_once: bool = False) -> None:
-        waiting = [self._waiting[ranks] for ranks in ranks_of_groups]
+    def _leave(self, groups: list[Group], *, at_once: bool = False) -> None:
+        waiting = [self._waiting[group] for group in groups]
         if not at_once:
             for launched, work in waiting:
                 with contextlib.suppress(OSError):  # a full disk: then they are ended
@@ -236,6 +235,6 @@ class WarmGroups:
             deadline = time.monotonic() + LEAVE_S
             while any(not launched.ended() for launched, _ in waiting) and time.monotonic() < deadline:
                 time.sleep(0.02)
-        for ranks in ranks_of_groups:
-            self._waiting[ranks][0].end()
-            del self._waiting[ranks]
+        for group in groups:
+            self._waiting[group][0].end()
+            del self._waiting[group]

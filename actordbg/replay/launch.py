@@ -25,7 +25,7 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from actordbg.actor.hub_model import needs_no_hub
 from actordbg.base.errors import LaunchProblem
@@ -35,9 +35,9 @@ from actordbg.config import consent
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
-from actordbg.replay.rank_launcher import NodeShare
+from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.work_order import announce
-from actordbg.replay.worker_logs import LAUNCHER_LOG, launcher_log, take_stacks
+from actordbg.replay.worker_logs import LAUNCHER_LOG, take_stacks
 
 WORKER_MODULE = "actordbg.replay.worker"
 RANK_VARIABLES = (
@@ -52,20 +52,12 @@ BREAKPOINT = "actordbg.debug.breakpoint"
 """The hook for `breakpoint()` in the actor's or the model's code: a worker has no terminal."""
 HUB_TIMEOUTS = {"HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "10"}
 """Seconds that a worker waits for the hub, unless the user set them. A fully cached model makes no request."""
-_CAREFUL = {**NOT_FROM_HERE, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+_ALWAYS = {**NOT_FROM_HERE, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "PYTHONUNBUFFERED": "1"}
 """Nothing is imported from the current folder, and no pickle runs as weights."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Workers that start and end together."""
-
-    ranks: tuple[int, ...]
-
-    @property
-    def collective(self) -> bool:
-        """Check whether the ranks compute together, so that none can continue alone."""
-        return len(self.ranks) > 1
+Group: TypeAlias = range
+"""The ranks of workers that start and end together. Several compute together, so that none can continue alone."""
 
 
 @dataclass(frozen=True)
@@ -155,44 +147,39 @@ class Launched(Running):
         self._deaths.add(*identity)
 
 
-Launcher = Callable[[ReplayConfig, "Group", Path], Running]
+Launcher = Callable[[ReplayConfig, Group, Path], Running]
 """Starts a group on a work order."""
 
 
 def groups_of(config: ReplayConfig) -> list[Group]:
     """Return the groups that a replay's workers form."""
     if LAUNCHERS[config.backend] == "python":
-        return [Group((rank,)) for rank in range(config.nproc)]
-    return [Group(tuple(range(config.nproc)))]
+        return [range(rank, rank + 1) for rank in range(config.nproc)]
+    return [range(config.nproc)]
 
 
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
     """Start the workers of `group` on a work order. Their launcher writes `launcher.log` next to that file."""
-    share = NodeShare(group.ranks[0], len(group.ranks), port=free_port())
-    program = [module, "--work", str(work), *consent.arguments(config.model)]
-    return _start_ranks(config, share, program, child_environment(config, os.environ), work.parent / LAUNCHER_LOG)
+    share = NodeShare(group.start, len(group), port=free_port())
+    environment = child_environment(config, os.environ)
+    given = consent.arguments(config.model)
+    return launch_share(config, share, work, [module, *given], environment=environment, log=work.parent / LAUNCHER_LOG)
 
 
 def launch_share(
-    config: ReplayConfig, share: NodeShare, work: Path, module: str, given: Sequence[str], added: Mapping[str, str]
+    config: ReplayConfig, share: NodeShare, work: Path, program: Sequence[str], *, environment: dict[str, str], log: Path
 ) -> Launched:
-    """Start a group's ranks of this node. `given`: arguments for the workers; `added`: environment variables for them."""
-    environment = child_environment(config, os.environ, share.count) | dict(added)
-    whose = ["--first-worker", str(share.worker), "--supervisor", str(os.getpid())]
-    program = [module, *given, *whose, "--work", str(work)]
-    return _start_ranks(config, share, program, environment, work.parent / launcher_log(share.workers.start))
+    """Start a group's ranks of this machine: a lone rank of the plain backend itself, others below `rank_launcher`.
 
-
-def _start_ranks(
-    config: ReplayConfig, share: NodeShare, program: Sequence[str], environment: dict[str, str], log: Path
-) -> Launched:
-    """Start a group's ranks of this machine: a lone rank of the plain backend itself, others below `rank_launcher`."""
+    program: the workers' module, and arguments for them.
+    """
     like, command = LAUNCHERS[config.backend], [sys.executable, "-m"]
     if like == "python":
-        environment |= _rank_environment(share.first, config.nproc)
+        environment |= variables(like, config.nproc, share)
     else:
         command += ["actordbg.replay.rank_launcher", like, str(config.nproc), json.dumps(asdict(share))]
-    return start([*command, *program], environment, log)
+    whose = ["--first-worker", str(share.worker), "--supervisor", str(os.getpid())]
+    return start([*command, *program, *whose, "--work", str(work)], environment, log)
 
 
 def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int | None = None) -> dict[str, str]:
@@ -201,44 +188,34 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int
     beside: how many ranks share this machine's cores (default: all).
     """
     beside = beside or config.nproc
-    kept = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
+    unless_set = {"OMP_WAIT_POLICY": "PASSIVE", **HUB_TIMEOUTS}
     if beside > 1:
-        kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // beside)))
-    kept.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        unless_set["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // beside))
     if LAUNCHERS[config.backend] == "deepspeed" and not gather_facts().gpus:
-        kept.setdefault("DS_ACCELERATOR", "cpu")
-    for name, seconds in HUB_TIMEOUTS.items():
-        kept.setdefault(name, seconds)
+        unless_set["DS_ACCELERATOR"] = "cpu"
     if needs_no_hub(config.model):
-        kept.setdefault("HF_HUB_OFFLINE", "1")
+        unless_set["HF_HUB_OFFLINE"] = "1"
+    users = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
+    kept = unless_set | users | _ALWAYS
     if kept.get("PYTHONBREAKPOINT") != "0":
         kept["PYTHONBREAKPOINT"] = BREAKPOINT
-    kept["PYTHONUNBUFFERED"] = "1"
-    kept |= _CAREFUL
     home = str(Path(__file__).resolve().parents[2])
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         kept["PYTHONPATH"] = os.pathsep.join(part for part in (home, kept.get("PYTHONPATH", "")) if part)
     return kept
 
 
-@dataclass(frozen=True)
-class Surrounding:
-    """The launcher that started this process: our rank in it, and whether it is deepspeed's."""
+def surrounding_launcher(environment: Mapping[str, str]) -> tuple[int, int, int, bool] | None:
+    """Detect the launcher around us (`deepspeed -m actordbg ...`, `torchrun -m actordbg ...`) by the variables that it set.
 
-    rank: int
-    world_size: int
-    local_size: int
-    deepspeed: bool
-
-
-def surrounding_launcher(environment: Mapping[str, str]) -> Surrounding | None:
-    """Detect the launcher around us (`deepspeed -m actordbg ...`, `torchrun -m actordbg ...`) by the variables that it set."""
+    Returns our rank, its world size, how many processes it started on this machine, and whether it is deepspeed's.
+    """
     try:
         rank, world, _ = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     except (KeyError, ValueError):
         return None
-    local = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or str(world)
-    return Surrounding(rank, world, int(local), "CROSS_SIZE" in environment)
+    local = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world
+    return rank, world, int(local), "CROSS_SIZE" in environment
 
 
 def free_port(address: str = "127.0.0.1") -> int:
@@ -247,12 +224,6 @@ def free_port(address: str = "127.0.0.1") -> int:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _rank_environment(rank: int, nproc: int) -> dict[str, str]:
-    """Return the variables that a launcher would set. Each rank has its own port: plain ranks never talk to each other."""
-    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    return {name: str(value) for name, value in values.items()}
 
 
 def start(command: list[str], environment: dict[str, str], log: Path) -> Launched:

@@ -1,6 +1,6 @@
 """Figures of one input's outputs, which a result keeps instead of the tensors.
 
-**The outputs** (`summarise`, `verdict_of`). Every figure is over the tokens that `mask` selects; log-probs are in nats. A value
+**The outputs** (`summarise`). Every figure is over the tokens that `mask` selects; log-probs are in nats. A value
 that is not finite fails the input wherever it is, because multiplying by the mask does not remove it. The digest is the SHA-256
 of *all* log-probs' float32 bytes in C order: with equal masks, equal digests mean equal log-probs.
 
@@ -18,10 +18,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actordbg.base.units import plural
+from actordbg.base.units import plural, some
 from actordbg.records.replay_record import FAILED, PASSED
 
 if TYPE_CHECKING:
@@ -31,61 +30,48 @@ if TYPE_CHECKING:
     from actordbg.store.payload import Dump
 
 NON_FINITE = "non-finite-output"
-_WEIGHTS = 3
-"""Most weights to name."""
 T = TypeVar("T")
 
 
-def summarise(log_probs: Tensor, mask: Tensor, entropy: Tensor | None) -> dict[str, Any]:
-    """Return ResultRecord fields of log-probs [B, A] (float), their mask (bool, same shape) and entropies (or None)."""
-    values = log_probs.detach().float().contiguous()
-    chosen = values[mask.bool()].double()
+def summarise(outcome: ForwardOutcome) -> dict[str, Any]:
+    """Return ResultRecord fields of an outcome's figures, with its `status` and, if one of them is not finite, why it failed.
+
+    log_probs: [B, A] (float), mask: bool, the same shape. A NaN outside the mask counts too: training multiplies by the mask.
+    """
+    values, mask, entropy = outcome.log_probs.detach().float().contiguous(), outcome.mask.bool(), outcome.entropy
+    chosen = values[mask].double()
     finite = chosen[chosen.isfinite()]
-    fields = {
+    nonfinite, outside = chosen.numel() - finite.numel(), int((~values.isfinite() & ~mask).sum())
+    fields: dict[str, Any] = {
         "logprob_count": chosen.numel(),
-        "nonfinite": chosen.numel() - finite.numel(),
+        "nonfinite": nonfinite,
         "output_digest": hashlib.sha256(values.numpy().tobytes()).hexdigest(),
+        "status": PASSED,
     }
     if finite.numel():
         low, high = finite.aminmax()
         fields |= {"logprob_mean": float(finite.mean()), "logprob_min": float(low), "logprob_max": float(high)}
         fields["logprob_std"] = float(finite.std(correction=0))
     if entropy is not None and entropy.shape == mask.shape:
-        entropies = entropy[mask.bool()]
+        entropies = entropy[mask]
         entropies = entropies[entropies.isfinite()]
         fields["entropy_mean"] = float(entropies.double().mean()) if entropies.numel() else None
+    wrong = [f"{nonfinite} of {chosen.numel()} log-probs are"] if nonfinite else []
+    wrong += [f"{outside} log-probs outside the mask are"] if outside else []
+    totals = {"loss": outcome.loss, "gradient norm": outcome.grad_norm}
+    wrong += [f"the {name} is" for name, value in totals.items() if value is not None and not math.isfinite(value)]
+    if wrong:
+        error = f"{' and '.join(wrong)} not finite"
+        fields |= {"status": FAILED, "error_class": "NonFiniteOutput", "error": error, "signature": NON_FINITE}
     return fields
-
-
-def nonfinite_outside(log_probs: Tensor, mask: Tensor) -> int:
-    """Count non-finite log-probs outside the mask. Training multiplies by the mask, and NaN times 0 is NaN."""
-    return int((~log_probs.isfinite() & ~mask.bool()).sum())
-
-
-def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | None, outside: int = 0) -> dict[str, Any]:
-    """Return `status` and why it failed: a run that ended in NaN did not pass. `outside`: see `nonfinite_outside`."""
-    figures = {"loss": loss, "gradient norm": grad_norm}
-    invalid = [name for name, value in figures.items() if value is not None and not math.isfinite(value)]
-    nonfinite = fields["nonfinite"]
-    if not nonfinite and not invalid and not outside:
-        return {"status": PASSED}
-    parts = [f"{nonfinite} of {fields['logprob_count']} log-probs are"] if nonfinite else []
-    parts += [f"{outside} log-probs outside the mask are"] if outside else []
-    parts += [f"the {name} is" for name in invalid]
-    return {
-        "status": FAILED,
-        "error_class": "NonFiniteOutput",
-        "error": " and ".join(parts) + " not finite",
-        "signature": NON_FINITE,
-    }
 
 
 def nonfinite_weights(model: Any) -> str:
     """Name the first parameters with values that are not finite, of this rank; "" if there is none."""
     shards = {name: getattr(each, "to_local", lambda each=each: each)().detach() for name, each in model.named_parameters()}
     counts = {name: int((~shard.isfinite()).sum()) for name, shard in shards.items()}
-    named = [f"the weight {name} has {plural(count, 'value')}" for name, count in counts.items() if count]
-    return f"; {', '.join(named[:_WEIGHTS])}{' and others have some' * (len(named) > _WEIGHTS)} not finite" if named else ""
+    named = [f"the weight {name} has {plural(count, 'value')} not finite" for name, count in counts.items() if count]
+    return f"; {some(named)}" if named else ""
 
 
 LOG_PROBS, ENTROPY, GENERATORS = "log-probs", "entropies", "generators"
@@ -94,27 +80,23 @@ LOG_PROBS, ENTROPY, GENERATORS = "log-probs", "entropies", "generators"
 _OTHER_MODEL = "the embedded tiny model is not the run's: name that with --model"
 
 
-@dataclass(frozen=True)
-class Checked:
-    """`fields` of the ResultRecord; `not_compared`: for LOG_PROBS, ENTROPY or GENERATORS, why it was not compared."""
+def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Compare the results that `dump` recorded with `outcome`. `own_model`: the loaded model may be the run's.
 
-    fields: dict[str, Any] = field(default_factory=dict)
-    not_compared: dict[str, str] = field(default_factory=dict)
-
-
-def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> Checked:
-    """Compare the results that `dump` recorded with `outcome`. `own_model`: the loaded model may be the run's."""
-    checked = Checked()
+    Returns fields of the ResultRecord, and for LOG_PROBS, ENTROPY or GENERATORS, why it was not compared.
+    """
+    fields: dict[str, Any] = {}
+    not_compared: dict[str, str] = {}
 
     def take(what: str, prefix: str, values: Tensor | None, golden: Tensor) -> None:
         if not own_model:
-            checked.not_compared[what] = _OTHER_MODEL
+            not_compared[what] = _OTHER_MODEL
         elif values is None:
-            checked.not_compared[what] = f"the replayed call returned no {what}"
+            not_compared[what] = f"the replayed call returned no {what}"
         elif golden.shape != values.shape:
-            checked.not_compared[what] = f"the run's are {list(golden.shape)}, the replay's {list(values.shape)}"
+            not_compared[what] = f"the run's are {list(golden.shape)}, the replay's {list(values.shape)}"
         else:
-            checked.fields.update(_differences(values, golden, outcome.mask, prefix))
+            fields.update(_differences(values, golden, outcome.mask, prefix))
 
     log_probs, entropy, randomness = log_probs_of(dump.outputs), dump.outputs.get("entropy"), outcome.randomness
     if log_probs is not None:
@@ -122,10 +104,10 @@ def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> C
     if entropy is not None:
         take(ENTROPY, "golden_entropy", outcome.entropy, of_the_masked(entropy, outcome.mask, dump.record.seq_len))
     if randomness is not None and (reason := randomness.why if own_model else _OTHER_MODEL):
-        checked.not_compared[GENERATORS] = reason
+        not_compared[GENERATORS] = reason
     elif randomness is not None:
-        checked.fields["rng_match"] = randomness.match
-    return checked
+        fields["rng_match"] = randomness.match
+    return fields, not_compared
 
 
 def log_probs_of(outputs: Mapping[str, T]) -> T | None:

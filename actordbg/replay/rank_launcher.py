@@ -4,7 +4,7 @@
 
 The arguments are the launcher to resemble, the number of ranks, and this machine's `NodeShare`. Each rank gets the variables that
 the real launcher sets; a test compares them. The first rank that fails ends the others, and its exit code becomes ours, after a
-line in deepspeed's words (`worker_logs.reported_by_launcher` parses it). Standard library only: importing torch is what makes the
+line in deepspeed's words (`worker_logs.status_by_launcher` parses it). Standard library only: importing torch is what makes the
 real launchers slow. Unlike `deepspeed --num_gpus`, it respects CUDA_VISIBLE_DEVICES.
 """
 
@@ -64,14 +64,20 @@ def main() -> int:
         end(ranks)
 
 
-def variables(like: str, nproc: int, share: NodeShare, local_rank: int) -> Mapping[str, str]:
-    """Return the variables that deepspeed's launcher or torchrun sets for a rank of this machine."""
+def variables(like: str, nproc: int, share: NodeShare, local_rank: int = 0) -> Mapping[str, str]:
+    """Return the variables that deepspeed's launcher or torchrun sets for a rank of this machine.
+
+    "python" is no launcher: its ranks are alone, and take their devices by their number.
+    """
     rank = share.first + local_rank
     common: dict[str, object] = {
         "RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": nproc, "MASTER_ADDR": share.address, "MASTER_PORT": share.port,
     }  # fmt: skip
-    if like == "deepspeed":
-        own: dict[str, object] = {"LOCAL_SIZE": share.count, "CROSS_RANK": share.node, "CROSS_SIZE": share.nodes}
+    own: dict[str, object] = {}
+    if like == "python":
+        own["LOCAL_RANK"] = rank
+    elif like == "deepspeed":
+        own = {"LOCAL_SIZE": share.count, "CROSS_RANK": share.node, "CROSS_SIZE": share.nodes}
         own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(share.count))))
     else:
         own = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg.base.processes import ALIVE, GONE, ZOMBIE, state_of
@@ -34,8 +34,7 @@ class RankView:
 
     rank: int
     folder: Path = Path()
-    tail: Tail | None = None
-    since: float = 0.0
+    since: float = field(default_factory=time.monotonic)
     log_at: int = 0
     attempt: int = 0
     identity: tuple[int, int] | None = None
@@ -53,18 +52,15 @@ class RankView:
     wait_status: int | None = None
     why: str = ""
 
-    @classmethod
-    def of_peer(cls, folder: Path, rank: int) -> RankView:
-        """Create a worker's view of a peer. It reads the journal from the beginning, since the peer may have started earlier."""
-        return cls(rank, folder, Tail(rank_journal(folder, rank)), time.monotonic())
+    def __post_init__(self) -> None:
+        """Read the journal from its beginning, as a worker does, since a peer may have started earlier."""
+        self.tail = Tail(rank_journal(self.folder, self.rank))
 
     @classmethod
     def begin(cls, folder: Path, rank: int) -> RankView:
         """Create the view at the start of an attempt. It skips what earlier attempts wrote."""
-        view = cls.of_peer(folder, rank)
-        view.log_at = size_of(rank_log(folder, rank))
-        if view.tail is not None:
-            view.tail.poll()
+        view = cls(rank, folder, log_at=size_of(rank_log(folder, rank)))
+        view.tail.poll()
         return view
 
     def move(self, folder: Path) -> None:
@@ -86,7 +82,7 @@ class RankView:
 
     def poll(self, attempt: int | None = None) -> Iterator[Event]:
         """Take in and yield each new event of this attempt (None: of any)."""
-        for event in self.tail.poll() if self.tail is not None else ():
+        for event in self.tail.poll():
             if attempt is None or event.get("attempt") == attempt:
                 self.take(event)
                 yield event

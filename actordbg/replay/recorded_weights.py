@@ -16,7 +16,7 @@ import torch
 
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import ActordbgError
-from actordbg.base.units import plural
+from actordbg.base.units import plural, some
 from actordbg.config.replay_config import TINY
 from actordbg.formats.weight_hashes import ParameterHash, WeightRecord, sampled, sha256_of
 from actordbg.records.replay_record import ReplayInput
@@ -40,23 +40,24 @@ def statement(root: Path, inputs: Sequence[ReplayInput], session: Any) -> dict[s
         paths = [_recorded_for(root, item, known) for item in inputs]
     except (OSError, ActordbgError) as error:
         return {RECORDED_WEIGHTS: f"not checked: {error}"}
-    met = sorted({path for path in paths if path is not None})
+    met = Counter(path for path in paths if path is not None)
     if not met:
         return {}
-    records = list(map(known, met))
     compared = _comparing(session)
-    answers = [HeldAgainst(record, paths.count(path), compared) for path, record in zip(met, records, strict=True)]
-    unknown = sum(path is None for path in paths)
-    behind = f"; {unknown} of {len(paths)} inputs have no recorded weights" if unknown else ""
+    answers = [HeldAgainst(path, known(path), inputs, compared) for path, inputs in sorted(met.items())]
+    unknown = paths.count(None)
     summary: dict[str, Any] = {"same": [], "other": {}, "unknown": unknown}
-    for path, answer in zip(met, answers, strict=True):
+    for answer in answers:
         if answer.differ:
-            summary["other"][f"{path.parent.name}/{path.name}"] = answer.record.step
+            summary["other"][f"{answer.path.parent.name}/{answer.path.name}"] = answer.record.step
         elif answer.unchecked:
             summary["unknown"] += answer.inputs
-        else:
-            summary["same"] += [answer.record.step] * (answer.record.step not in summary["same"])
-    return {RECORDED_WEIGHTS: in_words(answers) + behind, MET_WEIGHTS: summary}
+        elif answer.record.step not in summary["same"]:
+            summary["same"].append(answer.record.step)
+    said = in_words(answers)
+    if unknown:
+        said += f"; {unknown} of {len(paths)} inputs have no recorded weights"
+    return {RECORDED_WEIGHTS: said, MET_WEIGHTS: summary}
 
 
 def _recorded_for(root: Path, item: ReplayInput, known: Callable[[Path], WeightRecord]) -> Path | None:
@@ -72,8 +73,8 @@ def _recorded_for(root: Path, item: ReplayInput, known: Callable[[Path], WeightR
 class HeldAgainst:
     """A record compared with the model. inputs: how many met it. unchecked: the number of unchecked parameters by reason."""
 
-    def __init__(self, record: WeightRecord, inputs: int, compared: Callable[[str, ParameterHash], str]) -> None:
-        self.record, self.inputs = record, inputs
+    def __init__(self, path: Path, record: WeightRecord, inputs: int, compared: Callable[[str, ParameterHash], str]) -> None:
+        self.path, self.record, self.inputs = path, record, inputs
         answers = {name: compared(name, recorded) for name, recorded in record.parameters.items()}
         self.differ = [name for name, answer in answers.items() if answer == DIFFERS]
         self.unchecked = Counter(answer for answer in answers.values() if answer not in (EQUAL, DIFFERS))
@@ -120,7 +121,9 @@ def in_words(answers: Sequence[HeldAgainst]) -> str:
     if other:
         names = list(dict.fromkeys(name for answer in other for name in answer.differ))
         total = len({name for answer in other for name in answer.record.parameters})
-        sentences.append(f"{len(names)} of {total} parameters differ from those recorded{_when(other, inputs)}: {_first(names)}")
+        sentences.append(
+            f"{len(names)} of {total} parameters differ from those recorded{_when(other, inputs)}: {some(names, _NAMED)}"
+        )
     if same:
         count = len({name for answer in same for name in answer.record.parameters})
         all_of = "the weights are those that were recorded" if not other else "they are those that were recorded"
@@ -134,8 +137,5 @@ def _when(answers: Sequence[HeldAgainst], inputs: int) -> str:
     steps = sorted({answer.record.step for answer in answers if answer.record.step is not None})
     if not steps:
         return f" for {sum(answer.inputs for answer in answers)} of {plural(inputs, 'input')}"
-    return f" at {'step' if len(steps) == 1 else 'steps'} {_first(list(map(str, steps)))}"
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED] + ["..."] * (len(names) > _NAMED))
+    word = "step" if len(steps) == 1 else "steps"
+    return f" at {word} {some(steps, _NAMED)}"

@@ -62,7 +62,7 @@ def require_one_trainer(rows: Iterable[Row], configs: Iterable[ReplayConfig]) ->
     if len(counts) < 2 or not ("trainer" in through or (None in through and None in counts)):
         return
     recorded = sorted(counts.items(), key=lambda pair: (pair[0] or "", pair[1]))
-    whose = ", ".join(f"{count:,} {f'by adapter {name}' if name else 'without an adapter'}" for name, count in recorded)
+    whose = ", ".join(f"{count:,} by adapter {name}" if name else f"{count:,} without an adapter" for name, count in recorded)
     narrower = " or ".join(f"\"adapter='{name}'\"" if name else '"adapter is null"' for name, _ in recorded)
     raise Unsupported(
         f"these inputs were recorded by several trainers ({whose}), and a replay runs one trainer's code",

@@ -32,7 +32,7 @@ from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, sta
 from actordbg.base.units import LAST, resolve
 from actordbg.debug.meeting import Relay, clear_away
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.records.journal import (
     SPEC,
     SUPERVISOR,
@@ -50,7 +50,7 @@ from actordbg.replay.group import GroupRun, Replay
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import Group, groups_of
 from actordbg.replay.plan import Dealer
-from actordbg.replay.work_order import LaneBook, WorkOrder
+from actordbg.replay.work_order import LaneBook
 from actordbg.store.layout import Store, read_with_owner
 
 POLL_S = 0.05
@@ -187,23 +187,22 @@ class Supervisor(Replay):
         if deals:
             groups = self.engine.groups(spec.config, len(left))
             if len(groups) > 1 or groups != usual:  # a single group runs the plan's slots, as on one machine
-                self.dealer = Dealer(spec.inputs, left, spec.config.lanes if groups[0].collective else 1, len(groups))
+                self.dealer = Dealer(spec.inputs, left, spec.config.lanes if len(groups[0]) > 1 else 1, len(groups))
         self._groups = []
         for group in groups:
-            orders = folder.glob(f"work-{group.ranks[0]}-*.json")
-            before = max((WorkOrder.from_json(read_regular(path)).attempt for path in orders), default=0)
+            orders = folder.glob(f"work-{group[0]}-*.json")
+            before = max((int(path.stem.rpartition("-")[2]) for path in orders), default=0)
             self._groups.append(GroupRun(self, group, self._pending(group, set(done)), before))
 
     def _pending(self, group: Group, done: set[str]) -> list[int]:
         """Return a group's inputs without a result; [] if inputs are dealt."""
         config = self.spec.config
-        lanes = {rank // config.lane_width for rank in group.ranks}
+        lanes = {rank // config.lane_width for rank in group}
         indices = () if self.dealer is not None else range(len(self.spec.inputs))
         mine = {index: self.spec.inputs[index].dump_id for index in indices if index % config.lanes in lanes}
-        if all(
-            rank % config.lane_width for rank in group.ranks
-        ):  # a follower's answers count, not the results that others recorded
-            done = {dump_id for dump_id in mine.values() if self._book.answered(dump_id, group.ranks[0])}
+        only_follows = all(rank % config.lane_width for rank in group)
+        if only_follows:  # its own answers count, not the results that others recorded
+            done = {dump_id for dump_id in mine.values() if self._book.answered(dump_id, group[0])}
         return [index for index, dump_id in mine.items() if dump_id not in done]
 
     def run(self) -> ReplayOutcome:
@@ -254,7 +253,7 @@ class Supervisor(Replay):
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
         where = self.engine.facts_of(group)
-        self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason, **where)
+        self.journal.append("attempt", attempt=attempt, ranks=list(group), reason=reason, **where)
         self.outcome.restarts += bool(reason)
         self._fresh = True
         self.on_event(Progress("attempt", reason))

@@ -66,14 +66,13 @@ class WorkOrder:
 
     ranks: the group, whose ranks start and end together. width: how many neighboring ranks form a lane, that is, run the same
     input. slots: by slot and lane, an index into `spec.inputs`, or None for a filler; lanes beyond a slot's end do nothing in it.
-    supervisor: its pid and start time; workers end when it does. stay: after the last input, wait for another order.
+    stay: after the last input, wait for another order.
     stops: breakpoints.
     """
 
     attempt: int
     ranks: list[int]
     slots: list[list[int | None]]
-    supervisor: tuple[int, int]
     width: int = 1
     stay: bool = False
     stops: StopOrder = field(default_factory=StopOrder)
@@ -84,7 +83,7 @@ class WorkOrder:
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkOrder:
         data = strict_json(text, most=MOST_VALUES)
-        return cls(**{**data, "supervisor": tuple(data["supervisor"]), "stops": StopOrder(**data["stops"])})
+        return cls(**{**data, "stops": StopOrder(**data["stops"])})
 
     def inputs_of(self, rank: int) -> list[Task]:
         """Return a rank's tasks, slot by slot. A filler repeats a neighbor's first input in the slot."""

@@ -1,6 +1,6 @@
 """A worker of a replay: it opens the actor once, runs its inputs one by one, and records each step before taking it.
 
-    python -m actordbg.replay.worker --work store/replays/<id>/work-0-1.json [--local_rank N]
+    python -m actordbg.replay.worker --supervisor PID --work store/replays/<id>/work-0-1.json [--local_rank N]
 
 A launcher starts it (deepspeed, torchrun or plain python). RANK says which worker it is, and the work file what is left to do
 (`WorkOrder`). It writes to its journal `rank<N>.jsonl`, in this order:
@@ -21,12 +21,12 @@ An input that raises is recorded as failed, and the loop continues, unless the e
 
 * The machine failed: its disk is full or broken, or there are no open files left. Nobody is blamed, the worker is `broken`, and
   `--resume` runs the input again.
-* The CUDA context is lost, or DeepSpeed stopped in the middle of a step (`Engine.tainted`).
+* The CUDA context is lost, or DeepSpeed stopped in the middle of a step (`ActorEngine.tainted`).
 * Several ranks compute together, and the others wait for this rank in a collective. A rank that failed reads the others'
   journals. If all finish the slot within a grace period, everybody continues; otherwise this process requests a restart.
   A rank that fails because a *peer died* records nothing: its input is innocent and runs again.
 
-Standard library only; torch is behind `Engine`.
+Standard library only; torch is behind `ActorEngine`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.records.replay_record import GOES_ON, ReplaySpec
-from actordbg.replay.actor_engine import ActorEngine, Engine, Failure
+from actordbg.replay.actor_engine import ActorEngine, Failure
 from actordbg.replay.flushing import UNFLUSHED, Flusher
+from actordbg.replay.instruments import AT_END, INSTRUMENTS
 from actordbg.replay.plan import law_order
 from actordbg.replay.rank_view import NODE, RankView
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, answer_fields, await_next, result_from
@@ -71,32 +72,38 @@ class Restart(Exception):
 
 
 class Worker:
-    """The loop over a rank's inputs; an `Engine` runs them."""
+    """The loop over a rank's inputs; an `ActorEngine` runs them.
 
-    def __init__(self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: Engine) -> None:
+    previous: ran an earlier order in this process, whose actor is loaded: it is switched to this replay.
+    """
+
+    def __init__(
+        self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: ActorEngine, previous: Worker | None = None
+    ) -> None:
+        self._switches = previous is not None
         self.folder, self.spec, self.order, self.rank, self.engine = folder, spec, order, rank, engine
         self.journal = Journal(rank_journal(folder, rank))
         self.flusher = Flusher(self.journal)
         others = [other for other in order.ranks if other != rank]
-        self.peers = [RankView.of_peer(folder, other) for other in others]
+        self.peers = [RankView(other, folder) for other in others]
         self._longest_input_s = 0.0
         """Seconds of the longest input so far, without stops at breakpoints."""
-        self.goes_on = False
+        self.goes_on: bool = bool(previous and (previous.goes_on or previous.has_run) and previous.folder == folder)
         """Whether this process ran inputs of this replay under an earlier work order: its first input is then not a warm-up."""
-        self.has_run = False
+        self.has_run: bool = False
         """Whether an input ran to its end."""
         self._last_slot = -1
-        asked = law_order(spec.inputs)
-        self._law_inputs, self._place_inputs = frozenset(asked[: spec.config.laws]), frozenset(asked[: spec.locate])
-        self._stop_order = order.stops
-        self.stops = ReplayStops(folder, rank, self._stop_order, self._write)
+        first = law_order(spec.inputs)
+        self._asked = {name: first[: instrument.inputs(spec)] for name, instrument in INSTRUMENTS.items()}
+        """The inputs that each instrument examines."""
+        self.stops = ReplayStops(folder, rank, order.stops, self._write)
         stops.in_replay = self.stops
         stops.take_over_pdb()
 
-    def run(self, switch_to: Path | None = None) -> int:
-        """Run all inputs and return the exit code. `switch_to`: the folder of another replay, to run on the loaded actor."""
+    def run(self) -> int:
+        """Run all inputs and return the exit code."""
         try:
-            return self._run_all(switch_to)
+            return self._run_all()
         except Restart as reason:
             sys.stderr.write(f"{reason}\n")
             return self._leave(EXIT_RESTART, "restart", reason=str(reason))
@@ -108,14 +115,14 @@ class Worker:
             self.flusher.close()
             self.journal.close()
 
-    def _run_all(self, switch_to: Path | None) -> int:
+    def _run_all(self) -> int:
         pid = os.getpid()
         where = {"node": os.environ[NODE]} if NODE in os.environ else {}
         self._write("boot", pid=pid, ticks=start_ticks(pid), **where)
-        opened = self._guarded(lambda: self.engine.open() if switch_to is None else self.engine.switch(switch_to, self.spec))
+        opened = self._guarded(lambda: self.engine.switch(self.folder, self.spec) if self._switches else self.engine.open())
         if isinstance(opened, Failure):
             sys.stderr.write(opened.trace)
-            if switch_to is not None:  # only a process that builds it can say whether it can be built
+            if self._switches:  # only a process that builds it can say whether it can be built
                 raise Restart(f"the loaded actor cannot take the configuration: {opened.error[:500]}")
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
@@ -124,10 +131,7 @@ class Worker:
         runs = [task.slot for task in tasks if self.engine.collective or task.duty is not Duty.FILL]
         self._last_slot = max(runs, default=-1)
         for task, load in self._loaded_ahead(tasks):
-            if task.duty is Duty.FILL:
-                self._fill(task, load)
-            else:
-                self._replay(task, load)
+            self._take(task, load.result)
         self.flusher.settle()
         self._write("done")
         if self.order.stay:
@@ -169,11 +173,17 @@ class Worker:
         loaded = self._guarded(lambda: self.engine.load(self.spec.inputs[index]))
         return loaded, time.perf_counter() - began
 
-    def _replay(self, task: Task, load: Future[tuple[Any, float]]) -> None:
-        """Run an input of our lane. The lane's first rank records its result; the others write their figures to `filled`."""
-        leads = task.duty is Duty.LEAD
-        begun = self._begin("start", task) if leads else self._begin("fill", task, follows=True)
-        loaded, load_s = load.result()
+    def _take(self, task: Task, load: Callable[[], tuple[Any, float]]) -> None:
+        """Run an input. The lane's first rank records its result; the others write their figures to `filled`.
+
+        A filler records nothing: it takes part because the peers wait for this rank in their collectives.
+        """
+        leads, fills = task.duty is Duty.LEAD, task.duty is Duty.FILL
+        follows = {"follows": True} if task.duty is Duty.FOLLOW else {}
+        begun = self._begin("start" if leads else "fill", task, **follows)
+        if fills and not self.engine.collective:
+            return self._write("filled", slot=task.slot)
+        loaded, load_s = load()
         outcome = loaded if isinstance(loaded, Failure) else self._run(task, loaded, recorded=leads)
         if isinstance(outcome, Failure):
             self._raise_if_a_peer_died()
@@ -189,12 +199,13 @@ class Worker:
             self.flusher.settle()  # the previous result and its files are on disk before this line
             self.journal.write("end", **record.to_dict())
             self.flusher.note(*unflushed)
+        elif fills:
+            self._write("filled", slot=task.slot)
         else:
             self._write("filled", **begun, **answer_fields(fields))
-        if isinstance(loaded, Failure):
-            self._take_part_after_all(task)
-        else:
-            self._resync(task.slot, failed=isinstance(outcome, Failure))
+        if isinstance(loaded, Failure) and not fills:
+            return self._take_part_after_all(task)
+        return self._resync(task.slot, failed=isinstance(outcome, Failure))
 
     def _begin(self, event: str, task: Task, **values: Any) -> dict[str, Any]:
         """Record that an input starts now, and where its log begins; return the input, its slot and the time."""
@@ -205,14 +216,13 @@ class Worker:
 
     def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
         began, held_before_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
-        last = frozenset(self.order.mates(task.slot) if task.slot == self._last_slot else ())
-        steps = {
-            "on_law": self._on_step(task, self._law_inputs),
-            "on_place": self._on_step(task, self._place_inputs),
-            "on_model": self._on_step(task, last),
-        }
+        asked = self._asked_of(task)
         self._announce_to_breakpoints(task, item.dump_id)
-        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, **steps))
+
+        def on_step(step: str) -> None:
+            self._write("law", law=step, slot=task.slot)
+
+        fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, asked=asked, on_step=on_step))
         self.stops.end()
         self._longest_input_s = max(self._longest_input_s, time.monotonic() - began - (self.stops.held_s - held_before_s))
         return fields
@@ -222,7 +232,7 @@ class Worker:
 
         Ranks that compute together all stop if the chosen dump runs on any of them.
         """
-        stop, lane_lead = self._stop_order, None
+        stop, lane_lead = self.order.stops, None
         collective = self.engine.collective
         mates = {self.spec.inputs[index].dump_id: index for index in self.order.mates(task.slot)}
         if stop.dump in mates:
@@ -234,29 +244,17 @@ class Worker:
             leader = self.rank
         return self.stops.begin(dump_id, [self.rank], leader, stop.dump in (None, dump_id) and leader == self.rank)
 
-    def _on_step(self, task: Task, inputs: frozenset[int]) -> Callable[[str], None] | None:
-        """Return the callback for the steps that check this task's input further; None if it is not among `inputs`.
+    def _asked_of(self, task: Task) -> set[str]:
+        """Return which instruments examine a task's input: of all inputs of a slot, or none, if ranks compute together.
 
-        Ranks that compute together check all inputs of a slot, or none. Each step (of a law, of the forced forward) is written to
-        the journal, so that its time does not count as a hang of the input.
+        Each step of an examination is written to the journal, so that its time does not count as a hang of the input.
         """
         collective = self.engine.collective
         if collective and self.spec.config.align == "shuffle":  # ranks are not in step there
-            return None
-        checked = inputs.intersection(self.order.mates(task.slot) if collective else [task.index])
-        return (lambda law: self._write("law", law=law, slot=task.slot)) if checked else None
-
-    def _fill(self, task: Task, load: Future[tuple[Any, float]] | None) -> None:
-        """Take part in a slot without recording a result, since the peers wait for this rank in their collectives."""
-        self._begin("fill", task)
-        fields: dict[str, Any] | Failure = {}
-        if self.engine.collective:
-            loaded = load.result()[0] if load else self._load(task.index)[0]
-            fields = loaded if isinstance(loaded, Failure) else self._run(task, loaded, recorded=False)
-        if isinstance(fields, Failure):
-            self._raise_if_a_peer_died()
-        self._write("filled", slot=task.slot)
-        self._resync(task.slot, failed=isinstance(fields, Failure))
+            return set()
+        here = self.order.mates(task.slot) if collective else [task.index]
+        asked = {key for key, inputs in self._asked.items() if not set(inputs).isdisjoint(here)}
+        return asked | {AT_END} if task.slot == self._last_slot else asked
 
     def _take_part_after_all(self, task: Task) -> None:
         """Run a neighbor's input after ours could not be read, so that the peers' collectives complete."""
@@ -265,7 +263,7 @@ class Worker:
             other = next(others, None)
             if other is None:
                 raise Restart("the only input cannot be read")
-            self._fill(Task(task.slot, other, Duty.FILL), None)
+            self._take(Task(task.slot, other, Duty.FILL), lambda: self._load(other))
 
     def _resync(self, slot: int, *, failed: bool) -> None:
         """Wait until every peer has finished `slot` after a failure here.
@@ -316,12 +314,13 @@ class Worker:
         self.flusher.note()
 
 
-def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:
+def end_with(supervisor: int) -> None:
     """Start a daemon thread that kills this process group when the supervisor is gone."""
+    began = start_ticks(supervisor)
 
     def watch() -> None:
-        while state_of(*supervisor)[0] not in (GONE, ZOMBIE):
-            time.sleep(interval_s)
+        while state_of(supervisor, began)[0] not in (GONE, ZOMBIE):
+            time.sleep(0.25)
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
@@ -335,11 +334,11 @@ def redirect_output(path: Path) -> None:
     os.close(descriptor)
 
 
-def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
+def main(make_engine: Callable[[Path, ReplaySpec, int], ActorEngine]) -> int:
     """Run the worker process. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
-    parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this process of the same machine ends")
+    parser.add_argument("--supervisor", type=int, required=True, metavar="PID", help="end when this process ends")
     parser.add_argument(consent.PLUGIN, dest="plugin", metavar="MODULE", help="imported before a process group is made")
     parser.add_argument("--work", type=Path, required=True, help="the work order to run")
     parser.add_argument("--local_rank", help="passed by launchers, ignored; LOCAL_RANK says the same")
@@ -351,7 +350,7 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
     rank = options.first_worker + int(os.environ["RANK"])
     work: Path = options.work
     previous: Worker | None = None
-    engine: Engine | None = None
+    engine: ActorEngine | None = None
     while True:
         redirect_output(rank_log(work.parent, rank))
         order = WorkOrder.from_json(read_regular(work))
@@ -360,14 +359,10 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
             faulthandler.enable()
             faulthandler.register(signal.SIGUSR1, all_threads=True)
             faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-            if options.supervisor is None:
-                end_with(order.supervisor)
-            else:
-                end_with((options.supervisor, start_ticks(options.supervisor)), interval_s=0.25)
+            end_with(options.supervisor)
             engine = make_engine(work.parent, spec, rank)
-        worker = Worker(work.parent, spec, order, rank, engine)
-        worker.goes_on = previous is not None and (previous.goes_on or previous.has_run) and previous.folder == worker.folder
-        code = worker.run(switch_to=None if previous is None else worker.folder)
+        worker = Worker(work.parent, spec, order, rank, engine, previous)
+        code = worker.run()
         if code or not order.stay:
             return code
         if (following := await_next(work)) is None:
@@ -376,7 +371,7 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
         work, previous = following, worker
 
 
-def run_worker(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> None:
+def run_worker(make_engine: Callable[[Path, ReplaySpec, int], ActorEngine]) -> None:
     """Run `main`, and leave without exit handlers: torch's and gloo's can hang or crash, and there is nothing left to save."""
     exit_code = main(make_engine)
     sys.stdout.flush()

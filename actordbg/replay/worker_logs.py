@@ -15,12 +15,12 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.fault import scrub
-from actordbg.base.processes import ALIVE, describe_status, state_of, wait_status_of
+from actordbg.base.processes import ALIVE, state_of, wait_status_of
 from actordbg.formats.store_files import open_regular
 from actordbg.records.journal import rank_log
 from actordbg.trainers.trainer import TRAINER
@@ -111,7 +111,8 @@ class Stack:
     def text(self, limit: int = MAX_FRAMES) -> str:
         """Format a line per frame, at most `limit`."""
         lines = [f"  {frame}" for frame in self.frames[:limit]]
-        lines += [f"  ... {len(self.frames) - limit} more"] * (len(self.frames) > limit)
+        if len(self.frames) > limit:
+            lines.append(f"  ... {len(self.frames) - limit} more")
         return "\n".join(lines)
 
 
@@ -165,7 +166,7 @@ def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
         return ""
 
 
-def last_words(launcher: Path, folder: Path, ranks: tuple[int, ...], each: int = 1500) -> str:
+def last_words(launcher: Path, folder: Path, ranks: Iterable[int], each: int = 1500) -> str:
     """Return the ends of the launcher's and the workers' logs, each under its name."""
     paths = [launcher, *(rank_log(folder, rank) for rank in ranks)]
     texts = ((path.name, tail_of(path)[-each:].strip()) for path in paths)
@@ -175,11 +176,6 @@ def last_words(launcher: Path, folder: Path, ranks: tuple[int, ...], each: int =
 def was_told_to_end(log: str) -> bool:
     """Check whether SIGTERM ended the process: its log has stacks, and no fatal error before them."""
     return "(most recent call first)" in log and "Fatal Python error" not in log
-
-
-def reported_by_launcher(launcher: Path) -> str:
-    """Describe how a worker ended, from the log of `rank_launcher`."""
-    return describe_status(status_by_launcher(launcher))
 
 
 def status_by_launcher(launcher: Path, pid: int | None = None) -> int | None:

@@ -166,9 +166,10 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     rows = query.select_dumps(catalog, f"{of_run} and step = {number}", losses=True)
     if not rows:
         others = query.select_dumps(catalog, of_run, losses=True, limit=1)
-        why = f": {'; '.join(reasons(catalog, f'step = {number}'))}" * bool(others)
-        hint = "choose a recorded step" if others else _RECORD
-        raise NothingToDo(f"no loss of step {number} was recorded{f' in run {run}' if run else ''}{why}", hint=hint)
+        problem = f"no loss of step {number} was recorded" + (f" in run {run}" if run else "")
+        if not others:
+            raise NothingToDo(problem, hint=_RECORD)
+        raise NothingToDo(f"{problem}: {'; '.join(reasons(catalog, f'step = {number}'))}", hint="choose a recorded step")
     runs = sorted({row.run for row in rows})
     if len(runs) > 1:
         raise UsageError(f"{plural(len(runs), 'run')} have losses of step {number}: {', '.join(runs)}", hint="pass --run NAME")

@@ -10,7 +10,7 @@ then rank. Two sides run here:
 
 The optimizer's step ends the configuration's side: it computes the norm, and its weights are not used again.
 
-    python -m actordbg.steps.step_engine --work store/cache/steps/<id>/<side>/work-0-1.json
+    python -m actordbg.steps.step_engine --supervisor PID --work store/cache/steps/<id>/<side>/work-0-1.json
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODULE = "actordbg.steps.step_engine"
 
 
 class StepEngine(OnceEngine):
-    """Runs the micro-batches of one side. `actordbg.replay.worker.Engine` documents each method."""
+    """Runs the micro-batches of one side. `actordbg.replay.actor_engine.ActorEngine` documents each method."""
 
     depth = 4
     tainted = False

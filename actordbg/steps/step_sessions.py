@@ -49,7 +49,7 @@ class StepSession(TrainingSession):
 
     def norms(self, *, last: bool) -> dict[str, float]:
         """Return the norm of the step's gradient. Collective."""
-        return {"grad_norm": self.step().gradient}
+        return {"grad_norm": self.step()[0]}
 
 
 class ReferenceSession(TruthSession):
@@ -63,19 +63,19 @@ class ReferenceSession(TruthSession):
     def one_of_step(self, forward: Dump, loss: Dump) -> tuple[Tensor, dict[str, float], float]:
         """Add a micro-batch's gradient; return its log-probs [B, A], its part of the step's loss, and its seconds."""
         call = text_call(forward, self.resolved["vocab_size"], self._device)
-        self._model.train(bool(forward.record.training) and not self._dropout)
-        follow_adapters(self._model, forward.record.actor)
+        self.model.train(bool(forward.record.training) and not self._dropout)
+        follow_adapters(self.model, forward.record.actor)
         objective = _Objective(loss, self._plan, self._wide, self._device)
         outcome = self._rows(call, forward, True, objective=objective)
         return outcome.log_probs, {"loss": objective.loss, ENTROPY: objective.entropy}, outcome.forward_s
 
     def norms(self, *, last: bool) -> dict[str, float]:
         """Return the norm of the gradient since the last call, `alone`, and, for the last place, of the whole step."""
-        own = {name: p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+        own = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         for name, gradient in own.items():
             self._total[name] = self._total[name].add_(gradient) if name in self._total else gradient.clone()
         figures = {"alone": _norm(own)} | ({"grad_norm": _norm(self._total)} if last else {})
-        self._model.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         return figures
 
 

@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 
-from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.actor.models import build_tiny
 from actordbg.capture import snapshot
 from actordbg.config.choices import Choices
 from actordbg.store import payload
@@ -83,7 +83,7 @@ def build(folder: Path, cuda: bool) -> Any:
     """OpenRLHF's Actor of a random Llama, as a trainer has it, with marks around its forward."""
     TRAINER.prepare_process()
     TRAINER.support_cpu()
-    path = build_tiny(folder / "model", LARGE if cuda else TinyShape())
+    path = build_tiny(folder / "model", **(LARGE if cuda else {}))
     choices = Choices(str(path), "bf16" if cuda else "fp32", "sdpa", packing=False, temperature=1.0, backward=True)
     actor = TRAINER.build_actor(str(path), choices).to("cuda" if cuda else "cpu")
     plain = type(actor).forward

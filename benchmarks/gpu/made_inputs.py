@@ -12,11 +12,14 @@ from pathlib import Path
 
 import torch
 
-from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.actor.models import build_tiny
 
 WHAT_FITS = Path(__file__).parents[2] / "examples" / "what_fits.py"
 LENGTHS, SHORT = (512, 1024, 2048, 4096, 8192), (64, 128, 256, 512, 1024)
-LARGE = TinyShape(vocab_size=32_000, hidden=1024, layers=8, heads=8, kv_heads=8, intermediate=2816)
+LARGE = {
+    "vocab_size": 32_000, "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "head_dim": 128, "intermediate_size": 2816,
+}  # fmt: skip
 """170 million weights, heads of 128 elements: a step of some tens of milliseconds on a large GPU."""
 
 
@@ -30,15 +33,18 @@ def cli(store: Path, *words: str) -> str:
 
 def made(store: Path) -> None:
     """Three inputs of 2 x 256, which every model's vocabulary has."""
-    print(cli(store, "dump", "create", "--count", "3", "--batch-size", "2", "--seq-len", "256", "--vocab-size", "4000"))
+    sizes = ("--count", "3", "--batch-size", "2", "--seq-len", "256", "--vocab-size", "4000")
+    print(cli(store, "dump", "create", *sizes))
 
 
 def measured(store: Path, lengths: tuple[int, ...], into: Path, large: bool) -> None:
     """Replay one input of each length; keep the report's rows, and print what they say of longer ones."""
     for number, length in enumerate(lengths):
-        cli(store, "dump", "create", "--batch-size", "1", "--seq-len", str(length), "--vocab-size", "4000", "--seed", str(number))
-    model = str(build_tiny(store / "cache" / "large", LARGE)) if large else "tiny"
-    cli(store, "replay", "--all", "--quiet", "--backward", "--attn", "sdpa", "--model", model)
+        sizes = ("--batch-size", "1", "--seq-len", str(length), "--vocab-size", "4000")
+        cli(store, "dump", "create", *sizes, "--seed", str(number))
+    model = str(build_tiny(store / "cache" / "large", **LARGE)) if large else "tiny"
+    config = ("--backward", "--attn", "sdpa", "--model", model)
+    cli(store, "replay", "--all", "--quiet", *config)
     cli(store, "report", "last", "--quiet", "-o", str(into))
     for words in (("--budget", "80e9"), ("--time",)):
         subprocess.run([sys.executable, str(WHAT_FITS), str(into), "--at", str(4 * lengths[-1]), *words], check=True)

@@ -40,6 +40,17 @@ def shared(cache: Path) -> None:
 
     with open_actor(ReplayConfig(truth="fp32", dtype="fp32"), defaults=make_dump().record, model_cache=cache) as session:
         assert session.resolved["shared_code"] == ["transformers"]
+        masking, ropes = modeling_llama.create_causal_mask.__globals__, modeling_llama.ROPE_INIT_FUNCTIONS
+        for held, key in (
+            (masking, "causal_mask_function"),
+            (masking["ALL_MASK_ATTENTION_FUNCTIONS"], "eager"),
+            (ropes, "linear"),
+        ):
+            right = held[key]
+            held[key] = lambda *args, **more: None
+            found = truth_model.code_of(session.model)
+            held[key] = right
+            assert found == {"transformers": found["transformers"], "__main__": key}
         replaced = {
             "apply_rotary_pos_emb": (modeling_llama, lambda query, key, *angles: (query, key)),
             "forward": (modeling_llama.LlamaRMSNorm, lambda norm, hidden: 1.05 * hidden),
@@ -47,7 +58,7 @@ def shared(cache: Path) -> None:
         }
         for name, (place, other) in replaced.items():
             with patch.object(place, name, other):
-                assert truth_model.shared_code(session._model) == ["__main__", "transformers"], name
+                assert truth_model.shared_code(session.model) == ["__main__", "transformers"], name
         right = modeling_llama.LlamaMLP.forward
 
         @functools.wraps(right)  # which has the name and the module of what it wraps
@@ -55,9 +66,9 @@ def shared(cache: Path) -> None:
             return 1.05 * right(module, values)
 
         with patch.object(modeling_llama.LlamaMLP, "forward", scaled):
-            assert truth_model.code_of(session._model)["__main__"] == "LlamaMLP"
+            assert truth_model.code_of(session.model)["__main__"] == "LlamaMLP"
         with patch.object(truth_model, "_digest", lambda data: "of other bytes"):
-            assert "an edited modeling_llama.py" in truth_model.shared_code(session._model)
+            assert {"an edited modeling_llama.py", "an edited masking_utils.py"} <= {*truth_model.shared_code(session.model)}
 
 
 HOLES = ((0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 0, 0), (1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1), (0,) * 12)
@@ -175,7 +186,7 @@ def gradient(session: Any, weights: dict[str, Any], config: dict[str, Any], dump
     loss.backward()
     norm = math.hypot(*(float(tensor.grad.norm()) for tensor in leaves.values()))
     assert math.isclose(outcome.loss, float(loss), rel_tol=1e-12) and math.isclose(outcome.grad_norm, norm, rel_tol=1e-12)
-    assert all(parameter.grad is None for parameter in session._model.parameters())
+    assert all(parameter.grad is None for parameter in session.model.parameters())
 
 
 def refusals(cache: Path) -> None:
@@ -196,7 +207,7 @@ def refusals(cache: Path) -> None:
         assert kept.gradients["lm_head.weight"]["numel"] == 4096 * 64 and kept.tensors["grad/lm_head.weight"].numel() == 65_536
         assert math.isclose(math.hypot(*(one["norm"] for one in kept.gradients.values())), kept.grad_norm, rel_tol=1e-12)
         with truth_model.Narrowed(torch.float64) as narrowed, torch.no_grad():
-            session._model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
+            session.model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
         assert sum(narrowed.counts.values()) > 10, "the check of fp64 would see it"
 
     path, _, config = model_of(cache)

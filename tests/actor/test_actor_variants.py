@@ -9,9 +9,9 @@ import torch
 from actorcases import make_dump
 from torch import Tensor
 
+from actordbg.actor.changes import LEFT, RIGHT, vary
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import VARIATIONS
-from actordbg.laws.changes import LEFT, RIGHT, vary
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import summary_mask
 

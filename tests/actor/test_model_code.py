@@ -18,11 +18,10 @@ from typer.testing import CliRunner
 from actordbg.actor import model_code
 from actordbg.actor.endpoint_session import EndpointSession
 from actordbg.actor.model_code import own_code, require_consent
-from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.actor.models import ensure_tiny
 from actordbg.actor.session import ActorSession
 from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import ActordbgError, NewerFormat, UnsafeInput, UsageError
-from actordbg.base.processes import start_ticks
 from actordbg.cli.app import app
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
@@ -129,8 +128,7 @@ def test_every_kind_of_session_refuses_code_before_it_loads(kind: Callable[..., 
 
 
 def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store: Store):
-    folder = store.models / TinyShape().cache_name()
-    build_tiny(folder)
+    folder = ensure_tiny(store.models)
     require_consent("tiny", store.models)
     (folder / "modeling_own.py").write_text("")
     for spoil in (lambda: None, lambda: (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "modeling_own.C"}}')):
@@ -180,9 +178,10 @@ def test_a_worker_runs_no_code_but_the_consented_models_whatever_its_files_say(s
     folder = store.replays / spec.replay_id
     folder.mkdir(parents=True)
     (folder / SPEC).write_text(spec.to_json())
-    order = WorkOrder(1, [0], [], (os.getpid(), start_ticks(os.getpid())))
+    order = WorkOrder(1, [0], [])
     (folder / "work-0-1.json").write_text(order.to_json())
-    run("-m", "actordbg.replay.worker", "--work", str(folder / "work-0-1.json"), "--trust-remote-code", "/another", RANK="0")
+    given = ["--work", str(folder / "work-0-1.json"), "--supervisor", str(os.getpid()), "--trust-remote-code", "/another"]
+    run("-m", "actordbg.replay.worker", *given, RANK="0")
     broken = [event for event in read_events(rank_journal(folder, 0)) if event["event"] == "broken"]
     assert broken and broken[0]["error_class"].endswith("UnsafeInput") and not mark.exists()
     done = run("-c", _WALL, str(model))

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from casefiles import cases_of
 
 from actordbg.actor.sharing import CHANGEABLE, host_key
 from actordbg.base.errors import UsageError
@@ -32,67 +33,24 @@ def test_lists_keep_their_order_and_lose_what_is_twice(name: str, text: str, val
     assert AXES[name].list_of(text) == values
 
 
-@pytest.mark.parametrize(
-    ("given", "said", "hint"),
-    [
-        ({"attn": "flash"}, "--attn flash is not known", "for example"),
-        ({"packing": "maybe"}, "--packing maybe is not known", "for example"),
-        ({"nproc": "0"}, "--nproc 0 is not known", "for example"),
-        ({"nproc": "two"}, "--nproc two is not known", "for example"),
-        ({"zero_stage": " , "}, "--zero-stage lists no value", "for example"),
-        ({"zero_stage": "3"}, "--zero-stage 3 applies to none", "add --backend deepspeed"),
-        ({"tp": "1,2", "backend": "plain"}, "--tp 1,2 applies to none", "add --backend fsdp2"),
-        ({"compile": "off", "compile_backend": "eager"}, "--compile-backend eager applies", "add --compile on"),
-    ],
-)
-def test_a_value_that_is_none_and_an_axis_that_no_cell_uses_are_refused(given: dict[str, str], said: str, hint: str):
-    with pytest.raises(UsageError, match=said) as caught:
-        combined(**given)
-    assert hint in caught.value.hint
+CASES = cases_of("axes")
 
 
-@pytest.mark.parametrize(
-    ("given", "settings", "found"),
-    [
-        (
-            {"backend": "plain,deepspeed,fsdp2", "zero_stage": "0,1,3", "nproc": "2"}, "backend zero_stage",
-            "plain 0, deepspeed 0, deepspeed 1, deepspeed 3, fsdp2 0",
-        ),
-        (
-            {"backend": "plain,fsdp2", "tp": "1,2", "ring": "1,2"}, "backend tp ring nproc",
-            "plain 1 1 1, fsdp2 1 1 1, fsdp2 1 2 2, fsdp2 2 1 2, fsdp2 2 2 4",
-        ),
-        ({"backend": "fsdp2", "tp": "1,2", "nproc": "2"}, "nproc", "2, 2"),
-        (
-            {"compile": "off,on", "compile_backend": "inductor,eager"}, "compile compile_backend",
-            "False None, True inductor, True eager",
-        ),
-        ({"zero_stage": "0", "tp": "1", "ring": "1", "deepcompile": "off"}, "zero_stage", "0, 0, 0, 0, 0, 0, 0, 0"),
-    ],
-)  # fmt: skip
-def test_what_a_backend_does_not_have_is_no_combination(given: Any, settings: str, found: str):
-    configs = [one.config for one in combined(**given)]
-    assert ", ".join(" ".join(str(getattr(config, name)) for name in settings.split()) for config in configs) == found
-
-
-FOUR = ["not compiled, not packed", "not compiled, packed", "compiled, not packed", "compiled, packed"]
-
-
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        ({}, [f"{attn}, {name}" for attn in ("flash", "sdpa") for name in FOUR]),
-        ({"attn": "sdpa", "backend": "deepspeed", "zero_stage": "2"}, FOUR),
-        ({"backend": "deepspeed", "zero_stage": "0,3"}, ["ZeRO 0", "ZeRO 3"]),
-        ({"backend": "fsdp2", "tp": "1,2"}, ["fsdp2, tp 1", "tp 2"]),
-        (
-            {"backend": "plain,deepspeed,fsdp2", "zero_stage": "0,3", "ring": "1,2", "nproc": "2"},
-            ["plain", "ZeRO 0", "ZeRO 0, ring 2", "ZeRO 3", "ZeRO 3, ring 2", "fsdp2", "fsdp2, ring 2"],
-        ),
-    ],
-)
-def test_single_values_narrow_the_eight_a_list_replaces_them_and_names_tell_all_apart(given: dict[str, str], names: list[str]):
-    assert [one.name for one in combined(**given)] == names
+@pytest.mark.parametrize("typed", CASES)
+def test_axes_make_these_combinations_or_are_refused(typed: str):
+    """What a backend does not have is no combination; a list replaces the usual eight, a single value narrows them."""
+    given = dict(word.split("=") for word in typed.removesuffix(" by name").split("  ") if "=" in word)
+    heads = [line.partition(": ") for line in CASES[typed].expected]
+    first, _, found = heads[0]
+    if first == "refused":
+        with pytest.raises(UsageError, match=found) as caught:
+            combined(**given)
+        assert CASES[typed].expected[1] in caught.value.hint
+    elif first == "name":
+        assert [one.name for one in combined(**given)] == [name for _, _, name in heads]
+    else:
+        configs = [one.config for one in combined(**given)]
+        assert ", ".join(" ".join(str(getattr(config, name)) for name in first.split()) for config in configs) == found
 
 
 def test_what_is_refused_here_is_unavailable_with_its_way_out():

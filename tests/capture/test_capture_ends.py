@@ -106,7 +106,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
     recovered(quick)  # what raised keeps a ring, too
     wanted = dumps(quick)
 
-    disk = SlowStore(slow.root, 0.05)
+    disk = SlowStore(slow.root, 0.3)
     recording = Recording(disk, **SWITCHES[name])
     train(recording, 60)
     end(recording, 0.25)
@@ -138,7 +138,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
 
 
 def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store):
-    recording = Recording(SlowStore(store.root, 0.05), ring=0)
+    recording = Recording(SlowStore(store.root, 0.3), ring=0)
     train(recording, 40)
     end(recording, 0.25)
     total, words = status(store)
@@ -148,7 +148,7 @@ def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store):
 
 def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store, monkeypatch):
     device = LaterDevice()
-    recording = Recording(SlowStore(store.root, 0.05), copier=Copier(lambda _: device))
+    recording = Recording(SlowStore(store.root, 0.3), copier=Copier(lambda _: device))
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.dtype == torch.int64))
     train(recording, 20)
     end(recording, 0.2)

@@ -62,7 +62,7 @@ def test_a_training_process_loads_few_modules_and_lines(tmp_path, what: str):
     (tmp_path / "control.json").write_text(json.dumps(CONTROL if what == "all" else USUAL))
     answer = json.loads(python(TRAINING, clean_environment(), str(tmp_path)))
     assert (answer["captured"] == 31 and what == "usual") or (
-        answer["rotated"] > 0 and set(answer["triggered"]) == {"nan", "exception"}
+        answer["rotated"] > 0 and set(answer["triggered"]) - {"slow"} == {"nan", "exception"}  # a busy machine may hold up a call
     )
     assert ("actordbg.formats.encoding" in answer["loaded"]) == (what == "all"), "the writer process encodes"
     lines = {name: len(Path(path).read_text().splitlines()) for name, path in answer["loaded"].items()}

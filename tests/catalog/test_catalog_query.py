@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import catalogcases as cases
 import pytest
+from casefiles import cases_of
 from steps import TickingClock, counted
 
 from actordbg.base.errors import UsageError, WhereError
@@ -42,29 +42,14 @@ def rows(catalog: query.Catalog) -> list[Row]:
     return query.select_dumps(catalog)
 
 
-@pytest.mark.parametrize(
-    ("text", "means"),
-    [
-        ("seq_len>20 and rank=0", lambda r: r.seq_len > 20 and r.rank == 0),
-        ("step is null", lambda r: r.step is None),
-        ("coalesce(step, -1) < 1", lambda r: (r.step if r.step is not None else -1) < 1),
-        ("run like 'PPO%'", lambda r: r.run.startswith("ppo")),
-        ("run not like 'ppo%'", lambda r: not r.run.startswith("ppo")),
-        ("tokens / batch_size > 10.4", lambda r: r.tokens / r.batch_size > 10.4),
-        ("timestamp >= '2025-06-19 05:26:09'", lambda r: r.timestamp >= "2025-06-19T05:26:09"),
-        ("status is null and rank = 2", lambda r: r.status is None and r.rank == 2),
-        ("error = 'RuntimeError' and status <> 'failed'", lambda r: r.error and r.status != "failed"),
-        ("forward_s > 0.55", lambda r: (r.forward_s or 0) > 0.55),
-        (
-            "not (step > 1 or status = 'failed')",
-            lambda r: r.step is not None and r.step <= 1 and r.status not in (None, "failed"),
-        ),
-    ],
-)
-def test_a_condition_selects_what_it_means(
-    catalog: query.Catalog, rows: list[Row], text: str, means: Callable[[Row], bool]
-) -> None:
-    wanted = [row for row in rows if means(row)]
+SELECTED = cases_of("selected")
+
+
+@pytest.mark.parametrize("text", SELECTED)
+def test_a_condition_selects_what_it_means(catalog: query.Catalog, rows: list[Row], text: str) -> None:
+    spans = [part.partition("-") for part in SELECTED[text].expected[0].split()]
+    numbers = {number for first, _, last in spans for number in range(int(first), int(last or first) + 1)}
+    wanted = [row for row in rows if row.call_index in numbers]
     assert query.select_dumps(catalog, text) == wanted
     assert query.count_dumps(catalog, text) == len(wanted)
     assert query.select_dumps(catalog, text, limit=3, offset=1) == wanted[1:4]

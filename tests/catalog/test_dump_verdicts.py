@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from casefiles import cases_of
 from commandline import invoke
 from comparecases import write_replay
 from replaycases import publish
@@ -29,49 +30,21 @@ def at(
     return Judgement(int(replay_id[-6:]), replay_id, status, digest, configuration, answers=more, **about)
 
 
-@pytest.mark.parametrize(
-    ("judgements", "verdict", "broken"),
-    [
-        ([], None, None),
-        ([at(NEW)], "NOT CHECKED", None),
-        ([at(NEW, truth="match")], "RIGHT", None),
-        ([at(NEW, truth="within-noise", neighbour="kept")], "RIGHT", None),
-        ([at(NEW, truth="mismatch")], "WRONG", "truth"),
-        ([at(NEW, truth="match", recorded="mismatch")], "WRONG", "recorded"),
-        ([at(NEW, truth="match", recorded="not-compared")], "NOT CHECKED", None),
-        ([at(NEW, truth="match", neighbour="broken", jacobian="broken")], "WRONG", "neighbour, jacobian"),
-        ([at(NEW, truth="match", local="broken")], "WRONG", "local"),
-        ([at(NEW, truth="match", rerun="nondeterministic")], "WRONG", "rerun"),
-        ([at(NEW, truth="match", rerun="nondeterministic", accept="nondeterministic")], "RIGHT", None),
-        ([at(NEW, truth="match", neighbour="raised")], "FAILED", "neighbour"),
-        ([at(NEW, status="hung")], "FAILED", "hung"),
-        ([at(NEW, status="stopped")], "NOT CHECKED", None),
-        # a later plain replay of the same configuration takes nothing away, and a later one that asks again does
-        ([at(NEW), at(OLD, neighbour="broken")], "WRONG", "neighbour"),
-        ([at(NEW, neighbour="not-checked"), at(OLD, neighbour="broken")], "WRONG", "neighbour"),
-        ([at(NEW, truth="match", neighbour="kept"), at(OLD, neighbour="broken")], "RIGHT", None),
-        ([at(NEW, status="failed"), at(OLD, neighbour="broken")], "WRONG", "neighbour, failed"),
-        ([at(NEW), at(OLD, status="failed")], "NOT CHECKED", None),
-        # RIGHT is said of the same values alone
-        ([at(NEW), at(OLD, truth="match")], "RIGHT", None),
-        ([at(NEW, digest="e"), at(OLD, truth="match")], "NOT CHECKED", None),
-        ([at(NEW, digest=None), at(OLD, digest=None, truth="match")], "NOT CHECKED", None),
-        # another configuration is another question
-        ([at(NEW, "b", truth="match"), at(OLD, neighbour="broken")], "RIGHT", None),
-        ([at(NEW, None, status="failed"), at(OLD, truth="match")], "RIGHT", None),
-        # a matrix counts as a whole
-        ([at(NEW, "b", truth="match", command="matrix m1, cell 1: x"), at(OLD, truth="mismatch", command="matrix m1, cell 0: y")],
-         "WRONG", "truth"),
-        ([at(NEW, "b", truth="match", command="matrix m2, cell 1: x"), at(OLD, truth="mismatch", command="matrix m1, cell 0: y")],
-         "RIGHT", None),
-        # what `explain` locates belongs to the replay that it explains
-        ([at(NEW, digest="e", local="kept", command=f"modules of replay {OLD}"), at(OLD, truth="match")], "RIGHT", None),
-        ([at(NEW, digest="e", local="broken", command=f"modules of replay {OLD}"), at(OLD, truth="match")], "WRONG", "local"),
-    ],
-)  # fmt: skip
-def test_the_newest_answer_to_each_question_counts(judgements: list[Judgement], verdict: str | None, broken: str | None) -> None:
-    last = fold(judgements)
-    assert (last.verdict, last.broken, last.theirs) == (verdict, broken, None)
+CASES = cases_of("dump_verdicts")
+
+
+def judgement(line: str) -> Judgement:
+    when, _, said = line.partition(" ")
+    words, _, command = said.partition("command=")
+    named = {name: None if value == "None" else value for name, value in (word.split("=") for word in words.split())}
+    return at(NEW if when == "new" else OLD, **named, **({"command": command} if command else {}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_newest_answer_to_each_question_counts(case: str) -> None:
+    verdict, *broken = CASES[case].expected
+    last = fold([judgement(line) for line in CASES[case].given])
+    assert (str(last.verdict), last.broken, last.theirs) == (verdict, broken[0] if broken else None, None)
 
 
 def test_what_came_from_elsewhere_counts_for_them_alone() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import causecases
 import pytest
 from actorcases import run_scenario
+from amounts import first_or_all
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
@@ -50,15 +51,18 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("name", "others", "word", "said"),
-    [
-        ("updated", False, "RIGHT", "older policy"),
-        ("updated-cool", False, "NOT CHECKED", "unknown policy"),
-        ("updated-cool", True, "WRONG", "temperature"),
-        ("updated-bf16", False, "NOT CHECKED", "unknown policy"),
-        ("updated-bf16", True, "RIGHT", "precision: bf16"),
-        ("bf16", False, "RIGHT", "precision: bf16"),
-        ("bf16-cool", False, "WRONG", "temperature"),
-    ],
+    first_or_all(
+        [
+            ("updated-cool", True, "WRONG", "temperature"),
+            ("updated-bf16", False, "NOT CHECKED", "unknown policy"),
+            ("bf16", False, "RIGHT", "precision: bf16"),
+            ("updated", False, "RIGHT", "older policy"),
+            ("updated-cool", False, "NOT CHECKED", "unknown policy"),
+            ("updated-bf16", True, "RIGHT", "precision: bf16"),
+            ("bf16-cool", False, "WRONG", "temperature"),
+        ],
+        3,
+    ),
 )
 def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(
     sides: dict[str, str], name: str, others: bool, word: str, said: str

@@ -44,6 +44,14 @@ def test_nothing_selected_is_exit_5_and_0_where_that_is_allowed(sixty: Store, tm
     assert run(sixty, *words, "--allow-empty")[0] == 0
 
 
+@pytest.mark.parametrize(("typed", "advice"), [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])
+def test_the_hint_is_not_to_do_what_was_done(sixty: Store, tmp_path: Path, typed: tuple[str, ...], advice: str):
+    store = sixty if typed else Store(tmp_path / "store").create()
+    nothing = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--dry-run", *typed]).exception
+    assert isinstance(nothing, NothingToDo) and nothing.hint is not None
+    assert advice in nothing.hint and "select dumps with --where" not in nothing.hint
+
+
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [

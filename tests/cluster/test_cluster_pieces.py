@@ -21,7 +21,6 @@ from supervised import Bench, fake_launcher, make_spec, statuses
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported, UsageError
-from actordbg.base.processes import start_ticks
 from actordbg.campaign.runner import CellRunners
 from actordbg.cli.app import app
 from actordbg.cli.replay_options import StopOptions
@@ -133,7 +132,7 @@ def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes
 
     def begin(attempt: int) -> tuple[DeskSide, NodeStore, Path]:
         work = folder / f"work-0-{attempt}.json"
-        work.write_text(WorkOrder(attempt, [0], [[0]], (1, 1)).to_json())
+        work.write_text(WorkOrder(attempt, [0], [[0]]).to_json())
         side, node = DeskSide(elsewhere, 1), NodeStore(elsewhere.url)
         return side, node, node.take(side.parcel(work, [0], 0)).parent
 
@@ -302,9 +301,9 @@ def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch:
 def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     order = tmp_path / "work-0-1.json"
-    order.write_text(WorkOrder(1, [0], [[0]], (1, 1), stops=StopOrder(debugpy=0)).to_json())
+    order.write_text(WorkOrder(1, [0], [[0]], stops=StopOrder(debugpy=0)).to_json())
     with pytest.raises(EnvironmentProblem, match=r"node a1 \(10.0.0.2\) has no debugpy"):
-        NodeHost().start({}, NodeShare(0, 1), str(order), "worker", [], "a1", "10.0.0.2")
+        NodeHost().start({}, NodeShare(0, 1), str(order), ["worker"], node="a1", address="10.0.0.2")
 
 
 def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread():
@@ -362,7 +361,7 @@ def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(
         shape=GroupShape((1,), False), starved=None, lost="", lost_at=0.0, side=None, answers=MagicMock(side_effect=lose)
     )
     place.nodes, place.hosts = [{"node": "a", "address": "127.0.0.1", "port": 1}], [MagicMock()]
-    running = RayRunning(place, ReplayConfig(), Group((0,)), tmp_path / "replay" / "work-1.json", "worker")
+    running = RayRunning(place, ReplayConfig(), range(1), tmp_path / "replay" / "work-1.json", "worker")
     if lost == "before":
         lose(None)
     running.end()
@@ -415,11 +414,13 @@ def host_of_a_hanging_rank(tmp_path: Path) -> tuple[NodeHost, Path]:
     """A host whose only rank hangs in its first input, and the rank's journal."""
     spec, folder = make_spec(1), tmp_path / "store" / "replays" / "r"
     make_folder(folder)
-    order = WorkOrder(1, [0], [[0]], (os.getpid(), start_ticks(os.getpid())))
+    order = WorkOrder(1, [0], [[0]])
     for name, text in {"spec.json": spec.to_json(), "script.json": '{"d0": "hang"}', "work-0-1.json": order.to_json()}.items():
         (folder / name).write_text(text)
     host, journal = NodeHost(), rank_journal(folder, 0)
-    host.start(spec.config.to_dict(), NodeShare(0, 1), str(folder / "work-0-1.json"), "fake_worker", [], "a", "127.0.0.1")
+    host.start(
+        spec.config.to_dict(), NodeShare(0, 1), str(folder / "work-0-1.json"), ["fake_worker"], node="a", address="127.0.0.1"
+    )
     while not any(event["event"] == "start" for event in read_events(journal)):
         assert host.wait(longest_s=0.1) is None
     return host, journal
@@ -442,7 +443,7 @@ def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
 def test_a_host_does_not_tell_again_of_a_rank_that_was_written_down_as_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
     host, journal = host_of_a_hanging_rank(tmp_path)
-    starved = RankView.of_peer(journal.parent, 0)
+    starved = RankView(0, journal.parent)
     list(starved.poll())
     starved.write_gone(9, why="its node ran out of memory")
     assert host.wait(longest_s=0.3) is None

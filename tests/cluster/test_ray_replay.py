@@ -191,14 +191,6 @@ def kill_in_the_middle(
     assert 4 <= done < len(spec.inputs), killed.stderr.read().decode() if killed.stderr else ""
 
 
-def test_the_command_may_be_killed_and_another_goes_on(cluster, store: Store):
-    spec = make_spec(20)
-    folder = store.replays / spec.replay_id
-    kill_in_the_middle(cluster, store, spec, folder, os.environ, {"takes": 0.3})
-    outcome = scripted(store, ReplaySpec.from_json((folder / "spec.json").read_bytes()), {}, cluster)
-    assert outcome.all_passed and set(ends(outcome.folder).values()) == {1}
-
-
 def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_running(cluster, machines: Machines):
     """The first command is killed, one on another machine continues, and a node dies under it. What is read is in the bucket."""
     spec, url = make_spec(24, timeout_s=600.0), f"{machines.url}/killed"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import sqlite3
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 import tomllib
-from fakepython import FakePython, known_good_python
+from casefiles import cases_of
 from roots import ROOT, script
 from typer.testing import CliRunner
 
@@ -28,6 +30,68 @@ from actordbg.doctor.python_environment import Check, bad, ok, warn
 from actordbg.install import trailer
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER
+
+TORCH = """
+__version__ = "2.13.0+cpu"
+class version: cuda = None
+class cuda:
+    @staticmethod
+    def is_available(): return False
+"""
+ACTOR = "class Actor:\n    def forward(self, sequences, attention_mask=None):\n        return sequences\n"
+
+
+class FakePython:
+    """`executable` runs the real interpreter with `-S` (no site-packages) and the stubs on its path.
+
+    So what it has is exactly what `install` and `module` put there: that is the property that the doctor's tests need.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.site = folder / "site"
+        self.site.mkdir(parents=True)
+        start = f'PYTHONPATH={shlex.quote(str(self.site))} exec {shlex.quote(sys.executable)} -S "$@"'
+        self.executable = script(folder / "python", start)
+
+    def install(self, name: str, version: str) -> None:
+        """Metadata of a distribution; an earlier version of it is gone."""
+        self.uninstall(name)
+        info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def version(self, name: str) -> str:
+        """Like `importlib.metadata.version`."""
+        for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+            return info.name.removesuffix(".dist-info").partition("-")[2]
+        raise PackageNotFoundError(name)
+
+    def uninstall(self, name: str) -> None:
+        for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+            (info / "METADATA").unlink()
+            info.rmdir()
+
+    def module(self, name: str, text: str = "") -> Path:
+        """A module by its dotted name; its packages are made where they are missing."""
+        path = self.site.joinpath(*name.split(".")).with_suffix(".py")
+        for folder in path.relative_to(self.site).parents:
+            if folder.name:
+                (self.site / folder).mkdir(parents=True, exist_ok=True)
+                (self.site / folder / "__init__.py").touch()
+        path.write_text(text)
+        return path
+
+
+def known_good_python(folder: Path) -> FakePython:
+    """Every package at its known-good version, a torch without CUDA, and an OpenRLHF whose modules import."""
+    python = FakePython(folder)
+    for name, version in environment.KNOWN_GOOD.items():
+        python.install(name, version or "1.0")
+    python.module("torch", TORCH)
+    python.module("actordbg.trainers.trainer", "class TRAINER:\n    support_cpu = staticmethod(lambda: None)\n")
+    for name in TRAINER.modules:
+        python.module(name, ACTOR)
+    return python
 
 
 @dataclass
@@ -88,65 +152,47 @@ def test_nothing_is_bad_where_everything_is_known_to_be_good(here: Here):
     assert list(imports) == ["torch", *TRAINER.modules] and {check.status for check in imports.values()} == {"ok"}
 
 
-def installed(package: str, version: str) -> Callable[[Here], object]:
-    return lambda here: here.python.install(package, version)
-
-
-def without(package: str) -> Callable[[Here], object]:
-    return lambda here: here.python.uninstall(package)
-
-
-def with_gpu(here: Here) -> None:
-    here.program("nvidia-smi", "echo 'GPU 0: H100 (UUID: GPU-1)'")
-
-
-def patched(into: str) -> Callable[[Here], object]:
-    return lambda here: here.actor.write_bytes(trailer.append(here.actor.read_bytes(), into or str(here.store.root)))
-
-
-NO_HEADERS = "echo 'probe.cpp:1:10: fatal error: Python.h: No such file' >&2; exit 1"
 ON = Control(enabled=True, run="r", since="2026-01-01T00:00:00.000000Z")
-FINDINGS: list[tuple[Callable[[Here], object], str, str, str]] = [
-    (installed("transformers", "5.23.0"), "transformers", "warn", "known good: 5.15.0"),
-    (installed("transformers", "4.52.4"), "transformers", "warn", "silently wrong"),
-    (installed("deepspeed", "0.19.6"), "dynamic batches", "warn", "only the gradient of the last micro-batch"),
-    (installed("torch", "2.13.0+cpu"), "torch", "ok", "2.13.0+cpu"),
-    (without("torch"), "torch", "bad", "replay, check and actor init need it"),
-    (without("zstandard"), "zstandard", "bad", "capture needs it"),
-    (without("pylatexenc"), "pylatexenc", "bad", "-m pip install pylatexenc==2.11"),
-    (without("debugpy"), "debugpy", "warn", "-m pip install 'debugpy>=1.8.22', here and on every node of the cluster"),
-    (installed("debugpy", "1.8.2"), "debugpy", "warn", "above the frames that failed"),
-    (installed("debugpy", "1.8.22"), "debugpy", "ok", "1.8.22"),
-    (without("flash-attn"), "flash-attn", "ok", "not needed without a GPU"),
-    (installed("flash-attn", "2.8.0"), "flash-attn", "warn", "but no GPU"),
-    (with_gpu, "flash-attn", "warn", "--attn flash_attention_2 needs it"),
-    (with_gpu, "gpu", "ok", "1 x H100"),
-    (lambda here: here.monkeypatch.setenv("CXX", "/no/compiler"), "compiler", "warn", "--compile"),
-    (lambda here: here.program("g++", NO_HEADERS), "compiler", "warn", "python3-dev"),
-    (lambda here: None, "compiler", "ok", "builds with Python.h"),
-    (lambda here: here.store.root.chmod(0o755), "store", "warn", "other users can read the dumps"),
-    (lambda here: here.store.format_path.write_text('{"format": 99}'), "store", "bad", "upgrade"),
-    (lambda here: here.catalog(migrate.HEAD), "catalog", "ok", "up to date"),
-    (lambda here: here.catalog("0000"), "catalog", "warn", "of another actordbg"),
-    (lambda here: here.catalog("9999"), "catalog", "warn", "of another actordbg"),
-    (lambda here: here.store.catalog_path.write_bytes(b"no database" * 100), "catalog", "bad", "index --rebuild"),
-    (lambda here: None, "recording", "ok", "off"),
-    (lambda here: write_control(here.store, ON), "recording", "ok", "on since"),
-    (lambda here: here.store.control_path.write_text("{"), "recording", "bad", ""),
-    (lambda here: here.monkeypatch.setenv("ACTORDBG_DISABLE", "1"), "recording", "warn", "ACTORDBG_DISABLE"),
-    (lambda here: None, "patch", "ok", "clean"),
-    (lambda here: write_control(here.store, ON), "patch", "warn", "has no hook"),
-    (patched(""), "patch", "ok", "patched"),
-    (patched("/another/store"), "patch", "warn", "into another store"),
-    (lambda here: here.actor.write_text("class Critic: pass\n"), "patch", "bad", "an Actor that can be patched"),
-]
 
 
-@pytest.mark.parametrize(("prepare", "name", "status", "told"), FINDINGS)
-def test_what_is_found(here: Here, prepare: Callable[[Here], object], name: str, status: str, told: str):
-    prepare(here)
-    check = here.checks()[name]
-    assert check.status == status and told in f"{check.detail} {check.remedy}"
+def prepare(here: Here, what: str) -> None:
+    """Change the environment as a case of `doctor.test` says."""
+    verb, _, rest = what.partition(" ")
+    name, _, value = rest.partition(" ")
+    if verb == "install":
+        here.python.install(name, value)
+    elif verb == "uninstall":
+        here.python.uninstall(name)
+    elif verb == "program":
+        here.program(name, value)
+    elif verb == "variable":
+        here.monkeypatch.setenv(name, value)
+    elif verb == "mode":
+        here.store.root.chmod(int(rest, 8))
+    elif verb == "store":
+        (here.store.root / name).write_text(value)
+    elif verb == "catalog":
+        here.catalog(migrate.HEAD if rest == "HEAD" else rest)
+    elif verb == "record":
+        write_control(here.store, ON)
+    elif verb == "patch":
+        here.actor.write_bytes(trailer.append(here.actor.read_bytes(), rest or str(here.store.root)))
+    elif verb == "actor":
+        here.actor.write_text(f"{rest}\n")
+
+
+FINDINGS = cases_of("doctor")
+
+
+@pytest.mark.parametrize("case", FINDINGS)
+def test_what_is_found(here: Here, case: str):
+    changes, told = FINDINGS[case]
+    for change in changes:
+        prepare(here, change)
+    checks = here.checks()
+    for line in told:
+        name, status, words = re.fullmatch(r"(.*) (ok|warn|bad): ?(.*)", line).groups()
+        assert checks[name].status == status and words in f"{checks[name].detail} {checks[name].remedy}"
 
 
 DIES = "import os, sys\nsys.stderr.write('libcuda is broken')\nsys.stderr.flush()\nos._exit(3)\n"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import damages
+import catalogcases
 import packcases
 import pytest
 import storecases
+from casefiles import cases_of
 from commandline import invoke
 from ownercases import give_away
 
@@ -20,10 +24,14 @@ from actordbg.base.processes import start_ticks
 from actordbg.dumps.checking import check
 from actordbg.dumps.finding import KINDS, Repair, StoreFault
 from actordbg.dumps.repairing import QUARANTINE, repair
-from actordbg.formats.store_files import atomic_write
+from actordbg.formats.dump_record import SUFFIX
+from actordbg.formats.encoding import pack_line
+from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.records.journal import SUPERVISOR, Journal
 from actordbg.store.layout import Store
+from actordbg.store.places import Pack, places_of, read_payload
 
+DAMAGES = cases_of("damages")
 OF_CATALOG = {"damaged-catalog", "stale-catalog"}
 
 
@@ -57,29 +65,152 @@ def files(store: Store) -> Iterator[tuple[str, int, int, bytes]]:
         yield os.path.relpath(path, store.root), state.st_mode, state.st_mtime_ns, content
 
 
+# ---- damages ----
+
+
+def dump(store: Store, number: int = 0) -> Path:
+    return sorted(store.dumps.rglob(f"*{SUFFIX}"), key=lambda path: path.name)[number]
+
+
+def pack(store: Store) -> Path:
+    return next(iter(store.iter_packs()))
+
+
+def swapped(store: Store) -> str:
+    """Two dumps of one folder with each other's names."""
+    first, second = dump(store, 0), dump(store, 4)
+    aside = first.with_name(".aside")
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+    return store.relative(first)
+
+
+def other_run(store: Store) -> str:
+    """A dump in the folder of another run."""
+    path = dump(store)
+    target = store.dumps / "ppo-3" / "rank0000" / path.name
+    target.parent.mkdir(parents=True, mode=0o700)
+    target.parent.parent.chmod(0o700)
+    path.rename(target)
+    return store.relative(target)
+
+
+def moved_pack(store: Store) -> str:
+    """A pack in the folder of another run: each of its dumps is out of place."""
+    path = pack(store)
+    target = store.packs / "ppo-9" / path.name
+    target.parent.mkdir(mode=0o700)
+    path.rename(target)
+    return f"{store.relative(target)}#{Pack(target).dump_ids[0]}"
+
+
+def packed_bits(store: Store) -> str:
+    """A bit of the first block of the pack: all dumps that use it."""
+    path = pack(store)
+    first = Pack(path).dump_ids[0]
+    flip(path, 40 / path.stat().st_size)
+    return f"{store.relative(path)}#{first}"
+
+
+def copied_out(store: Store, host: bytes = b"node-") -> str:
+    """A packed dump as a file too; with another host, as another dump."""
+    place = next(one for one in places_of(store) if "#" in str(one))
+    record, payload = read_payload(place)
+    line = Pack(pack(store)).line(record.dump_id).replace(b'"host":"node-', b'"host":"' + host)
+    path = store.dump_path(record)
+    make_folder(path.parent)
+    path.write_bytes(pack_line(line, payload))
+    path.chmod(0o600)
+    return store.relative(path)
+
+
+def changed_out(store: Store) -> str:
+    return copied_out(store, b"elsewhere-")
+
+
+def old_temporary(store: Store) -> str:
+    path = dump(store).with_name(f".tmp-1-abc{SUFFIX}")
+    path.write_bytes(b"half")
+    path.chmod(0o600)
+    os.utime(path, (time.time() - 7200,) * 2)
+    return store.relative(path)
+
+
+CALLED = (swapped, other_run, moved_pack, packed_bits, copied_out, changed_out, old_temporary)
+
+
+def flip(path: Path, part: float) -> None:
+    """Change one bit, at this part of the file."""
+    data = bytearray(path.read_bytes())
+    data[min(int(part * len(data)), len(data) - 1)] ^= 0x10
+    path.write_bytes(data)
+
+
+def harm(store: Store, line: str) -> str:
+    """Harm a store as a case says, and return the path that has to be named."""
+    verb, _, rest = line.partition(" ")
+    if verb == "call":
+        return next(each for each in CALLED if each.__name__ == rest)(store)
+    if verb == "sql":
+        with contextlib.closing(sqlite3.connect(store.catalog_path, isolation_level=None)) as connection:
+            connection.execute(rest)
+        return "catalog.db"
+    name, _, value = rest.encode().decode("unicode_escape").partition(" ")
+    path = {"DUMP": dump, "PACK": pack}[name](store) if name.isupper() and name != "FORMAT" else store.root / name
+    path = next(iter(sorted(store.root.glob(name))), path) if "*" in name else path
+    old, _, new = value.partition(" -> ")
+    make_folder(path.parent)
+    if verb in ("unlink", "fifo", "link", "folder"):
+        path.unlink(missing_ok=True)
+    if verb == "flip":
+        flip(path, float(value))
+    elif verb == "cut":
+        os.truncate(path, int(float(value) * path.stat().st_size))
+    elif verb == "write":
+        path.write_text(value)
+    elif verb == "text":
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+    elif verb == "record":
+        path.write_bytes(catalogcases.with_record(path.read_bytes(), old.encode(), new.encode()))
+    elif verb == "mode":
+        path.chmod(int(value, 8))
+    elif verb == "rename":
+        path = path.rename(path.with_name(value))
+    elif verb == "fifo":
+        os.mkfifo(path, 0o600)
+    elif verb == "link":
+        path.symlink_to(value)
+    elif verb == "folder":
+        path.mkdir(mode=0o700)
+    return os.path.relpath(path, store.root)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", damages.DAMAGES)
+@pytest.mark.parametrize("name", DAMAGES)
 def test_every_damage_is_named_and_nothing_good_is_lost_by_its_repair(store, name: str):
-    damage = damages.DAMAGES[name]
+    (line,), (kind, *more) = DAMAGES[name]
     before = storecases.contents(store)
-    harmed = damage.do(store)
+    harmed = harm(store, line)
+    lost, harmed = int(more[0]) if more else 0, more[1] if len(more) > 1 else harmed
     as_it_was = list(files(store))
-    findings = looked(store, damage.kind)
-    assert (harmed, damage.kind) in names(store, findings), findings
+    findings = looked(store, kind)
+    assert (harmed, kind) in names(store, findings), findings
     assert list(files(store)) == as_it_was, "a check writes nothing"
     done, failed = repair(store, findings)
     assert failed == []
     assert all(one in findings for one, _ in done)
     after = storecases.contents(store)
     assert after.items() <= before.items(), "no dump has other content"
-    assert len(before) - len(after) == damage.lost
-    left = looked(store, damage.kind)
+    assert len(before) - len(after) == lost
+    left = looked(store, kind)
     assert all(one.repair is Repair.NOTHING for one in left), left
-    if KINDS[damage.kind].repair is Repair.NOTHING:
-        assert (harmed, damage.kind) in names(store, left), "what cannot be repaired is named again"
+    if KINDS[kind].repair is Repair.NOTHING:
+        assert (harmed, kind) in names(store, left), "what cannot be repaired is named again"
     kept = {path for path, *_ in files(store) if not path.startswith(f"{QUARANTINE}/")} | moved(store)
     gone = {path for path, *_ in as_it_was} - kept
-    assert gone <= {harmed, *("catalog.db-wal", "catalog.db-shm")} or damage.kind in ("misplaced-dump", "odd-name"), gone
+    assert gone <= {harmed, *("catalog.db-wal", "catalog.db-shm")} or kind in ("misplaced-dump", "odd-name"), gone
 
 
 def moved(store: Store) -> set[str]:
@@ -88,16 +219,16 @@ def moved(store: Store) -> set[str]:
 
 
 def test_most_kinds_are_among_the_damages():
-    never = KINDS.keys() - {one.kind for one in damages.DAMAGES.values()}
+    never = KINDS.keys() - {case.expected[0] for case in DAMAGES.values()}
     assert never == {"foreign-owner", "unreadable", "unfinished-file", "damaged-ring", "calls-in-ring"}
 
 
 def test_good_dumps_come_out_of_a_pack_of_which_one_is_damaged(store):
-    pack, before = damages.pack(store), storecases.contents(store)
-    dumps = packcases.blobs(pack)
-    dumps[2] = packcases.blobs(pack, run="elsewhere")[2]  # its payload says that it belongs to another dump
-    pack.unlink()
-    harmed = packcases.write_pack(pack.parent, dumps).path
+    packed, before = pack(store), storecases.contents(store)
+    dumps = packcases.blobs(packed)
+    dumps[2] = packcases.blobs(packed, run="elsewhere")[2]  # its payload says that it belongs to another dump
+    packed.unlink()
+    harmed = packcases.write_pack(packed.parent, dumps).path
     findings = looked(store, "damaged-packed-dump")
     place = f"{os.path.relpath(harmed, store.root)}#{dumps[2][0].dump_id}"
     assert names(store, findings) == {(place, "damaged-packed-dump")}
@@ -148,7 +279,7 @@ def test_a_link_of_another_user_leads_no_repair_out_of_the_store(store, tmp_path
 
 def test_the_command_says_what_it_found_and_repairs_when_asked(store):
     words = (store, "fsck", "--quiet")
-    path = damages.DAMAGES["a bit of a dump's payload"].do(store)
+    path = harm(store, "flip DUMP 0.97")
     quick = invoke(*words, "--quick")
     assert (quick.exit_code, "no problems" in quick.stdout) == (0, True), "a payload is not read by --quick"
     found = invoke(*words)

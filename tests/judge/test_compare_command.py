@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import replace
 from typing import Any
@@ -140,32 +138,7 @@ def test_the_report_of_a_replay_shows_its_comparisons(replayed: Store) -> None:
     assert "Compared\n" not in invoke(replayed, "report", "r-03").stdout
 
 
-APART: dict[str, tuple[dict[str, Any], Any, Any, str, str]] = {
-    "compile_backend": ({"compile": True}, "eager", "aot_eager", "compile backend eager", "compile backend aot_eager"),
-    "temperature": ({}, 0.7, 1.0, "temperature 0.7", "temperature 1"),
-    "dist_backend": ({"backend": "fsdp2", "nproc": 2}, "gloo", "nccl", "over gloo", "over nccl"),
-    "num_layers": ({}, 1, None, "1 layers", "all layers"),
-}
-"""By setting: what both replays have, the setting's values, and the words for them."""
 ONE, TWO = "20250619T050000-000001", "20250619T050100-000002"
-
-
-@pytest.mark.parametrize("name", APART)
-def test_what_differs_is_named_alike_everywhere(store: Store, name: str) -> None:
-    both, ours, theirs, our_words, their_words = APART[name]
-    for replay_id, value in ((ONE, ours), (TWO, theirs)):
-        settings = both | {name: value}
-        ran = {"world_size": settings.get("nproc", 1)} | ({"num_layers": value or 2} if name == "num_layers" else settings)
-        write_replay(store, replay_id, [given(0)], resolved=ran, **settings)
-    two_models = name == "num_layers"  # whose numbers are not compared
-    answer = f"A is {our_words}, B {their_words}"
-    said = compared(store, ONE, TWO)
-    assert said.exit_code == int(two_models)
-    assert ("A ran 1 layers, B 2" if two_models else answer) in " ".join(said.stdout.split())
-    reported = " ".join(invoke(store, "report", ONE, TWO).stdout.split())
-    assert f"A {ONE}: {our_words}" in reported and f"B {TWO}: {their_words}" in reported
-    rows = list(csv.DictReader(io.StringIO(invoke(store, "report", ONE, TWO, "--format", "csv").stdout)))
-    assert [row[name] for row in rows] == [str(ours), str(theirs or 2)], "of layers, where nobody asked: the model's two"
 
 
 def test_nothing_differs_where_only_what_is_kept_does(store: Store) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from amounts import first_or_all
 from commandline import invoke
 from lawcases import dump_of, model_of
 from scoring_server import Scores, ScoringServer, scores_of, serving
@@ -75,7 +76,7 @@ def other_weights(served: Served, tmp_path: Path) -> Iterator[tuple[Path, Scores
     yield tmp_path / "later", scores_of(model)
 
 
-@pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
+@pytest.mark.parametrize("kind", first_or_all(["vLLM", "SGLang"]))
 def test_a_right_server_is_right_in_every_way_and_against_the_truth(served: Served, scores: Scores, kind: str) -> None:
     told = served.explain(ScoringServer(scores, kind))
     assert told["good"] and told["wrong"] == [] and set(told["ways"]) == {"alone", "together", "twice", "cached", "reset"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from casefiles import cases_of
 from catalogcases import record
 from commandline import invoke
 from recordedfields import listed, read_by_laws, unlisted
@@ -118,11 +120,11 @@ class Step:
 
     def publish(self, store: Store) -> list[str]:
         """Write the forwards of the old log-probs, and the losses; return their paths."""
-        paths = []
+        paths, made = [], Counter[int]()
         for at, (tensors, facts, fields) in enumerate(zip(self.tensors, self.facts, self.fields, strict=True)):
             common = {
                 "batch_size": 2, "seq_len": PROMPT + ANSWER, "tokens": int(tensors["attention_mask"].sum()), "role": "policy",
-                "run": "ppo", "world_size": RANKS, "model_dtype": "float32", "versions": {"deepspeed": "0.19.6"}, "action_len": ANSWER, **fields,
+                "run": "ppo", "world_size": RANKS, "call_index": made[fields["rank"]], "pid": fields["rank"], "host": "h", "model_dtype": "float32", "versions": {"deepspeed": "0.19.6"}, "action_len": ANSWER, **fields,
             }  # fmt: skip
             if self.hashes:
                 held = {"q": ParameterHash("float32", (4, 4), None, self.hashes[fields["rank"]])}
@@ -132,6 +134,7 @@ class Step:
                 common |= {"instance": weights.instance, "pid": weights.pid}
                 (store.root / "weights" / "ppo").mkdir(parents=True, exist_ok=True)
                 (store.root / "weights" / "ppo" / weights.name).write_text(weights.to_json())
+            made[fields["rank"]] += 1
             actor = {"zero_stage": 2, "bos_token_id": 1}
             arguments = {k if k == "dp_size" else f"context.{k}": v for k, v in facts.items()}
             loss = replace(
@@ -196,10 +199,6 @@ def fact(name: str, value: Any) -> Callable[[Step], None]:
     return lambda step: [facts.update({name: value}) for facts in step.facts] and None
 
 
-def ends_twice(step: Step) -> None:
-    step.tensors[0]["sequences"][0, -2] = END
-
-
 def same_row(step: Step) -> None:
     for name in ("sequences", "attention_mask", "action_mask"):
         step.tensors[1][name][0] = step.tensors[0][name][0]
@@ -248,11 +247,6 @@ def cancelling(step: Step) -> None:
     step.finish(divided_by=0.5)
 
 
-def ahead(tokens: int) -> Callable[[Step], None]:
-    """A mask that begins some tokens before the first that the rollout sampled."""
-    return lambda step: [t["rollout_log_probs"][:, :tokens].zero_() for t in step.tensors] and None
-
-
 def late(name: str) -> Callable[[Step], None]:
     """Log-probs `name` one token late, where tokens are unlikely enough to tell them apart."""
 
@@ -263,19 +257,6 @@ def late(name: str) -> Callable[[Step], None]:
             tensors[name] = tensors[name].roll(1, 1)
 
     return plant
-
-
-def alone(step: Step) -> None:
-    """A token that is as likely as all that top-p keeps: its log-prob after that is 0."""
-    fact("rollout.top_p", 0.5)(step)
-    for name, value in {"log_probs": -0.3, "old_log_probs": -0.3, "rollout_log_probs": 0.0}.items():
-        change(name, (0, 0), value)(step)
-
-
-def greedy(step: Step) -> None:
-    """An engine whose log-probs are those after top-k of 1."""
-    fact("rollout.top_k", 1)(step)
-    change("rollout_log_probs", (0, 2), 0.0)(step)
 
 
 def rolled(name: str, estimator: str) -> Callable[[Step], None]:
@@ -304,35 +285,47 @@ def shifted(step: Step) -> None:
     step.fields[0]["step"] = 4
 
 
+def other_bases(step: Step) -> None:
+    """Roll base log-probs by two rows, of a policy that moved by a quarter of a nat."""
+    other_rows("old_log_probs")(step)  # which makes tokens unlikely
+    step.fields = [fields | {"step": 4} for fields in step.fields]
+    for tensors in step.tensors:
+        noise = torch.randn(2, ANSWER, generator=torch.Generator().manual_seed(3)) / 3
+        tensors["old_log_probs"] = tensors["log_probs"].clone()
+        tensors["context.base_action_log_probs"] = tensors["log_probs"] + noise
+    rows = torch.cat([t["context.base_action_log_probs"] for t in step.tensors]).roll(2, 0)
+    for t, own in zip(step.tensors, rows.split(2), strict=True):
+        t["context.base_action_log_probs"] = own
+
+
+def skewed(step: Step) -> None:
+    """Masks of one row one token further, with a token of the prompt's end, and its padding, in the place of another."""
+    mask = step.tensors[0]["action_mask"]
+    mask[1] = mask[1].roll(1)
+    step.tensors[0]["attention_mask"][1, PROMPT:] = mask[1]
+    step.tensors[0]["rollout_log_probs"] *= 1 - (torch.arange(ANSWER) > ANSWER - 4) * torch.tensor([[0], [1]])
+
+
+def unlike_counts(step: Step) -> None:
+    """The second rank makes a call less in the second of three steps."""
+    of_step = list(zip(step.tensors, step.facts, step.fields, strict=True))
+    kept = [[*of_step], of_step[:3], [*of_step]]
+    step.tensors = [{name: tensor.clone() for name, tensor in t.items()} for each in kept for t, _, _ in each]
+    step.facts = [facts for each in kept for _, facts, _ in each]
+    step.fields = [fields | {"step": at} for at, each in enumerate(kept, 2) for _, _, fields in each]
+    step.not_scored = len(step.tensors)
+
+
 FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
-    "a placeholder at the appended end token (SkyRL PR#2148)": (
-        change("rollout_log_probs", (0, ANSWER - 1), 0.0),
-        {"placeholder"},
-        ROLLOUT,
-    ),
-    "a log-prob that is NaN": (change("rollout_log_probs", (0, 2), torch.nan), {"finite"}, ROLLOUT),
-    "a log-prob above 0": (change("rollout_log_probs", (1, 1), 0.7), {"log-probs"}, ROLLOUT),
     "a mask one column further (eval-protocol PR#457)": (shifted, {"lengths", "mask", "truncation"}, TRAINER),
     "a mask with a hole in a single turn": (hole, {"mask"}, EITHER),
-    "an answer without an end, not reported (NeMo-RL PR#4042)": (change("sequences", (0, -1), 33), {"truncation"}, ROLLOUT),
-    "an end token twice (open-instruct PR#1041)": (ends_twice, {"end"}, ROLLOUT),
     "the length as a span (OpenRLHF#1243)": (
         lambda step: (fact("multi_turn", True)(step), hole(step), change("context.response_length", 0, ANSWER)(step)),
         {"response length"},
         TRAINER,
     ),
-    "no advantage in a step": (lambda step: [t["advantages"].zero_() for t in step.tensors], {"advantages"}, TRAINER),
-    "old log-probs at another temperature": (lambda step: [t["log_probs"].mul_(0.7) for t in step.tensors], {"ratio"}, TRAINER),
-    "a gradient four times too small (ms-swift#10117)": (lambda step: step.finish(divided_by=4), {"normalization"}, TRAINER),
     "losses twice too large that cancel": (cancelling, {"normalization"}, TRAINER),
-    "a token alone in its nucleus (trl#6789)": (alone, {"sampling"}, ROLLOUT),
-    "greedy tokens, which are certain": (greedy, {"sampling"}, ROLLOUT),
     "a row of the rollout twice in a step": (scored(2), {"duplicates", "groups"}, ROLLOUT),
-    "an advantage of -2075 (NeMo-RL PR#4158)": (
-        lambda step: (of_trl(step), step.tensors[0]["advantages"][1].fill_(-2075)),
-        {"bound", "group mean"},
-        TRAINER,
-    ),
     "groups shifted by a row (AReaL#1419)": (rolled("advantages", "grpo-none"), {"group mean"}, TRAINER),
     "rewards of another row (tt-metal PR#46548)": (rolled("context.rewards", "rloo"), {"rewards"}, TRAINER),
     "advantages of another row (tt-metal PR#46548)": (
@@ -340,44 +333,64 @@ FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
         {"returns", "whitening"},
         TRAINER,
     ),
-    "advantages that vary in a row": (
-        lambda step: (step.estimate("dr_grpo"), step.tensors[0]["advantages"][0, 3].mul_(2.0)),
-        {"advantage of a row", "returns"},
-        TRAINER,
-    ),
-    "whitened around another mean": (lambda step: [t["advantages"].add_(0.05) for t in step.tensors], {"whitening"}, TRAINER),
-    "whitened to another std": (lambda step: [t["advantages"].mul_(0.9) for t in step.tensors], {"whitening"}, TRAINER),
-    "importance weights x1.3 (Liger-Kernel#1082)": (lambda step: of_trl(step, factor=1.3), {"importance"}, TRAINER),
-    "importance weights inverted": (lambda step: of_trl(step, "token_mask", 0.0), {"importance"}, TRAINER),
-    "a ratio of 1 after an update (tensorforce#312)": (lambda step: epochs(step, 0.0), {"update"}, TRAINER),
-    "a reference 0.5 nats off (ms-swift PR#9934)": (lambda step: referred(step, 0.5), {"reference"}, TRAINER),
-    "weights that differ between ranks (minimind#853)": (lambda step: hashed(step, same=False), {"ranks"}, TRAINER),
-    "a norm that is NaN (trl#6702)": (change("output.grad_norm", (), torch.nan), {"finite"}, TRAINER),
-    "a reward that is NaN": (change("context.rewards", 1, torch.nan), {"finite"}, TRAINER),
-    "two BOS on both sides (open-r1 PR#462)": (
-        lambda step: [t["sequences"][:, :2].fill_(1) for t in step.tensors],
-        {"beginning"},
-        EITHER,
-    ),
-    "another temperature than the engine's (trl#4159)": (fact("rollout.temperature", 0.7), {"temperature"}, TRAINER),
-    "top_p with importance correction (trl#6789)": (fact("rollout.top_p", 0.9), {"sampling"}, ROLLOUT),
-    "dynamic batches under ZeRO 2": (fact("dynamic_batch", True), {"accumulation"}, TRAINER),
     "a row twice in a step that was scored once": (scored(1), {"duplicates", "groups"}, TRAINER),
     "a mask one column early": (early_mask, {"mask", "truncation"}, TRAINER),
     "log-probs of another row (open-instruct#1473)": (other_rows("rollout_log_probs"), {"rows"}, ROLLOUT),
-    "three tokens of the prompt in the mask": (ahead(3), {"mask"}, TRAINER),
-    "a first token without a log-prob": (ahead(1), {"mask"}, EITHER),
     "the rollout's log-probs one token late": (late("rollout_log_probs"), {"alignment"}, ROLLOUT),
     "old log-probs one token late": (late("old_log_probs"), {"alignment", "ratio"}, TRAINER),
+    "base log-probs of another row, of a policy that moved": (other_bases, {"rows"}, TRAINER),
+    "masks of a row one token further": (skewed, {"lengths", "mask", "placeholder", "truncation"}, TRAINER),
+    "a rank that makes a call less (ms-swift PR#8102)": (unlike_counts, {"calls"}, TRAINER),
     "old log-probs of another row": (other_rows("old_log_probs"), {"rows", "ratio"}, TRAINER),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+CASES = cases_of("recorded_faults")
+
+
+def places(text: str) -> tuple[Any, ...]:
+    """An index as it is written: `0,-1`, `:,:3`, or nothing for the only element."""
+    parts = [part.split(":") for part in text.split(",") if part]
+    return tuple(slice(*(int(end) if end else None for end in ends)) if len(ends) > 1 else int(ends[0]) for ends in parts)
+
+
+def plant_case(step: Step, line: str) -> None:
+    """Plant what a line of `recorded_faults.test` says."""
+    verb, *words = line.split()
+    value = json.loads(words[-1])
+    if verb in ("set", "all"):
+        for tensors in step.tensors[: 1 if verb == "set" else None]:
+            tensors[words[0]][places(words[1] if len(words) > 2 else "")] = value
+    elif verb in ("scale", "add"):
+        for tensors in step.tensors:
+            tensors[words[0]].mul_(value) if verb == "scale" else tensors[words[0]].add_(value)
+    elif verb == "fact":
+        fact(words[0], value)(step)
+    else:
+        WHOLE_STEPS[verb](step, value)
+
+
+WHOLE_STEPS: dict[str, Callable[[Step, Any], Any]] = {
+    "estimate": Step.estimate,
+    "finish": Step.finish,
+    "epochs": epochs,
+    "reference": referred,
+    "hashes": hashed,
+    "weights": lambda step, given: of_trl(step, *given),
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *CASES])
 def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
-    plant, laws, side = FAULTS[fault]
     step, store = Step(), Store(tmp_path).create()
-    plant(step)
+    if fault in FAULTS:
+        plant, laws, side = FAULTS[fault]
+        plant(step)
+    else:
+        side, *broken = CASES[fault].expected
+        laws = set(broken)
+        for line in CASES[fault].given:
+            plant_case(step, line)
     if "output.loss" not in step.tensors[0]:
         step.finish()
     findings = lint(store.root, step.publish(store))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from casefiles import cases_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from roots import ROOT
@@ -17,7 +19,7 @@ from roots import ROOT
 from actordbg.base.errors import UsageError
 from actordbg.judge.dump_figures import angle_of, figures, products, scaled_gradients, sequence_sums, worst_tokens
 from actordbg.judge.thresholds import DEFAULTS, MEASURES, STRENGTH, applied_to, asked, judge, measures, weaker
-from actordbg.records.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison, Figures
+from actordbg.records.comparison_record import MATCH, MISMATCH, DumpComparison, Figures
 
 INF, NAN = math.inf, math.nan
 VALUES = st.floats(-50, 50, width=32)
@@ -46,27 +48,14 @@ def test_they_are_those_that_torch_computes(cells: list[tuple[float, float]]) ->
         assert found[name] == pytest.approx(float(value), rel=1e-9, abs=1e-12), name
 
 
-NOTHING_LEFT = dict.fromkeys(("max_abs", "mean_abs", "cosine", "kl_k3", "max_ulp"))
-ONE_SIDE = {"count": 2, "nonfinite": 1, "clip_share": 0.5} | NOTHING_LEFT  # such a token has no ratio inside the band
+FIGURES = cases_of("figures")
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        ([NAN, -INF, INF, -1.0], [NAN, -INF, INF, -1.5],
-         {"count": 4, "nonfinite": 0, "max_abs": 0.5, "mean_abs": 0.125, "clip_share": 0.25, "cosine": 1.0}),
-        *(([one, -1.0], [other, -1.0], ONE_SIDE) for one, other in
-          ((NAN, -1.0), (-1.0, NAN), (-INF, -1.0), (INF, -INF), (NAN, INF))),
-        ([NAN, INF], [NAN, INF], {"max_abs": 0.0, "cosine": 1.0, "max_ulp": 0, "distance": 0.0}),
-        ([0.0], [-2000.0], {"kl_k3": None}),
-        ([], [], asdict(Figures(0))),
-        ([0.0, 0.0], [0.0, -0.0], {"cosine": 1.0, "distance": 0.0, "max_rel": None, "max_ulp": 0}),
-        ([1.0, 0.0], [0.0, 0.0], {"cosine": None, "distance": None, "max_rel": None, "max_abs": 1.0}),
-    ],
-)  # fmt: skip
-def test_what_is_not_finite_and_what_is_zero(a: list[float], b: list[float], expected: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", FIGURES)
+def test_what_is_not_finite_and_what_is_zero(case: str) -> None:
+    (a, b), (expected,) = (map(json.loads, part) for part in FIGURES[case])
     found = asdict(of(a, b, log_probs=True, dtype="fp32"))
-    assert {name: found[name] for name in expected} == expected
+    assert found == found | expected
 
 
 def test_a_norm_that_overflows_gives_no_cosine() -> None:
@@ -164,32 +153,23 @@ def test_the_measures_of_a_dump() -> None:
     assert set(measures(replace(full, log_probs=replace(TOKENS, max_ulp=7)))) == set(MEASURES)
 
 
-def share(count: int) -> DumpComparison:
-    return replace(DUMP, log_probs=replace(TOKENS, count=count))
+THRESHOLDS = cases_of("thresholds")
 
 
-@pytest.mark.parametrize(
-    ("dump", "limits", "floor", "verdict", "reasons"),
-    [
-        (DUMP, {"max_abs": 0.3, "mean_abs": 0.02}, {}, MATCH, ()),  # at a threshold is not above it
-        (DUMP, {"max_abs": 0.1, "mean_abs": 0.02}, {}, MISMATCH, ("max_abs 0.3 is above 0.1",)),
-        (DUMP, {}, {}, MATCH, ()),  # what has no threshold is not checked
-        (DUMP, {"max_ulp": 0}, {}, MATCH, ()),  # nor what was not measured
-        (DUMP, {"max_abs": 0.1, "mean_abs": 0.001}, {"max_abs": 0.3, "mean_abs": 0.01}, WITHIN_NOISE,
-         ("mean_abs 0.01 is above 0.001, within the noise 0.01",)),  # the furthest above first
-        (DUMP, {"max_abs": 0.1, "mean_abs": 0.001}, {"max_abs": 0.3, "mean_abs": 0.009}, MISMATCH,
-         ("mean_abs 0.01 is above 0.001 and the noise 0.009",)),
-        (DUMP, {"max_abs": 0.1, "mean_abs": 0.001}, {"max_abs": 0.3}, MISMATCH, ("mean_abs 0.01 is above 0.001",)),
-        (DUMP, {"max_abs": 0.5}, {"max_abs": 0.2}, MATCH, ()),  # above the floor, and still what a user accepts
-        (share(25), {"clip_share": 0.01}, {}, MATCH, ()),  # a single token outside of the clip band is not a share
-        (share(50), {"clip_share": 0.01}, {}, MISMATCH, ("clip_share 0.04 is above 0.01",)),
-        (replace(DUMP, loss_abs=1.0, grad_norm_rel=3.0), DEFAULTS["fp32"], {}, MISMATCH,
-         ("loss_abs 1 is above 1e-05; the loss, log-probs and gradients are above their limits",)),
-    ],
-)  # fmt: skip
-def test_the_verdict_of_a_dump(dump: DumpComparison, limits: dict, floor: dict, verdict: str, reasons: tuple[str, ...]) -> None:
-    judged, severity = judge(dump, limits, floor)
-    assert (judged.verdict, judged.reasons) == (verdict, reasons)
+def numbers(words: str) -> dict[str, float]:
+    return {name: float(value) for name, value in (word.split("=") for word in words.split())}
+
+
+@pytest.mark.parametrize("case", THRESHOLDS)
+def test_the_verdict_of_a_dump(case: str) -> None:
+    given, (verdict, *reasons) = THRESHOLDS[case]
+    said = dict(line.partition(" ")[::2] for line in given)
+    limits = said["thresholds"]
+    own = numbers(said.get("dump", ""))
+    tokens = replace(TOKENS, count=int(own.pop("count", TOKENS.count)))
+    allowed = DEFAULTS[limits.split()[-1]] if limits.startswith("defaults") else numbers(limits)
+    judged, severity = judge(replace(DUMP, log_probs=tokens, **own), allowed, numbers(said.get("noise", "")))
+    assert (judged.verdict, judged.reasons) == (verdict, tuple(reasons))
     assert (severity > 1) == bool(reasons)
 
 

@@ -6,14 +6,12 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Callable
 
-import pytest
 from reportcases import NOW, given, replay, result
 
 from actordbg.base.foreign_text import in_markdown
 from actordbg.base.units import human_bytes
-from actordbg.document.blocks import Block, Grid, number, rate, seconds
+from actordbg.document.blocks import Grid, number, rate, seconds
 from actordbg.document.command_result import as_json_text
 from actordbg.document.renderings import as_markdown, as_text, grid
 from actordbg.judge import exports
@@ -80,27 +78,6 @@ def test_what_a_narrow_table_leaves_of_a_parameter_names_its_layer():
     )
     lines = grid(Grid(("dump", "gradient of", "cosine"), [row], frozenset({"dump", "gradient of"})), 60).splitlines()
     assert lines[2].split() == ["86cb6903", "..deeply.layers.11.self_attn.q_proj.weight", "0.0126"]
-
-
-@pytest.mark.parametrize("render", [as_text, as_markdown])
-def test_both_documents_say_what_happened(render: Callable[[list[Block]], str]):
-    def shown(*replays: ReplayData) -> str:
-        return render(document(summarise(replays, selection="some", now=NOW)))
-
-    text = shown(*two_replays())
-    told = (
-        "3 passed, 1 failed, 1 not run of 5",
-        "interrupted",
-        "cuda-out-of-memory",
-        "try: --packing",
-        "eager",
-        "sdpa",
-        "00000003",
-    )
-    assert [fact for fact in told if fact not in text] == []
-    assert "nothing was replayed yet" in shown()
-    text = shown(replay([given(0, 200)], []))
-    assert "0 passed, 1 not run of 1" in text and "No input has a result." in text
 
 
 def test_markdown_shows_what_came_from_outside_as_text_and_each_row_of_a_table_has_all_columns():

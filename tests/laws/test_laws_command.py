@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,10 +51,10 @@ class StandIn:
     def load(self, item: ReplayInput) -> None:
         return None
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None, **others: Any) -> dict[str, Any]:
-        self.asked[item.dump_id] = on_law is not None
-        if on_law is not None:
-            on_law("rerun")
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, asked: Any, on_step: Any) -> dict[str, Any]:
+        self.asked[item.dump_id] = "laws" in asked
+        if "laws" in asked:
+            on_step("rerun")
         return {"status": PASSED}
 
     def close(self) -> None: ...
@@ -63,7 +62,7 @@ class StandIn:
 
 def worked(folder: Path, spec: ReplaySpec, slots: list[list[int | None]], rank: int, engine: StandIn) -> int:
     """The exit code of a worker of two ranks with this engine."""
-    return Worker(folder, spec, WorkOrder(1, [0, 1], slots, (os.getpid(), 0), stay=True), rank, engine).run()
+    return Worker(folder, spec, WorkOrder(1, [0, 1], slots, stay=True), rank, engine).run()
 
 
 @pytest.mark.parametrize("collective", [True, False])

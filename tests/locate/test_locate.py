@@ -14,6 +14,7 @@ import locatecases
 import plantedfaults
 import pytest
 from actorcases import run_scenario
+from amounts import first_or_all
 from replaycases import publish
 from typer.testing import CliRunner
 
@@ -51,11 +52,14 @@ def test_ranks_that_compute_together_are_judged_alike_and_the_one_that_differs_i
 
 @pytest.mark.parametrize(
     ("fault", "part", "said", "dumps"),
-    [
-        (brokenactor.EPSILON_AT_THE_FIRST_CALL, 0, "model.layers.1.input_layernorm.variance_epsilon is 0.001", 1),
-        (brokenactor.LONG_PACKS_SCALED, 1000, "the gated product of model.layers.1.mlp: with mul added", 2),
-        (brokenactor.LATER_TOKENS_SKIP, 0, "model.layers.1", 2),
-    ],
+    first_or_all(
+        [
+            (brokenactor.EPSILON_AT_THE_FIRST_CALL, 0, "model.layers.1.input_layernorm.variance_epsilon is 0.001", 1),
+            (brokenactor.LONG_PACKS_SCALED, 1000, "the gated product of model.layers.1.mlp: with mul added", 2),
+            (brokenactor.LATER_TOKENS_SKIP, 0, "model.layers.1", 2),
+        ],
+        2,
+    ),
 )
 def test_a_check_names_what_the_first_call_changes_and_what_only_long_inputs_show(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, part: float, said: str, dumps: int

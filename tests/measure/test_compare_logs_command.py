@@ -15,6 +15,7 @@ from typing import Any
 
 import logcases
 import pytest
+from casefiles import Case, cases_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
@@ -25,6 +26,15 @@ from actordbg.document import page
 from actordbg.measure.align_logs import LEAST_COMMON, LogComparison, compare_logs, trend
 from actordbg.measure.log_exports import BAR, LINE, ORDER
 from actordbg.measure.log_lines import Series, TrainLog, read_log
+
+LOGS = cases_of("train_logs")
+
+
+def text_of(case: Case) -> str:
+    return re.sub(r"\\(\\|r|x1b)", lambda escaped: {"r": "\r", "x1b": "\x1b"}.get(escaped[1], "\\"), "\n".join(case.given)) + "\n"
+
+
+SFT, PPO = (next(text_of(case) for name, case in LOGS.items() if word in name) for word in ("SFT", "PPO"))
 
 
 @pytest.fixture
@@ -61,7 +71,7 @@ def test_a_stricter_rule_or_threshold_ends_with_1_and_says_why(logs: tuple[str, 
 
 
 def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Path, logs: tuple[str, str]):
-    (tmp_path / "ppo.log").write_text(logcases.PPO)
+    (tmp_path / "ppo.log").write_text(PPO)
     (tmp_path / "empty.log").write_text("nothing\n")
     done = invoke(logs[0], str(tmp_path / "ppo.log"))
     assert done.exit_code == 1 and "no loss that both logs have" in done.stdout
@@ -190,39 +200,23 @@ def trackio(path: Path, rows: list[tuple[str, int, object]], table: str = "metri
         database.commit()
 
 
-def chart(head: str) -> str:
-    rows = [f'"{at}","{loss}",""' for at, loss in LOSSES_BY_STEP.items()]
-    return "\n".join([f'"{head}","a run - train/loss","a run - train/loss__MIN"', *rows])
+@pytest.mark.parametrize("case", LOGS)
+def test_what_a_log_says_of_each_step_is_read_whatever_wrote_it(tmp_path: Path, case: str):
+    text, expected = text_of(LOGS[case]), dict(line.split(": ") for line in LOGS[case].expected)
+    for line, figures in expected.items():
+        metric, kind = line.rsplit(" ", 1)
+        series = log_of(tmp_path, text, metric).series[metric]
+        values = {int(step): float(value) for step, value in (each.split("=") for each in figures.split())}
+        assert points(series[kind]) == pytest.approx(values), line
+    assert expected or not log_of(tmp_path, text).series
 
 
-EVALUATED = [*objects(epoch=0.5), {"step": 16, "eval_loss": 9.0, "epoch": 0.5}, {"step": 16, "train_loss": 9.0}]
-EXPORTS: dict[str, str | bytes] = {
-    "trainer_state.json": json.dumps({"global_step": 16, "log_history": EVALUATED}, indent=2),
-    "the same in one line": json.dumps({"global_step": 16, "log_history": EVALUATED}),
-    "a list of objects": json.dumps(objects(), indent=1),
-    "a list, packed": gzip.compress(json.dumps(objects()).encode()),
-    "lines": "\n".join(map(json.dumps, objects(lr=1e-5))) + '\n{"step": 99, "lo',
-    "lines of texts": "\n".join(json.dumps({"step": str(at), "loss": str(loss)}) for at, loss in LOSSES_BY_STEP.items()),
-    "verl's file logger": "\n".join(json.dumps({"step": at, "data": {"loss": loss}}) for at, loss in LOSSES_BY_STEP.items()),
-    "W&B's history": "\n".join(json.dumps({"_step": n, "train/global_step": one["step"], "train/loss": one["loss"]}) for n, one in enumerate(objects())),
-    "a table": "loss,step\n" + "".join(f"{loss},{at}\n" for at, loss in LOSSES_BY_STEP.items()),
-    "W&B's chart": chart("train/global_step"),
-    "verl's console": "".join(f"(TaskRunner pid=1) step:{at} - actor/loss:{loss} - perf/mfu:0.1\n" for at, loss in LOSSES_BY_STEP.items()).replace("actor/", ""),
-    "quoted": "".join(f"{{'loss': '{loss}', 'step': '{at}'}}\n" for at, loss in LOSSES_BY_STEP.items()),
-}  # fmt: skip
-"""The same losses at steps 2 to 16 as trainers and trackers write them; none has a name that says what it is."""
-
-
-@pytest.mark.parametrize("what", [*EXPORTS, "trackio"])
-def test_an_export_is_recognised_by_content_and_has_its_own_steps(tmp_path: Path, what: str):
-    path = tmp_path / "export"
-    if what == "trackio":
-        trackio(path, [("a", at, loss) for at, loss in reversed(LOSSES_BY_STEP.items())])
-    else:
-        text = EXPORTS[what]
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    series = read_log(str(path)).series["loss"]
-    assert {kind: points(one) for kind, one in series.items()} == {LINE: pytest.approx(LOSSES_BY_STEP)}
+def test_exports_that_are_no_text_are_recognised_by_content(tmp_path: Path):
+    (tmp_path / "packed").write_bytes(gzip.compress(json.dumps(objects()).encode()))
+    trackio(tmp_path / "database", [("a", at, loss) for at, loss in reversed(LOSSES_BY_STEP.items())])
+    for name in ("packed", "database"):
+        series = read_log(str(tmp_path / name)).series["loss"]
+        assert {kind: points(one) for kind, one in series.items()} == {LINE: pytest.approx(LOSSES_BY_STEP)}
 
 
 def test_an_export_is_read_from_a_pipe(tmp_path: Path):
@@ -315,24 +309,13 @@ def points(series: Series) -> dict[int, float]:
     return series.points
 
 
-def test_the_bars_of_a_real_sft_training(tmp_path: Path):
-    log = log_of(tmp_path, logcases.SFT)
+def test_a_real_training_has_metrics_besides_its_losses(tmp_path: Path):
+    log = log_of(tmp_path, SFT)
     series = log.series["gpt_loss"]["bar"]
-    assert points(series) == {1: 8.02, 2: 8.5, 3: 8.13, 24: 7.19, 25: 6.96, 26: 7.37}
     assert (series.rerun, series.totals) == (0, (24,))
     assert set(log.metrics) == {"gpt_loss", "lr", "grad_norm"} and set(log.series) == {"gpt_loss"}
-
-
-def test_a_real_ppo_training_has_global_steps_and_bars(tmp_path: Path):
-    log = log_of(tmp_path, logcases.PPO)
-    assert points(log.series["policy_loss"]["line"]) == {1: -7.635354995727539e-05, 2: -0.023798852131284517}
-    # a bar of two micro-batches for each global step, whose figures are set before it counts
-    assert points(log.series["act_loss"]["bar"]) == {1: -0.317, 3: -0.23}
-    other = log_of(tmp_path, logcases.PPO, "no_such_thing")
+    other = log_of(tmp_path, PPO, "no_such_thing")
     assert other.series == {} and {"policy_loss", "reward", "act_loss"} <= set(other.metrics)
-    rewards = log_of(tmp_path, logcases.PPO, "reward").series["reward"]
-    assert points(rewards["line"]) == {1: 0.36200106143951416, 2: 0.4213128834962845}
-    assert points(rewards["bar"]) == {1: 0.4, 3: 0.358}
 
 
 @pytest.mark.parametrize("hurry", [0.0, 0.5, 1.0])
@@ -354,63 +337,8 @@ def test_a_resumed_run_keeps_its_step_numbers(tmp_path: Path):
     assert (len(both.points), both.rerun) == (24, 16)
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        ("gpt_loss: 5.78", 5.78),
-        ("{'gpt_loss': 5.78, 'lr': 1e-05}", 5.78),
-        ('{"gpt_loss": 5.78e-3}', 5.78e-3),
-        ("{'gpt_loss': tensor(5.78)}", 5.78),
-        ("gpt_loss=np.float64(5.78)", 5.78),
-        ("12:30:01 | INFO | train/gpt_loss=5.78, lr=1", 5.78),
-        ("gpt_loss: -inf", -math.inf),
-        ("the gpt_loss: 5.78.", 5.78),
-        ("Train epoch: 5%|##        | gpt_loss: 5.78, lr: 1e-05", 5.78),
-    ],
-)
-def test_lines_without_a_step_are_counted(tmp_path: Path, line: str, value: float):
-    log = log_of(tmp_path, f"{line}\nnothing here\n{line}\n")
-    assert points(log.series["gpt_loss"]["order"]) == {1: value, 2: value}
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["step {} gpt_loss: 2.5", "{{'global_step': {}, 'gpt_loss': 2.5}}", "Step {}/100 | gpt_loss = 2.5",
-     "\x1b[36m(PolicyModelActor pid=7022, ip=10.0.0.1)\x1b[0m \x1b[1mGlobal step {}:\x1b[0m {{'gpt_loss': 2.5}}", "[iteration {}] gpt_loss: 2.5", "{{'gpt_loss': 2.5, 'train/global_step': {}}}"],
-)  # fmt: skip
-def test_lines_that_say_their_step_are_numbered(tmp_path: Path, line: str):
-    text = "".join(line.format(step) + "\n" for step in (5, 6, 6, 11))
-    assert points(log_of(tmp_path, text).series["gpt_loss"]["line"]) == {5: 2.5, 6: 2.5, 11: 2.5}
-
-
-def test_settings_and_source_lines_are_no_losses(tmp_path: Path):
-    text = "aux_loss_coef: 0.01\nNamespace(loss_scale=1)\nINFO sft_trainer.py:45] loss went down\n'gpt_loss_weights': 3\n"
-    assert log_of(tmp_path, text).series == {}
-
-
-def test_bars_of_two_actors_do_not_disturb_each_other(tmp_path: Path):
-    text = ""
-    for k in range(4):
-        text += f"(PolicyModelActor pid=1) \rTrain epoch [1/1]: 100%|##| {k % 2 + 1}/2 [0:00<0:00, 1it/s, act_loss=0.{k}]\n"
-        text += f"(CriticModelActor pid=2) \rTrain epoch [1/1]: 100%|##| {2 - k % 2}/2 [0:00<0:00, 1it/s, critic_loss=0.{k}]\n"
-    log = log_of(tmp_path, text)
-    assert points(log.series["act_loss"]["bar"]) == {1: 0.0, 2: 0.1, 3: 0.2, 4: 0.3}
-    assert set(points(log.series["critic_loss"]["bar"])) == {2, 3, 4, 5}
-
-
-def test_an_evaluation_belongs_to_its_step(tmp_path: Path):
-    text = "".join(f"\rEval stage of steps 24:  50%|#| {n}/2 [0:00<0:00, 1it/s, eval gpt_loss=5.{n}]" for n in (1, 2))
-    assert points(log_of(tmp_path, text).series["eval gpt_loss"]["bar"]) == {24: 5.2}
-
-
-def test_a_bar_cut_off_at_the_terminals_width_gives_no_half_a_number(tmp_path: Path):
-    text = "\rTrain step of epoch 0:   4%|#| 1/24 [00:00<00:02, 9it/s, gpt_loss=8.02, lr=2.5\n"
-    assert log_of(tmp_path, text).metrics == {"gpt_loss": 1}
-    assert log_of(tmp_path, text.replace("02, lr=2.5", "")).metrics == {}
-
-
 def test_gzip_is_read_and_damage_is_said(tmp_path: Path):
-    packed = gzip.compress(logcases.SFT.encode())
+    packed = gzip.compress(SFT.encode())
     assert points(log_of(tmp_path, packed).series["gpt_loss"]["bar"])[24] == 7.19
     for broken in (packed[:-9], packed[:40] + b"\0" * 40 + packed[80:]):
         with pytest.raises(EnvironmentProblem, match="damaged"):

@@ -66,7 +66,8 @@ Current thread 0x00007f02 (most recent call first):
 
 
 def view(rank: int, slot: int | None = None, **values: Any) -> RankView:
-    return RankView(rank, doing=None if slot is None else {"slot": slot}, **values)
+    doing = None if slot is None else {"slot": slot}
+    return RankView(rank, doing=doing, **({"since": 0.0} | values))
 
 
 def dead(rank: int, wait_status: int | None = None, **values: Any) -> RankView:

@@ -76,7 +76,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Worker:
-    order = WorkOrder(1, [0], [[0], [1], [2], [3]], (os.getpid(), 0), stay=True)
+    order = WorkOrder(1, [0], [[0], [1], [2], [3]], stay=True)
     return Worker(tmp_path, make_spec(4), order, 0, Keeping(tmp_path))
 
 

@@ -46,7 +46,7 @@ from actordbg.records.journal import SPEC, TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.launch import launch
-from actordbg.replay.supervise import load_spec
+from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 
 callers()
@@ -266,7 +266,6 @@ def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(
     [
         ("relaybackend", "['--dist-plugin', 'relaybackend'] relay"),
         (None, "torch does not know --dist-backend relay"),
-        ("", "torch does not know --dist-backend mpi"),
         ("no_such_plugin", "--dist-plugin no_such_plugin cannot be imported: ModuleNotFoundError"),
     ],
 )
@@ -276,8 +275,8 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings(plugin: st
         "from actordbg.actor.backends.backend import Place, initialize\n"
         "from actordbg.config import consent\n"
         "from actordbg.config.replay_config import ReplayConfig\n"
-        f"consent.use_plugin({plugin or None!r})\n"
-        f"config = ReplayConfig(backend='fsdp2', dist_backend={'mpi' if plugin == '' else 'relay'!r})\n"
+        f"consent.use_plugin({plugin!r})\n"
+        "config = ReplayConfig(backend='fsdp2', dist_backend='relay')\n"
         "try: initialize(Place.from_environment(), torch.device('cpu'), config)\n"
         "except Exception as error: raise SystemExit(str(error))\n"
         "dist.all_reduce(torch.ones(1))\n"
@@ -356,8 +355,8 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
 
 
 @pytest.mark.slow
-def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: Store) -> None:
-    publish(store, 60, length=512)
+def test_ctrl_c_exits_with_130_says_what_is_kept_leaves_no_process_and_can_be_resumed(store: Store) -> None:
+    publish(store, 16, length=512)
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--all", "--backward"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     wait_for(lambda: running.poll() is not None or any(map(read_results, store.replays.glob("*"))), 120)
@@ -366,6 +365,8 @@ def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: St
     assert running.returncode == 130, stderr
     folder = next(store.replays.glob("*"))
     kept = read_results(folder)
-    assert 0 < len(kept) < 60 and f"{len(kept)} passed, {60 - len(kept)} not run" in stdout
+    assert 0 < len(kept) < 16 and f"{len(kept)} passed, {16 - len(kept)} not run" in stdout
     assert f"actordbg replay --resume {folder.name}" in stderr
     assert session_members(booted(folder)) == []
+    resumed = run_replay(store, load_spec(store, folder.name))
+    assert resumed.all_passed and resumed.results.items() >= kept.items() and len(resumed.results) == 16

@@ -13,12 +13,12 @@ import pytest
 from roots import ROOT
 
 from actordbg.base import processes
-from actordbg.base.processes import session_members
+from actordbg.base.processes import describe_status, session_members
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import Group, child_environment, free_port, groups_of, launch, start
+from actordbg.replay.launch import child_environment, free_port, groups_of, launch, start
 from actordbg.replay.rank_launcher import NodeShare, variables
-from actordbg.replay.worker_logs import reported_by_launcher
+from actordbg.replay.worker_logs import status_by_launcher
 
 DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)
 
@@ -70,8 +70,7 @@ def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(
         *REAL[backend].format(port=free_port()).split(),
         "--module",
         "shows_itself",
-        "--work",
-        str(theirs),
+        *("--first-worker", "0", "--supervisor", str(os.getpid()), "--work", str(theirs)),
     ]
     assert start(real, child_environment(config, os.environ), theirs.with_name("launcher.log")).process.wait(600) == 0
     for rank in (0, 1):
@@ -88,13 +87,14 @@ def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path: Path, 
     consent.give("/models/mine")
     consent.use_plugin("my_backend")
     try:
-        launched = launch(ReplayConfig(model="/models/mine"), Group((0,)), tmp_path / "work.json", "shows_itself")
+        launched = launch(ReplayConfig(model="/models/mine"), range(1), tmp_path / "work.json", "shows_itself")
         assert launched.process.wait(60) == 0
     finally:
         consent.withhold()
         consent.use_plugin(None)
     words = json.loads((tmp_path / "rank0.json").read_text())["words"]
-    assert words[-4:] == [consent.FLAG, "/models/mine", consent.PLUGIN, "my_backend"]
+    given = words[words.index(consent.FLAG) : words.index("--first-worker")]
+    assert given == [consent.FLAG, "/models/mine", consent.PLUGIN, "my_backend"]
 
 
 @pytest.mark.parametrize(
@@ -155,4 +155,4 @@ def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch: pytest.Monkey
 def test_what_the_launcher_says_about_a_dead_worker_is_understood(tmp_path: Path, log: str, words: str) -> None:
     launchers = tmp_path / "launcher.log"
     launchers.write_text(log)
-    assert words in reported_by_launcher(launchers)
+    assert words in describe_status(status_by_launcher(launchers))

@@ -198,7 +198,7 @@ def test_slots_of_a_rest_are_the_plans_where_the_alignment_says_which_inputs_mee
 def test_a_work_order_gives_a_lanes_ranks_its_input_or_a_neighbours_and_only_the_first_records_it(
     ranks: list[int], width: int, slots: list[list[int | None]], tasks: dict[int, str]
 ) -> None:
-    order = WorkOrder(1, ranks, slots, (1, 1), width)
+    order = WorkOrder(1, ranks, slots, width)
     assert WorkOrder.from_json(order.to_json()) == order
     told = {rank: ", ".join(f"{task.duty.value} {task.index}" for task in order.inputs_of(rank)) for rank in ranks}
     assert told == tasks

@@ -263,11 +263,11 @@ class OnePlaceLess(GroupEngine):
         return True
 
     def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
-        return [Group((0,)), Group((1,))]
+        return [range(1), range(1, 2)]
 
     def ready(self, config: ReplayConfig, group: Group) -> bool:
-        self.asked[group.ranks[0]] += 1
-        return group.ranks[0] == 0 or self.asked[1] == 1
+        self.asked[group[0]] += 1
+        return group[0] == 0 or self.asked[1] == 1
 
 
 @pytest.mark.parametrize("first", ["kill", ""])

@@ -1,4 +1,4 @@
-"""How much a test takes of what has no end: kills, forks, faults. A sample in `make test`, all of it in `make whole`."""
+"""How much a test takes of what has no end: kills, forks, faults, models. A sample in `make test`, all of it in `make whole`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def amount(sample: int, whole: int) -> int:
     return whole if WHOLE else sample
 
 
-def first_or_all(choices: Sequence[T]) -> Sequence[T]:
-    """Returns the first of several slow variants, and all of them with WHOLE=1."""
-    return choices if WHOLE else choices[:1]
+def first_or_all(choices: Sequence[T], count: int = 1) -> Sequence[T]:
+    """Returns the first of several slow variants (or the first `count`), and all of them with WHOLE=1."""
+    return choices if WHOLE else choices[:count]

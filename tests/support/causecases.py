@@ -15,16 +15,20 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from actorcases import main
+from amounts import first_or_all
 from lawcases import dump_of, model_of
-from locatecases import attribute, four_layers, rounded
+from locatecases import attribute, four_layers
+from planted_table import rounded
 from replaycases import publish
 
 from actordbg.actor.session import open_actor
 from actordbg.causes.fit import FitResult, fit, refined
 from actordbg.causes.gather import PREFIX, Piece, sample_of
+from actordbg.causes.in_worker import CausesInWorker
 from actordbg.config.replay_config import WIDER, ReplayConfig
 from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX
 from actordbg.formats.nested_values import CONTEXT
+from actordbg.replay.instruments import Examined
 from actordbg.store.layout import Store
 from actordbg.store.payload import encode, load
 
@@ -62,7 +66,8 @@ class Bench:
         self.opened = contextlib.ExitStack()
         self.session = self.open(attn="sdpa")
         self.wide = self.open(through=None, truth=WIDER[self.dtype], causes="all")
-        self.truth = self.run(self.wide)
+        self.examiner = CausesInWorker(self.wide, together=False)
+        self.truth = self.examined()
         self.own = self.wide.resolved["causes"]
         self.healthy = [self.values(self.ran(through=None, truth=self.dtype)), self.values(self.run(self.session))]
         self.weights: dict[str, Arrays] = {}
@@ -73,6 +78,13 @@ class Bench:
 
     def run(self, session: Any) -> list[Any]:
         return [session.run(dump, backward=False, keep=True) for dump in self.dumps]
+
+    def examined(self) -> list[Any]:
+        """The truth's outcomes, with its log-probs under the causes that its configuration asks for."""
+        outcomes = self.run(self.wide)
+        for dump, outcome in zip(self.dumps, outcomes, strict=True):
+            self.examiner.examine(Examined(dump, outcome, backward=False, tell=lambda step: None, asked=True))
+        return outcomes
 
     def ran(self, plant: Callable[[Any], Any] | None = None, **settings: Any) -> list[Any]:
         """What a replay gives, in which something may be planted. With settings, it is another one."""
@@ -104,7 +116,7 @@ class Bench:
             if not near:
                 break
             self.wide.config = replace(self.wide.config, causes=near)
-            for known, ran in zip(causes, self.run(self.wide), strict=True):
+            for known, ran in zip(causes, self.examined(), strict=True):
                 known |= {name: each.double().numpy() for name, each in ran.tensors.items() if PREFIX in name}
         return fitted
 
@@ -225,7 +237,7 @@ def planted(cache: Path) -> None:
     """Every cause is named with its amount, in fp32 and bf16, and nothing is named that is hidden."""
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    for family, dtype in (("llama", "fp32"), ("qwen3", "bf16")):
+    for family, dtype in first_or_all((("llama", "fp32"), ("qwen3", "bf16"))):
         if dtype == "fp32":
             in_bf16_numbers(model_of(cache, family))
         bench, case = Bench(str(model_of(cache, family)), dtype, cache), (family, dtype)
@@ -310,7 +322,7 @@ def without_a_mask_or_a_cap(cache: Path) -> None:
 
 def healthy(cache: Path) -> None:
     """Nothing is named, nothing is unknown: families, dtypes, kernels, packed or padded, several seeds."""
-    for number, (family, dtype) in enumerate((("llama", "bf16"), ("qwen3", "fp32"), ("mixtral", "bf16"))):
+    for number, (family, dtype) in enumerate(first_or_all((("llama", "bf16"), ("qwen3", "fp32"), ("mixtral", "bf16")))):
         bench = Bench(str(model_of(cache, family)), dtype, cache, seed=10 * number)
         for packing, attn in ((False, "eager"), (True, "sdpa"), (True, "eager")):
             found = bench.explain(bench.values(bench.ran(packing=packing, attn=attn)))
@@ -401,13 +413,13 @@ def sides(cache: Path) -> dict[str, str]:
     now: dict[str, Any] = {"model": folders["now"], "dtype": "fp32", "through": "rows"}
     before = now | {"model": folders["before"]}
     cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "updated": (before, before | {"attn": "sdpa"}),
         "updated-cool": (before, before | {"temperature": 0.7}),
-        "bf16": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa"}),
-        "bf16-cool": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa", "temperature": 0.7}),
         "updated-bf16": (before, before | {"dtype": "bf16", "attn": "sdpa"}),
+        "bf16": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa"}),
+        "updated": (before, before | {"attn": "sdpa"}),
+        "bf16-cool": (now | {"attn": "sdpa"}, now | {"dtype": "bf16", "attn": "sdpa", "temperature": 0.7}),
     }
-    for name, (old, rollout) in cases.items():
+    for name, (old, rollout) in first_or_all([*cases.items()], 3):
         store = Store(cache / name).create()
         folders[name] = str(store.root)
         inputs = publish(store, 2, length=64, model_dtype="torch.float32")

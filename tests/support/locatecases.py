@@ -20,8 +20,9 @@ from unittest.mock import patch
 
 import torch
 from actorcases import main
+from amounts import first_or_all
 from lawcases import FAMILIES, dump_of, model_of, positions_run_on
-from planted_table import gradient
+from planted_table import Plant, gradient, output, rounded, weights
 
 from actordbg.actor.models import once
 from actordbg.actor.session import open_actor
@@ -63,18 +64,9 @@ def local(session: Any, dump: Any, backward: bool = False, together: bool = Fals
     return verdict
 
 
-def times(name: str, factor: float) -> Callable[[Any], Any]:
+def times(name: str, factor: float) -> Plant:
     """A parameter times a factor."""
-
-    @contextlib.contextmanager
-    def plant(model: Any) -> Iterator[None]:
-        parameter = model.get_parameter(name)
-        kept = parameter.data
-        parameter.data = kept * factor
-        yield
-        parameter.data = kept
-
-    return plant
+    return weights(name, lambda values: values * factor)
 
 
 def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -85,25 +77,8 @@ def attribute(module: str, name: str, change: Callable[[Any], Any]) -> Callable[
     return plant
 
 
-@contextlib.contextmanager
-def head_zeroed(model: Any) -> Iterator[None]:
-    weight = model.get_parameter("model.layers.2.self_attn.o_proj.weight")
-    kept = weight.data.clone()
-    weight.data[:, :8] = 0
-    yield
-    weight.data.copy_(kept)
-
-
-@contextlib.contextmanager
-def code_changed(model: Any) -> Iterator[None]:
-    """A norm's code multiplies by 1.01, which no parameter and no attribute shows."""
-    hook = model.model.layers[1].input_layernorm.register_forward_hook(lambda _module, _inputs, output: output * 1.01)
-    yield
-    hook.remove()
-
-
-def rounded(values: Any) -> Any:
-    return values.bfloat16().float()
+def head_zeroed(values: torch.Tensor) -> None:
+    values[:, :8] = 0
 
 
 def rows_see_each_other(_model: Any) -> Any:
@@ -118,11 +93,15 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "q_proj x1.01": (times("model.layers.0.self_attn.q_proj.weight", 1.01), "model.layers.0.self_attn.q_proj", "times"),
     "o_proj x1.005": (times(f"{L3}.self_attn.o_proj.weight", 1.005), f"{L3}.self_attn.o_proj", "times the checkpoint's"),
     "v_proj x1.005": (times(f"{L2}.self_attn.v_proj.weight", 1.005), f"{L2}.self_attn.v_proj", "times the checkpoint's"),
-    "head zeroed": (head_zeroed, f"{L2}.self_attn.o_proj", "is 0 in 256 of 1,024 elements"),
+    "head zeroed": (
+        weights(f"{L2}.self_attn.o_proj.weight", head_zeroed),
+        f"{L2}.self_attn.o_proj",
+        "is 0 in 256 of 1,024 elements",
+    ),
     "epsilon": (attribute(NORM, "variance_epsilon", lambda _: 1e-3), NORM, "variance_epsilon is 0.001; transformers'"),
     "scale x1.01": (attribute(SCALE, "scaling", lambda scale: scale * 1.01), f"the attention of {SCALE}", f"{SCALE}.scaling is"),
     "inv_freq": (attribute("model.rotary_emb", "inv_freq", rounded), "model.rotary_emb", "inv_freq was rounded to bf16"),
-    "code": (code_changed, f"{L1}.input_layernorm", ""),
+    "code": (output(f"{L1}.input_layernorm", lambda values: values * 1.01), f"{L1}.input_layernorm", ""),
     "rows": (rows_see_each_other, "the attention of model.layers.", ""),
 }
 """Each fault: how it is planted, the place with the largest excess, and a part of the difference in what the model is."""
@@ -153,7 +132,7 @@ BACKWARD: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
 
 def backward(cache: Path) -> None:
     """Every fault of the backward is named and nothing else, with checkpointed layers too; a frozen model needs no gradient."""
-    for dtype, packing in (("bf16", True), ("fp32", False)):
+    for dtype, packing in first_or_all((("bf16", True), ("fp32", False))):
         config = ReplayConfig(model=four_layers(cache, "llama"), dtype=dtype, packing=packing, through="rows", backward=True)
         with open_actor(config, model_cache=cache) as session:
             for number, (name, (plant, expected)) in enumerate(BACKWARD.items()):
@@ -185,13 +164,8 @@ def other_choice(forward: Any) -> Any:
     return route
 
 
-@contextlib.contextmanager
-def an_expert_scaled(model: Any) -> Iterator[None]:
-    weight = model.get_parameter(f"{EXPERTS}.down_proj")
-    kept = weight.data.clone()
-    weight.data[1] *= 1.01
-    yield
-    weight.data.copy_(kept)
+def an_expert_scaled(values: torch.Tensor) -> None:
+    values[1] *= 1.01
 
 
 def without_expert(grad: Any) -> Any:
@@ -204,7 +178,7 @@ SHARED_GATE = (
 """A linear layer of one output, called with the tokens of all rows in one dimension."""
 EXPERTS, ROUTER = "model.layers.1.mlp.experts", "model.layers.1.mlp.gate"
 ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
-    "an expert x1.01": (an_expert_scaled, f"{EXPERTS}.down_proj[1] is 1.0", "experts"),
+    "an expert x1.01": (weights(f"{EXPERTS}.down_proj", an_expert_scaled), f"{EXPERTS}.down_proj[1] is 1.0", "experts"),
     "an expert's gradient": (
         gradient(f"{EXPERTS}.down_proj", without_expert), f"no gradient reaches expert 1 of {EXPERTS}.down_proj", "experts",
     ),
@@ -215,7 +189,7 @@ ROUTED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 
 def routing(cache: Path) -> None:
     """The truth's routing is forced: a fault of one expert, or of the choice, is red at this layer's experts or router alone."""
-    for family, dtype in (("mixtral", "bf16"), ("mixtral", "fp32"), ("qwen2_moe", "bf16")):
+    for family, dtype in first_or_all((("qwen2_moe", "bf16"), ("mixtral", "fp32"), ("mixtral", "bf16"))):
         config = ReplayConfig(model=any_model(cache, family), dtype=dtype, packing=True, through="rows", backward=True)
         shared = {"the gate of the shared expert": SHARED_GATE} if family == "qwen2_moe" else {}
         with open_actor(config, model_cache=cache) as session:
@@ -244,7 +218,7 @@ def odd_shapes(cache: Path) -> None:
 
 def faults(cache: Path) -> None:
     """Every fault is named: its module, its rows, its cause; and nothing else is above its limit."""
-    for family, dtype in (("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16")):
+    for family, dtype in first_or_all((("llama", "bf16"), ("llama", "fp32"), ("qwen3", "bf16"))):
         config = ReplayConfig(model=four_layers(cache, family), dtype=dtype, packing=True, through="rows")
         with open_actor(config, model_cache=cache) as session:
             for name, (plant, where, cause) in FAULTS.items():
@@ -358,8 +332,8 @@ def registered(attend: Any) -> Iterator[None]:
 
 def foreign(cache: Path) -> None:
     """A healthy kernel of another's is right though it rounds like eager attention; one that scales wrongly is not. Both are named."""
-    for family in ("llama", "qwen3"):
-        for dtype, factor in (("bf16", 1.01), ("fp16", 1.01), ("fp32", 1.0001)):
+    for family in first_or_all(("llama", "qwen3")):
+        for dtype, factor in first_or_all((("bf16", 1.01), ("fp16", 1.01), ("fp32", 1.0001))):
             for attend, word in ((eager_in_place_of_sdpa, RIGHT), (scaled_by(factor), WRONG)):
                 model = four_layers(cache, family)
                 config = ReplayConfig(model=model, dtype=dtype, attn="sdpa", through="rows", packing=True)
@@ -377,7 +351,7 @@ def second_tokens(cache: Path) -> None:
 
     dump = dump_of("none", rows=3, actions=23)
     dump.tensors["action_mask"][:, 1:] = False
-    for family in ("llama", "qwen2"):
+    for family in first_or_all(("llama", "qwen2")):
         model = four_layers(cache, family)
         against = Truths(cache / f"second-{family}", model, "fp32", backward=True).of(dump, cache)
         config = ReplayConfig(model=model, dtype="fp32", backward=True, keep_gradients=True, packing=True, through="rows")
@@ -393,7 +367,7 @@ def kernels(cache: Path) -> None:
     """sdpa leaves out Gemma2's soft cap, as transformers' own model in sdpa does: eager attention is the healthy one."""
     layers = ["sliding_attention", "full_attention"] * 2
     model = four_layers(cache, "gemma2", layer_types=layers, attn_logit_softcapping=0.05)
-    for dtype in ("bf16", "fp32"):
+    for dtype in first_or_all(("bf16", "fp32")):
         for attn, word in (("sdpa", WRONG), ("eager", RIGHT)):
             config = ReplayConfig(model=model, dtype=dtype, attn=attn, through="rows")
             with open_actor(config, model_cache=cache) as session:
@@ -437,7 +411,7 @@ def streamed(cache: Path) -> None:
 
     folder = once(cache / "spilled", lambda folder: (folder / "config.json").touch())
     tempfile.tempdir = str(folder)
-    for family, (shape, settings) in STREAMED.items():
+    for family, (shape, settings) in first_or_all([*STREAMED.items()], 2):
         config = ReplayConfig(model=four_layers(cache, family, **shape), **({"dtype": "bf16", "through": "rows"} | settings))
         with open_actor(config, model_cache=cache) as session:
             ran: Counter[str] = Counter()

@@ -11,7 +11,7 @@ import torch
 from catalogcases import record
 from torch import Tensor
 
-from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.actor.models import build_tiny
 from actordbg.formats.dump_record import LOSS, DumpRecord, make_dump_id
 from actordbg.steps.run_step import Side
 from actordbg.store import payload
@@ -95,7 +95,7 @@ class RecordedRun:
         """A tiny Llama on disk, which a replay loads."""
         from transformers import AutoModelForCausalLM
 
-        build_tiny(self.model, TinyShape(vocab_size=VOCAB, hidden=32, intermediate=32), {"pad_token_id": 0, "eos_token_id": 2})
+        build_tiny(self.model, vocab_size=VOCAB, hidden_size=32, head_dim=8, intermediate_size=32, pad_token_id=0, eos_token_id=2)
         model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32, attn_implementation="eager")
         return model
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from roots import ROOT
 
-from actordbg.actor.models import TinyShape, build_tiny
+from actordbg.actor.models import build_tiny
 from actordbg.trainers.openrlhf.cpu import CpuDevice
 
 pytestmark = pytest.mark.slow
@@ -110,7 +110,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if torch.cuda.is_available():
         pytest.skip("there is CUDA here, so nothing is replaced")
     folder = tmp_path_factory.mktemp("cpu")
-    model = build_tiny(folder / "model", TinyShape(vocab_size=512))
+    model = build_tiny(folder / "model", vocab_size=512)
     (folder / "extensions").mkdir()
     port = str(20000 + os.getpid() % 20000)
     env = {"PYTHONPATH": str(ROOT), "HOME": str(folder), "PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

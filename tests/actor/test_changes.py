@@ -6,7 +6,7 @@ import pytest
 import torch
 from lawcases import dump_of
 
-from actordbg.laws import changes
+from actordbg.actor import changes
 from actordbg.laws.jacobian import halves, judge, judge_additivity, target_of
 from actordbg.laws.judging import ForwardValues, answer, change
 from actordbg.records.finding import BROKEN, KEPT, NOT_CHECKED

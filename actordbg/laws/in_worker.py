@@ -1,0 +1,26 @@
+"""The laws of an input, checked in a worker after it has run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actordbg.actor.session import ActorSession
+from actordbg.laws.law_run import LawRun
+from actordbg.records.replay_record import LAWS
+from actordbg.replay.instruments import Examined
+
+
+class LawsInWorker:
+    """See `actordbg.replay.instruments.Examiner`."""
+
+    def __init__(self, session: ActorSession, *, together: bool) -> None:
+        self.session, self.together = session, together
+        self.out_of_step = ""
+
+    def examine(self, run: Examined) -> dict[str, Any]:
+        if not run.asked:
+            return {}
+        asking = LawRun(self.session, run.dump, run.outcome, run.backward, together=self.together, tell=run.tell)
+        answers = [answer.to_dict() for answer in asking.run()]
+        self.out_of_step = asking.out_of_step
+        return {LAWS: answers}
