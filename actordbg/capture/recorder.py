@@ -286,7 +286,8 @@ class Recorder:
             ring.abandon(entry)
             return self._refuse(item, "queue_full")
         if not at[1]:
-            at = ring.write(entry.data + layout.end, kind.text)
+            at = entry.data + layout.end, len(kind.text)
+            ring.arena.memory[at[0] : sum(at)] = kind.text
         standing = item.standing if item.nbytes or item.standing != OPEN else DROPPED
         token = next(self._dump_tokens) & 0xFFFFFFFF
         item.own = own = (item.number, time_ns(), monotonic_ns(), call[0], token, *layout.shape, *layout.described)

@@ -251,8 +251,7 @@ class Ring:
     def open(self, item: Any, count: int, tensor_bytes: int) -> RingEntry | None:
         """Allocate a call with `count` numbers and `tensor_bytes` of tensors (each aligned); None if there is no room.
 
-        The entry is `item`'s at once, and held once, for the call itself. The oldest of the last calls are evicted if necessary.
-        """
+        The entry is `item`'s at once, held once, for the call itself. The oldest of the last calls are evicted if necessary."""
         size = head_bytes(count) + tensor_bytes
         with self._lock:
             if len(self._left) * size > _MOST_LEFT_BYTES or len(self._left) > _MOST_LEFT:
@@ -311,11 +310,6 @@ class Ring:
             del self._left[0]
         while self._recent and (len(self._recent) > self.keep or self._recent_bytes > self.kept_bytes):
             self._forget_oldest()
-
-    def write(self, offset: int, data: bytes) -> tuple[int, int]:
-        """Write into an extent. Returns (offset, length)."""
-        self._memory[offset : offset + len(data)] = data
-        return offset, len(data)
 
     def abandon(self, entry: RingEntry) -> None:
         """Free the place of a call that could not be copied."""
@@ -383,11 +377,11 @@ class Ring:
     def let_go(self) -> None:
         """Close the descriptor, and with it this process's claim to the file. A forked child also does this."""
         descriptor, self._descriptor = self._descriptor, None
-        try:
-            if descriptor is not None:
+        if descriptor is not None:
+            try:
                 os.close(descriptor)
-        except OSError:
-            pass
+            except OSError:
+                pass
 
     def _forget_oldest(self) -> None:
         entry = self._recent[0]

@@ -143,6 +143,10 @@ def _held(catalog: Catalog, name: str) -> str:
     return f"{name} is {some([f'{value} ({count:,})' for value, count in named], _SHOWN)}"
 
 
+_LAST = {"last": "replay_id", "last_status": "status", "last_at": "created_at", "last_inputs": "inputs", "last_passed": "passed"}
+"""What is shown of the last replay, and the columns that hold it."""
+
+
 @dataclass(frozen=True)
 class Holdings:
     """Contents of a store. dumps: their number; in_packs: those that lie in packs. newest: UTC time of the newest dump.
@@ -162,18 +166,17 @@ class Holdings:
     replays: int
     other_replays: int
     trainers: dict[str, int]
-    last: str | None
-    last_status: str
-    last_at: str | None
-    last_inputs: int
-    last_passed: int
+    last: str | None = None
+    last_status: str = ""
+    last_at: str | None = None
+    last_inputs: int = 0
+    last_passed: int = 0
 
 
 def holdings(catalog: Catalog) -> Holdings:
     """Summarize the store of this catalog."""
     newest = select_dumps(catalog, order="newest", limit=1)
     own = list_own_replays(catalog)
-    last = own[0] if own else None
     counts = f"count(*), count(d.pack), count(*) - count(r.status), count(CASE WHEN d.{BAD} THEN 1 END)"
     tally = f"SELECT {counts} FROM dump AS d {CALLER} {LAST_RESULT} WHERE k.point = 'forward'"
     ((dumps, packed, fresh, bad),) = answers(catalog, tally)
@@ -190,9 +193,5 @@ def holdings(catalog: Catalog) -> Holdings:
         replays=len(own),
         other_replays=len(list_replays(catalog)) - len(own),
         trainers=dict(answers(catalog, trainers)),
-        last=last.replay_id if last else None,
-        last_status=last.status if last else "",
-        last_at=last.created_at if last else None,
-        last_inputs=last.inputs if last else 0,
-        last_passed=last.passed if last else 0,
+        **{name: getattr(each, field) for each in own[:1] for name, field in _LAST.items()},
     )

@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from bisect import bisect_right
+from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,7 +29,6 @@ from actordbg.catalog.where import all_of, quoted
 from actordbg.dumps import packing
 from actordbg.dumps.verify import verify_place
 from actordbg.formats.dump_record import format_timestamp
-from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.store_files import remove, require_own_way
 from actordbg.formats.turn_record import TURNS
 from actordbg.formats.weight_hashes import WEIGHTS
@@ -36,9 +36,6 @@ from actordbg.records.run_files import read_counters, weight_files
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import dump_id_of, split_place
-
-_SILENT_S = 60.0
-"""A process that records publishes its counters every ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
                     remove(_inside(store, item.path))
                     removed.append(item)
                 except (OSError, Refused) as error:  # the other files go all the same, and are counted
-                    failed.append((item.path, getattr(error, "strerror", None) or str(error)))
+                    failed.append((item.path, _why(error)))
         for folder in {(store.root / item.path).parent for item in removed}:
             with contextlib.suppress(OSError):
                 while folder not in _tops(store):
@@ -154,13 +151,15 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
             for _, path in packing.twins(store, [item.path for item in doomed]):
                 remove(path)
             packing.drop_from_pack(store, pack, [dump_id_of(item.path) for item in doomed])
-        except (OSError, Refused) as error:
-            failed += [(item.path, getattr(error, "strerror", None) or str(error)) for item in doomed]
-        except StoreProblem as error:
-            failed += [(item.path, f"its pack cannot be rewritten: {error.message}") for item in doomed]
+        except (OSError, Refused, StoreProblem) as error:
+            failed += [(item.path, f"its pack cannot be rewritten: {_why(error)}") for item in doomed]
         else:
             removed += doomed
     return removed, failed
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _turns_without_dumps(catalog: Catalog, chosen: list[str]) -> list[Doomed]:
@@ -178,27 +177,26 @@ def _weights_without_dumps(catalog: Catalog, chosen: list[str]) -> list[Doomed]:
 
     A file holds from its call until the next file of the same instance.
     """
-    store, lost = catalog.store, set(map(dump_id_of, chosen))
+    store, lost, goes = catalog.store, set(map(dump_id_of, chosen)), defaultdict[Path, list[bool]](list)
     calls = answers(catalog, f"SELECT k.run, k.pid, k.instance, d.call_index, d.dump_id FROM dump AS d {CALLER}")
-    doomed = []
-    for (run, pid, instance), those in grouped((tuple(call[:3]), call[3:]) for call in calls).items():
-        files = weight_files(store.root / WEIGHTS / run, pid, instance)
-        met = [bisect_right(files, call, key=lambda file: file[0]) - 1 for call, _ in those]
-        kept = {at for at, (_, dump_id) in zip(met, those, strict=True) if dump_id not in lost} | {-1}  # -1: before the first
+    for (run, *instance), those in grouped((call[:3], call[3:]) for call in calls).items():
+        files = weight_files(store.root / WEIGHTS / run, *instance)
+        for call, dump_id in those:
+            if behind := bisect_left(files, (call + 1,)):
+                goes[files[behind - 1][1]].append(dump_id in lost)
         if files and _may_record(store, run, files[-1][1]):
-            kept.add(len(files) - 1)
-        doomed += [files[at][1] for at in sorted({*met} - kept)]
+            goes[files[-1][1]].append(False)
+    doomed = sorted(path for path, gone in goes.items() if all(gone))
     return [Doomed(store.relative(path), path.lstat().st_size, "weights of a step without dumps") for path in doomed]
 
 
 def _may_record(store: Store, run: str, weights: Path) -> bool:
-    """Check whether the process that met these weights may meet them again: its counters were published a moment ago."""
+    """Check whether the process that met these weights may still record. One that was killed did not, after `dump recover`."""
     try:
         counters = read_counters(store.counters / run / f"{weights.stem.rpartition('-')[0]}.json")
     except CorruptDump:  # a store that was copied has none
         return False
-    age_s = (datetime.now(timezone.utc) - parse_timestamp(counters["heartbeat"])).total_seconds()
-    return counters["state"] != "ended" and age_s < _SILENT_S
+    return counters["state"] in ("on", "off")
 
 
 def _damaged(catalog: Catalog) -> list[Doomed]:

@@ -79,8 +79,9 @@ def fit(adapter: Adapter, place: str = "") -> Fit:
     problems = [tuple(differences(seam)) for seam in adapter.seams] if there else []
     differs = tuple(why for reasons in problems for why in reasons)
     names = tuple(seam.where for seam in adapter.seams)
-    found = {"functions": names, "differs": differs, "missed": sum(map(bool, problems))}
-    return Fit(adapter.name, place, adapter.package, there, installed, tuple(adapter.tried), **found)
+    missed = sum(map(bool, problems))
+    who = (adapter.name, place, adapter.package)
+    return Fit(*who, there, installed, tuple(adapter.tried), functions=names, differs=differs, missed=missed)
 
 
 def differences(seam: Seam) -> Iterator[str]:
