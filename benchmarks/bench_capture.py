@@ -64,7 +64,7 @@ def run(rounds: int = 4, steps: int = 12, deaths: bool = True) -> list[Row]:
     finally:
         torch.set_num_threads(threads)
     note = "one thread; median of 60 differences, of 500 calls each"
-    rows.append(Row("hook that is off, per call", off, None, "us", off, "< 2 us", note, off < 2))
+    rows.append(Row("hook that is off, per call", off, None, "us", ratio=off, budget="< 2 us", note=note, within=off < 2))
     return rows + (_deaths() if deaths else []) + [_msprobe()]
 
 
@@ -77,22 +77,41 @@ def _rows(blocks: list[Block], sizes: dict[str, float]) -> list[Row]:
     for way in ("off", *WAYS):
         ratio, own = ratio_of(blocks, way, "cpu")
         spent = median(_middle(blocks, way, "cpu")) * 1e3
-        rows.append(Row(f"CPU of a step, {way} / off", spent, None, "ms", ratio, "-", f"+- {own:.4f}"))
+        rows.append(Row(f"CPU of a step, {way} / off", spent, None, "ms", ratio=ratio, note=f"+- {own:.4f}"))
     clone, _ = beside(blocks, "clone", "stalls")
     for way in WAYS:
         stall, own = beside(blocks, way, "stalls")
-        most = max(150e-6 if way != "armed" else 200e-6, 1.5 * clone if way != "armed" else 0)
+        most = 200e-6 if way == "armed" else max(150e-6, 1.5 * clone)
         within = stall <= most if way in OURS else None
         said = f"<= {most * 1e6:.0f} us" if way in OURS else "-"
         name, note = f"stall in the step, {way} / clone", f"+- {own * 1e6:.0f} us"
-        rows.append(Row(name, stall * 1e6, clone * 1e6, "us", stall / clone, said, note, within))
+        rows.append(Row(name, stall * 1e6, clone * 1e6, "us", ratio=stall / clone, budget=said, note=note, within=within))
     for way in (*OURS, "clone + thread"):
         spent, own = (1e3 * figure for figure in beside(blocks, way, "others"))
         within, said = (spent <= 0.3, "<= 0.3 ms") if way in ("process", "armed") else (None, "-")
         note = f"+- {own:.3f} ms, for each step"
-        rows.append(Row(f"CPU of other threads in the trainer, {way}", spent, None, "ms", spent, said, note, within))
+        rows.append(
+            Row(
+                f"CPU of other threads in the trainer, {way}",
+                spent,
+                None,
+                "ms",
+                ratio=spent,
+                budget=said,
+                note=note,
+                within=within,
+            )
+        )
     for way, size in sizes.items():
-        rows.append(Row(f"bytes of a call, {way} / pickle", size / 1e3, sizes["pickle"] / 1e3, "kB", size / sizes["pickle"], "-"))
+        rows.append(
+            Row(
+                f"bytes of a call, {way} / pickle",
+                size / 1e3,
+                sizes["pickle"] / 1e3,
+                "kB",
+                ratio=size / sizes["pickle"],
+            )
+        )
     return rows
 
 
@@ -167,13 +186,16 @@ def _deaths() -> list[Row]:
         rows = [_survived("after kill -9, inputs left", "inputs", *one, KILLED + 1) for one in zip(DEATHS, left, strict=True)]
         on_full = list(zip(DEATHS, made, strict=True))
     if any(count is None for _, count in on_full):
-        return [*rows, Row("full disk, steps made", 0, None, "steps", 0, "-", "no file system can be mounted here")]
+        return [
+            *rows,
+            Row("full disk, steps made", 0, None, "steps", ratio=0, note="no file system can be mounted here"),
+        ]
     return rows + [_survived("full disk, steps made", "steps", way, count or 0, FULL) for way, count in on_full]
 
 
 def _survived(what: str, unit: str, way: str, count: int, most: int) -> Row:
     within = count == most if way in OURS else None
-    return Row(f"{what}, {way}", count, None, unit, count / most, "1", f"of {most}; {CALL}", within)
+    return Row(f"{what}, {way}", count, None, unit, ratio=count / most, budget="1", note=f"of {most}; {CALL}", within=within)
 
 
 def _left_by(way: str) -> int:
@@ -230,7 +252,7 @@ def _small_disk(folder: Path) -> Iterator[Path | None]:
 def _msprobe() -> Row:
     there = find_spec("msprobe") is not None
     said = "installed; it records modules, not the inputs of a call" if there else "not installed"
-    return Row("msProbe", 0, None, "us", math.nan, "-", said)
+    return Row("msProbe", 0, None, "us", ratio=math.nan, note=said)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def _load(ways: dict[str, tuple[Callable[[Path], object], Path]], repeat: int = 
 
 def _row(name: str, values: dict[str, float], peer: str, scale: float, unit: str, note: str) -> Row:
     ours, theirs = values["ours"], values[peer]
-    return Row(name, ours * scale, theirs * scale, unit, ours / theirs, "-", note)
+    return Row(name, ours * scale, theirs * scale, unit, ratio=ours / theirs, note=note)
 
 
 def _work(pad: torch.Tensor) -> None:

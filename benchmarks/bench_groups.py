@@ -63,7 +63,7 @@ def run() -> list[Row]:
             f"{one.whole_s:.0f} s with its start, supervisor {1000 * one.cpu_s / (EACH * one.groups):.1f} ms of CPU an input"
         )
         name = f"groups on a cluster: inputs/s of {one.groups}, against what 1 and 2 tell"
-        rows.append(Row(name, one.rate, told, "1/s", one.rate / told, "-", note, None))
+        rows.append(Row(name, one.rate, told, "1/s", ratio=one.rate / told, note=note, within=None))
     return rows
 
 

@@ -94,8 +94,12 @@ def _row(name: str, points: Points) -> Row:
     grows, most = exponent(points), GOALS[name]
     what, _, unit = name.rpartition(", ")
     said = ", ".join(f"{size:,}: {value:.4g}" for size, value in points.items())
-    note = f"exponent; {said}{'' if unit == 'MB' else '; CPU time, best of several'}"
-    return Row(f"growth of: {what}", points[max(points)], None, unit, grows, f"<= {most}", note, grows <= most)
+    note = f"exponent; {said}"
+    if unit != "MB":
+        note += "; CPU time, best of several"
+    return Row(
+        f"growth of: {what}", points[max(points)], None, unit, ratio=grows, budget=f"<= {most}", note=note, within=grows <= most
+    )
 
 
 def _draw(found: dict[str, Points], path: Path) -> None:

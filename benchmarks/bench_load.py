@@ -52,7 +52,9 @@ def run(repeat: int = 7) -> list[Row]:
 def _size(pickles: Sequence[Path], dumps: Sequence[Path], note: str) -> Row:
     ours, theirs = (sum(path.stat().st_size for path in paths) for paths in (dumps, pickles))
     ratio = theirs / ours
-    return Row("size: pickles / dumps", ours / 1e6, theirs / 1e6, "MB", ratio, ">= 16", note, ratio >= 16)
+    return Row(
+        "size: pickles / dumps", ours / 1e6, theirs / 1e6, "MB", ratio=ratio, budget=">= 16", note=note, within=ratio >= 16
+    )
 
 
 def _unpickle(paths: Sequence[Path]) -> None:
@@ -69,22 +71,40 @@ def _load(pickles: Sequence[Path], dumps: Sequence[Path], note: str, repeat: int
     ours, theirs = interleaved(new, lambda: _unpickle(pickles), repeat)
     each = 1e3 / len(dumps)
     ratio = theirs / ours
-    return Row("load: pickle.load / payload.load", ours * each, theirs * each, "ms", ratio, ">= 1.5", note, ratio >= 1.5)
+    return Row(
+        "load: pickle.load / payload.load",
+        ours * each,
+        theirs * each,
+        "ms",
+        ratio=ratio,
+        budget=">= 1.5",
+        note=note,
+        within=ratio >= 1.5,
+    )
 
 
 def _import(first: float, second: float, count: int, note: str) -> list[Row]:
     scale = 1000 / count
     return [
-        Row("import, seconds per 1,000 files", first * scale, None, "s", first * scale, "< 15", note, first * scale < 15),
+        Row(
+            "import, seconds per 1,000 files",
+            first * scale,
+            None,
+            "s",
+            ratio=first * scale,
+            budget="< 15",
+            note=note,
+            within=first * scale < 15,
+        ),
         Row(
             "import again, seconds per 1,000 files",
             second * scale,
             None,
             "s",
-            second * scale,
-            "< 1",
-            note,
-            second * scale < 1,
+            ratio=second * scale,
+            budget="< 1",
+            note=note,
+            within=second * scale < 1,
         ),
     ]
 

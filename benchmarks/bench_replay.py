@@ -107,10 +107,10 @@ def _overhead(shape: Shape) -> Row:
         statistics.median(ends),
         statistics.median(forwards) / within,
         "s",
-        ratio,
-        f"<= {BUDGET}",
-        f"{around:.3f} around the forward ({low:.3f} to {high:.3f}) x {within:.3f} in it; {shape.count} inputs, one thread",
-        ratio <= BUDGET,
+        ratio=ratio,
+        budget=f"<= {BUDGET}",
+        note=f"{around:.3f} around the forward ({low:.3f} to {high:.3f}) x {within:.3f} in it; {shape.count} inputs, one thread",
+        within=ratio <= BUDGET,
     )
 
 
@@ -125,10 +125,10 @@ def _memory() -> Row:
         many,
         few,
         "B",
-        ratio,
-        f"<= {MEMORY_BUDGET}",
-        note,
-        ratio <= MEMORY_BUDGET,
+        ratio=ratio,
+        budget=f"<= {MEMORY_BUDGET}",
+        note=note,
+        within=ratio <= MEMORY_BUDGET,
     )
 
 

@@ -43,9 +43,8 @@ def run(sizes: Sequence[int] = SIZES) -> list[Row]:
                 values[-1],
                 predicted,
                 "s",
-                predicted / values[-1],
-                "-",
-                note,
+                ratio=predicted / values[-1],
+                note=note,
             )
         )
     return rows
@@ -122,10 +121,11 @@ def _journals(folder: Path, spec: Any) -> None:
     for index, item in enumerate(spec.inputs):
         rank, moment = index % WORKERS, f"2025-06-19T06:{index // 60 % 60:02d}:{index % 60:02d}.000000Z"
         result = ResultRecord(
-            spec.replay_id, item.dump_id, "passed", 1, rank, index // WORKERS, moment, moment, load_s=0.01, forward_s=0.2,
-            backward_s=0.4, tokens=item.tokens, tokens_per_s=9000.0, peak_memory_bytes=2**34 + index, logprob_count=1800,
-            logprob_mean=-1.5, logprob_std=2.0, logprob_min=-20.0, logprob_max=-0.001, nonfinite=0, loss=1.5, grad_norm=0.5,
-            output_digest=f"{index:064x}", extra={"packing": True, "temperature": 1.0, "training": True},
+            spec.replay_id, item.dump_id, status="passed", attempt=1, worker=rank, slot=index // WORKERS, started_at=moment,
+            finished_at=moment, load_s=0.01, forward_s=0.2, backward_s=0.4, tokens=item.tokens, tokens_per_s=9000.0,
+            peak_memory_bytes=2**34 + index, logprob_count=1800, logprob_mean=-1.5, logprob_std=2.0, logprob_min=-20.0,
+            logprob_max=-0.001, nonfinite=0, loss=1.5, grad_norm=0.5, output_digest=f"{index:064x}",
+            extra={"packing": True, "temperature": 1.0, "training": True},
         )  # fmt: skip
         start = {
             "event": "start",

@@ -51,7 +51,15 @@ def _rows(ours: str, steps: list[tuple[str, float]], later: Mapping[str, float],
     noise, error = _ratio(steps, "off")
     said = f"{CALL}; {len(steps)} single steps, {ours} among them"
     rows = [
-        Row(f"step time beside {ours}, off / off (the noise)", 1e3 * usual, None, "ms", noise, "-", f"+- {error:.4f}; {said}")
+        Row(
+            f"step time beside {ours}, off / off (the noise)",
+            1e3 * usual,
+            None,
+            "ms",
+            ratio=noise,
+            budget="-",
+            note=f"+- {error:.4f}; {said}",
+        )
     ]
     for way in sorted({way for way, _ in steps if way != "off"}, key=lambda way: (way != ours, way)):
         ratio, own = _ratio(steps, way)
@@ -60,7 +68,18 @@ def _rows(ours: str, steps: list[tuple[str, float]], later: Mapping[str, float],
         if way == ours:
             within = whole <= limit and (way == "armed" or whole < best)
             goal = f"<= {limit:.4f}" + ("" if way == "armed" else f", and under {best:.4f} (the best peer)")
-        rows.append(Row(f"step time, {way} / off", 1e3 * usual * whole, 1e3 * usual, "ms", whole, goal, note, within))
+        rows.append(
+            Row(
+                f"step time, {way} / off",
+                1e3 * usual * whole,
+                1e3 * usual,
+                "ms",
+                ratio=whole,
+                budget=goal,
+                note=note,
+                within=within,
+            )
+        )
     return rows
 
 

@@ -144,7 +144,7 @@ def _row(name: str, found: Comparison, budget: float | None, note: str) -> Row:
     ours, theirs, within = found.ours * 1e3, found.theirs * 1e3, None if budget is None else found.ratio <= budget
     said = "-" if budget is None else f"<= {budget:.4g}"
     note = f"{note}{found.calm} of {found.pairs} comparisons calm, +- {found.error:.4f}"
-    return Row(name, ours, theirs, "ms", found.ratio, said, note, within)
+    return Row(name, ours, theirs, "ms", ratio=found.ratio, budget=said, note=note, within=within)
 
 
 if __name__ == "__main__":

@@ -377,7 +377,7 @@ def run(subjects: Sequence[FamilyResult], folder: FamilyFolder) -> list[FamilyRe
                     result = replace(subject, problem=why, config={})
                 else:
                     env = Surroundings(None, warm=warm)
-                    done = run_family(folder.store, subject, folder.model(subject), folder.base, folder.axes, env, "")
+                    done = run_family(folder.store, subject, folder.model(subject), folder.base, folder.axes, env=env, command="")
                     result = folder.keep(subject, done)
             results.append(result)
     return results

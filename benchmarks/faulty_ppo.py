@@ -201,7 +201,8 @@ def _right(case: Case, said: str) -> bool:
 def _row(case: Case, line: dict[str, Any]) -> str:
     right = _right(case, line["sentence"])
     word = ("named" if right else "MISSED") if case.fault else "right" if right else "FALSE ALARM"
-    return f"{word} | {case.name} | {case.fault.side if case.fault else '-'} | {line['command']} | {line['sentence']}"
+    side = case.fault.side if case.fault else "-"
+    return f"{word} | {case.name} | {side} | {line['command']} | {line['sentence']}"
 
 
 def table(folder: Path) -> bool:

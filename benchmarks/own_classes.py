@@ -255,7 +255,12 @@ def train(folder: Path, package: str, name: str) -> None:
 
 def recorded(package: str) -> Callable[[Path, str], None]:
     """Return what records a case of a package into a folder."""
-    return lambda folder, name: record(folder, package, "benchmarks.own_classes", "train", str(folder), package, name)
+
+    def recording(folder: Path, name: str) -> None:
+        command = ("benchmarks.own_classes", "train", str(folder), package, name)
+        record(folder, package, *command)
+
+    return recording
 
 
 if __name__ == "__main__":

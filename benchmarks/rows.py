@@ -20,7 +20,7 @@ class Row:
     theirs: float | None
     unit: str
     ratio: float
-    budget: str
+    budget: str = "-"
     note: str = ""
     within: bool | None = None
 

@@ -91,7 +91,6 @@ class ActorSession(Decided):
     ) -> None:
         began = time.perf_counter()
         self.decide(config, defaults, model_cache)
-        self.model_cache = model_cache
         self._actors = actors_of(self.choices)
         self._actors.prepare_process()
         set_seed(self.choices.seed)
@@ -229,12 +228,12 @@ class ActorSession(Decided):
             if watch is None:
                 returned = self.actor(**call.arguments)
             else:
-                returned = watch.forward(self.actor, call.arguments, self.model, {"mask": call.mask})
+                returned = watch.forward(call.arguments, {"mask": call.mask})
             log_probs, entropy = read_result(returned, call.mask)
         forward_s = measure.now(device) - began - (watch.held_s - held if watch is not None else 0.0)
         if watch is not None and watch.active:
             shown = {"log_probs": log_probs, "entropy": entropy, "mask": call.mask, "loss": loss_of(log_probs, call.mask)}
-            watch.after(self.actor, call.arguments, self.model, shown)
+            watch.after(call.arguments, shown)
         outcome = ForwardOutcome(
             forward_s=forward_s,
             randomness=drawn and randomness.check(drawn, dump, device),

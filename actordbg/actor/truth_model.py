@@ -97,15 +97,33 @@ _NO_MODULES = ("torch", "accelerate", "safetensors", "typing_extensions", *sys.s
 def code_of(model: Any, attn: str = "eager") -> dict[str, str]:
     """Name the packages, beside torch, whose code computes a model, each with a part of it: `{"mine": "LlamaMLP"}`.
 
-    A forward that was replaced, or a function beside it or of torch, or the attention registered as `attn`, counts as the package
-    whose file has its code, whatever its name says; and so does what it wraps.
+    A forward that was replaced, or a function of a file of transformers that the model runs or of torch, or the attention
+    registered as `attn`, counts as the package whose file has its code, whatever its name says; and so does what it wraps.
     """
     parts = {getattr(module.forward, "__func__", module.forward): type(module).__name__ for module in model.modules()}
-    scopes = [inspect.unwrap(type(module).forward).__globals__ for module in model.modules()]
-    own = [scope for scope in scopes if scope["__name__"].startswith("transformers.")]
-    own += map(vars, (torch, torch.Tensor, torch.nn.functional))  # theirs are in torch's own files
-    parts |= {value: name for scope in own for name, value in scope.items() if inspect.isfunction(value)}
+    own = [*_scopes_of(model), *map(vars, (torch, torch.Tensor, torch.nn.functional))]  # theirs are in torch's own files
+    parts |= {function: name for scope in own for name, function in _functions_in(scope)}
     return _packages(parts | _registered(attn))
+
+
+def _functions_in(scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the functions of a module, and of its registries, by name."""
+    for name, value in [*scope.items()]:
+        held = value.items() if isinstance(value, Mapping) and name.isupper() else [(name, value)]
+        yield from ((str(key), each) for key, each in held if inspect.isfunction(each))
+
+
+def _scopes_of(model: Any) -> list[dict[str, Any]]:
+    """Return the names in each file of transformers that a model runs: of its forwards, and of the functions beside them."""
+    scopes: dict[str, dict[str, Any]] = {}
+    left = [inspect.unwrap(type(module).forward) for module in model.modules()]
+    while left:
+        scope = getattr(inspect.unwrap(left.pop()), "__globals__", {})
+        name = scope.get("__name__", "")
+        if name.startswith("transformers.") and name not in scopes:
+            scopes[name] = scope
+            left += [function for _, function in _functions_in(scope)]
+    return [*scopes.values()]
 
 
 def is_own_attention(attn: str) -> bool:
@@ -138,9 +156,8 @@ def shared_code(model: Any) -> list[str]:
 
     A file of transformers that was edited since its installation is named.
     """
-    packages, forwards = code_of(model), {inspect.unwrap(type(module).forward) for module in model.modules()}
-    own = [forward for forward in forwards if forward.__module__.startswith("transformers.")]
-    sources, edited = {inspect.getfile(forward) for forward in own}, []
+    packages, edited = code_of(model), []
+    sources = {scope["__file__"] for scope in _scopes_of(model)}
     with contextlib.suppress(metadata.PackageNotFoundError):  # imported from a folder that is no installation
         edited = [
             f"an edited {Path(file).name}"

@@ -60,6 +60,7 @@ class Decided:
 
     config: ReplayConfig
     choices: Choices
+    model_cache: Path
 
     def decide(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
         """Decide all settings. No session loads a model before this: here a model's own code meets both of its walls.
@@ -73,7 +74,7 @@ class Decided:
         facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
         choices = choose(config, defaults, facts)
         known.refuse(config, choices, facts)
-        self.config, self.choices, self._facts = config, choices, facts
+        self.config, self.choices, self._facts, self.model_cache = config, choices, facts, model_cache
 
     def backward_for(self, record: DumpRecord) -> bool:
         """Return whether to replay this dump with a backward: as configured, else (plain backend) as it was recorded.
@@ -101,18 +102,17 @@ class TruthSession(Decided):
     keeper = GradientKeeper
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
-        self._cache = model_cache
-        self._load(config, defaults)
+        self._load(config, defaults, model_cache)
 
-    def _load(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
+    def _load(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
         began = time.perf_counter()
-        self.decide(config, defaults, self._cache)
+        self.decide(config, defaults, model_cache)
         set_seed(self.choices.seed)
         self._place = Place.from_environment()
         self._device = self._place.device()
         self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.truth or "fp32"])
         self._wide = torch.promote_types(self._dtype, torch.float32)  # of what is computed from the logits, as the Actor does
-        path = locate(self.choices.model, self._cache, num_layers=self.choices.num_layers)
+        path = locate(self.choices.model, model_cache, num_layers=self.choices.num_layers)
         trust = consent.is_given(config.model)
         self.model = truth_model.load(
             path, weights=DTYPES[self.choices.dtype], dtype=self._dtype, device=self._device, trust=trust
@@ -159,7 +159,7 @@ class TruthSession(Decided):
         if not self.takes(config, defaults):
             return super().switch(config, defaults)
         self.close()
-        return self._load(config, defaults)
+        return self._load(config, defaults, self.model_cache)
 
     def close(self) -> None:
         """Free the model."""

@@ -13,7 +13,7 @@ from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
 from actordbg.catalog.selections import joined
-from actordbg.document.blocks import Items, Verdict, verdict_in
+from actordbg.document.blocks import WRONG, Items, Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
@@ -22,10 +22,11 @@ from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.lint import LintFindings, lint, lint_answer
 from actordbg.judge.load_replays import pictures
+from actordbg.judge.replay_list import listed
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import PICKLES
-from actordbg.replay.supervise import COMPLETE, Progress
+from actordbg.replay.supervise import COMPLETE, Progress, load_spec
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
 
@@ -120,11 +121,27 @@ def linted(desk: Desk, where: str | None, max_inputs: int | None) -> CommandResu
 def check_answer(store: Store, checked: CheckedReplay, *, of: int, recorded: str | None = None) -> CheckResult:
     """Build the answer. of: the number of dumps that the sample was drawn from. recorded: the model that the dumps name."""
     verdict = checked.verdict(of=of, recorded=recorded)
+    if verdict.good and (fault := _fault_beside(store, checked.data.spec)):
+        verdict = replace(verdict, next=f"actordbg reduce {fault}")
     explained = explain(store, checked, verdict)
     data = check_data(checked, verdict, of=of) | {"explanation": explained.data}
     brief = (verdict, Items((f"configuration: {data['configuration']}",)))
     page = check_blocks(checked, verdict, explained.blocks, pictures(store, checked.data))
     return CheckResult(verdict.good, data, brief, page, checked=checked)
+
+
+def _fault_beside(store: Store, spec: ReplaySpec) -> str:
+    """Return this user's newest replay that is wrong on an input of `spec` under another configuration: what was changed decides.
+
+    "" for none: the same configuration was wrong before somebody mended it.
+    """
+    inputs = {item.dump_id for item in spec.inputs}
+    for replay in listed(open_fresh(store), everything=True):
+        if replay["verdict"] == WRONG and not replay["whose"]:
+            there = load_spec(store, replay["replay_id"])
+            if there.config != spec.config and inputs & {item.dump_id for item in there.inputs}:
+                return there.replay_id
+    return ""
 
 
 def store_of_paths(usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client) -> tuple[Store, DumpSelection]:

@@ -16,7 +16,6 @@ from actordbg.config import consent
 from actordbg.config.replay_config import ANY_WIDER, TINY
 from actordbg.document.blocks import Paragraph
 from actordbg.document.command_result import CommandResult
-from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge import noise_floor
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import comparison_charts, document
@@ -27,6 +26,7 @@ from actordbg.judge.sides import RECORDED_NAMES, TRUTH, rests_on_others
 from actordbg.judge.thresholds import asked
 from actordbg.judge.wrong_tokens import wrong_tokens
 from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, NoiseRecord
+from actordbg.records.run_files import RECORDED_WEIGHTS
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.supervise import load_spec, spec_and_owner
 from actordbg.store.layout import Store

@@ -136,15 +136,16 @@ class Desk:
     def nothing(self, purpose: str, where: str | None) -> NothingToDo:
         """Return the error that says why nothing was selected, in terms of what the store holds."""
         count, shortest, longest = dump_extent(self.store)
+        hint = self.client.widen if where else self.client.select
         if not count:
-            why = "the store has no dumps: add some with `actordbg dump enable`, `dump import` or `dump create`"
+            why, hint = "the store has no dumps", "add some with `actordbg dump enable`, `dump import` or `dump create`"
         elif where and (matching := count_dumps(open_fresh(self.store, where), where)):
             why = f"{matching:,} dumps match {where}, but none can be replayed"
         elif where:
             why = selections.no_match(open_fresh(self.store), where)
         else:
             why = f"no dump can be replayed; the store has {plural(count, 'dump')} with seq_len {shortest} to {longest}"
-        return NothingToDo(f"nothing to {purpose}: {why}", hint=self.client.select)
+        return NothingToDo(f"nothing to {purpose}: {why}", hint=hint)
 
     def command(self, name: str, where: str | None, config: ReplayConfig, axes: Mapping[str, str] | None = None) -> str:
         """Return what a record keeps as its command: as typed, else the command line that does the same."""

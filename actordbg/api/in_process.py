@@ -26,10 +26,10 @@ from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
-from actordbg.formats.weight_hashes import MET_WEIGHTS
 from actordbg.locate.clean_models import flags_restored
 from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
+from actordbg.records.run_files import MET_WEIGHTS
 from actordbg.replay.actor_engine import ActorEngine, Failure
 from actordbg.replay.flushing import UNFLUSHED, flush
 from actordbg.replay.instruments import AT_END, INSTRUMENTS

@@ -122,7 +122,7 @@ class PlainCommands:
         trial runs in a process of its own, and the case that is reported ran again in fresh ones. The same command continues a
         stopped reduction.
 
-        Exit code: 1 if no case could be confirmed; 5 if nothing is wrong.
+        Exit code: 0 if a case of the fault was found, 1 if none could be confirmed; 5 if nothing is wrong.
 
         Example: actordbg reduce last --seconds 120
 

@@ -81,7 +81,9 @@ def known_or_reduced(desk: Desk, name: str, trials: int, seconds: float) -> Redu
 
 def reduction_answer(record: Reduction) -> CommandResult:
     """Build the answer of a reduction."""
-    following = f"repro {record.reduction_id} -o repro.py" if record.confirmed else f"reduce {record.reduction_id}"
+    following = "" if record.finished else f"actordbg reduce {record.reduction_id}"
+    if record.confirmed:
+        following = f"actordbg repro {record.reduction_id} -o repro.py"
     failed = record.fingerprint.kind in (ERROR, CRASH, HANG)
     left = [] if record.finished else ["smaller cases: the budget is used up, and the same command continues"]
     left += [f"the case as a replay: {record.unchecked}"] * (not record.checked)
@@ -97,7 +99,7 @@ def reduction_answer(record: Reduction) -> CommandResult:
             ("time", f"{record.seconds:g} s"),
         ],
         not_checked=left,
-        next=f"actordbg {following}",
+        next=following,
         findings=[record.fingerprint.finding],
     )
     blocks: list[Block] = [Heading(f"reduce {record.reduction_id}", 1), verdict]

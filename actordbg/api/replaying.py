@@ -160,7 +160,8 @@ def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: 
         findings = apart.runnable(config, spec.inputs, minor=False)
         data = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "known_failures": findings}
     word, said = ("", "the actor was built and ran") if data["ok"] else (FAILED, "the actor did not run")
-    following = "actordbg check" if data["ok"] else "actordbg doctor"
+    first = "actordbg status" if desk.store.exists() else "actordbg demo"
+    following = first if data["ok"] else "actordbg doctor"
     blocks: list[Block] = [Verdict(word, said, next=following), Items([f"{label}: {text}" for label, text in _facts(data)])]
     return CommandResult(data["ok"], data, blocks)
 

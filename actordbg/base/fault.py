@@ -13,6 +13,8 @@ T = TypeVar("T")
 _SECRET_NAMES = re.compile(rb"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 _IN_URL = re.compile(r"""(https?://(?=[^\s/@:"]*@)|://[^\s/:@"]*:)(?!\d+(?:[/"'\s,]|\Z))[^\s"]{1,200}@""")
 """A password in a URL, up to the last "@"; not a port. Of http, a name alone may be a token."""
+_SIGNED = re.compile(r"""([?&][\w.-]*(?:token|key|secret|pass|cred|auth|sig)[\w.-]*=|\bBearer )[^\s&"']+""", re.IGNORECASE)
+"""A secret behind the path of a URL, as of one that is signed, or in a header of a request."""
 _known: tuple[dict[bytes, bytes], tuple[str, ...]] = ({}, ())
 
 
@@ -55,6 +57,23 @@ def describe(error: BaseException) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)[:200]
 
 
+def from_outside(error: BaseException) -> bool:
+    """Check whether an exception came from outside: Ctrl-C, an exit, or what a signal handler raised in our code. Raises nothing.
+
+    A handler is known by its argument, the frame that it interrupted.
+    """
+    try:
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            interrupted, at = at.tb_frame, at.tb_next
+            for given in at.tb_frame.f_locals.values():
+                if given is interrupted or (type(given) is tuple and any(each is interrupted for each in given)):
+                    return True
+    except Exception:  # noqa: BLE001  # no memory: then the first exception is taken for ours
+        return False
+    return not isinstance(error, Exception)
+
+
 def complain(text: str) -> None:
     """Print a line to standard error. Raises nothing: that may be closed, or a log on a full disk, and the training continues."""
     with contextlib.suppress(Exception):
@@ -72,7 +91,8 @@ def scrub(text: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """Replace the passwords in a text's URLs: `sftp://me:[hidden]@host/store`."""
+    """Replace the passwords and tokens in a text's URLs: `sftp://me:[hidden]@host/store`, `https://host/file?token=[hidden]`."""
+    text = _SIGNED.sub(r"\1[hidden]", text)
     return _IN_URL.sub(r"\1[hidden]@", text) if "://" in text else text
 
 

@@ -140,14 +140,11 @@ def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
     if not replays:
         return context
     chosen = next((data for data in replays if data.resolved), replays[0])
-    inputs = chosen.spec.inputs
     return replace(
         context,
         resolved={name: chosen.resolved[name] for name in _RESOLVED if name in chosen.resolved},
         versions=dict(chosen.spec.versions),
-        seq_lens=tuple(item.seq_len for item in inputs),
-        batch_sizes=tuple(item.batch_size for item in inputs),
-        tokens=sum(item.tokens for item in inputs),
+        inputs=chosen.spec.inputs,
         folded=sum(bool(result.folded_ids) for result in chosen.results),
     )
 
@@ -232,11 +229,11 @@ def regressions(store: Store, cell: MatrixCell, baseline: MatrixRecord, slower: 
 
     like = cell_like(baseline, cell)
     theirs = like.replay_id if like else None
-    if cell.status == UNAVAILABLE:
-        return (f"passed in the baseline, and is unavailable here: {cell.reason}",) * bool(like and like.good)
-    if theirs is None:
-        return ("failed, and did not run in the baseline",) * (cell.status == FAILED)
-    if cell.replay_id is None or theirs == cell.replay_id:
+    if cell.status == UNAVAILABLE and like and like.good:
+        return (f"passed in the baseline, and is unavailable here: {cell.reason}",)
+    if cell.status == FAILED and theirs is None:
+        return ("failed, and did not run in the baseline",)
+    if cell.status == UNAVAILABLE or theirs is None or cell.replay_id is None or theirs == cell.replay_id:
         return ()
     there, here = read_results(store.replays / theirs), read_results(store.replays / cell.replay_id)
     selected = {item.dump_id for item in load_spec(store, cell.replay_id).inputs}

@@ -92,7 +92,7 @@ def parse_axes(given: Mapping[str, str | None]) -> Axes:
     """Parse the axis options (None: not given). If no option lists several values, add the default axes."""
     axes = {name: setting.list_of(text) for name, setting in AXES.items() if (text := given.get(name)) is not None}
     if all(len(values) == 1 for values in axes.values()):
-        usual = {name: list(setting.axis.default) for name, setting in AXES.items() if setting.axis and setting.axis.default}
+        usual = {name: list(setting.axis_values) for name, setting in AXES.items() if setting.axis_values}
         axes = usual | axes
     return {name: axes[name] for name in AXES if name in axes}
 

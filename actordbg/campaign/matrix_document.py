@@ -33,11 +33,11 @@ from actordbg.document.blocks import (
     Cells,
     Grid,
     Heading,
-    Items,
     Paragraph,
     Verdict,
     number,
     seconds,
+    section,
     setting,
 )
 from actordbg.document.blocks import FAILED as FAILED_WORD
@@ -48,6 +48,7 @@ from actordbg.laws.rules import RULES
 from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED
 from actordbg.records.finding import Finding, Rule
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
+from actordbg.records.replay_record import ReplayInput
 
 AXES_AS_COLUMNS = 4
 """With more axes than this, the settings share one column."""
@@ -63,9 +64,7 @@ class MatrixContext:
 
     resolved: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    seq_lens: tuple[int, ...] = ()
-    batch_sizes: tuple[int, ...] = ()
-    tokens: int = 0
+    inputs: tuple[ReplayInput, ...] = ()
     folded: int = 0
     gone: tuple[str, ...] = ()
     """Replays of cells that are no longer in the store."""
@@ -105,7 +104,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext) -> list[Block]
         _table(record, context),
         Paragraph(_LEGEND),
         *([] if record.options.get("oracle") else [Paragraph(_UNCOMPARED)]),
-        *(block for title, lines in sections.items() if lines for block in (Heading(title, 3), Items(lines))),
+        *(block for title, lines in sections.items() for block in section(title, lines)),
     ]
 
 
@@ -179,9 +178,12 @@ def _broken(cell: MatrixCell) -> str:
 
 
 def _result(record: MatrixRecord, cell: MatrixCell) -> str:
-    bad = sum(count for status, count in cell.counts.items() if status != PASSED)
-    text = word_of(record, cell) + f" {bad}/{sum(cell.counts.values())}" * bool(cell.status == FAILED and bad)
-    return f"{text} {REGRESSED}" if cell.regressed else text
+    parts, inputs = [word_of(record, cell)], sum(cell.counts.values())
+    if cell.status == FAILED and (bad := inputs - cell.counts.get(PASSED, 0)):
+        parts.append(f"{bad}/{inputs}")
+    if cell.regressed:
+        parts.append(REGRESSED)
+    return " ".join(parts)
 
 
 def _setting(name: str, cell: MatrixCell) -> str:
@@ -225,18 +227,24 @@ def _failure(cell: MatrixCell) -> list[str]:
 
 def _by_text(pairs: Iterable[tuple[str, MatrixCell]]) -> list[str]:
     """Write each text once, with its cells."""
-    numbers = {text: ", ".join(str(cell.index) for cell in cells) for text, cells in grouped(pairs).items() if text}
-    return [f"cell{'s' * (',' in cells)} {cells}: {text}" for text, cells in numbers.items()]
+    lines = []
+    for text, cells in grouped(pairs).items():
+        if text:
+            noun = "cell" if len(cells) == 1 else "cells"
+            lines.append(f"{noun} {', '.join(str(cell.index) for cell in cells)}: {text}")
+    return lines
 
 
 def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
-    ran, inputs = context.resolved, len(context.seq_lens)
+    ran, sizes = context.resolved, ""
     named = ("model", "model_class", "parameters", "num_layers")
     model = [f"{name} {setting(ran[name])}" for name in named if ran.get(name) is not None]
-    sizes = inputs and (
-        f"{plural(inputs, 'dump')}, batch size {_range(context.batch_sizes)}, seq_len {_range(context.seq_lens)}, "
-        f"{plural(context.tokens, 'token')}" + f" (ids of {context.folded} wrapped into the vocabulary)" * bool(context.folded)
-    )
+    if inputs := context.inputs:
+        batch, length = _range([item.batch_size for item in inputs]), _range([item.seq_len for item in inputs])
+        tokens = plural(sum(item.tokens for item in inputs), "token")
+        sizes = f"{plural(len(inputs), 'dump')}, batch size {batch}, seq_len {length}, {tokens}"
+        if context.folded:
+            sizes += f" (ids of {context.folded} wrapped into the vocabulary)"
     gone = dict.fromkeys(context.gone, " (gone)")
     replays = [f"{cell.index}: {cell.replay_id}{gone.get(cell.replay_id, '')}" for cell in record.cells if cell.replay_id]
     facts = {
@@ -286,9 +294,12 @@ def matrix_verdict(record: MatrixRecord, whose: str = "") -> Verdict:
     if off := [cell.max_abs for cell in wrong if cell.max_abs is not None]:
         figures.insert(0, ("max diff from the truth", f"{number(max(off), 2)} nats"))
     if fastest is not None:
-        figures.append((f"fastest forward{f' ({TOY_MODEL})' * toy}: {fastest.name}", f"{seconds(fastest.forward_s)} s"))
+        forward = f"fastest forward ({TOY_MODEL})" if toy else "fastest forward"
+        figures.append((f"{forward}: {fastest.name}", f"{seconds(fastest.forward_s)} s"))
     found = [finding for cell in bad for finding in findings_of(cell)]
-    return Verdict(word, said, figures, left, _next(record, bad, fastest), toy, found, whose=whose)
+    return Verdict(
+        word, said, figures=figures, not_checked=left, next=_next(record, bad, fastest), toy=toy, findings=found, whose=whose
+    )
 
 
 def findings_of(cell: MatrixCell) -> Iterator[Finding]:
@@ -306,11 +317,14 @@ def findings_of(cell: MatrixCell) -> Iterator[Finding]:
 def _next(record: MatrixRecord, bad: Sequence[MatrixCell], fastest: MatrixCell | None) -> str:
     """Return the command to run next: on the first bad cell, on the unfinished ones, or with the fastest right configuration."""
     if bad and bad[0].replay_id:
-        return f"actordbg {f'compare {bad[0].replay_id} truth' if bad[0].wrong else f'report {bad[0].replay_id}'}"
+        word = "explain" if bad[0].wrong else "report"
+        return f"actordbg {word} {bad[0].replay_id}"
     if any(cell.open or record.waits(cell) for cell in record.cells):
         return f"actordbg matrix --resume {record.matrix_id}"
     if fastest is None:
         return ""
+    if str(fastest.config.get("model", TINY)) == TINY:
+        return "actordbg check --model YOUR_MODEL"
     return f"actordbg replay --all {' '.join(map(in_shell, repeat_options(complete(fastest.config))))}"
 
 
@@ -343,7 +357,9 @@ def _cell(cell: MatrixCell, record: MatrixRecord) -> Cell:
     figures = [f"max diff {number(cell.max_abs, 2)}"] if cell.max_abs is not None else []
     figures += [f"{seconds(cell.forward_s)} s"] if cell.forward_s is not None else []
     why = [*cell.violations[:2], *filter(None, (cell.reason, cell.error)), *cell.regressed]
-    summary = f"cell {cell.index}, {cell.name}: {word}" + f". {'; '.join(why)[:400]}" * bool(why)
+    summary = f"cell {cell.index}, {cell.name}: {word}"
+    if why:
+        summary += f". {'; '.join(why)[:400]}"
     tone = GOOD_TONE if word == PASSED and cell.verdict is not None else PART_TONE
     if cell.wrong or cell.status == FAILED or cell.regressed:
         tone = BAD_TONE

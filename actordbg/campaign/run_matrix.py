@@ -277,4 +277,5 @@ class MatrixRun(Campaign[MatrixRecord]):
 
 
 def _tell(env: Surroundings, cell: MatrixCell, words: str, steps: int = 0) -> None:
-    env.on_progress(f"#{cell.index} {cell.name}" + f": {words[:80]}" * bool(words), steps)
+    name = f"#{cell.index} {cell.name}"
+    env.on_progress(f"{name}: {words[:80]}" if words else name, steps)

@@ -32,10 +32,10 @@ from actordbg.document.blocks import (
     Chart,
     Grid,
     Heading,
-    Items,
     Paragraph,
     Verdict,
     number,
+    section,
 )
 from actordbg.measure.align_logs import FALLS, RISES, relative, trend
 from actordbg.measure.log_document import apart_chart, values_chart
@@ -141,7 +141,7 @@ def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | No
     if cell.role == ASKED:
         parting = _divergence(gaps, record, cell, baseline)
         word = DIVERGES if parting else FAR if within == NO else NO_FALL if falls == NO else AGREES
-    return CellVerdict(cell.index, word, YES, falls, within, largest, parting)
+    return CellVerdict(cell.index, word, YES, falls=falls, within=within, largest=largest, parting=parting)
 
 
 def gaps_of(cell: TrainCell, baseline: TrainCell, figure: str) -> list[float]:
@@ -249,7 +249,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str], whose: str
         *train_charts(record),
         Grid(_COLUMNS, [_row(*pair) for pair in pairs], {"configuration", "result", "falls", "diverges"}, links),
         Paragraph(legend),
-        *(block for title, items in sections.items() if items for block in (Heading(title, 3), Items(items))),
+        *(block for title, items in sections.items() for block in section(title, items)),
     ]
 
 
@@ -270,16 +270,17 @@ def _counted(record: TrainCheckRecord, requested: Judged) -> str:
         falls = f"no round over the inputs repeats; use --steps {least}, or fewer inputs (--max-inputs)"
     unknown = any(verdict.word == AGREES and verdict.falls == UNKNOWN for _, verdict in requested)
     state = "running, or was killed" if record.status == "running" else record.status
-    return (
+    counts = []
+    for word, count in Counter(words).items():
+        named = _PLURAL.get(word, word) if count > 1 else word
+        counts.append(f"{count} {named}")
+    said = (
         f"{plural(len(words), 'configuration')}, {plural(record.steps, 'step')}, {record.batch} micro-batches in each, over "
-        f"{plural(len(record.dump_ids), 'input')}: {_in_words(words)}."
-        + f" Whether the loss falls was not checked: {falls}." * unknown
-        + f" The check is {state}." * (state != "complete")
+        f"{plural(len(record.dump_ids), 'input')}: {', '.join(counts)}."
     )
-
-
-def _in_words(words: Sequence[str]) -> str:
-    return ", ".join(f"{count} {_PLURAL.get(word, word) if count > 1 else word}" for word, count in Counter(words).items())
+    if unknown:
+        said += f" Whether the loss falls was not checked: {falls}."
+    return said if state == "complete" else f"{said} The check is {state}."
 
 
 def _describe(cell: TrainCell, parting: Divergence) -> str:
@@ -301,9 +302,9 @@ def _facts(record: TrainCheckRecord) -> list[str]:
     lines = [
         f"AdamW: lr {training['lr']:g}, betas {training['betas'][0]:g} and {training['betas'][1]:g}, eps {training['eps']:g}, "
         f"weight decay {training['weight_decay']:g}; gradients {clip}; {record.dtype}, weights stepped in fp32"
-        + "; gradient checkpointing, except in the baseline"
-        * bool(training.get("gradient_checkpointing"))
     ]
+    if training.get("gradient_checkpointing"):
+        lines[0] += "; gradient checkpointing, except in the baseline"
     stepped = _names_by([(cell.optimizer, cell) for cell in record.cells if cell.optimizer])
     lines += [f"stepped by {who}: {names}" for who, names in stepped.items()]
     if record.selection:
@@ -330,9 +331,13 @@ def train_verdict(record: TrainCheckRecord, requested: Judged) -> Verdict:
     next_command = f"actordbg train-check --resume {record.check_id}" if unfinished else ""
     if record.selection is not None and wrong:
         next_command = f"actordbg matrix --where {in_shell(record.selection)} --model {in_shell(model)}"
-    left.append("what all configurations share: the model, the baseline's forward and backward (`actordbg check`)")
+    left.append(
+        "whether the model is its checkpoint's, and what configurations share, as the baseline's forward (`actordbg check`)"
+    )
     found = [_finding(cell, verdict) for cell, verdict in requested if verdict in bad]
-    return Verdict(word, _counted(record, requested), figures, left, next_command, model == TINY, found)
+    return Verdict(
+        word, _counted(record, requested), figures=figures, not_checked=left, next=next_command, toy=model == TINY, findings=found
+    )
 
 
 def _finding(cell: TrainCell, verdict: CellVerdict) -> Finding:

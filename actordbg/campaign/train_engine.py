@@ -3,7 +3,7 @@
 A cell's folder is a replay's folder plus `training.json`, the optimizer's settings. An input's id begins with its step
 (`s0003-m02-...`), so a dump can repeat. The result of a step's last micro-batch has its norms in `extra["step"]`.
 
-    python -m actordbg.campaign.train_engine --work store/trainchecks/<id>/<cell>/work-0-1.json
+    python -m actordbg.campaign.train_engine --supervisor PID --work store/trainchecks/<id>/<cell>/work-0-1.json
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class TrainEngine(OnceEngine):
         figures = {"loss": loss}
         fields: dict[str, Any] = {"status": PASSED, "loss": loss, "forward_s": seconds, "tokens": item.tokens, "extra": {}}
         if self._done % self._training.accumulation == 0:
-            norms = self._session.step()
-            fields["grad_norm"] = norms.gradient
-            fields["extra"] = {STEP: {"grad_norm": norms.gradient, "update_norm": norms.update, "lr": self._training.lr}}
-            figures |= {"gradient norm": norms.gradient, "update norm": norms.update}
+            gradient, update = self._session.step()
+            fields["grad_norm"] = gradient
+            fields["extra"] = {STEP: {"grad_norm": gradient, "update_norm": update, "lr": self._training.lr}}
+            figures |= {"gradient norm": gradient, "update norm": update}
         if invalid := [name for name, value in figures.items() if not math.isfinite(value)]:
             error = f"not finite: {', '.join(invalid)}"
             fields |= {"status": FAILED, "error_class": "FloatingPointError", "error": error}

@@ -110,7 +110,7 @@ def make_train_cells(
     ]
     requested = [Combination(name, {}, config) for name, _, config, _ in planned]
     return [
-        TrainCell(cell.index, cell.name, role, cell.config, log, cell.status, cell.reason)
+        TrainCell(cell.index, cell.name, role=role, config=cell.config, log_name=log, status=cell.status, reason=cell.reason)
         for cell, (_, role, _, log) in zip(make_cells(requested, facts, defaults), planned, strict=True)
     ]
 

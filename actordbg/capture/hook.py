@@ -28,6 +28,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
+from actordbg.base.fault import from_outside
 from actordbg.capture.facts import DISTRIBUTIONS, Binder, note_trainer
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.recorder import Recorder
@@ -59,8 +60,7 @@ class Slot:
         def traced() -> None:
             """Note that dynamo traces a forward. Runs during tracing only; the graph contains nothing of it."""
             self.recorder.compiled = True
-            with contextlib.suppress(RuntimeError, MemoryError):  # no thread can be started
-                self.recorder.watch.start()
+            self.recorder.attempt(self.recorder.watch.start)
 
         traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does
         self.traced = traced
@@ -155,7 +155,9 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
         item = None
         try:
             item = enter(binder, self, args, kwargs)
-        except Exception as fault:  # noqa: BLE001  # assignments only, so nothing in here can fail
+        except BaseException as fault:  # assignments only, so nothing in here can fail
+            if from_outside(fault):
+                raise
             fault.__traceback__ = None
             slot.recorder.stray += 1
             with slot.recorder.notices.lock:
@@ -172,10 +174,12 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
         finally:
             try:
                 slot.leave(item, output, error)
-            except Exception as fault:  # noqa: BLE001  # assignments only
-                fault.__traceback__ = fault.__context__ = None
+            except BaseException as fault:  # assignments only
                 with slot.recorder.writer.lock:
                     slot.recorder.writer.failed += ((item, fault),)
+                if from_outside(fault):
+                    raise
+                fault.__traceback__ = fault.__context__ = None
             del error  # else the traceback and this frame would keep each other alive, with all their tensors
 
     setattr(forward, MARK, original)

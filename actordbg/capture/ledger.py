@@ -27,7 +27,7 @@ from typing import Any
 
 from actordbg.capture.control import Control
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.ringfile import CLOSED, COUNTERS_FORMAT, COUNTS, PLACE, pending, totals
+from actordbg.formats.ringfile import CLOSED, COUNTERS_FORMAT, COUNTS, DROPPED, PLACE, pending, totals
 from actordbg.formats.store_files import FULL_DISK, StoreFiles, atomic_write, overwrite, remove
 from actordbg.formats.weight_hashes import StepWeights
 
@@ -102,11 +102,6 @@ class Ledger:
             counts[:] = self.counts
             self.book, self.counts = number, counts
 
-    def end_with_actor(self) -> None:
-        """Close the ledger if its actor is gone."""
-        if not self.closed and self.actor() is None:
-            self.closed = self.changed = True
-
     @property
     def done(self) -> bool:
         """Check whether no more calls will come and everything is published."""
@@ -119,11 +114,11 @@ class Ledger:
             self.move(-1, None)
         return number
 
-    def open(self, control: Control, seq_len: int | None) -> tuple[int, str | None]:
+    def open(self, control: Control, seq_len: int | None, opened: list[Any] | None = None) -> tuple[int, str | None]:
         """Count a call. Returns its number (from 0) and the reason it is sampled out, None if it is to be recorded.
 
-        A call to be recorded is pending until `capture`, `drop` or `sample` closes it. `seq_len` is None if unknown. If this
-        raises, nothing is counted.
+        A call to be recorded is pending until `capture` or `drop` closes it. `seq_len` is None if unknown. `opened` gets what is
+        returned at once: if this raises and left it empty, nothing is counted.
         """
         with self._lock:
             if control.generation != self.generation:
@@ -131,10 +126,12 @@ class Ledger:
                 self.generation, self._before, self._eligible, self._bytes_full = control.generation, before, 0, False
             reason = None if control.unlimited else self._unwanted(control, seq_len)
             place, counts = PLACE["sampled_out." + reason] if reason else -1, self.counts
+            opened = [] if opened is None else opened
             self.changed, number = True, counts[0]
-            counts[0] = number + 1
+            counts[0] = number + 1  # no signal comes between these assignments
             if place >= 0:
                 counts[place] += 1
+            opened[:] = number, reason
             return number, reason
 
     def capture(self, nbytes: int, trigger: str | None = None) -> None:
@@ -146,10 +143,12 @@ class Ledger:
             self.counts[2] += nbytes
             self.changed = True
 
-    def drop(self, reason: str, error: str | None = None, unopened: int = 0) -> None:
-        """Close a pending call as lost; or count `unopened` calls that the recorder itself failed to open."""
+    def drop(self, reason: str, error: str | None = None, unopened: int = 0, item: Any = None) -> None:
+        """Close a pending call, that of `item`, as lost; or count `unopened` calls that the recorder itself failed to open."""
         with self._lock:
             self._add(f"dropped.{reason}", unopened or 1)
+            if item is not None:
+                item.standing, item.reason = DROPPED, reason
             self.counts[0] += unopened
             self.last_error = error or self.last_error
 

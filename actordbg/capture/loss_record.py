@@ -315,17 +315,24 @@ def end_step(norm: Any) -> None:
 
 
 def finish(waiting: Waiting | None, *, stepped: bool = False) -> None:
-    """Hand over a loss that waits, with the norm of the gradient if its optimizer step has run. Raises nothing."""
+    """Hand over a loss that waits, with the norm of the gradient if its optimizer step has run. Raises nothing of its own."""
+    if waiting is None:
+        return
+    forked = waiting.item.pid != os.getpid()
     here.waiting = None
-    if waiting is None or waiting.item.pid != os.getpid():
+    if forked:
         return
     recorder, item, results = waiting.recorder, waiting.item, waiting.results
-    if stepped and _step_of(waiting.engine) != waiting.step:
-        results["grad_norm"] = recorder.attempt(lambda: number(waiting.engine().get_global_grad_norm()))
-    output = tuple(map(results.get, item.kind.returns))
-    if not recorder.attempt(lambda: (recorder.leave(item, output, None), True)):
-        with recorder.writer.lock:
-            recorder.writer.failed += ((item, RuntimeError("a loss could not be handed over")),)
+    handed = None
+    try:
+        if stepped and _step_of(waiting.engine) != waiting.step:
+            results["grad_norm"] = recorder.attempt(lambda: number(waiting.engine().get_global_grad_norm()))
+        output = tuple(map(results.get, item.kind.returns))
+        handed = recorder.attempt(lambda: (recorder.leave(item, output, None), True))
+    finally:
+        if handed is None:
+            with recorder.writer.lock:
+                recorder.writer.failed += ((item, RuntimeError("a loss could not be handed over")),)
 
 
 atexit.register(lambda: finish(here.waiting))  # before the recorder is closed: registered after that

@@ -142,9 +142,8 @@ def _within(recorder: Any, control: Control) -> Callable[..., Any]:
         if trained is not None:
             step = trained
         elif step is None or _has_no_steps(recorder.known(actor) or recorder.meet(actor, control), actor):
-            recorder.notices.warn(
-                "steps", f"--step selects no call of this {type(actor).__name__}: its optimizer step is unknown"
-            )
+            why = f"--step selects no call of this {type(actor).__name__}: its optimizer step is unknown"
+            recorder.notices.later_on("steps", why)
             step = None
         entered: Item | None = recorder.enter(
             binder, actor, args, kwargs, None if step is not None and first <= step <= last else outside
@@ -164,9 +163,11 @@ def _first(slot: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
 
     def enter(binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
         slot.enter, slot.recorder.last = inner, None
-        entered: Item | None = inner(binder, actor, args, kwargs)
         with contextlib.suppress(MemoryError, TypeError):
-            here.forward = LastForward(None, weakref.ref(actor), _inputs(binder, args, kwargs), slot.recorder.last)
+            here.forward = LastForward(None, weakref.ref(actor), _inputs(binder, args, kwargs), None)
+        entered: Item | None = inner(binder, actor, args, kwargs)
+        if here.forward is not None:
+            here.forward.item = slot.recorder.last
         return entered
 
     return enter

@@ -154,7 +154,10 @@ class Layout:
         apart = tuple(at for at, tensor in enumerate(tensors) if not tensor.is_contiguous())
         sizes = tuple(0 if at in apart else tensor.nbytes for at, tensor in enumerate(tensors))
         count = OWN_NUMBERS + len(described)
-        return cls(tuple(described), tuple(offsets), sizes, end, pair, apart, count, struct.Struct(f"<{count}q").pack_into)
+        return cls(
+            tuple(described), tuple(offsets), sizes, end, shape=pair, apart=apart, count=count,
+            pack_into=struct.Struct(f"<{count}q").pack_into,
+        )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -295,11 +298,9 @@ class Item:
     offered: bool = False
     ahead: int = 0
 
-    def __init__(
-        self, pid: int, ledger: Ledger, control: Control, ring: Ring, number: int, reason: str | None, standing: int
-    ) -> None:
+    def __init__(self, pid: int, ledger: Ledger, control: Control, ring: Ring, number: int, reason: str | None) -> None:
         self.pid, self.ledger, self.control, self.ring = pid, ledger, control, ring
-        self.number, self.reason, self.standing = number, reason, standing
+        self.number, self.reason, self.standing = number, reason, OPEN if reason is None else SAMPLED
 
     @property
     def dump_id(self) -> str:
@@ -320,8 +321,7 @@ class Item:
 
     def dropped(self, reason: str, error: str | None = None) -> None:
         """Close the call as lost."""
-        self.ledger.drop(reason, error)
-        self.standing, self.reason = DROPPED, reason
+        self.ledger.drop(reason, error, item=self)
         self._mirror()
 
     def over_max_bytes(self, nbytes: int) -> bool:

@@ -11,6 +11,7 @@ a kill inside forward leaves the input in the ring.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import secrets
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from actordbg.base.fault import from_outside
 from actordbg.capture import facts
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.facts import Binder
@@ -33,7 +35,7 @@ from actordbg.capture.snapshot import Copier, cost, memmove, named_outputs
 from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import LOSS, RNG_PREFIX
-from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned, host_name
+from actordbg.formats.ringfile import DROPPED, OPEN, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
 from actordbg.formats.weight_hashes import StepWeights, step_weights
 
@@ -141,29 +143,30 @@ class Recorder:
         if control is None or ring is None:
             return None
         open_: Item | Ledger | None = None
-        counted = False
+        opened: list[Any] = []
         try:
             instance = self._instances.get(id(actor))
             if instance is None or instance.control is not control or instance.actor() is not actor:
                 instance = self.meet(actor, control)
             ledger = instance.ledger
             seq_len = None if control.min_seq_len is None else _peek_seq_len(binder, args, kwargs)
-            number, reason = ledger.open(control, seq_len)
-            counted, open_ = True, ledger if reason is None else None
+            number, reason = ledger.open(control, seq_len, opened)
+            open_ = ledger if reason is None else None
             if reason is not None and not ring.keep and not control.triggers:
                 return None
-            open_ = item = Item(self.pid, ledger, control, ring, number, reason, OPEN if reason is None else SAMPLED)
+            open_ = item = Item(self.pid, ledger, control, ring, number, reason)
             if LOSS in control.calls:  # a call that is kept longer costs the next one its release
                 self.last = item
             return self._hand_over(item) if self._copy(item, instance, actor, binder, args, kwargs) else None
         except BaseException as error:  # an edge: assignments only
-            if isinstance(error, Exception):
-                error.__traceback__ = None
-            self.stray += not counted
+            if open_ is None and opened and opened[1] is None:  # it was counted, and interrupted at once
+                open_ = ledger
+            self.stray += not opened
             with self.writer.lock:
                 self.writer.failed += ((open_, error),)
-            if not isinstance(error, Exception):
+            if from_outside(error):
                 raise
+            error.__traceback__ = None
             return None
 
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
@@ -188,7 +191,8 @@ class Recorder:
     @property
     def faults(self) -> int:
         """Return how often the recorder itself failed."""
-        return self.notices.faults + len(self.notices.later) + len(self.writer.failed)
+        untold = sum(not isinstance(why, str) for _, why in self.notices.later)
+        return self.notices.faults + untold + len(self.writer.failed)
 
     def forked(self) -> None:
         """Leave the ring's file to the parent, in a forked child."""
@@ -228,7 +232,9 @@ class Recorder:
         """Return `action()`, or None if it raised."""
         try:
             return action()
-        except Exception as error:  # noqa: BLE001  # an edge: assignments only
+        except BaseException as error:  # an edge: assignments only
+            if from_outside(error):
+                raise
             error.__traceback__ = None
             with self.notices.lock:
                 self.notices.later += (("fault", error),)
@@ -258,14 +264,12 @@ class Recorder:
         if device is not None and not self._copier.may_copy(tensors):
             return self._refuse(item, "cuda_graph")
         at = kind.place_in(ring)
-        entry = ring.open(layout.count, layout.end if at[1] else layout.end + aligned(len(kind.text)))
+        entry = ring.open(item, layout.count, layout.end if at[1] else layout.end + aligned(len(kind.text)))
         if entry is None:
             return self._refuse(item, "queue_full")
-        item.entry = entry
         if entry.spare and (item.reason is None or control.triggers or device is not None):
             nbytes = max(ITEM_BYTES, (layout.end if device is None else cost(tensors)) + kind.weight)
-            if self.writer.reserve(nbytes):
-                item.nbytes = nbytes
+            if self.writer.reserve(item, nbytes):
                 entry.holds += 1  # nobody else knows it yet
                 item.held = 1
         if simple:
@@ -348,9 +352,8 @@ class Recorder:
     def _refuse(self, item: Item, why: str) -> bool:
         """Count a call that cannot be copied or queued as dropped, if it was selected. Returns False."""
         if item.standing == OPEN:
-            item.ledger.drop(why)
-            item.standing, item.reason = DROPPED, why
-            self.notices.warn(why, f"dropping dumps ({why.replace('_', ' ')}); training continues")
+            item.ledger.drop(why, item=item)
+            self.notices.later_on(why)
         return False
 
     def _note_end(self, item: Item, output: Any, error: BaseException | None) -> None:
@@ -365,8 +368,7 @@ class Recorder:
             nbytes = cost(outputs.values())
             if not outputs:
                 return
-            if self.writer.reserve(nbytes):
-                item.nbytes += nbytes
+            if self.writer.reserve(item, nbytes):
                 item.outputs = self._copier.outputs(outputs)
             else:
                 item.ledger.lost_outputs()
@@ -382,7 +384,8 @@ class Recorder:
             instance, run, key = self.known(actor), self._run or control.run, id(actor)
             if instance is None:
                 role = getattr(actor, "recorded_role", None) or self.attempt(facts.role_from_ray)
-                here = weakref.ref(actor, lambda _: self._instances.pop(key, None))
+                forget: Any = functools.partial(self._instances.pop, key)  # no Python code: an exception in it would be lost
+                here = weakref.ref(actor, forget)
                 instance = Instance(f"actor{self._met}-{self._token}", facts.rank_of_process(), role, here)
             before, ledger = instance.ledger, instance.ledgers.get(run)
             if ledger is None:
@@ -397,12 +400,12 @@ class Recorder:
                 ledger.closed, ledger.changed = False, True
                 if self.ring is not None and ledger.book < 0:
                     ledger.move(*self.ring.add_ledger(ledger.names()))
-                # only now, when nothing can fail: counters of a ledger without calls would hide the real ones
-                self.writer.watch(ledger)
+                # last, when nothing can fail: counters of a ledger without calls would hide the real ones
                 instance.ledger = instance.ledgers[run] = ledger
-            instance.control = control
             self._met += before is None
             self._instances[key] = instance
+            self.writer.watch(ledger)
+            instance.control = control  # if this is not reached, the next call is here again
             return instance
 
     def _close_in_a_fork_of_multiprocessing(self) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from actordbg.base.fault import from_outside
 from actordbg.formats import ringfile
 from actordbg.formats.ringfile import DONE, END, FREE, IN_FLIGHT, RAISED, SLOT, WRITING, head_bytes, sealed, slot_check
 
@@ -65,7 +66,7 @@ class Arena:
             if gap is None:
                 return None
             place, offset = gap
-        extents.insert(place, (offset, offset + nbytes))
+        extents[place:place] = [(offset, offset + nbytes)]  # not a call, after which a signal handler could raise
         self._at = place + 1
         return offset
 
@@ -105,7 +106,9 @@ class Arena:
         if self._grow is not None:
             try:
                 self._grow(limit)
-            except OSError:
+            except OSError as error:
+                if from_outside(error):  # a TimeoutError is one
+                    raise
                 return False
         self.limit = limit
         return True
@@ -245,10 +248,10 @@ class Ring:
             self._memory[offset : offset + len(text)] = text
         return offset, len(text)
 
-    def open(self, count: int, tensor_bytes: int) -> RingEntry | None:
+    def open(self, item: Any, count: int, tensor_bytes: int) -> RingEntry | None:
         """Allocate a call with `count` numbers and `tensor_bytes` of tensors (each aligned); None if there is no room.
 
-        The entry is held once, for the call itself. The oldest of the last calls are evicted if necessary.
+        The entry is `item`'s at once, and held once, for the call itself. The oldest of the last calls are evicted if necessary.
         """
         size = head_bytes(count) + tensor_bytes
         with self._lock:
@@ -266,19 +269,20 @@ class Ring:
             if offset is None:
                 self.missed += 1
                 return None
-            entry.offset, entry.data = offset, offset + size - tensor_bytes  # from here on, nothing can fail
+            entry.offset, entry.data = offset, offset + size - tensor_bytes  # from here on, nothing fails or is interrupted
             entry.slot = self._free[-1]
             entry.at = ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
             del self._free[-1]
             self._sequence += 1
+            self._running[entry.sequence] = item.entry = entry
             entry.spare = len(self._free) > self.keep + MOST_RUNNING
-            self._running[entry.sequence] = entry
             return entry
 
     def commit(self, entry: RingEntry, ledger: int, book: int, kind: tuple[int, int], own: tuple[int, ...], whole: bool) -> None:
         """Write a call's slot, but not its tensors and numbers (`own`). If the tensors are complete, mark it in flight last."""
         fixed = (entry.sequence, entry.offset, entry.size, *kind, entry.count)
-        SLOT.pack_into(self._memory, entry.at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, own))
+        slot = (WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, own))
+        SLOT.pack_into(self._memory, entry.at, *slot)
         if whole:
             entry.whole = True
             self._memory[entry.at] = IN_FLIGHT
@@ -301,7 +305,7 @@ class Ring:
         while self._left:
             entry = self._left[0]
             if entry.sequence in self._running:
-                self._recent.append(entry)
+                self._recent += (entry,)  # no call: a signal handler may raise after one
                 self._recent_bytes += entry.size
                 del self._running[entry.sequence]
             del self._left[0]

@@ -8,7 +8,8 @@ Every failure inside the recorder (a bug of ours, memory, disk, a library) is ca
 a call (`actordbg.capture.hook`, `Recorder.enter`), a step of the writer thread or the watch thread, and the end of the process.
 Even calling a function may fail (MemoryError), so an edge consists of assignments only. It puts the fault into `later`,
 or the half-made call into `Writer.failed`; a thread closes the books, and the watch thread warns.
-`tests/capture/test_capture_faults.py` makes every call fail in turn. KeyboardInterrupt and SystemExit are the user's and pass.
+`tests/capture/test_capture_faults.py` makes every call fail in turn. What comes from outside passes (`base.fault.from_outside`):
+Ctrl-C, an exit, what a signal handler raises. No handler runs between two assignments, so they mark what is done.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ TEXTS = {
     "fault": "recording failed: {}; training continues",
     "writer": "the writer failed: {}; it continues",
     "counters": "counters could not be published: {}; training continues",
+    "queue_full": "dropping dumps (queue full); training continues",
+    "cuda_graph": "dropping dumps (cuda graph); training continues",
 }
 
 _log = logging.getLogger("actordbg")
@@ -47,7 +50,7 @@ _log = logging.getLogger("actordbg")
 class Notices:
     """Warnings for the training job's log: one when a problem begins, and none until it was over and a minute has passed.
 
-    `active`: kinds of problems that persist. `later`: faults (kind of TEXTS, error) still to be reported; hold `lock` to add one.
+    `active`: kinds of problems that persist. `later`: (kind, error or text) still to be reported; hold `lock` to add one.
     `faults`: how many of the recorder's own faults were reported.
     """
 
@@ -55,7 +58,7 @@ class Notices:
         self._clock = clock
         self.active: set[str] = set()
         self.lock = threading.Lock()
-        self.later: tuple[tuple[str, BaseException], ...] = ()
+        self.later: tuple[tuple[str, BaseException | str], ...] = ()
         self.faults = 0
         self._said: dict[str, float] = {}
 
@@ -68,6 +71,12 @@ class Notices:
         self._said[kind] = now
         _log.warning("actordbg: %s", message)
 
+    def later_on(self, kind: str, why: BaseException | str = "") -> None:
+        """Let the watch thread warn: the training thread does not write into a log, which might wait, or swallow an exception."""
+        with self.lock:
+            if kind not in self.active and all(kind != known for known, _ in self.later):
+                self.later += ((kind, why),)
+
     def over(self, *kinds: str) -> None:
         """Mark these kinds of problems as over."""
         self.active.difference_update(kinds)
@@ -75,8 +84,8 @@ class Notices:
     def tell(self) -> None:
         """Warn of the faults that edges left in `later`."""
         while self.later:
-            kind, error = self.later[0]
-            self.warn(kind, TEXTS[kind].format(describe(error)))
+            kind, why = self.later[0]
+            self.warn(kind, TEXTS.get(kind, "{}").format(why if isinstance(why, str) else describe(why)))
             with self.lock:
                 self.later = self.later[1:]
                 self.faults += kind == "fault"
@@ -90,22 +99,20 @@ class Watch:
 
     def __init__(self, look: Callable[[], None], notices: Notices) -> None:
         self._look, self._notices = look, notices
-        self._looked, self._stopped = threading.Event(), threading.Event()
-        self._ended = False
-        self._lock = threading.Lock()
+        self._looks, self._stopped = 0, threading.Event()
+        self._ended, self._runs, self._lock = False, False, threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self, again: bool = False) -> None:
         """Start the thread if it does not run yet, and wait at most FIRST_SECONDS for its first poll, or its next one."""
-        if again:
-            self._looked.clear()
+        seen, until = self._looks if again else 0, time.monotonic() + FIRST_SECONDS
         with self._lock:
             if self._thread is None and not self._ended:
                 thread = threading.Thread(target=self._run, name="actordbg-watch", daemon=True)
                 thread.start()
                 self._thread = thread
-        if not self._ended:
-            self._looked.wait(FIRST_SECONDS)
+        while self._looks == seen and not self._ended and time.monotonic() < until:
+            time.sleep(0.0005)  # no threading.Event: if a signal handler raises in its `wait`, its lock stays locked
 
     def stop(self) -> None:
         """Stop polling, and wait at most a second for the poll in progress: it may be making a ring."""
@@ -116,13 +123,18 @@ class Watch:
 
     def _run(self) -> None:
         """Run the steps in turn. A failing step does not stop the next: without this thread the switch would be dead."""
-        steps = (self._look, self._looked.set, self._notices.tell, lambda: self._stopped.wait(POLL_SECONDS))
+        with self._lock:
+            if self._runs:  # a signal handler raised while the first thread was started, so that a second one was
+                return
+            self._runs = True
+        steps = (self._look, self._notices.tell, lambda: self._stopped.wait(POLL_SECONDS))
         at, stumbled = 0, False
         while not self._ended:
             try:
                 if stumbled and at == 0:  # it may be the pause that failed
                     stumbled = False
                     time.sleep(POLL_SECONDS)
+                self._looks += at == 1
                 at = (at + 1) % len(steps)
                 steps[at - 1]()
             except Exception as error:  # noqa: BLE001  # an edge: assignments only
@@ -180,7 +192,7 @@ class RingKeeper:
         return facts | {"in_flight": len(running), "in_flight_s": seconds}
 
     def forked(self) -> None:
-        """Leave the ring to the parent, in a forked child."""
+        """Leave the ring to the parent, in a forked child: also one that is not in use yet."""
         if self._ring is not None:
             self._ring.let_go()
 

@@ -20,6 +20,7 @@ where a kill would lose the queue, 20 times. It is woken (10 to 25 us of trainin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -27,12 +28,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 import zstandard  # noqa: F401  fails when the hook is installed, not at the first dump, if it is missing
 
-from actordbg.base.fault import describe
+from actordbg.base.fault import describe, from_outside
 from actordbg.capture.control import BEFORE, Control
 from actordbg.capture.facts import versions
 from actordbg.capture.ledger import Ledger, Rotation
@@ -82,7 +84,7 @@ class Writer:
         self._turn = 0
         self._queue: deque[Item] = deque()
         self._last: deque[Item] = deque()
-        self._wake = threading.Event()
+        self._wake = SimpleQueue[None]()  # not an Event, whose lock stays locked if a signal handler raises in it
         self.lock = threading.Lock()
         self._bytes = 0
         self._ledgers: list[Ledger] = []
@@ -97,19 +99,20 @@ class Writer:
         self._scribe: Any = None  # the writer process, a `Scribe`
         self.kind = self._asked = "thread"
 
-    def reserve(self, nbytes: int) -> bool:
-        """Reserve `nbytes` of copies; returns False at once if the queue is full."""
+    def reserve(self, item: Item, nbytes: int) -> bool:
+        """Reserve `nbytes` of copies for an item; returns False at once if the queue is full."""
         with self.lock:
             if self._bytes + nbytes > self.capacity:
                 return False
             self._bytes += nbytes
+            item.nbytes += nbytes
             return True
 
     def put(self, item: Item) -> None:
         """Queue an item whose bytes are reserved. Never waits."""
         self._queue.append(item)
         if self._bytes > WAKE_BYTES or len(self._queue) > _BATCH or item.device is not None:
-            self._wake.set()
+            self._wake.put(None)
 
     def watch(self, ledger: Ledger) -> None:
         """Publish this ledger's counters from now on."""
@@ -142,7 +145,7 @@ class Writer:
         if self._deadline is None:
             self._give_up = now + timeout
             self._deadline = now + 0.8 * timeout
-        self._wake.set()
+        self._wake.put(None)
         thread.join(max(0.0, self._give_up - now))
         return not thread.is_alive()
 
@@ -239,8 +242,10 @@ class Writer:
     def _rest(self) -> None:
         if self._deadline is None and not self._queue:
             look = LOOK_SECONDS if self.ring is not None and self.ring.path is not None else min(LOOK_SECONDS, LOOK_BARE_SECONDS)
-            self._wake.wait(look if self.control is not None else IDLE_SECONDS)
-        self._wake.clear()
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=look if self.control is not None else IDLE_SECONDS)
+        while not self._wake.empty():
+            self._wake.get()
 
     def _send_ahead(self) -> None:
         """Let the writer process publish queued calls that need only their inputs. `_write` writes any others as usual."""
@@ -414,8 +419,10 @@ class Writer:
             path, data = self._store.root / WEIGHTS / record.run / record.name, record.to_json().encode()
             atomic_write(path, data)
             weights.path, weights.size = path, len(data)
-        except Exception as error:  # noqa: BLE001  # a disk, a lost device: the dump itself is stored
-            self._notices.warn("weights", f"weights are not recorded: {describe(error)}")
+        except BaseException as error:  # a disk, a lost device: the dump itself is stored
+            if from_outside(error):
+                raise
+            self._notices.later_on("weights", f"weights are not recorded: {describe(error)}")
         weights.copies, weights.held = None, ()
 
     def _describe(self, item: Item, fired: TriggerResult | None) -> tuple[DumpRecord, bytes]:
@@ -494,7 +501,8 @@ class Writer:
         for place in range(first, first + len(ledgers)):
             self._turn = (place + 1) % len(ledgers)
             ledger = ledgers[place % len(ledgers)]
-            ledger.end_with_actor()
+            if not ledger.closed and ledger.actor() is None:
+                ledger.closed = ledger.changed = True
             if ledger.changed or (heartbeat and not ledger.closed):
                 ledger.publish(self._store, state, process)
                 ring, number = self.ring, ledger.leave_book()

@@ -11,6 +11,7 @@ Example::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import JSON, Index, UniqueConstraint, text
@@ -20,9 +21,14 @@ from actordbg.catalog import columns, lab_columns
 from actordbg.catalog.columns import RowType
 
 
-def _model(row: type[RowType], *rules: Any) -> type[RowType]:
+def _model(row: type[RowType], rules: Sequence[Any] = ()) -> type[RowType]:
     """Make the SQLModel class of a table; rules: its indexes. mypy sees the row's class, whose attributes have the same types."""
-    made: dict[str, Any] = {"__tablename__": row.table, "__table_args__": rules, "__doc__": row.__doc__, "__module__": __name__}
+    made: dict[str, Any] = {
+        "__tablename__": row.table,
+        "__table_args__": tuple(rules),
+        "__doc__": row.__doc__,
+        "__module__": __name__,
+    }
     texts, kinds = row.meanings(), made.setdefault("__annotations__", {})
     for name, column in row.columns.items():
         stored: dict[str, Any] = {"sa_type": JSON, "nullable": True} if column.type is dict else {}
@@ -37,9 +43,8 @@ def _model(row: type[RowType], *rules: Any) -> type[RowType]:
     return model
 
 
-Caller = _model(columns.Caller, Index("ix_caller_rank_run", "rank", "run"))
-Dump = _model(
-    columns.Dump,
+Caller = _model(columns.Caller, [Index("ix_caller_rank_run", "rank", "run")])
+Dump = _model(columns.Dump, [
     Index("ix_dump_timestamp", "timestamp"),
     Index("ix_dump_caller_timestamp", "caller", "timestamp"),
     Index("ix_dump_caller_seq_len", "caller", "seq_len"),
@@ -49,22 +54,20 @@ Dump = _model(
     Index("ix_dump_pack", "pack", sqlite_where=text("pack IS NOT NULL")),
     Index("ix_dump_last_result", "last_result", sqlite_where=text("last_result IS NOT NULL")),
     Index("ix_dump_verdict", "verdict", sqlite_where=text("verdict IS NOT NULL")),
-)
+])  # fmt: skip
 Replay: Any = _model(lab_columns.Replay)
 """mypy does not know its columns of settings."""
-Result = _model(
-    lab_columns.Result,
+Result = _model(lab_columns.Result, [
     UniqueConstraint("replay_id", "dump_id", name="uq_result"),
     Index("ix_result_dump", "dump_id", "finished_at"),
     Index("ix_result_status", "status"),
-)
+])  # fmt: skip
 ComparisonRun = _model(lab_columns.ComparisonRun)
-Comparison = _model(lab_columns.Comparison, Index("ix_comparison_dump", "dump_id", "created_at"))
-LawAnswer = _model(
-    lab_columns.LawAnswer,
+Comparison = _model(lab_columns.Comparison, [Index("ix_comparison_dump", "dump_id", "created_at")])
+LawAnswer = _model(lab_columns.LawAnswer, [
     Index("ix_law_answer_dump", "dump_id", "verdict"),
     Index("ix_law_answer_identity", "replay_id", "verdict", sqlite_where=text("law = 'identity'")),
-)
+])  # fmt: skip
 DamagedFile = _model(lab_columns.DamagedFile)
 ScannedFolder = _model(lab_columns.ScannedFolder)
 ReadFile = _model(lab_columns.ReadFile)

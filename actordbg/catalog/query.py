@@ -109,23 +109,36 @@ def each_dump(
     offset: int = 0,
     losses: bool = False,
 ) -> Iterator[DumpRow]:
-    """Yield the dumps that a condition selects, by time or by length (shortest first). They are read on demand: any number of
-    them takes little memory, and a slow consumer locks nothing. losses: also yield losses, as a condition on `point` does.
+    """Yield the dumps that a condition selects, in an order of ORDERS or by a column ("-tokens": the largest first). They are
+    read on demand: any number of them takes little memory, and a slow consumer locks nothing. losses: also yield losses, as a
+    condition on `point` does.
 
     Raises WhereError for a condition that is not allowed, UsageError for an unknown order.
     """
-    if order not in ORDERS:
-        raise UsageError(f"there is no order {order!r}", hint=f"use one of {', '.join(ORDERS)}")
+    index, by = _sorting(order)
     catalog = _catalog(source)
     condition = _condition(catalog, where, losses)
     with guarded(catalog.store.catalog_path) as box:
-        source_sql, params = _source(box, condition, order)
-        sql = f"SELECT d.dump_id FROM {source_sql} ORDER BY {ORDERS[order][1]} LIMIT ? OFFSET ?"
+        source_sql, params = _source(box, condition, index)
+        sql = f"SELECT d.dump_id FROM {source_sql} ORDER BY {by} LIMIT ? OFFSET ?"
         ids = [dump_id for (dump_id,) in box.rows(sql, (*params, -1 if limit is None else limit, offset))]
     for some in _in_queries(ids):
         sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id IN ({','.join('?' * len(some))})"
         rows = {row.dump_id: row for row in _dump_rows(answers(catalog, sql, some))}
         yield from (rows[dump_id] for dump_id in some if dump_id in rows)
+
+
+def _sorting(order: str) -> tuple[str, str]:
+    """Return the index that has an order, as SQLite is told to use it ("" for none), and the order in SQL."""
+    if order in ORDERS:
+        index, by = ORDERS[order]
+        return f"INDEXED BY {index}", by
+    column = WHERE_COLUMNS.get(order.removeprefix("-"))
+    if column is None:
+        hint = f"use one of {', '.join(ORDERS)}, or a column of `actordbg dump columns` (-COLUMN: the largest first)"
+        raise UsageError(f"there is no order {order!r:.80}", hint=hint)
+    way = "DESC" if order.startswith("-") else "ASC"
+    return "", f"{column.sql} {way}, d.timestamp DESC, d.dump_id DESC"
 
 
 def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Condition | None:
@@ -137,20 +150,21 @@ def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Con
     return compile_where(f"point = '{FORWARD}'" if where is None else f"({where}) and point = '{FORWARD}'")
 
 
-def _source(box: Sandbox, condition: Condition | None, order: str) -> tuple[str, tuple[Any, ...]]:
-    """Return the part after FROM that finds the rows of a condition fast, which depends on the number of matches.
+def _source(box: Sandbox, condition: Condition | None, index: str) -> tuple[str, tuple[Any, ...]]:
+    """Return the part after FROM that finds the rows of a condition fast, which depends on the number of matches. index: that
+    of the order, in SQL.
 
     SQLite cannot know that number, so a probe counts up to `_PROBE` matches. Few matches: look them up by row number, and sort.
     Many: read rows in the requested order along that order's index, and test each; sorting half a million rows to show twenty
     would take a second.
     """
     if condition is None:
-        return f"dump AS d INDEXED BY {ORDERS[order][0]} {_ALL}", ()
+        return f"dump AS d {index} {_ALL}", ()
     some = f"SELECT d.rowid AS number FROM {_fastest(box, condition)} LIMIT {_PROBE}"
     count, numbers = next(box.rows(f"SELECT count(*), group_concat(number) FROM ({some})", condition.params))
     if count < _PROBE:
         return f"dump AS d {_ALL} WHERE d.rowid IN ({numbers or ''})", ()
-    return f"dump AS d INDEXED BY {ORDERS[order][0]} {_ALL} WHERE {condition.sql}", condition.params
+    return f"dump AS d {index} {_ALL} WHERE {condition.sql}", condition.params
 
 
 def _fastest(box: Sandbox, condition: Condition) -> str:
@@ -217,8 +231,9 @@ def dump_files(source: Store | Catalog, where: str | None = None) -> list[tuple[
     """
     condition = compile_where(where) if where is not None else None
     with guarded(_catalog(source).store.catalog_path) as box:
-        source_sql, params = _source(box, condition, "time")
-        sql = f"SELECT d.dump_id, k.run, k.rank, d.pack, d.bytes FROM {source_sql} ORDER BY {ORDERS['time'][1]}"
+        index, by = _sorting("time")
+        source_sql, params = _source(box, condition, index)
+        sql = f"SELECT d.dump_id, k.run, k.rank, d.pack, d.bytes FROM {source_sql} ORDER BY {by}"
         return [(dump_path(*place), size) for *place, size in box.rows(sql, params)]
 
 

@@ -139,8 +139,8 @@ def _held(catalog: Catalog, name: str) -> str:
             ((least, largest),) = box.rows(f"SELECT min({column.sql}), max({column.sql}) FROM dump AS d {joins([name])}")
         return f"{name} is null everywhere" if least is None else f"{name} is {shown(column, least)} to {shown(column, largest)}"
     rows = frequent_values(catalog, name, _SHOWN + 1)
-    values = [f"{'null' if value is None else value} ({count:,})" for value, count in rows]
-    return f"{name} is {some(values, _SHOWN)}"
+    named = (("null" if value is None else value, count) for value, count in rows)
+    return f"{name} is {some([f'{value} ({count:,})' for value, count in named], _SHOWN)}"
 
 
 @dataclass(frozen=True)

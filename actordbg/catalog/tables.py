@@ -155,7 +155,7 @@ def _where_columns() -> Iterator[WhereColumn]:
             name = _CALLED.get(f"{row.table}.{stored}", stored)
             kind = TIME if name in _TIMES else _KINDS[row.columns[stored].type]
             plain = f"micros({sql})" if name == "replayed_at" else sql
-            yield WhereColumn(name, kind, plain.format(stored), row, stored, whose, join, _WORDS.get(name, ()))
+            yield WhereColumn(name, kind, plain.format(stored), row, stored, whose, join=join, words=_WORDS.get(name, ()))
 
 
 WHERE_COLUMNS: dict[str, WhereColumn] = {column.name: column for column in _where_columns()}

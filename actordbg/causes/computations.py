@@ -213,11 +213,10 @@ def other_activation(model: Any, size: float) -> AbstractContextManager[None]:
 
 def adapters(model: Any, part: Any = "") -> dict[str, Any]:
     """Return the modules with an adapter, by name: all, or those with `part` at the end of their name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if hasattr(module, "_disable_adapters") and not module._disable_adapters and f".{name}".endswith(f".{part}" * bool(part))
-    }
+    active = {name: module for name, module in model.named_modules() if getattr(module, "_disable_adapters", None) is False}
+    if not part:
+        return active
+    return {name: module for name, module in active.items() if f".{name}".endswith(f".{part}")}
 
 
 MOST_ADAPTED = 32

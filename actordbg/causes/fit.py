@@ -146,7 +146,10 @@ def fit(sample: TokenSample) -> FitResult:
     explained = named[0].predicted if named else sample.truth
     placeholders = int((zeros & ~(explained > ZERO)).sum())
     benign = tuple(_expected(sample, expected, first & np.isfinite(sample.recorded), explained))
-    return FitResult(before, sample.noise, int(counted.sum()), named, placeholders, benign, None if named else nearest)
+    return FitResult(
+        before, sample.noise, int(counted.sum()),
+        named=named, placeholders=placeholders, expected=benign, nearest=None if named else nearest,
+    )  # fmt: skip
 
 
 def fit_to(sample: TokenSample, old: Array) -> FitResult:

@@ -55,12 +55,12 @@ def sample_of(pieces: Sequence[Piece], own: Mapping[str, float]) -> TokenSample:
     healthy = [chosen([piece.healthy[index] for piece in pieces]) - truth for index in range(shared)]
     others = set.intersection(*(set(piece.weights) for piece in pieces)) if pieces else set()
     return TokenSample(
-        chosen([piece.recorded for piece in pieces]),
-        truth,
-        rows,
-        np.stack(healthy) if healthy else np.zeros((0, end)),
-        np.stack(drawn) if drawn else np.zeros((0, end)),
-        curves,
-        own,
-        {name: chosen([piece.weights[name] for piece in pieces]) for name in sorted(others)},
+        recorded=chosen([piece.recorded for piece in pieces]),
+        truth=truth,
+        rows=rows,
+        healthy=np.stack(healthy) if healthy else np.zeros((0, end)),
+        drawn=np.stack(drawn) if drawn else np.zeros((0, end)),
+        curves=curves,
+        own=own,
+        weights={name: chosen([piece.weights[name] for piece in pieces]) for name in sorted(others)},
     )

@@ -154,7 +154,7 @@ CONTENTS = (
             ),
             Command("Compare a replay with another, or with the truth.", "compare:compare", DOCUMENT),
             Command("Replay an optimizer step: loss, norm, known faults.", ":step", DOCUMENT, label="step, turns, weights"),
-            Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md quiet json"),
+            Command("Report passes, failures and causes, time and memory.", "report:report", "csv file html md forms quiet json"),
             MEASURE,
         ),
     ),

@@ -22,7 +22,8 @@ def ui(
 ) -> None:
     """Browse the store in a local web page.
 
-    Shows runs, dumps with filters and the command that selects them, replays, matrices and comparisons. Listens on 127.0.0.1
+    Shows runs, dumps with filters and the command that selects them, replays with their checks, matrices and comparisons.
+    A column's heading sorts by it. Listens on 127.0.0.1
     only, and answers only requests with the token in the printed address. Read-only. From another machine:
     ssh -L 8700:127.0.0.1:8700 HOST, and --port 8700 there. Stop it with Ctrl-C.
 

@@ -75,6 +75,8 @@ def import_(ctx: typer.Context, paths: list[str], *, run: str | None = None) -> 
         read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
         ratio = summary.bytes_read / summary.bytes_stored
         say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
+    if summary.added or summary.present:
+        say_next("actordbg check")
     require_good(not summary.refused)
 
 
@@ -315,7 +317,8 @@ def prune(
 
     Without --yes, only prints what it would remove. Removes dumps that meet every given condition, and rewrites the pack of a
     packed dump without it. Protected dumps (kept by a trigger, or recovered) stay unless --pinned is given.
-    Replay results stay. The turns of a run (`run --turns`, which hold texts) go with its last dump.
+    Replay results stay. The turns of a run (`run --turns`, which hold texts) go with its last dump, and a
+    step's recorded weights with the last dump that met them.
 
     Exit code: 5 if --where selects no dump.
 

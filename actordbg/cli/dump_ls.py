@@ -53,7 +53,7 @@ def ls(
     Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"
 
     Args:
-        order: Sort order: newest (first), time (oldest first), length, or longest (first).
+        order: Sort order: newest (first), time (oldest first), length, longest (first), a column, or -COLUMN (largest first).
         limit: At most N rows; 0 for all (default: 50; with --json all).
     """
     from actordbg.catalog.query import count_dumps, each_dump, open_fresh, select_dumps
@@ -125,7 +125,7 @@ def show(ctx: typer.Context, dump_id: str, *, values: bool = False) -> None:
         values: Also read the tensors: min, max, non-zero (needs torch).
     """
     from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
-    from actordbg.formats.weight_hashes import weights_of
+    from actordbg.records.run_files import weights_of
     from actordbg.store.places import read_record
 
     catalog = open_fresh(store_of(ctx))
@@ -184,8 +184,8 @@ def _say_dump(answer: dict[str, Any]) -> None:
     table(tuple(columns), [[tensor[name] for name in columns.values()] for tensor in cells])
     say()
     if not results:
-        if record.point == "loss":
-            return say_next(f"actordbg lint --where \"run='{record.run}' and step={record.step}\"")
+        if record.point == "loss":  # which only `lint` and `step` read, and both name dumps
+            return None
         return say_next(f"actordbg replay --where \"dump='{with_handles(record.dump_id)}'\"")
     kinds = {tensor["kind"] for tensor in tensors}
     own = {"max diff": "golden_max_abs"} if OUTPUT in kinds else {}

@@ -60,10 +60,11 @@ def watch(
             output.note(f"watching {', '.join(new[:8])}{more}; Ctrl-C ends it")
 
     path = Path(f"memory-{new_replay_id()}.csv")
-    if tables := [path for path in output.wanted.files if output.form_of(path) == "csv"]:
+    if tables := [path for path, form in output.wanted.files.items() if form == "csv"]:
         if len(tables) > 1:
             raise repeated("-o FILE.csv")
-        path, output.wanted = tables[0], replace(output.wanted, files=tuple({*output.wanted.files} - {*tables}))
+        path = tables[0]
+        output.wanted = replace(output.wanted, files={file: form for file, form in output.wanted.files.items() if file != path})
     most = None if lasting is None else parse_seconds("--for", lasting)
     interval_s = parse_seconds("--interval", interval)
     if bool(pid) == bool(run or ray):

@@ -98,7 +98,7 @@ _OUTPUTS = {
     "html": _output("opened", bool, False, "Open the page in a browser.", "--open", rank=13),
     "empty": _output("allow_empty", bool, False, "Exit 0, not 5, if nothing is selected.", rank=50),
     "json": _output("as_json", bool, False, "Print the result as JSON.", "--json", rank=18),
-    "quiet": _output("quiet", bool, False, "Print only the result.", "-q", rank=19),
+    "quiet": _output("quiet", bool, False, "Print only the first line of a verdict; no notes, no progress.", "-q", rank=19),
     "store": _output("store", str | None, None, "The store; also valid before the command.", rank=20, metavar="DIR|URL"),
     "color": _output(
         "color",
@@ -108,6 +108,7 @@ _OUTPUTS = {
         rank=60,
     ),
     "format": _output("format", Literal["text", "md", "json"] | None, None, "Print in this format.", "-f", rank=90, hidden=True),
+    "forms": _output("format", Format | None, None, "Print or write in this format.", "-f", rank=90, hidden=True),
     "help": _output(HELP_ALL, bool, False, "Show all options and exit.", rank=99, callback=_say_all, is_eager=True),
 }
 """The output options, by their word in `lazy.Command.outputs`."""
@@ -139,11 +140,13 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
             if is_typed(root, "store"):
                 raise repeated("--store")
             root.params["store"] = folder
-        explicit = mine.get("format") or given.get("format")
-        mine["format"] = chosen_format(mine.get("format"), mine.pop("as_json", False))
-        mine["files"] = tuple(mine.get("files") or ())
-        for file in mine["files"]:
-            _require_writable(file, suffixes if explicit is None else ())
+        form, as_json, files = mine.pop("format", None), mine.pop("as_json", False), mine.pop("files", None) or ()
+        if as_json and form not in (None, "json"):
+            raise UsageError(f"--json conflicts with --format {form}", hint="use only one")
+        for file in files:
+            _require_writable(file, suffixes if form is None else ())
+        mine["files"] = {file: form or output.form_of(file) or "text" for file in files}
+        mine["format"] = "json" if as_json else form if form and not files else "text"
         output.wanted = output.OutputOptions(**mine)
         try:
             if (answer := function(**given)) is not None:
@@ -180,13 +183,6 @@ def _require_writable(file: Path, suffixes: Sequence[str]) -> None:
 
 def repeated(option: str) -> UsageError:
     return UsageError(f"{option} takes one value, but is given more than once", hint=f"give {option} once")
-
-
-def chosen_format(requested: Format | None, as_json: bool, usual: Format = "text") -> Format:
-    """Return the format that --format and --json select. Raises UsageError if they conflict."""
-    if as_json and requested not in (None, "json"):
-        raise UsageError(f"--json conflicts with --format {requested}", hint="use only one")
-    return "json" if as_json else requested or usual
 
 
 def refuse_beside(ctx: typer.Context, what: str, *may_stay: str, groups: Iterable[type[Any]] = ()) -> None:

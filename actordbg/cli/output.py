@@ -55,14 +55,14 @@ FORMS = {
 class OutputOptions:
     """The output options of this command, as typed (`options.takes_outputs`).
 
-    files: the files to write, each in the format of its suffix. opened: open the page in a browser.
+    format: that of standard output. files: the files to write, with the format of each. opened: open the page in a browser.
     """
 
     format: Format = "text"
     color: Literal["auto", "always", "never"] = "auto"
     quiet: bool = False
     allow_empty: bool = False
-    files: tuple[Path, ...] = ()
+    files: Mapping[Path, str] = dataclasses.field(default_factory=dict)
     opened: bool = False
 
     @property
@@ -72,12 +72,12 @@ class OutputOptions:
     @property
     def whole(self) -> bool:
         """Check whether to list every row by default, because a program or a file gets them."""
-        return self.json or bool(self.files)
+        return self.format in ("json", "csv", "html") or bool(self.files)
 
     @property
     def page(self) -> Path | None:
         """Return the page to write, if any."""
-        return next((path for path in self.files if form_of(path) == "html"), None)
+        return next((path for path, form in self.files.items() if form == "html"), None)
 
     @property
     def silent(self) -> bool:
@@ -324,17 +324,20 @@ TokenizerFile = Annotated[
 def say_answer(answer: CommandResult, written: Path | None = None) -> None:
     """Print a result in the requested format, and write the requested files. Its page opens if --open is given.
 
-    written: the page, if it has been written already; text names it.
+    written: the page, if it has been written already; text names it. --quiet leaves only the first line of a verdict.
     """
-    write_files(answer.record, answer.on_page)
+    from actordbg.document.blocks import verdict_in
+
+    write_files(answer)
     if wanted.json:
         emit_json(answer.record)
-    elif wanted.format == "md":
-        say_lines(answer.to_markdown())
+    elif wanted.format != "text":
+        say_lines(rendered(answer, wanted.format, answer.blocks))
     else:
         first, line_break, rest = str(answer).partition("\n")
-        say_lines(wrapped(first, sys.stdout, "") + line_break + rest)
-        if written is not None:
+        brief = wanted.quiet and verdict_in(answer.blocks) is not None
+        say_lines(wrapped(first, sys.stdout, "") + ("" if brief else line_break + rest))
+        if written is not None and not brief:
             say(f"page: {written}")
     if wanted.opened:
         page = written or wanted.page or temporary_page()
@@ -343,28 +346,35 @@ def say_answer(answer: CommandResult, written: Path | None = None) -> None:
         open_page(page)
 
 
-def write_files(answer: Any, blocks: Sequence[Block] = ()) -> None:
+def write_files(answer: Any) -> None:
     """Write the result to the files of -o, and print a note for each: rows as CSV, a document's charts as a picture."""
-    from actordbg.document import page, renderings
-    from actordbg.document.blocks import Chart
-    from actordbg.document.command_result import as_json_text
-
-    for path in wanted.files:
-        form, text = form_of(path), ""
-        if form == "plot":
-            if page.save([block for block in blocks if isinstance(block, Chart)], path):
-                note(f"wrote {path}")
+    for path, form in wanted.files.items():
+        if form != "plot":
+            write_file(path, rendered(answer, form))
             continue
-        if form == "csv":
-            rows = json.loads(as_json_text(answer))
-            for row in rows:
-                row.update(row.pop("not_finite", {}))
-            text = renderings.as_csv(list(rows[0]) if rows else (), rows)
-        elif form == "json":
-            text = as_json_text(answer, 2) + "\n"
-        else:
-            text = {"html": page.as_html, "text": renderings.as_text, "md": renderings.as_markdown}[form or "text"](blocks)
-        write_file(path, text)
+        from actordbg.document import page
+        from actordbg.document.blocks import Chart
+
+        if page.save([block for block in answer.on_page if isinstance(block, Chart)], path):
+            note(f"wrote {path}")
+
+
+def rendered(answer: Any, form: str, blocks: Sequence[Block] | None = None) -> str:
+    """Return a document, or rows, in a format. blocks: those to show of the document (default: all of its page)."""
+    from actordbg.document import page, renderings
+    from actordbg.document.command_result import CommandResult, as_json_text
+
+    if form == "json":
+        return as_json_text(answer.record if isinstance(answer, CommandResult) else answer, 2) + "\n"
+    if form == "csv" and isinstance(answer, CommandResult):
+        return answer.to_csv()
+    if form == "csv":
+        rows = json.loads(as_json_text(answer))
+        for row in rows:
+            row.update(row.pop("not_finite", {}))
+        return renderings.as_csv(list(rows[0]) if rows else (), rows)
+    ways = {"html": page.as_html, "text": renderings.as_text, "md": renderings.as_markdown}
+    return ways[form](answer.on_page if blocks is None else blocks)
 
 
 def temporary_page() -> Path:

@@ -149,6 +149,8 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
         say_facts(dict(_held_in_words(held)), 11)
     for line in patch.notes if patch else ():
         note(f"note: {line}")
+    if held is not None and held.never_replayed == held.dumps:
+        say_next("actordbg check" if held.dumps else "actordbg dump enable")
 
 
 def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
@@ -173,9 +175,7 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
         yield "last", f"{held.last}, {ago(held.last_at or '')}, {held.last_passed} of {held.last_inputs} passed{ended}"
     if held.bad:
         yield "bad", f"{plural(held.bad, 'dump')} whose last verdict is WRONG or FAILED: `actordbg replay --lf`"
-    if held.dumps and held.never_replayed == held.dumps:
-        yield "next", "actordbg check"
-    elif held.never_replayed:
+    if held.never_replayed:
         yield "not yet", f"{plural(held.never_replayed, 'dump')} never replayed"
 
 
@@ -218,12 +218,16 @@ def doctor(ctx: typer.Context, *, quick: bool = False, timeout: Annotated[float,
         for check in examine(store_of(ctx), quick=quick, timeout=timeout):
             checks.append(check)
             advance(1, note=check.name)
-    emit({"checks": checks}, lambda _: _render_all(checks))
+    first = "actordbg status" if store_of(ctx).exists() else "actordbg demo"
+    emit({"checks": checks}, lambda _: _render_all(checks, first))
     raise typer.Exit(exit_code(checks))
 
 
-def _render_all(checks: list[Check]) -> None:
-    """Print the counts, the bad checks, the warnings, a command that installs everything missing, and the passed checks."""
+def _render_all(checks: list[Check], first: str) -> None:
+    """Print the counts, the bad checks, the warnings, a command that installs everything missing, and the passed checks.
+
+    first: the command to begin with, if nothing is missing.
+    """
     from actordbg.doctor.checkup import install_command
 
     levels = ("bad", "warn", "ok")
@@ -235,7 +239,7 @@ def _render_all(checks: list[Check]) -> None:
                 say_lines(render(check))
         if level == "warn" and missing:
             say_lines(f"to install what is missing at once:\n  {missing}")
-    say_next(missing or "actordbg check")
+    say_next(missing or first)
 
 
 def adapters(ctx: typer.Context, named: list[str] | None = None, *, template: bool = False) -> None:

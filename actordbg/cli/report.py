@@ -7,24 +7,11 @@ from typing import Annotated
 
 import typer
 
-from actordbg.base.errors import UsageError
 from actordbg.base.option import Option
 from actordbg.base.units import ago, passed_of
 from actordbg.cli import output
-from actordbg.cli.options import Where, chosen_format, require_some
-from actordbg.cli.output import (
-    Format,
-    TokenizerFile,
-    note,
-    open_page,
-    rows_as_json,
-    say,
-    say_lines,
-    say_next,
-    table,
-    temporary_page,
-    write_file,
-)
+from actordbg.cli.options import Where, require_some
+from actordbg.cli.output import TokenizerFile, note, rows_as_json, say, say_next, table
 
 
 def report(
@@ -32,10 +19,9 @@ def report(
     replays: list[str] | None = None,
     *,
     everything: Annotated[bool, Option("--all")] = False,
-    format: Annotated[Format | None, Option("-f", hidden=True)] = None,
     where: Where = None,
     tokenizer: TokenizerFile = None,
-) -> None:
+) -> object:
     """Report passes, failures and causes, time and memory.
 
     Reports the last replay by default. Shows several replays side by side, with the first as the baseline; with --all, lists
@@ -46,32 +32,14 @@ def report(
     Args:
         replays (REPLAY): Replays by id, name, @1, last or all (default: last).
         everything: List your replays with their verdicts, newest first (csv: every result).
-        format: Output format (default: by the suffix of -o, else text).
     """
     from actordbg.cli.terminal import opened
 
-    wanted = output.wanted
-    files = wanted.files or (temporary_page(),) * wanted.opened
-    chosen = {file: chosen_format(format, wanted.json, output.form_of(file) or "text") for file in files}
-    page = next((file for file, form in chosen.items() if form == "html"), None)
-    if wanted.opened and page is None:
-        raise UsageError("--open needs HTML", hint="end -o in .html, or drop --format")
-    usual = chosen_format(format, wanted.json)
-    output.wanted = replace(wanted, format=usual)
-    charts = not {"html", "json"}.isdisjoint(chosen.values() if files else [usual])
+    charts = output.wanted.whole or output.wanted.opened
+    if output.wanted.files or output.wanted.opened:
+        output.wanted = replace(output.wanted, quiet=True)  # whoever has the report in a file needs its first line here
     names = [*(replays or []), *(["all"] if everything else [])]
-    answer = opened(ctx).report(*names, where=where, tokenizer=tokenizer, charts=charts)
-
-    def rendered(form: Format) -> str:
-        ways = {"html": answer.to_html, "md": answer.to_markdown, "csv": answer.to_csv, "text": answer.__str__}
-        return answer.to_json(2) + "\n" if form == "json" else ways[form]()
-
-    for file, form in chosen.items():
-        write_file(file, rendered(form))
-    if not files:
-        say_lines(rendered(usual))
-    if wanted.opened and page:
-        open_page(page)
+    return opened(ctx).report(*names, where=where, tokenizer=tokenizer, charts=charts)
 
 
 _ROWS = 20
@@ -109,7 +77,8 @@ def replays(
         ]  # fmt: skip
         if shown:
             table(("", "replay", *named, "when", "passed", "verdict", "configuration"), cells, tight=True)
-            say_next(f"actordbg report {shown[0]['handle'] or shown[0]['replay_id']}")
+            newest = next((replay for replay in shown if replay["handle"]), shown[0])
+            say_next(f"actordbg report {newest['handle'] or newest['replay_id']}")
         else:
             say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
     if len(rows) > len(shown):

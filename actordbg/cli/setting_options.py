@@ -86,12 +86,11 @@ def _takes_list(setting: Setting, command: str) -> bool:
 
 def _axis(setting: Setting) -> inspect.Parameter:
     """Build the option that takes a comma-separated list of a setting's values."""
-    assert setting.axis is not None
     text, metavar, values = f"{', '.join(map(str, setting.values)) or 'Counts'}", "LIST", setting.values
     if setting.kind is bool:
         values, metavar = ("on", "off", "both"), "off,on"
         text = f"{setting.help.partition(' (')[0].rstrip('.')}: on, off or both"
-    text += f" ({setting.axis.note})." if setting.axis.note else "."
+    text += f" ({setting.axis})." if setting.axis else "."
     facts: dict[str, Any] = {"metavar": metavar, "heading": _AXES, "rank": setting.rank, "autocompletion": of_values(values)}
     return option(setting.name, str | None, None, text, setting.flag, **facts)
 

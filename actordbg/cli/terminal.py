@@ -26,6 +26,7 @@ class Terminal(Client):
     """The terminal of a command. ctx: the command. yes: whether --yes was given. machines: its options for a cluster."""
 
     select = "select dumps with --where or --input-file, or pass --allow-empty"
+    widen = "widen the selection (`actordbg dump ls` lists all dumps), or pass --allow-empty"
 
     def __init__(self, ctx: typer.Context, *, yes: bool = False, machines: EngineOptions | None = None) -> None:
         super().__init__(lambda *_, **__: None, yes)

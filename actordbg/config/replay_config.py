@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from actordbg.base.errors import NewerFormat, UsageError
-from actordbg.config.setting import Axis, Setting, setting, table_of
+from actordbg.config.setting import Setting, setting, table_of
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The trainer's name of a parameter dtype, and torch's."""
@@ -75,7 +75,7 @@ class ReplayConfig:
         help="rows: a plain transformers model, no trainer; trainer: the trainer's own code (default: set by the recorder).",
         column="whose code computed the results: rows or trainer",
         values=("rows", "trainer"), words={"rows": "on the rows", "trainer": "through the trainer"},
-        unset="through what recorded it", axis=Axis("default: set by the recorder"), beside_truth=("rows",),
+        unset="through what recorded it", axis="default: set by the recorder", beside_truth=("rows",),
     )  # fmt: skip
     num_layers: int | None = deciding_setting(
         None,
@@ -87,7 +87,7 @@ class ReplayConfig:
         "plain",
         help="Plain PyTorch (default), the trainer's DeepSpeed strategy, FSDP2 (fully_shard), or a running inference server.",
         rank=4, column="plain, deepspeed, ...",
-        values=BACKENDS, words="{}", axis=Axis("default: plain"), beside_truth=(),
+        values=BACKENDS, words="{}", axis="default: plain", beside_truth=(),
     )  # fmt: skip
     url: str | None = deciding_setting(
         None,
@@ -107,28 +107,28 @@ class ReplayConfig:
         0,
         help="ZeRO stage of the deepspeed backend (default 0).",
         rank=15, metavar="0..3", column="ZeRO stage",
-        values=(0, 1, 2, 3), least=0, words="ZeRO {}", axis=Axis("for cells with deepspeed"), backends=("deepspeed",),
+        values=(0, 1, 2, 3), least=0, words="ZeRO {}", axis="for cells with deepspeed", backends=("deepspeed",),
         needs="--backend deepspeed", beside_truth=(),
     )  # fmt: skip
     nproc: int = deciding_setting(
         1,
         help="Processes, one per GPU (default 1).",
         rank=5, column="processes",
-        least=1, words="{} processes", brief="{} proc", quiet=(1,), axis=Axis("default: 1, or what tp and ring need"),
+        least=1, words="{} processes", brief="{} proc", quiet=(1,), axis="default: 1, or what tp and ring need",
         resolved="world_size",
     )  # fmt: skip
     tp: int = deciding_setting(
         1,
         help="Tensor-parallel size, by the model's own plan (fsdp2).",
         column="ranks of a tensor-parallel group",
-        least=1, words="tp {}", quiet=(1,), axis=Axis("tensor-parallel sizes, for cells with fsdp2"), backends=("fsdp2",),
+        least=1, words="tp {}", quiet=(1,), axis="tensor-parallel sizes, for cells with fsdp2", backends=("fsdp2",),
         needs="--backend fsdp2", beside_truth=(),
     )  # fmt: skip
     ring: int = deciding_setting(
         1,
         help="Ring-attention size (needs --packing).",
         column="ranks of a ring-attention group",
-        least=1, words="ring {}", quiet=(1,), axis=Axis("ring sizes, for packed cells of deepspeed and fsdp2"),
+        least=1, words="ring {}", quiet=(1,), axis="ring sizes, for packed cells of deepspeed and fsdp2",
         backends=TOGETHER, needs="--backend fsdp2, or deepspeed", beside_truth=(),
     )  # fmt: skip
     dist_backend: str | None = deciding_setting(
@@ -141,14 +141,14 @@ class ReplayConfig:
         None,
         help="Parameter dtype (default: as recorded, else bf16; fp32 for `tiny` on a CPU).",
         rank=6, column="bf16, fp16 or fp32",
-        values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis=Axis("default: as `replay`'s"), decides_truth=True,
+        values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis="default: as `replay`'s", decides_truth=True,
     )  # fmt: skip
     attn: str | None = deciding_setting(
         None,
         help="Attention (default: flash_attention_2 with CUDA and flash-attn, else sdpa).",
         rank=7, column="attention: flash_attention_2, sdpa or eager",
         values=ATTENTIONS, words="{}", brief={"flash_attention_2": "flash"}, unset="the machine's attention",
-        axis=Axis("default: flash_attention_2,sdpa", ("flash_attention_2", "sdpa")),
+        axis="default: flash_attention_2,sdpa", axis_values=("flash_attention_2", "sdpa"),
         shorthands={"flash-attn": "flash_attention_2", "no-flash-attn": "sdpa"},
         switchable=True, beside_truth=("eager",),
     )  # fmt: skip
@@ -156,7 +156,7 @@ class ReplayConfig:
         False,
         help="torch.compile the model.",
         rank=9, column="whether torch.compile was on",
-        words=("not compiled", "compiled"), quiet=(False,), axis=Axis("default: both", (False, True)),
+        words=("not compiled", "compiled"), quiet=(False,), axis="default: both", axis_values=(False, True),
         switchable=True, beside_truth=(),
     )  # fmt: skip
     compile_backend: str | None = deciding_setting(
@@ -164,20 +164,20 @@ class ReplayConfig:
         help="Backend of torch.compile (default inductor). aot_eager skips code generation; eager also skips AOTAutograd.",
         column="what torch.compile was told to use: inductor, aot_eager or eager",
         values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=("inductor",),
-        axis=Axis("for compiled cells"), needs="--compile on, or off,on", switchable=True, beside_truth=(),
+        axis="for compiled cells", needs="--compile on, or off,on", switchable=True, beside_truth=(),
     )  # fmt: skip
     deepcompile: bool = deciding_setting(
         False,
         help="DeepSpeed's DeepCompile (needs CUDA).",
         column="whether DeepSpeed's DeepCompile was on",
-        words=("no DeepCompile", "DeepCompile"), quiet=(False,), axis=Axis("needs CUDA, for cells with deepspeed"),
+        words=("no DeepCompile", "DeepCompile"), quiet=(False,), axis="needs CUDA, for cells with deepspeed",
         backends=("deepspeed",), needs="--backend deepspeed", beside_truth=(),
     )  # fmt: skip
     packing: bool | None = deciding_setting(
         None,
         help="Pack rows, dropping padding (default: as recorded).",
         rank=8, column="whether samples were packed",
-        words=("not packed", "packed"), unset="packed as recorded", axis=Axis("default: both", (False, True)),
+        words=("not packed", "packed"), unset="packed as recorded", axis="default: both", axis_values=(False, True),
         switchable=True, beside_truth=(False,),
     )  # fmt: skip
     backward: bool | None = setting(

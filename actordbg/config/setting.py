@@ -26,14 +26,6 @@ _SWITCH = {"on": True, "off": False, "yes": True, "no": False, "true": True, "fa
 
 
 @dataclass(frozen=True)
-class Axis:
-    """How a matrix varies a setting: the help's note on its values, and its values if no axis is given."""
-
-    note: str = ""
-    default: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
 class Setting:
     """A setting of a replay.
 
@@ -47,7 +39,8 @@ class Setting:
     words: its words in a label: a format of the value, the words for off and on, or by value. brief: like words, but shorter.
     unset: the words for None. quiet: values that a label leaves out, beside None.
     backends: the backends that have it, () for all. needs: the options that it needs. idle: its value without them.
-    commands: the commands with its option; axis: how `matrix` varies it. flag_only: it never comes from a file or a variable.
+    commands: the commands with its option; axis: the note of `matrix`, which varies it, on its values; axis_values: those
+    if none are given. flag_only: it never comes from a file or a variable.
     numbers: it changes the results. cost: it changes time or memory. switchable: a loaded Actor can be switched to it.
     decides_truth: the truth depends on it. beside_truth: the values, beside the default, that do not
     contradict a truth; None: all.
@@ -77,7 +70,8 @@ class Setting:
     needs: str | None = None
     idle: Any = None
     commands: tuple[str, ...] = COMMANDS
-    axis: Axis | None = None
+    axis: str | None = None
+    axis_values: tuple[Any, ...] = ()
     flag_only: bool = False
     numbers: bool = False
     cost: bool = False

@@ -53,7 +53,6 @@ class Settings:
     """
 
     store: Path
-    source: str
     replay: dict[str, Any] = field(default_factory=dict)
     file: str = FILE_NAME
     url: str | None = None
@@ -75,10 +74,10 @@ class Asked:
         )
 
 
-def load_settings(store_flag: str | Path | None = None, start: Path | None = None) -> Settings:
+def load_settings(store_flag: str | Path | None = None) -> Settings:
     """Merge flag, environment and file. Raises UsageError for a file that cannot be read or has unknown keys, Refused
     for another user's file."""
-    path, named = find_file(start)
+    path, named = find_file()
     data = _read(path, named, {"store": str, "replay": dict}) if path else {}
     store, source = DEFAULT_STORE, "default"
     if store_flag is not None:
@@ -93,7 +92,7 @@ def load_settings(store_flag: str | Path | None = None, start: Path | None = Non
     url = store if "://" in store else None
     # the mirror of a store behind a URL lies in the user's cache
     folder = user_folder("XDG_CACHE_HOME", "~/.cache") / "staged" / mirror_name(url) if url else Path(store)
-    return Settings(folder, source, data.get("replay", {}), str(path or FILE_NAME), url)
+    return Settings(folder, data.get("replay", {}), str(path or FILE_NAME), url)
 
 
 def mirror_name(url: str) -> str:
@@ -223,14 +222,14 @@ def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-def find_file(start: Path | None = None) -> tuple[Path | None, bool]:
+def find_file() -> tuple[Path | None, bool]:
     """Find the settings file of commands in this folder, or None, and whether ACTORDBG_CONFIG names it."""
     named = os.environ.get("ACTORDBG_CONFIG")
     if named:
         if not Path(named).is_file():
             raise UsageError(f"ACTORDBG_CONFIG names {named}, which is not a file", hint="unset it or correct it")
         return Path(named).absolute(), True
-    folder = start or Path.cwd()
+    folder = Path.cwd()
     candidates = (parent / FILE_NAME for parent in (folder, *folder.parents))
     return next((path for path in candidates if path.is_file()), None), False
 

@@ -85,18 +85,22 @@ class ReplayStops:
 
     # ---- called by the worker
 
-    def fit(self, session: Any, layers: Mapping[str, Any], others: Mapping[str, Any], compiled: bool) -> None:
-        """Take a built actor. layers: modules that all ranks call; others: modules at which only a lone rank may stop."""
-        self._session = session
-        at = self._order.at
-        if at and not compiled:
-            self._layers = dict(layers)
-            if at not in (BEFORE, AFTER, ERROR):
-                known = {**(others if not session.is_collective else {}), **layers}
-                self._requested_layer = _module_called(at, known, others)
-                self._layers[self._requested_layer] = known[self._requested_layer]
-        if not compiled and (at or self._order.level == "debug"):
-            for name, module in (self._layers or dict(layers)).items():
+    def fit(self, session: Any, layers: Sequence[Any]) -> None:
+        """Take a built actor. layers: modules that all ranks call; at others only a lone rank may stop."""
+        self._session, at = session, self._order.at
+        if session.config.compiles:
+            return
+        modules = {name: module for name, module in session.model.named_modules() if name}
+        ids = set(map(id, layers))
+        named = {name: module for name, module in modules.items() if id(module) in ids}
+        if at:
+            self._layers = dict(named)
+        if at not in ("", BEFORE, AFTER, ERROR):
+            known = named if session.is_collective else modules
+            self._requested_layer = _module_called(at, known, modules)
+            self._layers[self._requested_layer] = known[self._requested_layer]
+        if at or self._order.level == "debug":
+            for name, module in (self._layers or named).items():
                 module.register_forward_pre_hook(self._hook(name), prepend=True, with_kwargs=True)
 
     def begin(self, dump_id: str, ranks: Sequence[int], leader: int, chosen: bool) -> None:
@@ -120,18 +124,18 @@ class ReplayStops:
 
     # ---- called by the session
 
-    def forward(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> Any:
+    def forward(self, call: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
         """Call the Actor, with a stop at the line of the call if requested; a stepping rank continues after it.
 
         Raises StoppedByUser and NotInEvalMode.
         """
-        began = time.monotonic()
+        began, actor = time.monotonic(), self._session.actor
         if self._order.level != LEVELS[0] or self._order.expect_eval:
-            self._before(call, model)
+            self._before(call)
         self._held_s += time.monotonic() - began
         if self._engaged and self._order.at == BEFORE:
             tensors_first = {**tensors_in(call), **call}
-            shown = {**tensors_first, **names, "arguments": call, "actor": actor, "module": model}
+            shown = {**tensors_first, **names, "arguments": call, "actor": actor, "module": self._model}
             text = f"output = actor({', '.join(tensors_first)})"
             output = self._at_frame("before Actor.forward", text, shown, run="actor(**arguments)")
         else:
@@ -140,8 +144,9 @@ class ReplayStops:
         self.end()
         return output
 
-    def _before(self, call: Mapping[str, Any], model: Any) -> None:
+    def _before(self, call: Mapping[str, Any]) -> None:
         """Report the inputs and the mode of the forward; NotInEvalMode with --expect-eval."""
+        model = self._model
         training = [name or type(model).__name__ for name, module in model.named_modules() if module.training]
         mode = "training" if training else "eval"
         first = next(iter(model.parameters()), None)
@@ -152,14 +157,14 @@ class ReplayStops:
                 f"{len(training)} modules are in training mode ({', '.join(training[:3])}, ...): dropout may be on"
             )
 
-    def after(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> None:
+    def after(self, call: Mapping[str, Any], names: Mapping[str, Any]) -> None:
         """Handle the end of the forward, before any backward. names: log_probs, entropy, mask, loss."""
         self._forwarding = False
         if self._order.level != LEVELS[0]:
             values = {name: value for name, value in names.items() if name != "loss"}
             self._tell_of("after", values, f"loss {float(names['loss']):.6g}")
         if self._engaged and (self._order.at == AFTER or self._next_layer in ("", AFTER)):
-            shown = {**call, **names, "arguments": dict(call), "actor": actor, "module": model}
+            shown = {**call, **names, "arguments": dict(call), "actor": self._session.actor, "module": self._model}
             self._at_frame("after Actor.forward", "log_probs, entropy = actor(...)", shown)
 
     def _tell_of(self, when: str, values: Mapping[str, Any], more: str) -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
-from actordbg.demo.demo_training import TrainingProgress, build_assets, copy_trainer, python_path, start_job
+from actordbg.demo.demo_training import build_assets, copy_trainer, python_path, start_job
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER, Program
@@ -104,11 +104,11 @@ class Demo:
         lines = textwrap.wrap(f"{self.program.typed} {options}", 108, break_long_words=False, break_on_hyphens=False)
         return " \\\n    ".join(lines)
 
-    def _follow(self, progress: TrainingProgress) -> None:
-        stepped = progress.phase == "step"
-        if not stepped or not self._dumping or progress.step % self.program.every == 0:
-            step = f"step {progress.step}  " if stepped else ""
-            self.tell(f"  [{self._elapsed()}] {step}{progress.text}")
+    def _follow(self, phase: str, step: int, text: str) -> None:
+        stepped = phase == "step"
+        if not stepped or not self._dumping or step % self.program.every == 0:
+            done = f"step {step}  " if stepped else ""
+            self.tell(f"  [{self._elapsed()}] {done}{text}")
         if stepped and not self._dumping:
             self._dumping = True
             self._actordbg("dump", "enable", "--calls", "forward,loss")

@@ -54,18 +54,6 @@ _QUIET = {
 }
 
 
-@dataclass(frozen=True)
-class TrainingProgress:
-    """Progress of a training run: the last finished `step` (PPO: global steps; SFT: micro-batches), and a text for it.
-
-    `phase` is "starting", "loading", "step" or "ended". At a step, `text` holds the trainer's own figure: "reward 0.395".
-    """
-
-    phase: str
-    step: int = 0
-    text: str = ""
-
-
 @dataclass
 class TrainingJob:
     """A training run. Use it as a context manager: leaving it ends every process it started."""
@@ -84,18 +72,19 @@ class TrainingJob:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def wait(self, on_progress: Callable[[TrainingProgress], object] | None = None, *, timeout: float = 600.0) -> None:
+    def wait(self, on_progress: Callable[[str, int, str], object] = lambda *progress: None, *, timeout: float = 600.0) -> None:
         """Follow the log until the training ends. Raises LaunchProblem if it fails or takes longer than `timeout` seconds.
 
-        `on_progress` is called in this thread, once for each change of phase or step; the training continues meanwhile.
+        `on_progress` is called in this thread, once for each change of phase or step; the training continues meanwhile. It gets
+        the phase ("starting", "loading", "step" or "ended"), the last finished step (PPO: global steps; SFT: micro-batches), and
+        a text: at a step, the trainer's own figure, "reward 0.395".
         """
         deadline = time.monotonic() + timeout
-        report = on_progress or (lambda progress: None)
-        report(TrainingProgress("starting", text="starting processes, each of which imports torch: most of the time goes here"))
+        on_progress("starting", 0, "starting processes, each of which imports torch: most of the time goes here")
         while True:
             code = self.process.poll()
             for progress in self._new_progress():
-                report(progress)
+                on_progress(*progress)
             if code is not None:
                 break
             if time.monotonic() > deadline:
@@ -103,7 +92,7 @@ class TrainingJob:
             time.sleep(0.1)
         if code != 0:
             raise LaunchProblem(f"the training ended with exit code {code}", hint=self._last_words())
-        report(TrainingProgress("ended", text="the training ended"))
+        on_progress("ended", 0, "the training ended")
 
     def stop(self, grace: float = 5.0) -> None:
         """End every process of the training's session (SIGKILL after `grace` seconds) and remove its temporary files."""
@@ -111,17 +100,16 @@ class TrainingJob:
         self.process.wait()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
-    def _new_progress(self) -> Iterator[TrainingProgress]:
+    def _new_progress(self) -> Iterator[tuple[str, int, str]]:
         with self.log.open("rb") as stream:
             stream.seek(self._seen)
             text = stream.read()
         complete = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         self._seen += complete
-        for fields in self.program.progress(text[:complete].decode(errors="replace")):
-            progress = TrainingProgress(*fields)
-            if progress.phase != "step" or progress.step > self._step:  # progress bars repeat themselves
-                self._step = max(self._step, progress.step)
-                yield progress
+        for phase, step, told in self.program.progress(text[:complete].decode(errors="replace")):
+            if phase != "step" or step > self._step:  # progress bars repeat themselves
+                self._step = max(self._step, step)
+                yield phase, step, told
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").replace("\r", "\n").splitlines()

@@ -21,10 +21,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -251,13 +252,16 @@ def _grid(grid: Grid) -> str:
     return table(columns, rows, left)
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: Collection[str]) -> str:
-    """Render a table whose cells are HTML. left: left-aligned text columns; the others are right-aligned figures."""
+def table(
+    columns: Iterable[str], rows: Iterable[Iterable[str]], left: Collection[str], heads: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Render a table whose cells are HTML. left: left-aligned text columns; the others are right-aligned figures. heads: headings
+    that are HTML, by column."""
     sides = [(name, ' class="left"' if name in left else "") for name in columns]
-    heads = "".join(f'<th scope="col"{side}>{_inline(name.strip())}</th>' for name, side in sides)
+    head = "".join(f'<th scope="col"{side}>{heads.get(name) or _inline(name.strip())}</th>' for name, side in sides)
     lines = ("".join(f"<td{side}>{cell}</td>" for cell, (_, side) in zip(row, sides, strict=True)) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    whole = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    whole = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="wide" tabindex="0" role="region" aria-label="Table">{whole}</div>'
 
 

@@ -94,9 +94,10 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
         widths[first] = folded[first]
     gap = 1 if tight or sum(widths) + 2 * gaps > room else 2
     excess = sum(widths) + gap * gaps - room
-    while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > _LEAST]):
+    least = [max(_LEAST, heading) for heading in sizes[0]]
+    while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > least[i]]):
         first = max(wide, key=lambda i: widths[i]) if fold else wide[0]
-        cut = 1 if fold else min(excess, widths[first] - _LEAST)
+        cut = 1 if fold else min(excess, widths[first] - least[first])
         widths[first] -= cut
         excess -= cut
     rule = [] if tight else ["-" * (sum(widths) + gap * gaps)]
@@ -105,7 +106,7 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
 
 
 _LEAST = 12
-"""The least width that a text column is cut to: a handle is shorter."""
+"""The least width that a text column is cut to: a handle is shorter. No word of its heading is cut."""
 _DOTTED = re.compile(r"[A-Za-z]\w*(\.\w+){3,}")
 """A parameter's name."""
 

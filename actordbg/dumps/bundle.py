@@ -209,7 +209,6 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
     NewerFormat, Conflict if the store has another file of that name or that replay with other files, and StoreProblem if
     writing fails; then what was written is removed again.
     """
-    store.create()
     try:
         most = max(_FREE, _RATIO * path.stat().st_size)
         with (
@@ -228,6 +227,7 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
         _check_as_its_kind(name, data)
     new = {name: data for name, data in files.items() if not _is_there(store, name, data)}
     _check_replays(files, new)
+    store.create()  # not before: a bundle that is refused leaves nothing
     good, written = False, list[Path]()
     try:
         for name in sorted(new, key=lambda name: name.endswith(f"/{SPEC}")):  # a replay is one once it has its specification

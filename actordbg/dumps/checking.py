@@ -117,7 +117,8 @@ def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iter
         return
     elif file_name or not (folder or regular) or (folder_name and "/" not in relative):
         what = KINDS.get(stat.S_IFMT(state.st_mode), "a file" if regular else "a device")
-        yield StoreFault(path, "odd-file", f"it is {what}, not {'a file' if file_name else 'a folder'}")
+        belongs = "a file" if file_name else "a folder"
+        yield StoreFault(path, "odd-file", f"it is {what}, not {belongs}")
     elif path.name[0] != ".":
         yield StoreFault(path, "foreign-file")
 
@@ -249,26 +250,15 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
                 yield StoreFault(path, "missing-tensors")
 
 
-_RECORDS: dict[str, tuple[Any, str]] = {
-    "comparisons": (ComparisonRecord, "comparison_id"),
-    "noise": (NoiseRecord, "noise_id"),
-    "matrices": (MatrixRecord, "matrix_id"),
-}
-"""By folder, the record that its files hold, and the field that names the file."""
+def records_check(folder: str, kind: Any, id_field: str) -> Callable[[Store, bool], Iterator[StoreFault]]:
+    """Make a check that reads every record of a folder; `id_field` of a record names its file."""
 
+    def read(path: Path) -> None:
+        own: str = getattr(kind.from_json(read_regular(path)), id_field)
+        if f"{own}.json" != path.name:
+            raise StoreProblem(f"it belongs to {own!s:.80}")
 
-def records(store: Store, deep: bool) -> Iterator[StoreFault]:
-    """Check every record of the store: it can be read, and its id matches its name."""
-    for folder, (kind, id_field) in _RECORDS.items():
-        for path in (store.root / relative for relative in store.files(folder, ".json", {})):
-            try:
-                record: Any = kind.from_json(read_regular(path))
-            except (OSError, StoreProblem) as error:
-                yield unusable(path, "damaged-record", error)
-                continue
-            own: str = getattr(record, id_field)
-            if f"{own}.json" != path.name:
-                yield StoreFault(path, "damaged-record", f"it belongs to {own!s:.80}")
+    return files_check(folder, "damaged-record", read)
 
 
 def files_check(
@@ -312,7 +302,9 @@ CHECKS: dict[str, Check] = {
     "packs": verify.packs,
     "doubles": verify.doubles,
     "replays": replays,
-    "records": records,
+    "comparisons": records_check("comparisons", ComparisonRecord, "comparison_id"),
+    "noise": records_check("noise", NoiseRecord, "noise_id"),
+    "matrices": records_check("matrices", MatrixRecord, "matrix_id"),
     "switches": files_check(
         "controls", "damaged-control", lambda path: Control.from_json(read_regular(path, LARGEST)), beside="control.json"
     ),

@@ -1,5 +1,5 @@
 """Select and remove dumps. Nothing outside `store/dumps` and `store/packs` is touched, and nothing that was not selected; but the
-texts of a run's turns (`run --turns`) go with the run's last dump.
+texts of a run's turns (`run --turns`) go with the run's last dump, and the weights of a step with the last dump that met them.
 
 A plan says what would be removed and why; `apply` removes just that. Removing is by file name below the store's `dumps` folder,
 without following links: a path that leads elsewhere is refused. Packed dumps are removed by rewriting their pack without them;
@@ -15,22 +15,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
 from actordbg.base.errors import CorruptDump, Refused, StoreProblem
 from actordbg.base.units import grouped
-from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
+from actordbg.catalog.query import Catalog, answers, damaged_files, dump_bytes, dump_files
+from actordbg.catalog.tables import CALLER
 from actordbg.catalog.where import all_of, quoted
 from actordbg.dumps import packing
 from actordbg.dumps.verify import verify_place
 from actordbg.formats.dump_record import format_timestamp
+from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.store_files import remove, require_own_way
 from actordbg.formats.turn_record import TURNS
+from actordbg.formats.weight_hashes import WEIGHTS
+from actordbg.records.run_files import read_counters, weight_files
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import dump_id_of, split_place
+
+_SILENT_S = 60.0
+"""A process that records publishes its counters every ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +103,9 @@ def plan_prune(
         if not pinned and (keep_bytes is None or short):
             spared = len(dump_files(catalog, all_of([*conditions, "pinned"])))
         reason = "selected" if keep_bytes is None else "over the size to keep"
-        doomed = [Doomed(path, size, reason) for path, size in chosen] + _turns_without_dumps(
-            catalog, [path for path, _ in chosen]
-        )
+        paths = [path for path, _ in chosen]
+        doomed = [Doomed(path, size, reason) for path, size in chosen]
+        doomed += _turns_without_dumps(catalog, paths) + _weights_without_dumps(catalog, paths)
     files = sorted(doomed, key=lambda item: item.path)
     return PrunePlan(files, sum(item.bytes for item in files), spared=spared, recent=recent)
 
@@ -126,11 +134,11 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
                 try:
                     remove(_inside(store, item.path))
                     removed.append(item)
-                except OSError as error:
-                    failed.append((item.path, error.strerror or str(error)))
+                except (OSError, Refused) as error:  # the other files go all the same, and are counted
+                    failed.append((item.path, getattr(error, "strerror", None) or str(error)))
         for folder in {(store.root / item.path).parent for item in removed}:
             with contextlib.suppress(OSError):
-                while folder not in (store.dumps, store.packs, store.root / TURNS):
+                while folder not in _tops(store):
                     folder.rmdir()
                     folder = folder.parent
     return PrunePlan(removed, sum(item.bytes for item in removed), True, failed, plan.spared, plan.recent)
@@ -146,8 +154,8 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
             for _, path in packing.twins(store, [item.path for item in doomed]):
                 remove(path)
             packing.drop_from_pack(store, pack, [dump_id_of(item.path) for item in doomed])
-        except OSError as error:
-            failed += [(item.path, error.strerror or str(error)) for item in doomed]
+        except (OSError, Refused) as error:
+            failed += [(item.path, getattr(error, "strerror", None) or str(error)) for item in doomed]
         except StoreProblem as error:
             failed += [(item.path, f"its pack cannot be rewritten: {error.message}") for item in doomed]
         else:
@@ -165,6 +173,34 @@ def _turns_without_dumps(catalog: Catalog, chosen: list[str]) -> list[Doomed]:
     return [Doomed(str(file.relative_to(root)), file.lstat().st_size, "turns of a run without dumps") for file in files]
 
 
+def _weights_without_dumps(catalog: Catalog, chosen: list[str]) -> list[Doomed]:
+    """List the recorded weights that only these dumps met. Those that a running process may still meet stay.
+
+    A file holds from its call until the next file of the same instance.
+    """
+    store, lost = catalog.store, set(map(dump_id_of, chosen))
+    calls = answers(catalog, f"SELECT k.run, k.pid, k.instance, d.call_index, d.dump_id FROM dump AS d {CALLER}")
+    doomed = []
+    for (run, pid, instance), those in grouped((tuple(call[:3]), call[3:]) for call in calls).items():
+        files = weight_files(store.root / WEIGHTS / run, pid, instance)
+        met = [bisect_right(files, call, key=lambda file: file[0]) - 1 for call, _ in those]
+        kept = {at for at, (_, dump_id) in zip(met, those, strict=True) if dump_id not in lost} | {-1}  # -1: before the first
+        if files and _may_record(store, run, files[-1][1]):
+            kept.add(len(files) - 1)
+        doomed += [files[at][1] for at in sorted({*met} - kept)]
+    return [Doomed(store.relative(path), path.lstat().st_size, "weights of a step without dumps") for path in doomed]
+
+
+def _may_record(store: Store, run: str, weights: Path) -> bool:
+    """Check whether the process that met these weights may meet them again: its counters were published a moment ago."""
+    try:
+        counters = read_counters(store.counters / run / f"{weights.stem.rpartition('-')[0]}.json")
+    except CorruptDump:  # a store that was copied has none
+        return False
+    age_s = (datetime.now(timezone.utc) - parse_timestamp(counters["heartbeat"])).total_seconds()
+    return counters["state"] != "ended" and age_s < _SILENT_S
+
+
 def _damaged(catalog: Catalog) -> list[Doomed]:
     """List the files that are still broken: not those that are newer, unreadable, or in the wrong place.
 
@@ -179,10 +215,15 @@ def _damaged(catalog: Catalog) -> list[Doomed]:
     return doomed
 
 
+def _tops(store: Store) -> tuple[Path, ...]:
+    """Return the folders from which files are removed."""
+    return store.dumps, store.packs, store.root / TURNS, store.root / WEIGHTS
+
+
 def _inside(store: Store, path: str) -> Path:
-    """Return the full path if its folder really is below the store's dumps, packs or turns; refuse a link that leads out."""
+    """Return the full path if its folder really is below one of these of the store; refuse a link that leads out."""
     full = store.root / path
     folder = full.parent.resolve()
-    if not any(folder.is_relative_to(top.resolve()) for top in (store.dumps, store.packs, store.root / TURNS)):
+    if not any(folder.is_relative_to(top.resolve()) for top in _tops(store)):
         raise Refused(f"{path} leads out of the store's dumps", hint="remove it by hand")
     return full

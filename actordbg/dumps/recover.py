@@ -290,10 +290,9 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
     path = packed or path  # packs are immutable: the dump is there, without the mark
     recorded = existing is not None or packed is not None
     raised = f"{slot.end['error']}: {slot.end.get('message', '')}" if "error" in slot.end else None
-    return Recovered(
-        record.dump_id, mark or UNWRITTEN, record.run, record.rank, record.role, record.batch_size, record.seq_len,
-        record.timestamp, store.relative(path), recorded, raised,
-    ), len(blob)  # fmt: skip
+    shown = {name: getattr(record, name) for name in ("run", "rank", "role", "batch_size", "seq_len", "timestamp")}
+    path_below = store.relative(path)
+    return Recovered(record.dump_id, mark or UNWRITTEN, **shown, path=path_below, recorded=recorded, error=raised), len(blob)
 
 
 def _remove(path: Path, report: RingReport) -> None:

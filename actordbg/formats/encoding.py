@@ -46,7 +46,7 @@ from actordbg.formats.dump_record import (
     make_dump_id,
     reach_of,
     timestamp_of,
-)
+)  # fmt: skip
 from actordbg.formats.ringfile import OWN_NUMBERS
 
 Array = np.ndarray[Any, Any]

@@ -228,7 +228,8 @@ def _slot(descriptor: int, path: Path, place: int, values: tuple[int, ...]) -> R
         raise _damaged(path, "a call in it is damaged")
     end_facts = _json(_exactly(descriptor, offset + 8 * count, end, path), path) if end else {}
     kind, kept = _json(_exactly(descriptor, kind_at, kind_len, path), path), end_facts.pop("record", {})
-    return RingSlot(place, state, book, ledger, sequence, offset, length, kind, numbers, end_facts, kept)
+    call = (sequence, offset, length, kind, numbers)
+    return RingSlot(place, state, book, ledger, *call, end=end_facts, kept=kept)
 
 
 def _damaged(path: Path, what: str) -> CorruptDump:

@@ -16,16 +16,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actordbg.formats.dump_record import DumpRecord, dtype_name, now_timestamp
+from actordbg.formats.dump_record import dtype_name, now_timestamp
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +32,6 @@ RUN_FILE_FORMAT = 1
 """Format of a `RunFile`."""
 WEIGHTS = "weights"
 """The folder in a store."""
-RECORDED_WEIGHTS = "recorded_weights"
-"""Key in a replay's resolved facts: whether the replay has the recorded weights."""
-MET_WEIGHTS = "met_weights"
-"""Key in a replay's resolved facts: which recorded weights the replay has. same: the steps whose weights it has. other: the step,
-by file, of weights that it does not have. unknown: number of inputs for which neither is known."""
 _PIECE = 2**24
 """Elements that are copied to the host at a time."""
 SAMPLED = 16
@@ -139,25 +132,6 @@ class WeightRecord(RunFile):
     def name(self) -> str:
         """Return the file's name."""
         return f"{self.rank:04d}-{self.host}-{self.pid}-{self.instance}-{self.call_index:06d}.json"
-
-
-def weights_of(root: Path, record: DumpRecord) -> Path | None:
-    """Return the file of a store with the weights of this call; None if there is none."""
-    folder = root / WEIGHTS / record.run
-    named = re.compile(rf"[^.].*-{record.pid}-{re.escape(record.instance or '-')}-(\d{{6,12}})\.json")
-    try:
-        candidates = [(int(match[1]), name) for name in os.listdir(folder) if (match := named.fullmatch(name))]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    held = [candidate for candidate in candidates if candidate[0] <= record.call_index]
-    return folder / max(held)[1] if held else None
-
-
-def met_weights(resolved: dict[str, Any]) -> dict[str, Any]:
-    """Return MET_WEIGHTS of a replay's resolved facts; {} if it is missing or malformed."""
-    met: dict[str, Any] = resolved.get(MET_WEIGHTS) or {}
-    sound = isinstance(met, dict) and isinstance(met.get("same"), list) and isinstance(met.get("other"), dict)
-    return met if sound else {}
 
 
 def sha256_of(tensor: torch.Tensor) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actordbg import __version__
@@ -70,7 +71,7 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         hard_linked = "the file is hard-linked: its other names (caches, environments) keep the original"
         links = [hard_linked] if old.stat.st_nlink > 1 else []
         if here and inspection.trailer and (inspection.state is State.EDITED or inspection.trailer.actordbg == __version__):
-            outcome = _outcome(target, old, dry_run, "already patched", inspection.state, root, links)
+            outcome = _outcome(target, old, dry_run, "already patched", inspection.state, store=root, notes=links)
             if not dry_run:
                 require_seen(target.python, target.path, root)
             outcome.notes.extend(filter(None, [inspection.reason]))
@@ -80,7 +81,7 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         if inspection.trailer and inspection.source is not None:
             action, source, mtime_ns = "trailer renewed", inspection.source, inspection.trailer.mtime_ns
         data = trailer.append(source, root, mtime_ns=mtime_ns)
-        outcome = _outcome(target, old, dry_run, action, State.PATCHED, root, links, data)
+        outcome = _outcome(target, old, dry_run, action, State.PATCHED, store=root, notes=links, data=data)
         if dry_run:
             return outcome
         store.create()
@@ -103,11 +104,12 @@ def unpatch(target: Target, *, dry_run: bool = False) -> Outcome:
         if inspection.source is None:
             raise Conflict(f"{target.path} is left as it is: {inspection.reason}", hint=trailer.remedy(old.data))
         if inspection.trailer is None:
-            outcome = _outcome(target, old, dry_run, "not patched", State.CLEAN, None, [])
+            outcome = _outcome(target, old, dry_run, "not patched", State.CLEAN)
         else:
             edited = inspection.state is State.EDITED
             kept = [f"{inspection.reason}: that edit is kept, only the trailer was cut off"] if edited else []
-            outcome = _outcome(target, old, dry_run, "unpatched", State.CLEAN, inspection.trailer.store, kept, inspection.source)
+            was, data = inspection.trailer.store, inspection.source
+            outcome = _outcome(target, old, dry_run, "unpatched", State.CLEAN, store=was, notes=kept, data=data)
             if not dry_run:
                 mtime_ns = None if edited else inspection.trailer.mtime_ns
                 with files.replaced(old, inspection.source, mtime_ns=mtime_ns) as notes:
@@ -122,8 +124,8 @@ def unpatch(target: Target, *, dry_run: bool = False) -> Outcome:
 
 
 def _outcome(
-    target: Target, old: files.FileRead, dry_run: bool, action: str, state: State, store: str | None, notes: list[str],
-    data: bytes | None = None,
+    target: Target, old: files.FileRead, dry_run: bool, action: str, state: State, *, store: str | None = None,
+    notes: Sequence[str] = (), data: bytes | None = None,
 ) -> Outcome:  # fmt: skip
     """Build the Outcome, with a diff if `dry_run`. `data`: the file's new bytes; None if it stays."""
     file, after, diff = str(target.path), old.data if data is None else data, ""
@@ -132,8 +134,8 @@ def _outcome(
         mine, new = (text.decode("utf-8", "backslashreplace").splitlines() for text in (old.data, after))
         diff = "\n".join(difflib.unified_diff(mine, new, f"a/{name}", f"b/{name}", lineterm=""))
     return Outcome(
-        action, file, state, store, old.sha256, trailer.sha256_of(after), target.python, target.trainer_version,
-        dry_run=dry_run, diff=diff, notes=[*target.notes, *notes],
+        action, file, state, store, old.sha256, trailer.sha256_of(after), python=target.python,
+        openrlhf_version=target.trainer_version, dry_run=dry_run, diff=diff, notes=[*target.notes, *notes],
     )  # fmt: skip
 
 

@@ -134,13 +134,14 @@ def replaced(old: FileRead, data: bytes, *, mtime_ns: int | None = None, way_out
                 raise Conflict(f"{old.path} was changed by another program just now", hint="look at it, then run this again")
             os.replace(new, old.path)
         except OSError as error:
-            path, read_only = old.path, error.errno in _NOT_OURS_TO_WRITE
-            raise EnvironmentProblem(
-                f"{f'{path} is read-only here' if read_only else f'cannot change {path}'}: {error.strerror}"
-                f" (a new file must be written into {path.parent})",
-                hint=(f"{way_out}; or " if way_out and read_only else "")
-                + "run this as the owner of that environment, with the folder writable and space on its disk",
-            ) from None
+            what, hint = (
+                f"cannot change {old.path}",
+                "run this as the owner of that environment, with the folder writable and space on its disk",
+            )
+            if error.errno in _NOT_OURS_TO_WRITE:
+                what, hint = f"{old.path} is read-only here", f"{way_out}; or {hint}" if way_out else hint
+            message = f"{what}: {error.strerror} (a new file must be written into {old.path.parent})"
+            raise EnvironmentProblem(message, hint=hint) from None
         yield _flushed(old.path.parent)
     except BaseException as error:  # interrupts included: half a change must not stay
         _put_back(old, kept, made, error)

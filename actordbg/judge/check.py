@@ -24,7 +24,6 @@ from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Heading, Paragraph, Verdict
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.weight_hashes import met_weights
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
 from actordbg.judge.explain_outputs import with_explanation
@@ -43,6 +42,7 @@ from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, Compariso
 from actordbg.records.journal import read_results, read_standing
 from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord, answers_of, violations
+from actordbg.records.run_files import met_weights
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.plan import other_lengths
 from actordbg.replay.replay_data import ReplayData, data_of
@@ -277,7 +277,7 @@ def check_blocks(check: CheckedReplay, verdict: Verdict, explained: Sequence[Blo
     blocks: list[Block] = [Heading("actordbg check", 1), Paragraph(f"{spec.command}; {spec.created_at}"), verdict, *explained]
     for record, against in ((check.own, "the run's recorded outputs"), (check.comparison, "the truth")):
         if record is not None:
-            blocks += [Heading(f"Replay against {against}", 2), *details(record, _WORST)]
+            blocks += [Heading(f"Replay against {against}", 2), *details(record, _WORST, excludes=record is check.own)]
     return [*blocks, Heading("Replay", 2), *replay_details(check.summary, charts)]
 
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError
-from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, difference
 from actordbg.config.replay_config import TINY, TOY_MODEL
@@ -36,7 +35,6 @@ from actordbg.document.blocks import (
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
 from actordbg.judge.replay_findings import RECORDED, RUNS, TRUTH
-from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
@@ -64,9 +62,9 @@ def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = (),
     return [Heading("actordbg compare", 1), verdict, *details(record, limit, charts)]
 
 
-def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) -> list[Block]:
-    """Build what follows the verdict: the sides, the charts and the tables."""
-    shown, known = record.compared[: limit or None], excluded(record.excludes, record.a.dtype)
+def details(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = (), *, excludes: bool = True) -> list[Block]:
+    """Build what follows the verdict: the sides, the charts and the tables. excludes: say which faults would have been red."""
+    shown, known = record.compared[: limit or None], excluded(record.excludes, record.a.dtype) if excludes else ""
     return [
         Items(list(_facts(record))),
         *([Paragraph(known)] if known else []),
@@ -90,15 +88,14 @@ def comparison_verdict(record: ComparisonRecord) -> Verdict:
     left += ["rounding on these inputs (fixed limits were used)"] if flat_where_it_matters(record) else []
     left += ["either side against the truth"] if unknown else []
     ours = record.a.replay_id
-    next_command = f"actordbg compare {ours} truth"
-    if record.b.kind == "truth" or not record.compared:
-        worst = [dump.dump_id for dump in record.compared[:_EXAMPLES]]
-        model = record.a.settings.get("model")
-        next_command = f"actordbg matrix --where {selecting(worst)}" + (f" --model {in_shell(model)}" if model else "")
-        next_command = next_command if worst else f"actordbg report {ours}"
-    if word == WRONG and record.b.kind == "truth":
-        next_command = f"actordbg explain {ours}"
     toy = record.a.settings.get("model") == TINY or record.a.label.startswith(TOY_MODEL)
+    next_command = "actordbg check --model YOUR_MODEL" if toy else ""
+    if not record.compared:
+        next_command = f"actordbg report {ours}"
+    elif record.b.kind != "truth":
+        next_command = f"actordbg compare {ours} truth"
+    elif word == WRONG:
+        next_command = f"actordbg explain {ours}"
     return Verdict(word, conclusion(record), figures, left, next_command, toy, findings_of(record))
 
 

@@ -73,9 +73,9 @@ class Explanation:
 
     @property
     def blocks(self) -> list[Block]:
-        """The parts below the verdict: a section for each kind of evidence, and the charts."""
-        sections = [block for kind, title in TITLES.items() for block in section(title, self.said(kind))]
-        return [*sections, *self.charts]
+        """The parts below the verdict, which names what was not checked: a section for each kind of evidence, and the charts."""
+        titles = {kind: title for kind, title in TITLES.items() if kind != NOT_CHECKED or not self.verdict.not_checked}
+        return [*(block for kind, title in titles.items() for block in section(title, self.said(kind))), *self.charts]
 
     @property
     def data(self) -> dict[str, Any]:
@@ -246,4 +246,4 @@ def headline(explanation: Explanation) -> Verdict:
     twice = any(piece.tokens for piece in what) and any(piece.tokens for piece in where)  # which tokens are wrong was said
     parts = [piece.said for piece in (what if twice else [*what, *where])]
     parts += [f"since {when}" for when in explanation.said(SINCE)[:1]]
-    return replace(verdict, said="; ".join(parts) or verdict.said, not_checked=())
+    return replace(verdict, said="; ".join(parts) or verdict.said)

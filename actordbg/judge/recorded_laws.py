@@ -35,8 +35,8 @@ WEIGHT_OFF = {True: 1e-3, False: 0.05}
 
 def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
-        mask, real = call.array("action_mask"), call.real
-        if mask is None or real is None or call.active is None:
+        mask, real, sequences = call.array("action_mask"), call.real, call.sequences
+        if mask is None or real is None or sequences is None or call.active is None:
             continue
         answer.looked_at += 1
         odd = [
@@ -51,6 +51,11 @@ def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:
             continue
         padded = (call.active & ~real[:, -mask.shape[1] :]).any(1)
         answer.rows(call, padded, "the action mask covers padding: it is shifted")
+        around = [np.logical_or.accumulate(each, 1) for each in (real, real[:, ::-1])]
+        between = around[0] & around[1][:, ::-1] & ~real
+        padding = sequences[~real & ~between]  # what a trainer pads with, within a row too
+        hole = between & ~np.isin(sequences, padding) if padding.size else between & False
+        answer.rows(call, hole.any(1), "the attention mask leaves out a token between others: it is shifted")
 
 
 _FIGURES = {
@@ -128,7 +133,8 @@ def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for by in (-1, 1, -2, 2) if said is not None else ():
             assert call.active is not None
             bad = call.active.any(1) & (shifted(said != 0, by) == call.active).all(1) & (call.active != (said != 0)).any(1)
-            if bad.sum() * 2 > call.active.any(1).sum():
+            kept = call.active.sum(1) == (said != 0).sum(1)  # else a mask of fewer tokens looks like this too
+            if (bad & kept).any() or bad.sum() * 2 > call.active.any(1).sum():
                 words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
                 answer.rows(call, bad, words, side=TRAINER)
                 break
@@ -333,6 +339,16 @@ LAWS = (
         (LOSS, "response_length"), TRAINER, judge=_response_length,
     ),
     RecordedLaw(
+        "duplicates", "no row is in a step twice", "open-instruct#1473",
+        "check the sampler of each rank and the order of results", ("sequences",), EITHER,
+        judge=step_laws.duplicates, over_calls=True,
+    ),
+    RecordedLaw(
+        "groups", "all rows of a group have the same prompt", "open-instruct PR#1483",
+        "sort results by their index before grouping", (LOSS, "n_samples_per_prompt", "rollout.batch_size"), TRAINER,
+        judge=step_laws.groups, over_calls=True,
+    ),
+    RecordedLaw(
         "advantages", "a step has advantages that are not 0", "torchforge PR#571",
         "look at the rewards: drop groups whose rewards are all equal, or sample more", (LOSS, "advantages"), "",
         judge=advantage_laws.advantages, over_calls=True,
@@ -398,19 +414,14 @@ LAWS = (
         judge=step_laws.accumulation, over_calls=True,
     ),
     RecordedLaw(
+        "calls", "all ranks make the same number of calls in a step", "ms-swift PR#8102",
+        "look at how rows are divided among ranks: each needs as many micro-batches",
+        ("every call of several ranks",), TRAINER, judge=step_laws.equal_calls, over_calls=True,
+    ),
+    RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",
         "look at what broadcasts weights at the start, and at gradients that are not averaged",
         ("recorded weights of several ranks",), TRAINER, judge=_ranks, over_calls=True,
-    ),
-    RecordedLaw(
-        "duplicates", "no row is in a step twice", "open-instruct#1473",
-        "check the sampler of each rank and the order of results", ("sequences",), EITHER,
-        judge=step_laws.duplicates, over_calls=True,
-    ),
-    RecordedLaw(
-        "groups", "all rows of a group have the same prompt", "open-instruct PR#1483",
-        "sort results by their index before grouping", (LOSS, "n_samples_per_prompt", "rollout.batch_size"), TRAINER,
-        judge=step_laws.groups, over_calls=True,
     ),
     RecordedLaw(
         "temperature", "a row is sampled and scored at one temperature", "trl#4159",

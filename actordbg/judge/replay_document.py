@@ -30,11 +30,11 @@ from actordbg.document.blocks import (
     section,
 )
 from actordbg.document.renderings import shorten
-from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
 from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary, Timed
 from actordbg.judge.verdicts import together
 from actordbg.records.replay_record import PERCENTILE_DEFINITION, Spread
+from actordbg.records.run_files import RECORDED_WEIGHTS
 from actordbg.replay.blame import in_brief
 
 if TYPE_CHECKING:

@@ -63,20 +63,21 @@ def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:
     """Build the index of this user's replays. commands: show commands to copy, not ids."""
     replays, total = listed(catalog), len(query.list_replays(catalog))
     counts = ", ".join(f"{count} {word}" for word, count in Counter(replay["verdict"] for replay in replays).items())
-    command = f"actordbg report {replays[0]['replay_id']}" if replays else "actordbg replay --max-inputs 3"
+    command = f"actordbg report {replays[0]['replay_id']}" if replays else "actordbg status"
     others = f"{plural(total - len(replays), 'other')} (truths, variations, matrix cells, other users'):"
     others += " `actordbg replay ls --all`"
     rows = [
         (replay["handle"] or "", shown_verdict(replay), number(replay["max_abs"], 2), passed_of(replay),
-         replay["created_at"][:16].replace("T", " "), replay["configuration"],
-         "actordbg report " * commands + replay["replay_id"])
+         replay["configuration"], f"actordbg report {replay['replay_id']}" if commands else replay["replay_id"])
         for replay in replays
     ]  # fmt: skip
-    columns = ("", "verdict", "max diff", "passed", "when (UTC)", "configuration", "command" if commands else "replay")
+    columns = ("", "verdict", "max diff", "passed", "configuration", "command" if commands else "replay")
     return [
         Heading("actordbg report", 1),
         Verdict("", f"{plural(len(replays), 'replay')}: {counts}" if replays else "nothing was replayed yet", next=command),
-        Grid(columns, rows, {"", "verdict", "command", "configuration"}),
-        Paragraph("max diff: largest log-prob difference from the truth, nats."),
+        Grid(columns, rows, {"", "verdict", "command", "configuration", "replay"}, wraps=True),
+        Paragraph(
+            "max diff: largest log-prob difference from the truth, nats. A replay's id begins with its date and time, UTC."
+        ),
         *([Paragraph(others)] if total > len(replays) else []),
     ]

@@ -17,8 +17,8 @@ from typing import Any
 from actordbg.actor.rules import LEAKED
 from actordbg.base.units import some
 from actordbg.document.blocks import number
-from actordbg.formats.weight_hashes import MET_WEIGHTS, met_weights
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
+from actordbg.records.run_files import MET_WEIGHTS, met_weights
 
 OF_ROUNDING = {True: 4.0, False: 0.1}
 """Most distance from recorded log-probs that identifies weights, in units of measured rounding, by whether the run is in fp32."""

@@ -28,11 +28,11 @@ from actordbg.config.choices import short_dtype
 from actordbg.config.replay_config import TINY, TRUTHS
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.formats.dumpfile import DEFAULT_CAP
-from actordbg.formats.weight_hashes import met_weights, weights_of
 from actordbg.judge.thresholds import weaker
 from actordbg.records.comparison_record import ComparisonRecord, SideInfo
 from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.records.run_files import met_weights, weights_of
 from actordbg.store.layout import Store, known_regular
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import numpy as np
 
@@ -27,8 +27,11 @@ IMPROBABLE, LONG = 30.0, 48
 ACCUMULATES_LAST = (0, 19)
 """The release of DeepSpeed (0.19.6 to 0.19.8) in which ZeRO 1 and 2 drop all but the last gradient; others were not tried."""
 FAR, AS_ANOTHER, ALIKE = 0.3, 0.1, 8
-"""A row's log-probs are another row's if they are this far from its own (nats), this share of it from the other's, over so many
-actions at least."""
+"""Log-probs are another row's, or another token's, if they are this far from their own (nats), this share of it from the other's,
+over so many actions at least."""
+NEARER, MANY = 0.4, 32
+"""The share that is enough over so many actions. A policy that moved is off from both, and chance does not come so near."""
+_OWN = "log-probs beside those of the loss itself"
 MOVES, ENOUGH = {True: 0.0, False: 1e-5}, 16
 """Learning rate above which an update moves a log-prob of so many actions, by fp32: weights in bf16 may not take a small step."""
 
@@ -140,15 +143,25 @@ def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
             if not rows or not all(name in call.heads for call in losses):
                 continue
+            said = np.concatenate([call.heads[name] for call in losses])
+            if np.array_equal(said, own, equal_nan=True):
+                answer.lacks = _OWN
+                continue
             answer.looked_at += len(rows)
-            said, moved = np.concatenate([call.heads[name] for call in losses]), []
-            for at in ((_apart(said, own) > FAR) & (np.isfinite(own).sum(1) >= ALIKE)).nonzero()[0]:
+            nearest: dict[int, tuple[float, int]] = {}
+            for at in ((_apart(said, own) > FAR) & (np.isfinite(own).sum(1) >= ALIKE)).nonzero()[0].tolist():
                 others = np.where(np.isfinite(own + said[at]).sum(1) >= ALIKE, _apart(said[at], own), np.inf)
-                if others.min() < AS_ANOTHER * others[at]:
-                    moved.append(rows[at])
-            for call, row in moved[:1]:
-                text = f"{words}: {name} are those of another row, in {len(moved)} of {plural(len(rows), 'row')}"
+                nearest[at] = float(others.min() / others[at]), int(others.argmin())
+            near = [at for at, (share, _) in nearest.items() if share < NEARER]
+            # rows that are far from their own for another reason have few near ones, which do not change places
+            swapped = sorted(nearest[at][1] for at in near) == near or len(near) * 2 > len(nearest)
+            if not swapped or np.isfinite(own[near]).sum() < MANY:
+                near = [at for at in near if nearest[at][0] < AS_ANOTHER]
+            for call, row in [rows[at] for at in near[:1]]:
+                text = f"{words}: {name} are those of another row, in {len(near)} of {plural(len(rows), 'row')}"
                 answer.violated(call, text, row, side=side_of(name))
+        if {ROLLOUT, TRAINER} <= {finding.side for finding in answer.found}:  # both sides were right of what had other rows later
+            answer.found = [replace(finding, side=TRAINER) for finding in answer.found]
 
 
 def alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -158,12 +171,21 @@ def alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for name in ("rollout_log_probs", "old_log_probs", "base_action_log_probs"):
             if name not in known or "log_probs" not in known:
                 continue
-            own, said, bad = known["log_probs"], known[name], np.zeros(call.rows, bool)
-            enough, words = (np.isfinite(own).sum(1) >= ALIKE) & (_apart(said, own) > FAR), ""
+            own, said, bad, words = known["log_probs"], known[name], np.zeros(call.rows, bool), ""
+            if np.array_equal(said, own, equal_nan=True):
+                answer.lacks = _OWN
+                continue
             for by in (-1, 1, -2, 2):
-                late = enough & (_apart(said, shifted(own, -by, np.nan)) < AS_ANOTHER * _apart(said, own))
-                if late.sum() * 2 > max(int(enough.sum()), 1):
+                moved = shifted(own, -by, np.nan)
+                both = np.isfinite(own) & np.isfinite(moved) & np.isfinite(said)
+                away, beside = (np.where(both, np.abs(said - each), 0.0).sum(1) for each in (own, moved))
+                far = (np.isfinite(own).sum(1) >= ALIKE) & (away > FAR * both.sum(1))
+                late = far & (beside < np.where(both.sum(1) >= MANY, NEARER, AS_ANOTHER) * away)
+                if both[far].sum() >= MANY and beside[far].sum() < NEARER * away[far].sum():
+                    late = far
+                if late.any():
                     bad, words = late, f"{name} are shifted by {by:+} against those of the loss"
+                    break
             answer.rows(call, bad, words, side=side_of(name))
 
 
@@ -224,6 +246,44 @@ def ratio(calls: Sequence[RecordedCall], answer: Answer) -> None:
             if not mean <= limit:
                 said = f"{words}: no update since the old log-probs, but they differ by {number(mean, 3)} nats (limit {limit:g})"
                 answer.violated(losses[0], said, size=mean)
+
+
+def equal_calls(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for steps in which a rank made fewer or more calls with gradients than the others, where no call of it is missing."""
+    models: dict[Hashable, list[RecordedCall]] = defaultdict(list)
+    for call in calls:
+        if call.record.step is not None:
+            who = call.record.host, call.record.pid, call.record.instance, call.record.point
+            models[call.record.run, call.record.rank, who].append(call)
+    roles: dict[tuple[str, str], list[tuple[int, dict[int, list[RecordedCall]]]]] = defaultdict(list)
+    for own in models.values():
+        own.sort(key=lambda call: call.record.call_index)
+        last = own[-1].record  # the role of a model's first calls may be unknown
+        roles[last.run, last.role or "model"].append((last.rank, _calls_by_step(own)))
+    for (_, role), of_ranks in sorted(roles.items(), key=lambda item: item[0]):
+        made = dict(of_ranks)
+        if not 1 < len(made) == len(of_ranks):
+            continue  # a rank that was there twice: another job of this run
+        for step in sorted(set.intersection(*map(set, made.values()))):
+            counts = {rank: len(known[step]) for rank, known in made.items()}
+            answer.looked_at += any(counts.values())
+            (usual, many), *others = Counter(counts.values()).most_common()
+            for other, _ in others[:1]:
+                rank = next(rank for rank, count in counts.items() if count == other)
+                call = next(known[step][0] for known in made.values() if known[step])
+                said = f"step {step}: rank {rank} made {plural(other, 'call')} of the {role}, {plural(many, 'rank')} made {usual}"
+                answer.violated(call, said)
+
+
+def _calls_by_step(calls: Sequence[RecordedCall]) -> dict[int, list[RecordedCall]]:
+    """Return a model's calls with gradients, in their order, by step, for those steps of which none can be missing."""
+    numbers, at = [call.record.call_index for call in calls], [call.record.step or 0 for call in calls]
+    if numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
+        return {}
+    ended = calls[-1].fact("grad_norm") is not None
+    known = range(at[0] + (numbers[0] > 0), at[-1] + ended)
+    learning = [call for call in calls if call.record.grad_enabled is not False]
+    return {step: [call for call in learning if call.record.step == step] for step in known}
 
 
 def is_whole(losses: Sequence[RecordedCall]) -> bool:

@@ -200,7 +200,11 @@ def _figures(replay: ReplaySummary, of_toy: str) -> Iterator[tuple[str, str]]:
 def _next(
     replay: ReplaySummary, word: str, own: ComparisonRecord | None, recorded: str | None, reported: bool, tried: bool
 ) -> str:
-    """Return the command to run next; "" if none helps. tried: whether the truth was to be compared."""
+    """Return the command to run next; "" if none helps. tried: whether the truth was to be compared.
+
+    None leads back: lint, check, matrix, replay, report, compare, explain, reduce, repro. Only an explanation leads to a check of
+    one other setting, and that to `reduce` (`api.checks`).
+    """
     values, truth = as_ran(replay.asked, replay.resolved), replay.truth
     model = f"--model {in_shell(str(values['model']))}"
     if replay.status in OPEN:
@@ -209,8 +213,10 @@ def _next(
         return f"actordbg compare {replay.replay_id} truth"
     if word in (FAILED, UNCHECKED):
         examples = [group.examples[0] for group in replay.failures if group.examples]
-        if reported and examples:
+        if reported and examples and replay.counts.inputs > 1:
             return f"actordbg replay --where {selecting(examples[:1])} {' '.join(map(in_shell, repeat_options(values)))}"
+        if reported and examples:  # it was replayed alone
+            return f"actordbg reduce {replay.replay_id}"
         return "" if reported else f"actordbg report {replay.replay_id}"
     if word == WRONG:
         lawless = [violation.place["dump"] for violation in replay.laws.violations] if replay.laws else []
@@ -220,7 +226,7 @@ def _next(
         if (other := _deciding(values, found_in(replay, own))) is not None:
             options = " ".join(map(in_shell, repeat_options(other, "check")))
             return f"actordbg check --where {selecting(worst[:1])} {options}"
-        return f"actordbg matrix --where {selecting(worst[:1])} {model}"
+        return f"actordbg reduce {replay.replay_id}"
     if values["model"] == TINY:
         return f"actordbg check --model {in_shell(recorded or 'YOUR_MODEL')}"
     return f"actordbg matrix --where {selecting([slow.dump_id for slow in replay.slowest[:_EXAMPLES]])} {model}"
@@ -246,7 +252,7 @@ def together(replays: Iterable[ReplaySummary]) -> Verdict:
     """Return the verdict of a report: that of its only replay, else the worst, with how many have which."""
     each = [(replay, replay_verdict(replay, reported=True)) for replay in replays]
     if not each:
-        return Verdict(UNCHECKED, "nothing was replayed yet", next="actordbg replay --max-inputs 3")
+        return Verdict(UNCHECKED, "nothing was replayed yet", next="actordbg status")
     if len(each) == 1:
         return each[0][1]
     others = next((verdict.whose for _, verdict in each if verdict.whose), "")

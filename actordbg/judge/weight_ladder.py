@@ -20,11 +20,11 @@ from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER, Grid, number
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.weight_hashes import WEIGHTS, ParameterHash, WeightRecord, weights_of
+from actordbg.formats.weight_hashes import WEIGHTS, ParameterHash, WeightRecord
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
 from actordbg.judge.recorded_calls import RecordedCall
 from actordbg.records.finding import Finding, Findings, Rule, outcomes_of
-from actordbg.records.run_files import read_sync, read_weights
+from actordbg.records.run_files import read_sync, read_weights, weights_of
 from actordbg.store.layout import Store, require_run_name
 
 RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(

@@ -92,7 +92,10 @@ def judge(positions: Tensor, target: RowTarget, dump: Dump) -> LawAnswer:
     words = "; ".join(f"row {target.row} depends on {what}" for what in sources)
     row, column = int(rows[wrong][0]), int(columns[wrong][0])
     token = int(dump.inputs["sequences"][row, column])
-    return LawAnswer("jacobian", BROKEN, words, float(size[wrong].max()), None, row, column, token, count, looked_at)
+    return LawAnswer(
+        "jacobian", BROKEN, words, float(size[wrong].max()),
+        row=row, position=column, token=token, count=count, looked_at=looked_at,
+    )  # fmt: skip
 
 
 def _reached(session: ActorSession, dump: Dump, target: RowTarget, backward: bool) -> Tensor:

@@ -127,7 +127,10 @@ def answer(
     if limit is not None and size <= limit:
         return LawAnswer(law, WITHIN_ROUNDING, "", size, limit, count=moved.count, looked_at=moved.looked_at)
     row, position = moved.first
-    return LawAnswer(law, verdict, words, size, limit, row, position, int(ids[row, position]), moved.count, moved.looked_at)
+    return LawAnswer(
+        law, verdict, words, size, limit,
+        row=row, position=position, token=int(ids[row, position]), count=moved.count, looked_at=moved.looked_at,
+    )  # fmt: skip
 
 
 def not_checked(law: str, why: str) -> LawAnswer:
@@ -219,7 +222,10 @@ def judge_normalisation(ours: ForwardValues, expected: Expected, mask: Tensor) -
         count, looked_at = int(wrong.sum()), int(seen.sum())
         if count:
             row, column = wrong.nonzero()[0].tolist()
-            place = (row, column + 1, int(expected.ids[row, column + 1]))
-            return LawAnswer("normalisation", BROKEN, words, *measured, *place, count, looked_at)
+            position = column + 1  # log-probs [B, S-1] begin with those of the second token
+            return LawAnswer(
+                "normalisation", BROKEN, words, *measured,
+                row=row, position=position, token=int(expected.ids[row, position]), count=count, looked_at=looked_at,
+            )  # fmt: skip
         answers.append(LawAnswer("normalisation", KEPT, "", *measured, count=0, looked_at=looked_at))
     return answers[0]

@@ -233,4 +233,7 @@ def without_gradient(own: Tensor, want: Tensor, shape: tuple[int, ...]) -> str:
     expert = torch.arange(len(want)) * shape[0] // len(want)
     power = [torch.zeros(shape[0], dtype=torch.float64).index_add_(0, expert, each.double().abs()) for each in (own, want)]
     lost = ((power[0] == 0) & (power[1] > 0)).nonzero().flatten().tolist()
-    return f"expert{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost and len(lost) < shape[0] else ""
+    if not lost or len(lost) == shape[0]:  # of all: the parameter as a whole is wrong, and no expert
+        return ""
+    noun = "expert" if len(lost) == 1 else "experts"
+    return f"{noun} {', '.join(map(str, lost))}"

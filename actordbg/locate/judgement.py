@@ -22,6 +22,7 @@ clean model's.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -76,21 +77,27 @@ def judge(
     for key, clean in floor.items():
         if key[0] in missing:
             continue
+        own = forcing.sums[key]
         if layer_of(key[0]) in partly and (key[1] in (INTO, BACK[OUT]) or key[0] in partly):
             unchecked.setdefault(key[0], "it also has the error of modules in its layer that could not be forced")
         elif key[1] == GRADIENT:
-            place = _place(key, forcing.sums[key], clean, [], dtype, math.sqrt(ranks), torch.zeros(0), features)
+            place = _place(
+                key, own, clean, lengths=[], dtype=dtype, wider=math.sqrt(ranks), ratios=torch.zeros(0), features=features
+            )
             judged.append(replace(place, pattern=lost.get(key[0], "")))
         else:
-            ratios = _token_ratios(forcing.sums[key], clean, tape.lengths, dtype)
+            ratios = _token_ratios(own, clean, tape.lengths, dtype)
             layer = layer_of(key[0])
             heat[layer] = torch.maximum(heat.get(layer, ratios), ratios)
             chosen = not tape.values[key][0].is_floating_point()
             rounded = torch.bfloat16 if chosen else dtype  # a choice has no rounding of its own
             wider = math.sqrt(forcing.part[1])
-            place = _place(key, forcing.sums[key], clean, tape.lengths, rounded, wider, ratios, features)
+            beside = functools.partial(
+                _place, key, own, lengths=tape.lengths, dtype=rounded, wider=wider, ratios=ratios, features=features
+            )
+            place = beside(clean)
             if is_wrong(place) and key in eager and not chosen:
-                place = _place(key, forcing.sums[key], eager[key], tape.lengths, rounded, wider, ratios, features)
+                place = beside(eager[key])
             judged.append(replace(place, what=f"{ROUTING} {key[0]}") if chosen else place)
     judged += [_wrong_integers(key, tokens, features) for key, tokens in forcing.wrong.items()]
     wrong = [place for place in judged if is_wrong(place)]
@@ -147,6 +154,7 @@ def _place(
     key: Key,
     own: Sums,
     clean: Sums,
+    *,
     lengths: list[int],
     dtype: torch.dtype,
     wider: float,

@@ -98,7 +98,10 @@ class LocateRun:
             notes += (f"{human_bytes(tape.spill.spilled)} of the truth's values were in temporary files",)
         forcing.unchecked = self._unchecked | forcing.unchecked
         ranks = dist.get_world_size() if self.together else 1
-        located = judge(tape, forcing, self._floor, dtype_of(self.session), self._features, notes, ranks, self._lost, self._eager)
+        located = judge(
+            tape, forcing, self._floor, dtype_of(self.session), self._features,
+            notes=notes, ranks=ranks, lost=self._lost, eager=self._eager,
+        )  # fmt: skip
         located = replace(located, formulas=self._formulas, kernel=self._kernel, operation=self._inside(located, forcing))
         return replace(located, resident_bytes=self._resident, spilled_bytes=tape.spill.spilled)
 

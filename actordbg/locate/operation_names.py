@@ -198,7 +198,8 @@ def _of_masks(own: Tensor, clean: Tensor, layout: TokenLayout, window: int | Non
     distance = layout.positions.flatten()[layout.judged][:, None] - layout.positions[of_query]
     widest = int((distance + 1)[have & same].max())
     if torch.equal(have, same & (distance >= 0) & (distance < widest)):
-        return "sliding window", f"{widest:,} tokens where the configuration has {f'{window:,}' if window else 'none'}", False
+        expected = f"{window:,}" if window else "none"
+        return "sliding window", f"{widest:,} tokens where the configuration has {expected}", False
     more, less = have & ~want, want & ~have
     if bool((more & same & (distance < 0)).any()):
         ahead = int((-distance)[more & same].max())

@@ -70,7 +70,7 @@ class Pattern:
         """ "rows >= 2: 229 of 233 wrong tokens, and 3 right ones; fits as well: rank 1"; "229 of 233 tokens" if all are wrong."""
         if self.words == EVERY_TOKEN:
             return f"{self.hits:,} of {plural(self.wrong + self.extra, 'token')}" if self.extra else EVERY_TOKEN
-        right = f", and {self.extra:,} right {'one' if self.extra == 1 else 'ones'}" if self.extra else ""
+        right = f", and {plural(self.extra, 'right one')}" if self.extra else ""
         alike = f"; fits as well: {', '.join(self.alike[:2])}" if self.alike else ""
         return f"{self.words}: {self.hits:,} of {plural(self.wrong, 'wrong token')}{right}{alike}"
 
@@ -99,11 +99,11 @@ class _Clause:
         if self.low is True:
             return MARKS[self.feature]
         if self.low == self.high:
-            return f"{name} {'= ' * (name == 'S')}{self.low}"
+            return f"{name} = {self.low}" if name == "S" else f"{name} {self.low}"
         plural_name = name if name == "S" else f"{name}s"
         if self.low is not None and self.high is not None:
             return f"{plural_name} {self.low} to {self.high}"
-        return f"{plural_name} {f'>= {self.low}' if self.high is None else f'<= {self.high}'}"
+        return f"{plural_name} >= {self.low}" if self.high is None else f"{plural_name} <= {self.high}"
 
 
 def pattern_of(wrong: Array, features: Mapping[str, Array]) -> Pattern | None:

@@ -163,7 +163,8 @@ def verdict_of(results: Sequence[ResultRecord]) -> LocalVerdict | None:
         for identity in _read(result.extra.get(IDENTITY), list[ModelIdentity]) or ():
             identities[identity.rank] = identity
         if (judgement := _read(result.extra.get(LOCATED), Located)) is not None:
-            judged += [result.dump_id] * (judgement.places > 0)
+            if judgement.places:
+                judged.append(result.dump_id)
             if _is_worse(judgement, located):
                 located, dump_id = judgement, result.dump_id
     if not identities and located is None:
@@ -187,7 +188,7 @@ def unlocated(local: LocalVerdict | None, replay_id: str) -> tuple[str, ...]:
     if local is None:
         return (f"the model, bit for bit and module by module ({command})",)
     first, count = next(iter(local.unchecked), ""), len(local.unchecked)
-    more = f" and {count - 1} more ({command})" * (count > 1)
+    more = f" and {count - 1} more ({command})" if count > 1 else ""
     return (f"module by module: {first}{more}",) if count else ()
 
 
@@ -255,7 +256,8 @@ def _is_worse(judged: Located, before: Located | None) -> bool:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {', '.join(map(str, ranks))}"
 
 
 def _read(data: Any, kind: Any) -> Any:

@@ -262,7 +262,9 @@ def compare_logs(
         left, right, apart = (value if math.isfinite(value) else None for value in (*values, gap))
         worst.append(Step(step, left, right, apart, ", ".join(named)))
     return LogComparison(
-        *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), called, unequal)), *three,
+        *sides, name, rule, threshold, verdict,
+        reasons=tuple(reasons), notes=tuple(_notes(ours, theirs, len(both), called, unequal)),
+        first=three[0], mean=three[1], last=three[2],
         common=len(both), only_a=len(ours.points) - len(both), only_b=len(theirs.points) - len(both),
         exceeding=len(over),
         median_relative=median(finite) if finite else None,
@@ -294,7 +296,8 @@ def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | 
 def _apart(name: str, rule: str, threshold: float, three: Three, over: int) -> list[str]:
     """List how the values of two logs differ; [] if they agree under the rule."""
     if rule == EVERY_STEP:
-        return [f"{over:,} {'step differs' if over == 1 else 'steps differ'} by {threshold:g} or more"] if over else []
+        counted = "1 step differs" if over == 1 else f"{over:,} steps differ"
+        return [f"{counted} by {threshold:g} or more"] if over else []
     if three[0] is None:
         return [f"no value of {name} that the rule counts"]
     return [
@@ -326,9 +329,13 @@ def _unequal(ours: Series, theirs: Series, letters: tuple[str, str]) -> str:
     if ours.kind == ORDER and len(ours.points) != len(theirs.points):
         return f"the lines have no step numbers, and {a} has {len(ours.points):,}, {b} {len(theirs.points):,}"
     if ours.totals and theirs.totals and ours.totals != theirs.totals:
-        x, y = (" or ".join(f"{total:,}" for total in t[:3]) + " or more" * (len(t) > 3) for t in (ours.totals, theirs.totals))
-        return f"a round has {x} steps in {a} and {y} in {b}"
+        return f"a round has {_rounds(ours.totals)} steps in {a} and {_rounds(theirs.totals)} in {b}"
     return ""
+
+
+def _rounds(totals: Sequence[int]) -> str:
+    named = [f"{total:,}" for total in totals[:3]]
+    return " or ".join([*named, "more"] if len(totals) > 3 else named)
 
 
 def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, LogSide]], unequal: str) -> list[str]:

@@ -107,7 +107,7 @@ def compare_samples(
                 where = "" if step is None else f"; diverging at step {step}"
                 differences.insert(0, f"growth is {in_words(p)} in A, {in_words(q)} in B{where}")
             reasons += [f"{x}, {QUANTITIES[name]}: {reason}" for reason in differences]
-            pairs.append(SizePair(x, y, name, left, right, tuple(parts), step))
+            pairs.append(SizePair(x, y, name, a=left, b=right, parts=tuple(parts), from_step=step))
     alone = [f"{name} (A)" for name in ours if name not in matched]
     if alone := alone + [f"{name} (B)" for name in theirs if name not in matched.values()]:
         notes.append(f"only in one series: {', '.join(alone)}")
@@ -140,7 +140,8 @@ def in_short(growth: Growth | None) -> str:
     """Format a growth for a table: "1.00 MiB/step", "none"."""
     if growth is None:
         return "-"
-    return f"{size(growth.slope)}/{'s' if growth.unit == SECOND else growth.unit}" if growth.grows else "none"
+    unit = "s" if growth.unit == SECOND else growth.unit
+    return f"{size(growth.slope)}/{unit}" if growth.grows else "none"
 
 
 def in_words(growth: Growth | None) -> str:

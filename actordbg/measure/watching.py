@@ -115,9 +115,10 @@ def rounds(watched: Watched, interval_s: float, for_s: float | None = None) -> I
         processes = watched.poll()
         moment, readings = now_timestamp(), watched.read(processes)
         yield [
-            Sample(moment, round(at, 3), p.node, p.pid, p.rank, p.name, rss, uss, cuda, p.step)
+            Sample(moment, round(at, 3), rss=rss, uss=uss, cuda_used=cuda,
+                   node=p.node, pid=p.pid, rank=p.rank, name=p.name, step=p.step)
             for p, (_, _, rss, uss, cuda) in readings
-        ]
+        ]  # fmt: skip
         if watched.over(len(readings)) or (for_s is not None and at + interval_s > for_s):
             return
         time.sleep(max(0.0, interval_s - (time.monotonic() - began - at)))
@@ -160,7 +161,8 @@ def read_samples(path: Path) -> list[Sample]:
             values = {name: text if text or name in _TEXTS else None for name, text in zip(COLUMNS, row, strict=True)}
             with contextlib.suppress(msgspec.ValidationError):
                 sample = msgspec.convert(values, Sample, strict=False)
-                samples += [sample] * math.isfinite(sample.seconds)
+                if math.isfinite(sample.seconds):
+                    samples.append(sample)
     return samples
 
 
@@ -234,4 +236,5 @@ def growth_of(series: Sequence[tuple[float, int]], unit: str) -> Growth | None:
     half = _SURE * math.sqrt(len(x) * (len(x) - 1) * (2 * len(x) + 5) / 18) / 2
     ranks = math.floor(len(slopes) / 2 - half), math.ceil(len(slopes) / 2 + half)
     low, high = slopes[numpy.clip(ranks, 0, len(slopes) - 1)].tolist()
-    return Growth(unit, slope, low, high, scatter, span, low > 0 and slope * span > max(SCATTERS * scatter, FLOOR))
+    grows = low > 0 and slope * span > max(SCATTERS * scatter, FLOOR)
+    return Growth(unit, slope, low=low, high=high, scatter=scatter, span=span, grows=grows)

@@ -8,6 +8,8 @@ Example: `read_weights(path).parameters["lm_head.weight"].sha256`
 from __future__ import annotations
 
 import json
+import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,14 +17,19 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from actordbg.base.errors import CorruptDump, NewerFormat
-from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.dump_record import DumpRecord, is_plain_name
 from actordbg.formats.record_reading import MOST_VALUES, parse_timestamp, strict_json
 from actordbg.formats.ringfile import COUNTERS_FORMAT
 from actordbg.formats.store_files import read_regular
 from actordbg.formats.turn_record import Trajectory
-from actordbg.formats.weight_hashes import RUN_FILE_FORMAT, RunFile, WeightRecord
+from actordbg.formats.weight_hashes import RUN_FILE_FORMAT, WEIGHTS, RunFile, WeightRecord
 from actordbg.formats.weight_syncs import WeightSync
 
+RECORDED_WEIGHTS = "recorded_weights"
+"""Key in a replay's resolved facts: whether the replay has the recorded weights."""
+MET_WEIGHTS = "met_weights"
+"""Key in a replay's resolved facts: which recorded weights the replay has. same: the steps whose weights it has. other: the step,
+by file, of weights that it does not have. unknown: number of inputs for which neither is known."""
 F = TypeVar("F", bound=RunFile)
 
 
@@ -46,6 +53,28 @@ def read_run_file(kind: type[F], path: Path) -> F:
 read_weights = partial(read_run_file, WeightRecord)
 read_sync = partial(read_run_file, WeightSync)
 read_trajectory = partial(read_run_file, Trajectory)
+
+
+def weights_of(root: Path, record: DumpRecord) -> Path | None:
+    """Return the file of a store with the weights of this call; None if there is none."""
+    files = weight_files(root / WEIGHTS / record.run, record.pid, record.instance)
+    return max(((call, path) for call, path in files if call <= record.call_index), default=(0, None))[1]
+
+
+def weight_files(folder: Path, pid: int | None, instance: str | None) -> list[tuple[int, Path]]:
+    """Return the files of one instance in a run's folder, by the first call that has the weights, in order."""
+    named = re.compile(rf"[^.].*-{pid}-{re.escape(instance or '-')}-(\d{{6,12}})\.json")
+    try:
+        return sorted((int(match[1]), folder / name) for name in os.listdir(folder) if (match := named.fullmatch(name)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def met_weights(resolved: dict[str, Any]) -> dict[str, Any]:
+    """Return MET_WEIGHTS of a replay's resolved facts; {} if it is missing or malformed."""
+    met: dict[str, Any] = resolved.get(MET_WEIGHTS) or {}
+    sound = isinstance(met, dict) and isinstance(met.get("same"), list) and isinstance(met.get("other"), dict)
+    return met if sound else {}
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -99,8 +99,11 @@ class FaultCase(StoredRecord):
             (self.attn, ATTENTIONS), (self.compile, ("", *COMPILE_BACKENDS)),
         )  # fmt: skip
         bad = [value for value, values in known if value not in values]
-        bad += [] if clean_config(self.config or {}) == (self.config or {}) else ["a model's configuration with code or paths"]
-        bad += [f"{self.kind} in {self.processes} processes"] * (self.processes > 1 and self.kind not in SEVERAL)
+        config = self.config or {}
+        if clean_config(config) != config:
+            bad.append("a model's configuration with code or paths")
+        if self.processes > 1 and self.kind not in SEVERAL:
+            bad.append(f"{self.kind} in {self.processes} processes")
         if bad or not self.rows or bool(self.config) == bool(self.checkpoint) or not 0 < self.processes <= 64:
             raise CorruptDump(f"not a case: {', '.join(map(str, bad)) or 'no rows, or no model'}", hint="reduce the replay again")
 
@@ -115,6 +118,13 @@ class FaultCase(StoredRecord):
         if self.synthetic:
             return replace(self, rows=drawn([len(row) for row in self.rows], self.vocabulary))
         return replace(self, rows=tuple(tuple(token % self.vocabulary for token in row) for row in self.rows))
+
+    @property
+    def packages(self) -> list[str]:
+        """Which packages its script needs beside torch and transformers."""
+        if self.through == TRAINER:
+            return ["deepspeed", "openrlhf"]
+        return ["deepspeed"] if self.engine == "deepspeed" else []
 
     @property
     def key(self) -> str:

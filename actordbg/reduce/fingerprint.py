@@ -86,7 +86,7 @@ def fingerprint_of(check: CheckedReplay) -> Fingerprint | None:
     broken = [answer for result in results for answer in violations(answers_of(result.extra))]
     if broken:
         first, behind = broken[0], any(answer.row for answer in broken if answer.law == "neighbour")
-        said = f"{first.words}{f' in {where.module}' if where and where.module else ''}"
+        said = f"{first.words} in {where.module}" if where and where.module else first.words
         laws = tuple(dict.fromkeys(answer.law for answer in broken))
         found = where or Fingerprint(DIFFERENCE, said)
         return replace(found, kind=_KIND_OF_LAW.get(first.law, DIFFERENCE), said=said, laws=laws, behind=behind)
@@ -97,8 +97,9 @@ def fingerprint_of(check: CheckedReplay) -> Fingerprint | None:
         parameter = next((dump.worst_parameter for dump in wrong if dump.worst_parameter), "")
         if parameter and not any(tokens_outside(dump, check.comparison.thresholds) for dump in wrong):
             return Fingerprint(GRADIENT, f"the gradient of {any_layer(parameter)} is not the truth's")
-        size = check.comparison.furthest
-        return Fingerprint(DIFFERENCE, f"log-probs differ from the truth{f' by up to {size[0]:.3g} nats' if size else ''}")
+        furthest = check.comparison.furthest
+        size = f" by up to {furthest[0]:.3g} nats" if furthest else ""
+        return Fingerprint(DIFFERENCE, f"log-probs differ from the truth{size}")
     return None
 
 
@@ -108,8 +109,9 @@ def _of_failure(result: ResultRecord) -> Fingerprint:
         where = re.sub(r" since [^;:]*", "", text.partition("\n")[0]).partition(": ")[0]
         return Fingerprint(HANG, f"it hangs: {where or 'no progress'}")
     if result.status == CRASHED:
-        signal = found[1] if (found := _DIED.search(text)) else ""
-        return Fingerprint(CRASH, f"the process dies{f' by {signal}' if signal else ''}", error=signal)
+        if signal := _DIED.search(text):
+            return Fingerprint(CRASH, f"the process dies by {signal[1]}", error=signal[1])
+        return Fingerprint(CRASH, "the process dies")
     name = (result.error_class or "Exception").rpartition(".")[2]
     return Fingerprint(ERROR, f"{name}: {without_paths(text)}"[:160], error_class=name, error=normalized(text))
 

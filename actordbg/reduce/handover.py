@@ -22,11 +22,10 @@ from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import BadResult, UsageError
 from actordbg.base.foreign_text import fenced, in_line, in_markdown
 from actordbg.config.replay_config import TINY
-from actordbg.reduce.case import DIFFERENCE, MODEL, PACKED, RERUN, TRAINER, FaultCase
+from actordbg.reduce.case import DIFFERENCE, MODEL, PACKED, RERUN, FaultCase
 from actordbg.reduce.reduction import Reduction
 from actordbg.reduce.script import expectation, in_a_folder, render
 
-PACKAGES = ("torch", "transformers", "deepspeed", "openrlhf")
 PATIENCE_S = 600.0
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES")
 """Environment variables that a fresh run keeps."""
@@ -50,9 +49,12 @@ def title_of(record: Reduction) -> str:
     case = record.case
     checkpoint = "a checkpoint" if in_a_folder(case) else Path(case.checkpoint).name  # a folder's name is private too
     about = [str((case.config or {}).get("model_type") or checkpoint)]
-    about += ["rows packed"] * (case.layout == PACKED and record.fingerprint.kind == DIFFERENCE)
-    about += [f"torch.compile with {case.compile}"] * bool(case.compile)
-    about += [f"{case.processes} processes under {case.engine}"] * (case.processes > 1)
+    if case.layout == PACKED and record.fingerprint.kind == DIFFERENCE:
+        about.append("rows packed")
+    if case.compile:
+        about.append(f"torch.compile with {case.compile}")
+    if case.processes > 1:
+        about.append(f"{case.processes} processes under {case.engine}")
     return in_line(f"{', '.join(about)}: {record.fingerprint.said}")
 
 
@@ -109,19 +111,13 @@ def _sum_of_weights(case: FaultCase) -> float:
 
 def _versions(record: Reduction) -> list[tuple[str, str]]:
     known = record.versions or {}
-    return [(name, known[name]) for name in _packages(record.case) if name in known]
-
-
-def _packages(case: FaultCase) -> Iterator[str]:
-    yield from PACKAGES[:2]
-    yield from ["deepspeed"] * (case.engine == "deepspeed" or case.through == TRAINER)
-    yield from ["openrlhf"] * (case.through == TRAINER)
+    return [(name, known[name]) for name in ("torch", "transformers", *record.case.packages) if name in known]
 
 
 def issue_text(record: Reduction, script: Script) -> str:
     """Return the issue as Markdown: environment, what happens, what is expected, the script, what was tried, whose it is."""
     case = record.case
-    needs = f" It needs {' and '.join(more)}." if (more := list(_packages(case))[2:]) else ""
+    needs = f" It needs {' and '.join(case.packages)}." if case.packages else ""
     what = "\n".join(script.output.strip().splitlines()[-12:])
     aside = list((record.aside or {}).items())
     tried = [f"- {in_markdown(f'{words}: {result}')}" for words, result in (record.tried or {}).items()]
@@ -184,9 +180,8 @@ def _guess(record: Reduction) -> Iterator[str]:
     else:
         frames = [frame for frame in record.stack if not frame.startswith("case.py")]
         package = frames[-1].split("/")[0] if frames and "/" in frames[-1] else ""
-        owner = package or (
-            "openrlhf" if case.through == TRAINER else case.engine if case.engine == "deepspeed" else "transformers or torch"
-        )
-        yield f"A guess, from {'the innermost frame' if frames else 'the module and the settings'}: **{in_markdown(owner)}**."
+        owner = package or (case.packages or ["transformers or torch"])[-1]
+        source = "the innermost frame" if frames else "the module and the settings"
+        yield f"A guess, from {source}: **{in_markdown(owner)}**."
         if frames:
             yield fenced("\n".join(frames[-5:]))

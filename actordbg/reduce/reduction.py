@@ -116,8 +116,10 @@ def reduce_replay(
             for words, case_beside in neighbours(best):
                 tried[words] = _in_words(fingerprint, case_beside, trials)
     record = Reduction(
-        folder.name, now_timestamp(), fingerprint, best, case.words, trials.known, round(time.monotonic() - began, 1), finished,
-        confirmed, not unchecked, unchecked, aside, tried, ending.frames, dict(versions_of(spec.config.model)),
+        folder.name, now_timestamp(), fingerprint, best,
+        start=case.words, trials=trials.known, seconds=round(time.monotonic() - began, 1), finished=finished,
+        confirmed=confirmed, checked=not unchecked, unchecked=unchecked, aside=aside, tried=tried,
+        stack=ending.frames, versions=dict(versions_of(spec.config.model)),
     )  # fmt: skip
     store.publish_text(folder / RECORD, record.to_json())
     return record
@@ -129,8 +131,9 @@ def _in_words(fingerprint: Fingerprint, case: FaultCase, trials: Trials) -> str:
         return "shows it too"
     if ending.status != RETURNED:
         return ending.words
-    right = all(value is not None and value <= case.limit for value in ending.values)
-    return (f"right, to {case.limit:g} nats" if ending.values else "right") if right else "wrong in another way"
+    if not all(value is not None and value <= case.limit for value in ending.values):
+        return "wrong in another way"
+    return f"right, to {case.limit:g} nats" if ending.values else "right"
 
 
 def _start(trials: Trials, fingerprint: Fingerprint, case: FaultCase, on_step: Callable[[str], None]) -> FaultCase:
@@ -141,7 +144,8 @@ def _start(trials: Trials, fingerprint: Fingerprint, case: FaultCase, on_step: C
     for changes in [change for index, change in enumerate(stacks) if change not in stacks[:index]]:
         for model in _models(case):
             start = replace(case, **changes, **model).fitted
-            on_step(f"does this show it? {start.words}, {'random weights' if start.config else 'the checkpoint'}")
+            weights = "random weights" if start.config else "the checkpoint"
+            on_step(f"does this show it? {start.words}, {weights}")
             ending = trials.ending(start)
             if fingerprint.shown_by(start, ending):
                 return start

@@ -91,11 +91,6 @@ def _twice(case: FaultCase) -> bool:
     return plain and case.kind in (DIFFERENCE, GRADIENT) and case.processes == 1
 
 
-def launched(case: FaultCase) -> bool:
-    """Return whether the attempt needs processes of its own."""
-    return case.kind in SEVERAL
-
-
 def _head(case: FaultCase, title: str, versions: str) -> str:
     seen = f"Seen with {_wrapped(_in_docstring(versions), 10)}.\n" if versions else ""
     expected = _wrapped(expectation(case), 10)
@@ -148,10 +143,11 @@ def _constants(case: FaultCase, weights: float | None, private: bool, body: str)
         yield "ROWS = [[int(token) for token in line.split()] for line in IDS.strip().splitlines()]"
     else:
         yield f"ROWS = {_literal([list(row) for row in case.rows], 7)}"
+    unit = "nats" if case.kind == DIFFERENCE else "of the norm"
     values = {
         "WEIGHTS": f"{weights!r}  # the sum of all weights",
         "LEFT": f"{_literal(list(case.left), 7)}  # padding in front of each row",
-        "LIMIT": f"{case.limit!r}  # {'nats' if case.kind == DIFFERENCE else 'of the norm'}",
+        "LIMIT": f"{case.limit!r}  # {unit}",
         "PACKED": case.layout == PACKED,
         "TEMPERATURE": case.temperature,
         "PATHS": _flat(PATHS),
@@ -204,10 +200,10 @@ def _build(case: FaultCase, weights: float | None) -> str:
 
 
 def _actual(case: FaultCase) -> str:
-    rows = "mine" if case.processes > 1 else "ROWS"
+    rows, given = ("mine", "model, mine") if case.processes > 1 else ("ROWS", "model")
     cache = "" if case.cache else ", use_cache=False"
     doc = {ALONE: "Run each row alone.", PACKED: "Run all rows as one, packed.", PADDED: "Run all rows as one padded batch."}
-    head = f'def actual(model{", mine" * (case.processes > 1)}):\n    """{doc[case.layout]}"""\n'
+    head = f'def actual({given}):\n    """{doc[case.layout]}"""\n'
     if case.through == TRAINER:
         return head + templates.TRAINERS.replace("ROWS", rows)
     if case.layout == ALONE:
@@ -282,9 +278,9 @@ _RETURNS = {
 
 
 def _main(case: FaultCase) -> str:
-    if launched(case):
+    if case.kind in SEVERAL:  # it needs processes of its own
         shown = "-signal.Signals[SIGNAL] in codes" if case.kind == CRASH else "None in codes and set(codes) <= {None, 0}"
-        first = "        actor_class()\n" * (case.through == TRAINER)
+        first = "        actor_class()\n" if case.through == TRAINER else ""
         return templates.LAUNCH.rstrip() + "\n\n" + templates.MAIN_LAUNCHED.replace("SHOWN", shown).replace("FIRST", first)
     if case.kind == ERROR:
         return templates.MAIN_ERROR

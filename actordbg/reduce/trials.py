@@ -107,13 +107,12 @@ class Trials(contextlib.ExitStack):
 
     def _ran(self, case: FaultCase, source: str, ranks: int) -> Ending:
         kind = str((case.config or {}).get("model_type", "")).removesuffix("_text")
+        modules = [f"transformers.models.{kind}.modeling_{kind}", *case.packages]
+        if case.through == TRAINER:
+            modules.append(f"{TRAINER}.models")  # what takes long of it
         request = {
             "source": source,
-            "modules": [
-                f"transformers.models.{kind}.modeling_{kind}",
-                *["deepspeed"] * (case.engine == "deepspeed" or case.through == TRAINER),
-                *[f"{TRAINER}.models"] * (case.through == TRAINER),
-            ],
+            "modules": modules,
             "ranks": ranks,
             "timeout_s": HANG_S if case.kind == HANG else case.timeout_s,
         }
@@ -134,7 +133,8 @@ class Trials(contextlib.ExitStack):
         if due and (line := self._host.stdout.readline()):
             answer: dict[str, Any] = json.loads(line)
             return answer
+        what = f"ended with exit code {self._host.wait()}" if due else "does not answer"
         raise LaunchProblem(
-            f"the process that runs trials {f'ended with exit code {self._host.wait()}' if due else 'does not answer'}",
+            f"the process that runs trials {what}",
             hint="run `actordbg doctor`: torch and transformers must be importable here",
         )

@@ -117,11 +117,8 @@ class ActorEngine:
         self._session = session = self._resources.enter_context(opening)
         watch = stops.in_replay
         if isinstance(watch, ReplayStops) and isinstance(session, ActorSession):  # the stops know the actor, and the actor them
-            modules = {name: module for name, module in session.model.named_modules() if name}
-            ids = {id(layer) for layer in decoder_layers(session.model)}
-            layers = {name: module for name, module in modules.items() if id(module) in ids}
             session.watch = watch
-            watch.fit(session, layers, modules, compiled=self.spec.config.compiles)
+            watch.fit(session, decoder_layers(session.model))
         return self._begun()
 
     def _begun(self) -> dict[str, Any]:
@@ -212,11 +209,9 @@ class ActorEngine:
         self._resources.close()
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
-        from actordbg.replay.output_figures import against_golden, nonfinite_outside, nonfinite_weights, summarise, verdict_of
+        from actordbg.replay.output_figures import against_golden, nonfinite_weights, summarise
 
-        fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
-        outside = nonfinite_outside(outcome.log_probs, outcome.mask)
-        fields |= verdict_of(fields, outcome.loss, outcome.grad_norm, outside)
+        fields = summarise(outcome)
         if "error" in fields and (model := getattr(self._session, "model", None)) is not None:
             fields["error"] += nonfinite_weights(model)
         golden, not_compared = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)

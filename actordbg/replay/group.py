@@ -177,10 +177,9 @@ class GroupRun:
         """Read new events and act on them."""
         if self._waits:
             return self._start_if_ready()
-        launched = self._launched
-        assert launched is not None
+        launched = self._running
         self._read_journals()
-        self._look(launched)
+        self._look()
         views, together = self._views, len(self.group) > 1 and any(view.collective for view in self._views)
         broken = next((view.broken for view in views if view.broken), None)
         restarting = next((view for view in views if view.restart), None)
@@ -191,23 +190,29 @@ class GroupRun:
         if loss := launched.lost:
             self._judge_loss(loss)
         elif all(view.done for view in views):
-            self._let_leave(launched)
+            self._let_leave()
         elif any(view.dead for view in views):
             if launched.stands():
-                self._judge_death(launched)
+                self._judge_death()
         elif restarting:
             self._restart(f"rank {restarting.rank}: {restarting.restart}")
         elif gone:
-            self._look(launched)
-            self._judge_death(launched)
+            self._look()
+            self._judge_death()
         elif any(view.held_since is not None for view in views):
             pass  # somebody is at a prompt: no clock runs
         elif late := blame.overdue(views, time.monotonic(), self.spec.config.timeout_s, collective=together):
             if launched.stands():
-                self._judge_hang(launched, late)
+                self._judge_hang(late)
         else:
-            self._check_silence(launched)
+            self._check_silence()
         return None
+
+    @property
+    def _running(self) -> Running:
+        """The processes of this attempt, until `stop`."""
+        assert self._launched is not None
+        return self._launched
 
     def watched(self) -> list[int]:
         """Return file descriptors that become readable when a worker dies; [] if the kernel has none."""
@@ -233,41 +238,41 @@ class GroupRun:
                     self._forget(event["dump_id"])
                 self.replay.on_news(event)
 
-    def _look(self, launched: Running) -> None:
+    def _look(self) -> None:
         for view in self._views:
-            view.look(launched.state_of)
+            view.look(self._running.state_of)
 
     def _forget(self, dump_id: str) -> None:
         index = self._index.get(dump_id)
         if index in self.pending:
             self.pending.remove(index)
 
-    def _let_leave(self, launched: Running) -> None:
+    def _let_leave(self) -> None:
         """Keep the group for another replay, or let it leave. A launcher takes a second to notice."""
-        if self.replay.warm is not None and not launched.ended():
-            self.replay.warm.keep(self.group, launched, self._work)
+        if self.replay.warm is not None and not self._running.ended():
+            self.replay.warm.keep(self.group, self._running, self._work)
             self._launched, self.finished = None, True
             return
         self._leaving_since = self._leaving_since or time.monotonic()
-        if launched.ended() or time.monotonic() - self._leaving_since > LEAVE_S:
+        if self._running.ended() or time.monotonic() - self._leaving_since > LEAVE_S:
             self.stop()
             self.finished = True
 
-    def _check_silence(self, launched: Running) -> None:
+    def _check_silence(self) -> None:
         """Restart the group if a rank outside of an input was silent for longer than `start_timeout_s`."""
         now, longest_s = time.monotonic(), self.replay.start_timeout_s
         silent = [view.rank for view in self._views if not view.done and view.doing is None and now - view.since > longest_s]
         if silent:
-            self._stacks(launched)
+            self._stacks()
             self._restart(f"ranks {silent} were silent for {longest_s:.0f} s outside of an input")
 
-    def _judge_death(self, launched: Running) -> None:
+    def _judge_death(self) -> None:
         first = [copy.copy(view) for view in self._views]
         time.sleep(0.1)  # by then, ranks that die as a consequence have died or written why
         self._read_journals()
-        self._look(launched)
+        self._look()
         dead = [view for view in self._views if view.dead]
-        if all(view.done for view in self._views) or not (dead or launched.ended()):
+        if all(view.done for view in self._views) or not (dead or self._running.ended()):
             return  # it finished and left after we read its journal and before we looked at its process
         first = [before for before, view in zip(first, self._views, strict=True) if view.dead]
         for view in (*first, *dead):  # its launcher reaped it first, but a rank that SIGTERM ended left its stacks
@@ -301,10 +306,10 @@ class GroupRun:
             self.replay.dealer.give_back(self.pending)
             self.pending = []
 
-    def _judge_hang(self, launched: Running, late: list[int]) -> None:
-        stacks = self._stacks(launched)
+    def _judge_hang(self, late: list[int]) -> None:
+        stacks = self._stacks()
         self._read_journals()
-        self._look(launched)
+        self._look()
         late = [view.rank for view in self._views if view.rank in late and view.doing is not None]
         culprits = blame.culprits_of_hang(self._views, late, stacks)
         standings = [blame.standing_of(view, stacks.get(view.rank, ""), self.spec, self.pending) for view in self._views]
@@ -319,8 +324,8 @@ class GroupRun:
     def _view(self, rank: int) -> RankView:
         return next(view for view in self._views if view.rank == rank)
 
-    def _stacks(self, launched: Running) -> dict[int, str]:
-        return launched.stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
+    def _stacks(self) -> dict[int, str]:
+        return self._running.stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
 
     def _blame(self, rank: int, status: str, error_class: str, error: str, evidence: str | None = None) -> None:
         """Write a result for the input that the rank is running. `evidence`: the log excerpt; default: the end of its log.

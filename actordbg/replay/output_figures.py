@@ -1,6 +1,6 @@
 """Figures of one input's outputs, which a result keeps instead of the tensors.
 
-**The outputs** (`summarise`, `verdict_of`). Every figure is over the tokens that `mask` selects; log-probs are in nats. A value
+**The outputs** (`summarise`). Every figure is over the tokens that `mask` selects; log-probs are in nats. A value
 that is not finite fails the input wherever it is, because multiplying by the mask does not remove it. The digest is the SHA-256
 of *all* log-probs' float32 bytes in C order: with equal masks, equal digests mean equal log-probs.
 
@@ -33,48 +33,37 @@ NON_FINITE = "non-finite-output"
 T = TypeVar("T")
 
 
-def summarise(log_probs: Tensor, mask: Tensor, entropy: Tensor | None) -> dict[str, Any]:
-    """Return ResultRecord fields of log-probs [B, A] (float), their mask (bool, same shape) and entropies (or None)."""
-    values = log_probs.detach().float().contiguous()
-    chosen = values[mask.bool()].double()
+def summarise(outcome: ForwardOutcome) -> dict[str, Any]:
+    """Return ResultRecord fields of an outcome's figures, with its `status` and, if one of them is not finite, why it failed.
+
+    log_probs: [B, A] (float), mask: bool, the same shape. A NaN outside the mask counts too: training multiplies by the mask.
+    """
+    values, mask, entropy = outcome.log_probs.detach().float().contiguous(), outcome.mask.bool(), outcome.entropy
+    chosen = values[mask].double()
     finite = chosen[chosen.isfinite()]
-    fields = {
+    nonfinite, outside = chosen.numel() - finite.numel(), int((~values.isfinite() & ~mask).sum())
+    fields: dict[str, Any] = {
         "logprob_count": chosen.numel(),
-        "nonfinite": chosen.numel() - finite.numel(),
+        "nonfinite": nonfinite,
         "output_digest": hashlib.sha256(values.numpy().tobytes()).hexdigest(),
+        "status": PASSED,
     }
     if finite.numel():
         low, high = finite.aminmax()
         fields |= {"logprob_mean": float(finite.mean()), "logprob_min": float(low), "logprob_max": float(high)}
         fields["logprob_std"] = float(finite.std(correction=0))
     if entropy is not None and entropy.shape == mask.shape:
-        entropies = entropy[mask.bool()]
+        entropies = entropy[mask]
         entropies = entropies[entropies.isfinite()]
         fields["entropy_mean"] = float(entropies.double().mean()) if entropies.numel() else None
+    wrong = [f"{nonfinite} of {chosen.numel()} log-probs are"] if nonfinite else []
+    wrong += [f"{outside} log-probs outside the mask are"] if outside else []
+    totals = {"loss": outcome.loss, "gradient norm": outcome.grad_norm}
+    wrong += [f"the {name} is" for name, value in totals.items() if value is not None and not math.isfinite(value)]
+    if wrong:
+        error = f"{' and '.join(wrong)} not finite"
+        fields |= {"status": FAILED, "error_class": "NonFiniteOutput", "error": error, "signature": NON_FINITE}
     return fields
-
-
-def nonfinite_outside(log_probs: Tensor, mask: Tensor) -> int:
-    """Count non-finite log-probs outside the mask. Training multiplies by the mask, and NaN times 0 is NaN."""
-    return int((~log_probs.isfinite() & ~mask.bool()).sum())
-
-
-def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | None, outside: int = 0) -> dict[str, Any]:
-    """Return `status` and why it failed: a run that ended in NaN did not pass. `outside`: see `nonfinite_outside`."""
-    figures = {"loss": loss, "gradient norm": grad_norm}
-    invalid = [name for name, value in figures.items() if value is not None and not math.isfinite(value)]
-    nonfinite = fields["nonfinite"]
-    if not nonfinite and not invalid and not outside:
-        return {"status": PASSED}
-    parts = [f"{nonfinite} of {fields['logprob_count']} log-probs are"] if nonfinite else []
-    parts += [f"{outside} log-probs outside the mask are"] if outside else []
-    parts += [f"the {name} is" for name in invalid]
-    return {
-        "status": FAILED,
-        "error_class": "NonFiniteOutput",
-        "error": " and ".join(parts) + " not finite",
-        "signature": NON_FINITE,
-    }
 
 
 def nonfinite_weights(model: Any) -> str:

@@ -18,17 +18,9 @@ from actordbg.actor.session import ActorSession
 from actordbg.base.errors import ActordbgError
 from actordbg.base.units import plural, some
 from actordbg.config.replay_config import TINY
-from actordbg.formats.weight_hashes import (
-    MET_WEIGHTS,
-    RECORDED_WEIGHTS,
-    ParameterHash,
-    WeightRecord,
-    sampled,
-    sha256_of,
-    weights_of,
-)
+from actordbg.formats.weight_hashes import ParameterHash, WeightRecord, sampled, sha256_of
 from actordbg.records.replay_record import ReplayInput
-from actordbg.records.run_files import read_weights
+from actordbg.records.run_files import MET_WEIGHTS, RECORDED_WEIGHTS, read_weights, weights_of
 from actordbg.store.places import read_record
 
 _NAMED = 4

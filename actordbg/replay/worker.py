@@ -1,6 +1,6 @@
 """A worker of a replay: it opens the actor once, runs its inputs one by one, and records each step before taking it.
 
-    python -m actordbg.replay.worker --work store/replays/<id>/work-0-1.json [--local_rank N]
+    python -m actordbg.replay.worker --supervisor PID --work store/replays/<id>/work-0-1.json [--local_rank N]
 
 A launcher starts it (deepspeed, torchrun or plain python). RANK says which worker it is, and the work file what is left to do
 (`WorkOrder`). It writes to its journal `rank<N>.jsonl`, in this order:
@@ -72,9 +72,15 @@ class Restart(Exception):
 
 
 class Worker:
-    """The loop over a rank's inputs; an `ActorEngine` runs them."""
+    """The loop over a rank's inputs; an `ActorEngine` runs them.
 
-    def __init__(self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: ActorEngine) -> None:
+    previous: ran an earlier order in this process, whose actor is loaded: it is switched to this replay.
+    """
+
+    def __init__(
+        self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: ActorEngine, previous: Worker | None = None
+    ) -> None:
+        self._switches = previous is not None
         self.folder, self.spec, self.order, self.rank, self.engine = folder, spec, order, rank, engine
         self.journal = Journal(rank_journal(folder, rank))
         self.flusher = Flusher(self.journal)
@@ -82,23 +88,22 @@ class Worker:
         self.peers = [RankView(other, folder) for other in others]
         self._longest_input_s = 0.0
         """Seconds of the longest input so far, without stops at breakpoints."""
-        self.goes_on = False
+        self.goes_on: bool = bool(previous and (previous.goes_on or previous.has_run) and previous.folder == folder)
         """Whether this process ran inputs of this replay under an earlier work order: its first input is then not a warm-up."""
-        self.has_run = False
+        self.has_run: bool = False
         """Whether an input ran to its end."""
         self._last_slot = -1
         first = law_order(spec.inputs)
         self._asked = {name: first[: instrument.inputs(spec)] for name, instrument in INSTRUMENTS.items()}
         """The inputs that each instrument examines."""
-        self._stop_order = order.stops
-        self.stops = ReplayStops(folder, rank, self._stop_order, self._write)
+        self.stops = ReplayStops(folder, rank, order.stops, self._write)
         stops.in_replay = self.stops
         stops.take_over_pdb()
 
-    def run(self, switch_to: Path | None = None) -> int:
-        """Run all inputs and return the exit code. `switch_to`: the folder of another replay, to run on the loaded actor."""
+    def run(self) -> int:
+        """Run all inputs and return the exit code."""
         try:
-            return self._run_all(switch_to)
+            return self._run_all()
         except Restart as reason:
             sys.stderr.write(f"{reason}\n")
             return self._leave(EXIT_RESTART, "restart", reason=str(reason))
@@ -110,14 +115,14 @@ class Worker:
             self.flusher.close()
             self.journal.close()
 
-    def _run_all(self, switch_to: Path | None) -> int:
+    def _run_all(self) -> int:
         pid = os.getpid()
         where = {"node": os.environ[NODE]} if NODE in os.environ else {}
         self._write("boot", pid=pid, ticks=start_ticks(pid), **where)
-        opened = self._guarded(lambda: self.engine.open() if switch_to is None else self.engine.switch(switch_to, self.spec))
+        opened = self._guarded(lambda: self.engine.switch(self.folder, self.spec) if self._switches else self.engine.open())
         if isinstance(opened, Failure):
             sys.stderr.write(opened.trace)
-            if switch_to is not None:  # only a process that builds it can say whether it can be built
+            if self._switches:  # only a process that builds it can say whether it can be built
                 raise Restart(f"the loaded actor cannot take the configuration: {opened.error[:500]}")
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
@@ -227,7 +232,7 @@ class Worker:
 
         Ranks that compute together all stop if the chosen dump runs on any of them.
         """
-        stop, lane_lead = self._stop_order, None
+        stop, lane_lead = self.order.stops, None
         collective = self.engine.collective
         mates = {self.spec.inputs[index].dump_id: index for index in self.order.mates(task.slot)}
         if stop.dump in mates:
@@ -356,9 +361,8 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], ActorEngine]) -> int:
             faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
             end_with(options.supervisor)
             engine = make_engine(work.parent, spec, rank)
-        worker = Worker(work.parent, spec, order, rank, engine)
-        worker.goes_on = previous is not None and (previous.goes_on or previous.has_run) and previous.folder == worker.folder
-        code = worker.run(switch_to=None if previous is None else worker.folder)
+        worker = Worker(work.parent, spec, order, rank, engine, previous)
+        code = worker.run()
         if code or not order.stay:
             return code
         if (following := await_next(work)) is None:

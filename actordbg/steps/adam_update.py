@@ -35,7 +35,10 @@ _ULP = 4e-7
 def unchecked(step: RecordedStep) -> str:
     """Say what of the update of a step is not judged, and why; "" if all is."""
     if not step.states:
-        return "the optimizer's update: its state was not recorded both before and after (record the next step as well)"
+        why = "its state was not recorded both before and after (record the next step as well)"
+        if step.micro_batches[0].loss.record.actor.get("zero_stage") == 3:
+            why = "DeepSpeed has no optimizer state to sample between steps under ZeRO 3"
+        return f"the optimizer's update: {why}"
     resting = {name: None for before, after in step.states for name in _resting(before, after)}
     return f"why the update did not move {some(resting)} (in the recorded elements)" if resting else ""
 

@@ -21,10 +21,10 @@ from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageE
 from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.selections import reasons
-from actordbg.formats.weight_hashes import WeightRecord, weights_of
+from actordbg.formats.weight_hashes import WeightRecord
 from actordbg.judge.recorded_calls import RecordedCall, Terms
 from actordbg.records.replay_record import ReplayInput
-from actordbg.records.run_files import read_weights
+from actordbg.records.run_files import read_weights, weights_of
 from actordbg.store.layout import Store, require_run_name
 from actordbg.store.places import read_record
 from actordbg.trainers.trainer import TRAINER
@@ -166,9 +166,10 @@ def recorded_step(store: Store, run: str | None, number: int) -> RecordedStep:
     rows = query.select_dumps(catalog, f"{of_run} and step = {number}", losses=True)
     if not rows:
         others = query.select_dumps(catalog, of_run, losses=True, limit=1)
-        why = f": {'; '.join(reasons(catalog, f'step = {number}'))}" * bool(others)
-        hint = "choose a recorded step" if others else _RECORD
-        raise NothingToDo(f"no loss of step {number} was recorded{f' in run {run}' if run else ''}{why}", hint=hint)
+        problem = f"no loss of step {number} was recorded" + (f" in run {run}" if run else "")
+        if not others:
+            raise NothingToDo(problem, hint=_RECORD)
+        raise NothingToDo(f"{problem}: {'; '.join(reasons(catalog, f'step = {number}'))}", hint="choose a recorded step")
     runs = sorted({row.run for row in rows})
     if len(runs) > 1:
         raise UsageError(f"{plural(len(runs), 'run')} have losses of step {number}: {', '.join(runs)}", hint="pass --run NAME")

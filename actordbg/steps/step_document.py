@@ -137,7 +137,7 @@ def _mismatch(title: str, axis: str, points: list[dict[str, Any]], noise: float)
     ends = [{"x": points[0]["x"], "x2": points[-1]["x"], "y": 0.0, "y2": noise}]
     band = layer("rect", ends, {"color": PART, "opacity": 0.25}, x2={"field": "x2"}, y={**y}, y2={"field": "y2"})
     spec = layered([], band, line, dots, height=220, x=whole("x", axis))
-    thin = " (invisible at this scale)" * (noise < most / 100)
+    thin = " (invisible at this scale)" if noise < most / 100 else ""
     says = f"Largest at {worst['x']}: {number(worst['y'], 3)} nats. The band is rounding alone: {number(noise, 3)} nats{thin}."
     table = Grid(
         (axis, "mean |rollout - trainer|, nats", "actions"), [(str(p["x"]), number(p["y"], 3), f"{p['n']:,}") for p in points]

@@ -10,7 +10,7 @@ then rank. Two sides run here:
 
 The optimizer's step ends the configuration's side: it computes the norm, and its weights are not used again.
 
-    python -m actordbg.steps.step_engine --work store/cache/steps/<id>/<side>/work-0-1.json
+    python -m actordbg.steps.step_engine --supervisor PID --work store/cache/steps/<id>/<side>/work-0-1.json
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class StepSession(TrainingSession):
 
     def norms(self, *, last: bool) -> dict[str, float]:
         """Return the norm of the step's gradient. Collective."""
-        return {"grad_norm": self.step().gradient}
+        return {"grad_norm": self.step()[0]}
 
 
 class ReferenceSession(TruthSession):

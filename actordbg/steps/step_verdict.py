@@ -28,6 +28,7 @@ from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number
 from actordbg.judge.loss_terms import kl_terms
 from actordbg.judge.recorded_calls import Terms
+from actordbg.judge.same_weights import OF_ROUNDING
 from actordbg.judge.step_laws import LOSS_OFF, MOVED
 from actordbg.records.finding import Finding
 from actordbg.steps.adam_update import of_update, unchecked
@@ -38,6 +39,8 @@ from actordbg.steps.step_plan import ENTROPY
 
 NORM_OFF = {True: 1e-3, False: 0.01}
 """Largest relative distance of a gradient's norm, by whether the run computes in fp32; measured 1e-6, 2.3e-3 in bf16."""
+NORM_LEAST, OF_NORM = {True: 1e-4, False: 1e-3}, 3.0
+"""Where a replay repeats the run's log-probs, its norm is so near, or so many times as near as rounding takes it to fp32's."""
 LEAST = 1e-3
 """Nats that an action's loss counts as at least, as rounding of the terms beside it does not vanish where advantages are 0."""
 COUNT_OFF = 1e-5
@@ -68,11 +71,9 @@ def normalization(step: RecordedStep) -> Iterator[Finding]:
     """Yield the faults of what the losses are divided by. Needs no model."""
     terms, dp_size = "tokens" if step.by_token else "rows", step.fact("dp_size")
     if not step.missing and dp_size is not None and dp_size != step.ranks:
-        words = (
-            f"dp_size is {dp_size}, and {plural(step.ranks, 'rank')} {'shares' if step.ranks == 1 else 'share'} the step: every"
-        )
-        words += f" loss is {number(dp_size / step.ranks)} times what it should be"
-        yield broken("dp_size", words)
+        shared = "1 rank shares" if step.ranks == 1 else f"{step.ranks:,} ranks share"
+        factor = number(dp_size / step.ranks)
+        yield broken("dp_size", f"dp_size is {dp_size}, and {shared} the step: every loss is {factor} times what it should be")
     ours, engine = step.fact("accumulation"), step.fact("engine_accumulation")
     if ours and engine and ours != engine and not step.fact("dynamic_batch"):
         words = f"DeepSpeed accumulates {plural(engine, 'micro-batch')}, and the trainer normalizes over {ours}:"
@@ -202,7 +203,7 @@ def _kl_term(micro_batch: MicroBatch) -> float:
 def of_norm(figures: StepFigures) -> Finding | None:
     """Name the fault that explains the recorded norm; None if it is that of the whole step."""
     step, whole, alone = figures.step, figures.reference.grad_norm, figures.reference.alone
-    recorded, tolerance = step.grad_norm, NORM_OFF[step.fp32]
+    recorded, tolerance = step.grad_norm, norm_limit(figures)
     factor = abs(factor_of(step))
     if recorded is None or near(recorded, factor * whole, tolerance) or near(recorded, figures.replayed.grad_norm, tolerance):
         return None  # it follows from the losses as they were recorded
@@ -226,6 +227,17 @@ def of_norm(figures: StepFigures) -> Finding | None:
     if near(recorded, factor * norm, tolerance):
         return broken(name, f"{words}: {said}")
     return broken(UNKNOWN, f"{said}, {number(recorded / (factor * whole))} times it; no known fault explains it")
+
+
+def norm_limit(figures: StepFigures) -> float:
+    """Return how far the recorded norm may be from the step's, relative: what rounding costs, measured on the step."""
+    step, replayed, reference = figures.step, figures.replayed, figures.reference
+    own, floor = figures.apart(replayed).sum(), figures.apart(replayed, reference).sum()  # nats, over all actions
+    repeats = own <= OF_ROUNDING[step.fp32] * floor
+    rounding = abs(replayed.grad_norm - reference.grad_norm) / (reference.grad_norm or math.nan)
+    if not repeats or not math.isfinite(rounding):
+        return NORM_OFF[step.fp32]
+    return min(NORM_OFF[step.fp32], max(NORM_LEAST[step.fp32], OF_NORM * rounding))
 
 
 def causes_of(figures: StepFigures) -> list[Finding]:
@@ -281,14 +293,16 @@ def verdict_of(figures: StepFigures) -> Verdict:
     step, replayed, reference = figures.step, figures.replayed, figures.reference
     title = f"step {step.number} of run {step.run}"
     if failed := replayed.failed or reference.failed:
-        following = (
-            f"actordbg step --run {step.run} --step {step.number} --model {in_shell(figures.config.model)} --backend plain"
-        )
+        model, plain = in_shell(figures.config.model), figures.config.backend == "plain"
+        following = "" if plain else f"actordbg step --run {step.run} --step {step.number} --model {model} --backend plain"
         return Verdict(FAILED, f"{title} did not run: {failed}", next=following)
     left = [step.missing] if step.missing else []
     if other := why_no_norm(figures):
-        entropy = "the entropy term that backward gets, and " * bool(step.fact("entropy_coef"))
-        terms = "what backward gets beside the loss, and " if step.fact("aux_loss_coef") else entropy
+        terms = ""
+        if step.fact("aux_loss_coef"):
+            terms = "what backward gets beside the loss, and "
+        elif step.fact("entropy_coef"):
+            terms = "the entropy term that backward gets, and "
         left.append(f"{terms}the gradient's norm, since {other}")
     elif figures.weights.same is None:
         left.append(figures.weights.words)

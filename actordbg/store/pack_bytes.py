@@ -106,7 +106,8 @@ def head() -> bytes:
 
 def foot(offset: int, index: bytes, content: int, dumps: int) -> bytes:
     """Return the frame that ends a pack whose index (`index`: its bytes in the file) begins at `offset`."""
-    body = _FOOT.pack(_FOOT_TAG, FORMAT, offset, len(index), content, dumps, zlib.crc32(index))
+    facts = (offset, len(index), content, dumps, zlib.crc32(index))
+    body = _FOOT.pack(_FOOT_TAG, FORMAT, *facts)
     return MAGIC + struct.pack("<I", len(body) + 4) + body + struct.pack("<I", zlib.crc32(body))
 
 

@@ -49,14 +49,14 @@ def _imported(place: str) -> Adapter:
     lacks = [part for part in ("name", "package", "tried", "seams") if not hasattr(imported, part)]
     if lacks:
         raise Unsupported(f"adapter {place} has no {', '.join(lacks)}", hint=_HINT)
-    invalid = [part for part in ("tried", "seams") if not isinstance(getattr(imported, part), tuple | list)]
-    if invalid or not imported.seams or not all(isinstance(seam, Seam) for seam in imported.seams):
-        raise Unsupported(f"adapter {place}: its {invalid[0] if invalid else 'seams'} {_TUPLES[not invalid]}", hint=_HINT)
+    for part in ("tried", "seams"):
+        if not isinstance(getattr(imported, part), tuple | list):
+            what = f"its {part} is not a tuple: a tuple of one item ends in a comma, (item,)"
+            raise Unsupported(f"adapter {place}: {what}", hint=_HINT)
+    if not imported.seams or not all(isinstance(seam, Seam) for seam in imported.seams):
+        raise Unsupported(f"adapter {place}: its seams are not one or more of Seam", hint=_HINT)
     adapter: Adapter = imported
     return adapter
-
-
-_TUPLES = ("is not a tuple: a tuple of one item ends in a comma, (item,)", "are not one or more of Seam")
 
 
 _HINT = "an adapter is a class with name, package, tried and seams: see docs/how-to/other-trainers.md"

@@ -33,9 +33,9 @@ class Fit:
     package: str
     there: bool
     version: str | None
-    tried: tuple[str, ...]
-    functions: tuple[str, ...]
-    differs: tuple[str, ...]
+    tried: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
     missed: int = 0
 
     @property
@@ -59,7 +59,7 @@ def fits() -> list[Fit]:
         try:
             known.append(fit(installed(name), place))
         except Unsupported as problem:
-            known.append(Fit(name, place, "", False, None, (), (), (problem.message,)))
+            known.append(Fit(name, place, "", False, None, differs=(problem.message,)))
     return known
 
 
@@ -79,8 +79,8 @@ def fit(adapter: Adapter, place: str = "") -> Fit:
     problems = [tuple(differences(seam)) for seam in adapter.seams] if there else []
     differs = tuple(why for reasons in problems for why in reasons)
     names = tuple(seam.where for seam in adapter.seams)
-    missed = sum(map(bool, problems))
-    return Fit(adapter.name, place, adapter.package, there, installed, tuple(adapter.tried), names, differs, missed)
+    found = {"functions": names, "differs": differs, "missed": sum(map(bool, problems))}
+    return Fit(adapter.name, place, adapter.package, there, installed, tuple(adapter.tried), **found)
 
 
 def differences(seam: Seam) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_compiling
 
-from actordbg.base.fault import describe
+from actordbg.base.fault import describe, from_outside
 from actordbg.capture import hook
 from actordbg.formats.dump_record import LOSS
 from actordbg.trainers.seam import LossCall, Seam, note_update
@@ -73,7 +73,9 @@ def with_loss(
                         recorders[current.slot] = _Recorder(seam, current.slot, ends=inside.has_steps)
                     recorder = recorders[current.slot]
                     recorder.record(current, arguments(args, kwargs), output, inside)
-                except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
+                except BaseException as error:  # an adapter may raise anything, and the training continues
+                    if from_outside(error):
+                        raise
                     tell(f"{seam.where}: a loss was not recorded: {describe(error)}")
             return output
         finally:
@@ -99,7 +101,9 @@ def with_step(
             note_update(stepping(arguments(args, kwargs)))
             if losses := sys.modules.get("actordbg.capture.loss_record"):
                 losses.end_step(output)
-        except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
+        except BaseException as error:  # an adapter may raise anything, and the training continues
+            if from_outside(error):
+                raise
             tell(f"{seam.where}: an optimizer step was not noted: {describe(error)}")
         return output
 

@@ -11,7 +11,6 @@ in here is reported once and ignored.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from actordbg.base.fault import complain, describe
+from actordbg.base.fault import complain, describe, from_outside
 from actordbg.capture import facts, hook
 from actordbg.capture.facts import unwrap
 from actordbg.formats.encoding import OFFSETS, POSITIONS
@@ -166,18 +165,24 @@ def recorded(
         try:
             rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
             return None if rows is None else (kind.of(rows), rows, named_rows(rows))
-        except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
-            tell(f"{seam.where}: a call was not recorded: {describe(error)}")
-            with contextlib.suppress(Exception):
-                recorder = slot.recorder
-                recorder.watch.start()
-                if (control := recorder.control) is not None:  # report a model that is not a policy; count other calls as dropped
-                    ledger = recorder.meet(slot, control).ledger
-                    if isinstance(error, NoPolicy):
-                        ledger.last_error, ledger.changed = str(error), True
-                    elif ledger.open(control, None)[1] is None:
-                        ledger.drop("error", f"{seam.where}: {describe(error)}")
-            return None
+        except BaseException as error:  # an adapter may raise anything, and the training continues
+            if from_outside(error):
+                raise
+            why = error
+        tell(f"{seam.where}: a call was not recorded: {describe(why)}")
+        slot.recorder.attempt(lambda: lost(why))
+        return None
+
+    def lost(error: BaseException) -> None:
+        """Report a model that is not a policy; count any other call as dropped."""
+        recorder = slot.recorder
+        recorder.watch.start()
+        if (control := recorder.control) is not None:
+            ledger = recorder.meet(slot, control).ledger
+            if isinstance(error, NoPolicy):
+                ledger.last_error, ledger.changed = str(error), True
+            elif ledger.open(control, None)[1] is None:
+                ledger.drop("error", f"{seam.where}: {describe(error)}")
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -272,7 +277,9 @@ def scores_of(seam: Seam, rows: Rows, output: Any) -> Scores:
     try:
         with torch.no_grad():
             return read_scores(seam, rows, output)
-    except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
+    except BaseException as error:  # an adapter may raise anything, and the training continues
+        if from_outside(error):
+            raise
         tell(f"{seam.where}: its result was not read: {describe(error)}")
         return Scores()
 
@@ -382,7 +389,9 @@ def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: s
                 kind.forward = wrapped
             else:
                 model.forward = MethodType(wrapped, model)
-        except Exception as error:  # noqa: BLE001  # the model exists; it is trained unrecorded
+        except BaseException as error:  # the model exists; it is trained unrecorded
+            if from_outside(error):
+                raise
             tell(f"{seam.where}: its model is not recorded: {describe(error)}")
         return output
 

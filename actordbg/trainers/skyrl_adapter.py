@@ -63,7 +63,7 @@ def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCa
     loss = None if value is None else log_probs.new_tensor(value) * ranks
     return LossCall(
         log_probs, experience.loss_mask, experience.advantages, experience.action_log_probs, experience.rollout_logprobs,
-        loss, ranks, facts=facts,
+        loss=loss, dp_size=ranks, facts=facts,
     )  # fmt: skip
 
 

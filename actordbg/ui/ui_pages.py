@@ -6,12 +6,16 @@ The chosen filters (facets) become a `--where`, shown with the command to type, 
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from actordbg.base.errors import ActordbgError
+from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_html, in_shell
+from actordbg.base.owners import is_own, name_of
 from actordbg.base.units import ago, human_bytes, passed_of, plural, resolve, with_handles
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document, matrix_verdict
@@ -19,6 +23,7 @@ from actordbg.campaign.run_matrix import load as load_matrix
 from actordbg.campaign.run_matrix import names as matrix_names
 from actordbg.catalog import query
 from actordbg.catalog.selections import verdict_of
+from actordbg.catalog.tables import CALLER
 from actordbg.catalog.where import all_of, quoted
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.page import as_html, table, toned
@@ -30,12 +35,15 @@ from actordbg.judge.replay_list import listed, shown_verdict
 from actordbg.judge.sides import rests_on_others
 from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import ComparisonRecord
-from actordbg.store.layout import Store
+from actordbg.records.finding import BROKEN
+from actordbg.store.layout import Store, read_with_owner
 
-SHOWN = 200
-"""Maximum number of rows of a list; the rest are counted."""
-FACETS = ("run", "rank", "role", "verdict", "triggered", "source")
+SHOWN = 100
+"""Rows of a page of a list."""
+FACETS = ("run", "rank", "role", "verdict", "broken", "triggered", "source")
 Asked = Mapping[str, str]
+"""What an address asks of a list: its facets, `sort` (a column, "-" before it: the largest first) and `page`, from 1."""
+NOTHING: Asked = MappingProxyType({})
 Link = tuple[str, str]
 """A text and its target: `PART/NAME`, the address of a page below the server's token."""
 _PARTS = ("store", "dumps", "replays", "matrices", "comparisons")
@@ -50,27 +58,39 @@ def store_page(store: Store) -> str:
         Paragraph(f"{plural(query.count_dumps(catalog), 'dump')}, {human_bytes(query.dump_bytes(catalog))}"),
     ]
     links = "".join(f"<li>{_a(*_to('runs', str(name)))}: {in_html(plural(count, 'dump'))}</li>" for name, count in runs)
-    below = f"<h2>Runs</h2><ul>{links}</ul><h2>Newest replays</h2>{_replays(listed(catalog)[:10])}"
-    return _page(blocks, below)
+    newest = _listing("replays", NOTHING, replay_rows(catalog)[:10], (), {"max diff"})
+    below = f"<h2>Runs</h2><ul>{links}</ul><h2>Newest replays</h2>{newest}"
+    return _page(blocks, f"{below}<h2>Newest comparisons</h2>{_comparisons(store, NOTHING, 10)}")
 
 
-def dumps_page(store: Store, facets: Asked) -> str:
+COLUMNS = {
+    "dump": "dump_id", "run": "run", "rank": "rank", "B": "batch_size", "S": "seq_len", "tokens": "tokens", "role": "role",
+    "verdict": "verdict", "broken": "broken", "trigger": "triggered", "bytes": "bytes", "when": "timestamp",
+}  # fmt: skip
+"""The columns of the list of dumps, and those of `--where` that they are sorted by."""
+
+
+def dumps_page(store: Store, asked: Asked = NOTHING) -> str:
     """Render the dumps that the facets select, with the command that selects them."""
-    where = condition_of(facets)
+    where = condition_of(asked)
     catalog = query.open_fresh(store, where)
     count = query.count_dumps(catalog, where)
-    rows = query.select_dumps(catalog, where, order="newest", limit=SHOWN)
+    sign, named = _sort_of(asked, COLUMNS)
+    order = sign + COLUMNS[named] if named else "newest"
+    rows = query.select_dumps(catalog, where, order=order, limit=SHOWN, offset=_first_of(asked))
     words = ["actordbg", "replay", *(["--where", where] if where else ["--all"])]
-    summary = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} below" if count > SHOWN else "")
-    blocks: list[Block] = [Heading("dumps", 1), Paragraph(summary), Items((f"command: {' '.join(map(in_shell, words))}",))]
-    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "verdict", "trigger", "bytes", "when")
+    command = Items((f"command: {' '.join(map(in_shell, words))}",))
+    blocks: list[Block] = [Heading("dumps", 1), Paragraph(plural(count, "dump")), command]
     cells = [
         (_to("dumps", row.dump_id), _to("runs", row.run), str(row.rank), str(row.batch_size), f"{row.seq_len:,}",
-         f"{row.tokens:,}", row.role or "-", verdict_of(row) or "not replayed", row.triggered or "-", human_bytes(row.bytes),
-         ago(row.timestamp))
+         f"{row.tokens:,}", row.role or "-", verdict_of(row) or "not replayed", row.broken or "-", row.triggered or "-",
+         human_bytes(row.bytes), ago(row.timestamp))
         for row in rows
     ]  # fmt: skip
-    return _page(blocks, _form(catalog, facets) + linked_table(columns, cells, {"rank", "B", "S", "tokens", "bytes"}))
+    known = {name: [value for value, _ in query.frequent_values(catalog, name)] for name in FACETS}
+    typed = (("shortest", "S from"), ("longest", "S to"), ("where", "and"))
+    table_of = linked_table(COLUMNS, cells, {"rank", "B", "S", "tokens", "bytes"}, _heads("dumps", asked, COLUMNS))
+    return _page(blocks, _form("dumps", asked, known, typed) + table_of + _pager("dumps", asked, count))
 
 
 def condition_of(facets: Asked) -> str | None:
@@ -101,7 +121,7 @@ def dump_page(store: Store, dump_id: str) -> str:
             human_bytes(result.peak_memory_bytes),
             result.signature or "-",
         )
-        for result in query.results_of_dump(catalog, row.dump_id)[:SHOWN]
+        for result in query.results_of_dump(catalog, row.dump_id)
     ]
     return _page(blocks, linked_table(("replay", "status", "fwd s", "peak mem", "failure"), cells, {"fwd s", "peak mem"}))
 
@@ -126,19 +146,59 @@ def run_page(store: Store, run: str) -> str:
     return _page(blocks, f"<p>{_a('its dumps', 'dumps/?' + urlencode({'run': run}))}</p>")
 
 
-def replays_page(store: Store) -> str:
-    """Render all replays, newest first: this user's with their handles, then those of other commands and users."""
-    replays = listed(query.open_fresh(store), everything=True)
-    own, others = ([replay for replay in replays if bool(replay["handle"]) is mine] for mine in (True, False))
-    below = _replays(own[:SHOWN])
-    if others:
-        title = "Truths, variations, matrix cells and other users' replays"
-        below += f"<h2>{in_html(title)}</h2><p>{in_html(_counted(others))}</p>{_replays(others[:SHOWN])}"
-    return _page([Heading("replays", 1), Paragraph(_counted(own))], below)
+def replays_page(store: Store, asked: Asked = NOTHING) -> str:
+    """Render replays, newest first: this user's with their handles, or all; with the pages of checks, and newest comparisons."""
+    catalog = query.open_fresh(store)
+    rows = replay_rows(catalog, everything=bool(asked.get("all")))
+    others = plural(len(query.list_replays(catalog)), "replay")
+    more = "" if asked.get("all") else _a(f"all {others}: truths, variations, matrix cells, other users' too", "replays/?all=1")
+    below = _listing("replays", asked, rows, ("verdict", "broken", "run", "by"), {"max diff"}) + f"<p>{more}</p>"
+    return _page([Heading("replays", 1)], f"{below}<h2>Newest comparisons</h2>{_comparisons(store, {}, 10)}")
 
 
-def _counted(replays: Sequence[Mapping[str, Any]]) -> str:
-    return plural(len(replays), "replay") + (f", the newest {SHOWN} below" if len(replays) > SHOWN else "")
+def replay_rows(catalog: query.Catalog, *, everything: bool = False) -> list[Row]:
+    """Return the replays of a list. by: the command that ran them. broken, run: the rules that fail, and whose dumps ran."""
+    runs, broken = (defaultdict[str, set[str]](set) for _ in range(2))
+    of_runs = f"SELECT DISTINCT x.replay_id, k.run FROM result AS x JOIN dump AS d ON d.dump_id = x.dump_id {CALLER}"
+    for facts, sql in ((runs, of_runs), (broken, f"SELECT DISTINCT replay_id, law FROM law_answer WHERE verdict = '{BROKEN}'")):
+        for replay_id, value in query.answers(catalog, sql):
+            facts[replay_id].add(value)
+    checks = set(check_names(catalog.store))
+    rows = []
+    for replay in listed(catalog, everything=everything):
+        name, words = replay["replay_id"], str(replay["command"] or "-").removeprefix("actordbg ").split()
+        rows.append(
+            Row(
+                {
+                    "verdict": shown_verdict(replay),
+                    "replay": _to("replays", name, replay["handle"]),
+                    "by": _to("checks", name, "check") if name in checks else words[0],
+                    "passed": passed_of(replay),
+                    "broken": ", ".join(sorted(broken[name])) or "-",
+                    "max diff": number(replay["max_abs"], 2),
+                    "run": ", ".join(sorted(runs[name])) or "-",
+                    "when": ago(replay["created_at"]),
+                    "configuration": replay["configuration"],
+                },
+                {"replay": name, "passed": replay["passed"], "max diff": replay["max_abs"], "when": replay["created_at"]},
+                {"broken": broken[name], "run": runs[name]},
+            )
+        )
+    return rows
+
+
+def check_names(store: Store) -> list[str]:
+    """Return the replays whose check has written its page."""
+    return [path.stem.removeprefix("check-") for path in store.reports.glob("check-*.html")]
+
+
+def check_page(store: Store, replay_id: str) -> str:
+    """Return the page that a check of this user has written."""
+    name = resolve(replay_id, check_names(store), "check", made_by="check")
+    data, owner = read_with_owner(store.reports / f"check-{name}.html")
+    if not is_own(owner):
+        raise UsageError(f"{name_of(owner)} wrote this page", hint=f"actordbg report {name}")
+    return data.decode()
 
 
 def replay_report(store: Store, replay_id: str) -> str:
@@ -146,16 +206,26 @@ def replay_report(store: Store, replay_id: str) -> str:
     return _page(report_blocks(store, load(store, [replay_id])))
 
 
-def matrices_page(store: Store) -> str:
+def matrices_page(store: Store, asked: Asked = NOTHING) -> str:
     """Render all matrices, newest first."""
-    cells: list[list[str | Link]] = []
-    for name in reversed(matrix_names(store)[-SHOWN:]):
+    rows = []
+    for name in reversed(matrix_names(store)):
         with contextlib.suppress(ActordbgError):  # a damaged file: `actordbg store fsck` names it
             record = load_matrix(store, name)
-            about = (record.status, str(len(record.dump_ids)), record.command or "-")
-            others = "theirs: " * bool(context_of(store, record).whose)
-            cells.append([others + matrix_verdict(record).word, _to("matrices", name), *about])
-    return _page([Heading("matrices", 1)], linked_table(("verdict", "matrix", "status", "dumps", "command"), cells, {"dumps"}))
+            word, whose = matrix_verdict(record).word, context_of(store, record).whose
+            rows.append(
+                Row(
+                    {
+                        "verdict": f"theirs: {word}" if whose else word,
+                        "matrix": _to("matrices", name),
+                        "status": record.status,
+                        "dumps": str(len(record.dump_ids)),
+                        "command": record.command or "-",
+                    },
+                    {"dumps": len(record.dump_ids)},
+                )
+            )
+    return _page([Heading("matrices", 1)], _listing("matrices", asked, rows, ("verdict", "status"), {"dumps"}))
 
 
 def matrix_page(store: Store, matrix_id: str) -> str:
@@ -164,17 +234,26 @@ def matrix_page(store: Store, matrix_id: str) -> str:
     return _page(matrix_document(record, context_of(store, record)))
 
 
-def comparisons_page(store: Store) -> str:
+def comparisons_page(store: Store, asked: Asked = NOTHING) -> str:
     """Render the newest comparison of each pair."""
-    rows = query.comparisons(store)[:SHOWN]
-    cells = [
-        (_to("comparisons", row.comparison_id), _to("replays", row.replay_id),
-         f"{row.against_kind} {row.against}",
-         "theirs: " * bool(rests_on_others(store, row)) + row.verdict, f"{row.compared}/{row.dumps}", number(row.max_abs, 3))
-        for row in rows
-    ]  # fmt: skip
-    columns = ("comparison", "A", "B", "verdict", "dumps", "largest, nats")
-    return _page([Heading("comparisons", 1)], linked_table(columns, cells, {"dumps", "largest, nats"}))
+    return _page([Heading("comparisons", 1)], _comparisons(store, asked))
+
+
+def _comparisons(store: Store, asked: Asked, most: int | None = None) -> str:
+    rows = []
+    for each in query.comparisons(store)[:most]:
+        word = f"theirs: {each.verdict}" if rests_on_others(store, each) else each.verdict
+        cells = {
+            "comparison": _to("comparisons", each.comparison_id),
+            "A": _to("replays", each.replay_id),
+            "B": f"{each.against_kind} {each.against}",
+            "verdict": word,
+            "dumps": f"{each.compared}/{each.dumps}",
+            "largest, nats": number(each.max_abs, 3),
+        }
+        rows.append(Row(cells, {"dumps": each.compared, "largest, nats": each.max_abs}, {"B": {each.against_kind}}))
+    facets = () if most else ("verdict", "B")
+    return _listing("comparisons", asked, rows, facets, {"dumps", "largest, nats"})
 
 
 def comparison_report(store: Store, comparison_id: str) -> str:
@@ -192,38 +271,113 @@ def error_page(error: ActordbgError) -> str:
     return _page([Heading("not shown", 1), Paragraph(error.message), Paragraph(error.hint or "")])
 
 
-def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]], figures: Collection[str] = ()) -> str:
-    """Render a table whose cells may link to other pages. figures: columns of numbers."""
+@dataclass(frozen=True)
+class Row:
+    """A row of a list: its cells by column. keys: what it is sorted by, where that is not the cell's text. values: those of a
+    facet that has several."""
+
+    cells: Mapping[str, str | Link]
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    def key(self, column: str) -> Any:
+        """Return what the row is sorted by."""
+        return self.keys[column] if column in self.keys else _text(self.cells[column])
+
+    def has(self, facet: str) -> Collection[str]:
+        """Return the row's values of a facet."""
+        return self.values.get(facet, (_text(self.cells[facet]),))
+
+
+def _text(cell: str | Link) -> str:
+    return cell if isinstance(cell, str) else cell[0]
+
+
+def _listing(part: str, asked: Asked, rows: Sequence[Row], facets: Sequence[str], figures: Collection[str]) -> str:
+    """Render a page of a list: the facets, the rows that they select in the order that is asked for, links to other pages."""
+    if not rows:
+        return "<p>none yet</p>"
+    columns = list(rows[0].cells)
+    known = {facet: sorted({value for row in rows for value in row.has(facet)}) for facet in facets}
+    chosen = {facet: value for facet in facets if (value := asked.get(facet, ""))}
+    kept = [row for row in rows if all(value in row.has(facet) for facet, value in chosen.items())]
+    sign, named = _sort_of(asked, columns)
+    if named:
+        measured = [row for row in kept if row.key(named) is not None]
+        measured.sort(key=lambda row: row.key(named), reverse=bool(sign))
+        kept = measured + [row for row in kept if row.key(named) is None]
+    first = _first_of(asked)
+    cells = [list(row.cells.values()) for row in kept[first : first + SHOWN]]
+    form = _form(part, asked, known) if facets else ""
+    heads = _heads(part, asked, columns) if facets else {}
+    return form + linked_table(columns, cells, figures, heads) + _pager(part, asked, len(kept))
+
+
+def _sort_of(asked: Asked, columns: Collection[str]) -> tuple[str, str]:
+    """Return "-" for the largest first, else "", and the column to sort by, "" for none."""
+    named = asked.get("sort", "")
+    sign = "-" if named.startswith("-") else ""
+    return sign, named.removeprefix("-") if named.removeprefix("-") in columns else ""
+
+
+def _first_of(asked: Asked) -> int:
+    """Return the index of the first row of the page that is asked for."""
+    page = asked.get("page", "1")
+    return (int(page) - 1) * SHOWN if page.isdecimal() and 0 < len(page) < 10 and int(page) else 0
+
+
+def _again(part: str, asked: Asked, **changed: str) -> str:
+    """Return the address of the same list with something changed."""
+    return f"{part}/?{urlencode({name: value for name, value in {**asked, **changed}.items() if value})}"
+
+
+def _heads(part: str, asked: Asked, columns: Iterable[str]) -> dict[str, str]:
+    """Return headings that sort by their column: the smallest first, and then the largest."""
+    now = asked.get("sort", "")
+    arrows = {now.removeprefix("-"): " ▼" if now.startswith("-") else " ▲"}
+    following = {name: f"-{name}" if name == now else name for name in columns}
+    return {name: _a(name, _again(part, asked, sort=way, page="")) + arrows.get(name, "") for name, way in following.items()}
+
+
+def _pager(part: str, asked: Asked, count: int) -> str:
+    """Return which rows are shown, with links to the pages before and behind."""
+    first = _first_of(asked)
+    if count <= SHOWN and not first:
+        return ""
+    number_of = first // SHOWN + 1
+    before = _a("previous", _again(part, asked, page=str(number_of - 1))) if first else ""
+    behind = _a("next", _again(part, asked, page=str(number_of + 1))) if first + SHOWN < count else ""
+    return f"<p>{first + 1:,} to {min(first + SHOWN, count):,} of {count:,} {before} {behind}</p>"
+
+
+def linked_table(
+    columns: Iterable[str], rows: Iterable[Sequence[str | Link]], figures: Collection[str] = (), heads: Asked = NOTHING
+) -> str:
+    """Render a table whose cells may link to other pages. figures: columns of numbers. heads: headings that are HTML."""
     cells = ([toned(cell) if isinstance(cell, str) else _a(*cell) for cell in row] for row in rows)
-    return table(columns, cells, set(columns) - set(figures))
-
-
-def _replays(replays: Iterable[Mapping[str, Any]]) -> str:
-    """Render a table of replays."""
-    cells: list[list[str | Link]] = [
-        [shown_verdict(replay), _to("replays", replay["replay_id"], replay["handle"]), passed_of(replay),
-         number(replay["max_abs"], 2), ago(replay["created_at"]), replay["configuration"]]
-        for replay in replays
-    ]  # fmt: skip
-    return linked_table(("verdict", "replay", "passed", "max diff", "when", "configuration"), cells, {"max diff"})
+    return table(columns, cells, set(columns) - set(figures), heads)
 
 
 def _to(part: str, name: str, shown: str | None = None) -> Link:
     return shown or name, f"{part}/{quote(name, safe='')}"
 
 
-def _form(catalog: query.Catalog, facets: Asked) -> str:
+def _form(part: str, asked: Asked, known: Mapping[str, Iterable[Any]], typed: Iterable[tuple[str, str]] = ()) -> str:
+    """Render the facets of a list. known: values of each; None: no value. typed: names and labels of what is written."""
     fields = ""
-    for name in FACETS:
-        known = [("-", "none") if value is None else (str(value),) * 2 for value, _ in query.frequent_values(catalog, name)]
-        options = "".join(
-            f'<option value="{in_html(value)}"{" selected" * (value == facets.get(name, ""))}>{in_html(text)}</option>'
-            for value, text in (("", "any"), *known)
-        )
+    for name, values in known.items():
+        shown = [("", "any"), *(("-", "none") if value is None else (str(value), str(value)) for value in values)]
+        options = ""
+        for value, text in shown:
+            chosen = " selected" if value == asked.get(name, "") else ""
+            options += f'<option value="{in_html(value)}"{chosen}>{in_html(text)}</option>'
         fields += f'<label>{in_html(name)}<select name="{name}">{options}</select></label>'
-    for name, says in (("shortest", "S from"), ("longest", "S to"), ("where", "and")):
-        fields += f'<label>{says}<input name="{name}" value="{in_html(facets.get(name, ""))}" autocomplete="off"></label>'
-    return f'<form class="facets" method="get" action="../dumps/">{fields}<button class="copy" type="submit">show</button></form>'
+    for name, says in typed:
+        fields += f'<label>{says}<input name="{name}" value="{in_html(asked.get(name, ""))}" autocomplete="off"></label>'
+    for name in ("sort", "all"):
+        fields += f'<input type="hidden" name="{name}" value="{in_html(asked[name])}">' if asked.get(name) else ""
+    button = '<button class="copy" type="submit">show</button>'
+    return f'<form class="facets" method="get" action="../{part}/">{fields}{button}</form>'
 
 
 def _page(blocks: Sequence[Block], below: str = "") -> str:

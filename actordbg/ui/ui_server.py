@@ -88,11 +88,13 @@ class UiServer:
         app = Bottle()
         app.add_hook("before_request", self._admit)
         shown: dict[str, Callable[..., str]] = {
-            "/store/": ui_pages.store_page, "/replays/": ui_pages.replays_page, "/matrices/": ui_pages.matrices_page,
-            "/comparisons/": ui_pages.comparisons_page, "/runs/<name>": ui_pages.run_page, "/dumps/<name>": ui_pages.dump_page,
-            "/replays/<name>": ui_pages.replay_report, "/matrices/<name>": ui_pages.matrix_page,
-            "/comparisons/<name>": ui_pages.comparison_report, "/dumps/": lambda store: ui_pages.dumps_page(store, _asked()),
+            "/store/": ui_pages.store_page, "/runs/<name>": ui_pages.run_page, "/dumps/<name>": ui_pages.dump_page,
+            "/replays/<name>": ui_pages.replay_report, "/checks/<name>": ui_pages.check_page,
+            "/matrices/<name>": ui_pages.matrix_page, "/comparisons/<name>": ui_pages.comparison_report,
         }  # fmt: skip
+        lists = (ui_pages.dumps_page, ui_pages.replays_page, ui_pages.matrices_page, ui_pages.comparisons_page)
+        for page in lists:
+            shown[f"/{page.__name__.removesuffix('_page')}/"] = lambda store, page=page: page(store, _asked())
         for path, made in shown.items():
             app.route(path, "GET", self._answer(made))
         app.default_error_handler = lambda error: _headed("not found")

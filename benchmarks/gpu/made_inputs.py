@@ -33,15 +33,18 @@ def cli(store: Path, *words: str) -> str:
 
 def made(store: Path) -> None:
     """Three inputs of 2 x 256, which every model's vocabulary has."""
-    print(cli(store, "dump", "create", "--count", "3", "--batch-size", "2", "--seq-len", "256", "--vocab-size", "4000"))
+    sizes = ("--count", "3", "--batch-size", "2", "--seq-len", "256", "--vocab-size", "4000")
+    print(cli(store, "dump", "create", *sizes))
 
 
 def measured(store: Path, lengths: tuple[int, ...], into: Path, large: bool) -> None:
     """Replay one input of each length; keep the report's rows, and print what they say of longer ones."""
     for number, length in enumerate(lengths):
-        cli(store, "dump", "create", "--batch-size", "1", "--seq-len", str(length), "--vocab-size", "4000", "--seed", str(number))
+        sizes = ("--batch-size", "1", "--seq-len", str(length), "--vocab-size", "4000")
+        cli(store, "dump", "create", *sizes, "--seed", str(number))
     model = str(build_tiny(store / "cache" / "large", **LARGE)) if large else "tiny"
-    cli(store, "replay", "--all", "--quiet", "--backward", "--attn", "sdpa", "--model", model)
+    config = ("--backward", "--attn", "sdpa", "--model", model)
+    cli(store, "replay", "--all", "--quiet", *config)
     cli(store, "report", "last", "--quiet", "-o", str(into))
     for words in (("--budget", "80e9"), ("--time",)):
         subprocess.run([sys.executable, str(WHAT_FITS), str(into), "--at", str(4 * lengths[-1]), *words], check=True)

@@ -257,7 +257,8 @@ def finish(kit: Kit, step: Step, process: subprocess.Popen[bytes]) -> None:
         figures = read_json(kit.work / f"{name}.json")
     on = "CUDA" if kit.cuda else "a stand-in, no CUDA"
     seconds = round(time.monotonic() - began, 1)
-    kit.outcomes.append(Outcome(name, step.what, status, seconds, process.returncode, why, said[-6000:], figures, on))
+    code = process.returncode
+    kit.outcomes.append(Outcome(name, step.what, status, seconds, exit=code, why=why, said=said[-6000:], figures=figures, on=on))
 
 
 def with_all(leader: int) -> None:
@@ -283,9 +284,8 @@ def read_json(path: Path) -> Any:
 
 def not_run(outcomes: list[Outcome], cuda: bool) -> str:
     """The report's first line."""
-    missing = [
-        f"{one.name} ({one.status}{': ' + one.why if one.why else ''})" for one in outcomes if one.status in (NO_CUDA, NOT_RUN)
-    ]
+    left_out = [one for one in outcomes if one.status in (NO_CUDA, NOT_RUN)]
+    missing = [f"{one.name} ({': '.join(filter(None, [one.status, one.why]))})" for one in left_out]
     bad = [f"{one.name} ({one.status})" for one in outcomes if one.status in (FAILED, OVER)]
     first = "" if cuda else "There is no CUDA here: what follows ran on a stand-in. "
     first += f"Not run: {'; '.join(missing)}." if missing else "Nothing was left out."

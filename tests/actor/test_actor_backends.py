@@ -72,5 +72,5 @@ def test_norms_are_summed_in_float64(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, group: None)
     mesh = {"shard": SimpleNamespace(get_group=lambda: None)}
     sharded = SimpleNamespace(device=torch.device("cpu"), _mesh=mesh, _split=None)
-    total = Fsdp2Backend._total(sharded, [(weight.grad, weight)])  # type: ignore[arg-type]
+    total = Fsdp2Backend._total(sharded, [weight.grad])  # type: ignore[arg-type]
     assert [float(measured._moved) ** 0.5, total] == pytest.approx([exact, exact], rel=1e-6)

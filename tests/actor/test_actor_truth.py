@@ -40,6 +40,17 @@ def shared(cache: Path) -> None:
 
     with open_actor(ReplayConfig(truth="fp32", dtype="fp32"), defaults=make_dump().record, model_cache=cache) as session:
         assert session.resolved["shared_code"] == ["transformers"]
+        masking, ropes = modeling_llama.create_causal_mask.__globals__, modeling_llama.ROPE_INIT_FUNCTIONS
+        for held, key in (
+            (masking, "causal_mask_function"),
+            (masking["ALL_MASK_ATTENTION_FUNCTIONS"], "eager"),
+            (ropes, "linear"),
+        ):
+            right = held[key]
+            held[key] = lambda *args, **more: None
+            found = truth_model.code_of(session.model)
+            held[key] = right
+            assert found == {"transformers": found["transformers"], "__main__": key}
         replaced = {
             "apply_rotary_pos_emb": (modeling_llama, lambda query, key, *angles: (query, key)),
             "forward": (modeling_llama.LlamaRMSNorm, lambda norm, hidden: 1.05 * hidden),
@@ -57,7 +68,7 @@ def shared(cache: Path) -> None:
         with patch.object(modeling_llama.LlamaMLP, "forward", scaled):
             assert truth_model.code_of(session.model)["__main__"] == "LlamaMLP"
         with patch.object(truth_model, "_digest", lambda data: "of other bytes"):
-            assert "an edited modeling_llama.py" in truth_model.shared_code(session.model)
+            assert {"an edited modeling_llama.py", "an edited masking_utils.py"} <= {*truth_model.shared_code(session.model)}
 
 
 HOLES = ((0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 0, 0), (1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1), (0,) * 12)

@@ -213,6 +213,8 @@ def walk(store: Path, lines: str, names: dict[str, Any]) -> set[str]:
         printed = done.stdout or done.stderr[done.stderr.find("{") :]  # `run` leaves standard output to its job
         assert done.exit_code in (0, 1, 4) and printed, (line, done.output, done.exception)
         answer = json.loads(printed)
+        if isinstance(answer, dict) and "good" in answer:
+            assert (done.exit_code == 0) is answer["good"], (line, "the exit code is not what `good` says")
         walked.add(name := next(name for end in (3, 2, 1) if (name := " ".join(words[:end])) in TAKING or name == "run"))
         if name in TAKING and "csv" in TAKING[name].outputs.split() and not isinstance(answer, dict):
             continue

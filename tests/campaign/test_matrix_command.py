@@ -87,7 +87,7 @@ def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store,
         monkeypatch.setenv(name, value)
     assert invoke(store, "--dry-run").stdout == ""
     monkeypatch.setenv("RANK", "0")
-    done = invoke(store, "--attn flash_attention_2 --packing off --compile off --quiet")
+    done = invoke(store, "--attn flash_attention_2 --packing off --compile off")
     assert done.exit_code == 1 and not store.replays.exists()
     assert "1 cell on 1 dump: 1 unavailable" in done.stdout and "try: --attn sdpa" in done.stdout
     assert [cell.config["nproc"] for cell in matrices.load(store, "last").cells] == [2]

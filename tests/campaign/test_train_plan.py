@@ -143,7 +143,7 @@ def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_
     """The worker died of it: its journal takes no NaN."""
     item = ReplayInput("s0001-m01-d", "p", 0, 1, 8, 8)
     engine = TrainEngine(tmp_path, ReplaySpec("r", "2026-11-22T08:00:00Z", ReplayConfig(), (item,)), 0)
-    norms = SimpleNamespace(gradient=float("inf"), update=float("nan"))
+    norms = float("inf"), float("nan")
     engine._session = cast(Any, SimpleNamespace(micro_batch=lambda loaded: (2.0, 0.1), step=lambda: norms))
     engine._training, engine._done = Training(), 0
     result = ResultRecord("r", item.dump_id, **engine.run(item, cast(Any, None), recorded=True))

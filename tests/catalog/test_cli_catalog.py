@@ -17,6 +17,7 @@ import catalogcases as cases
 import pytest
 import torch
 from click.testing import Result
+from storecases import counters as counters_of
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, CatalogProblem, UsageError, WhereError
@@ -28,6 +29,8 @@ from actordbg.cli.app import app as actordbg
 from actordbg.document.command_result import as_json_text
 from actordbg.dumps import prune
 from actordbg.formats.dump_record import SUFFIX
+from actordbg.formats.store_files import atomic_write
+from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from benchmarks.bench_index import fill_synthetic
@@ -124,6 +127,27 @@ def test_prune_only_says_what_it_would_do_until_told(store: Store) -> None:
     assert not store.dump_folder("ppo-1", 0).exists(), "an emptied folder goes too"
 
 
+def test_the_weights_of_a_step_go_with_the_last_dump_that_met_them(store: Store) -> None:
+    records = [cases.record(index, rank=0, pid=4711, instance="actor0-ab") for index in range(6)]
+    for described in records:
+        cases.publish(store, described)
+    stem, folder = "0000-node-0-4711-actor0-ab", store.root / WEIGHTS / "ppo-1"
+    folder.mkdir(parents=True)
+    for first in (1, 3, 5):
+        (folder / f"{stem}-{first:06d}.json").write_text("{}")
+    weights = lambda: sorted(int(path.stem[-6:]) for path in folder.glob("*.json"))  # noqa: E731
+    listed = json.loads(run(store, "prune", "--where", "call_index in (0, 1, 3, 4)", "--json").stdout)
+    assert [item["path"] for item in listed["files"]][-1] == f"weights/ppo-1/{stem}-000003.json" and weights() == [1, 3, 5]
+    answer = json.loads(run(store, "prune", "--where", "call_index in (0, 1, 3, 4)", "--yes", "--json").stdout)
+    assert weights() == [1, 5], "the dump of call 2 met those of call 1"
+    assert answer["bytes"] == sum(item["bytes"] for item in answer["files"]) and answer["failed"] == []
+    counters = store.counters / "ppo-1" / f"{stem}.json"
+    counters.parent.mkdir(parents=True)
+    atomic_write(counters, json.dumps(counters_of("ppo-1", pid=4711, state="on", ring=None)).encode())
+    run(store, "prune", "--where", "call_index >= 0", "--yes")
+    assert weights() == [5], "its process may still meet them"
+
+
 def test_of_several_conditions_each_counts_and_the_wrong_one_is_named(store: Store) -> None:
     records = cases.fill(store, 8)
     lengths = sorted(record.seq_len for record in records)
@@ -183,14 +207,15 @@ def test_the_turns_of_a_run_go_with_its_last_dump(store: Store, packed: bool) ->
     assert [*(store.root / "turns").rglob("*")] == [notes.parent, notes], "what it did not make stays"
 
 
-def test_prune_never_follows_a_link_out_of_the_store(store: Store, tmp_path: Path) -> None:
-    cases.fill(store, 4)
+def test_prune_never_follows_a_link_out_of_the_store_and_counts_the_rest(store: Store, tmp_path: Path) -> None:
+    cases.fill(store, 8)
+    refresh(store)
     outside = tmp_path / "outside"
-    store.dump_folder("ppo-1", 1).rename(outside)
-    store.dump_folder("ppo-1", 1).symlink_to(outside)
-    with pytest.raises(ActordbgError, match="out of the store"):
-        run(store, "prune", "--where", "rank=1", "--yes")
-    assert len(list(outside.iterdir())) == 1
+    store.dump_folder("ppo-1", 2).rename(outside)
+    store.dump_folder("ppo-1", 2).symlink_to(outside)
+    answer = json.loads(run(store, "prune", "--where", "rank > 0", "--yes", "--json", code=1).stdout)
+    assert len(list(outside.iterdir())) == 2
+    assert (len(answer["files"]), len(answer["failed"])) == (4, 2) and all("leads out" in why for _, why in answer["failed"])
 
 
 @pytest.mark.parametrize(

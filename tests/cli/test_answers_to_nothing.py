@@ -52,6 +52,14 @@ def test_a_bad_condition_and_a_missing_store_are_refused_before_anything_is_done
     assert run(store, *words)[0] == WhereError.exit_code == 2 and not store.catalog_path.exists()
 
 
+@pytest.mark.parametrize(("typed", "advice"), [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])
+def test_the_hint_is_not_to_do_what_was_done(sixty: Store, tmp_path: Path, typed: tuple[str, ...], advice: str):
+    store = sixty if typed else Store(tmp_path / "store").create()
+    nothing = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--dry-run", *typed]).exception
+    assert isinstance(nothing, NothingToDo) and nothing.hint is not None
+    assert advice in nothing.hint and "select dumps with --where" not in nothing.hint
+
+
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [

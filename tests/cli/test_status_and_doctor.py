@@ -24,9 +24,9 @@ def no_trainer(*given: Any) -> Any:
 
 def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patch_target, "find_target", no_trainer)
-    assert "next        actordbg check" not in invoke(store, "status").stdout
+    assert "next: actordbg dump enable" in invoke(store, "status").stderr
     inputs = publish(store, 3)
-    assert "next        actordbg check" in invoke(store, "status").stdout
+    assert "next: actordbg check" in invoke(store, "status").stderr
     write_replay(store, "r-01", inputs[:2], result=lambda index: {"status": "failed"} if index else {}, status="interrupted")
     said = invoke(store, "status").stdout
     for line in (

@@ -17,7 +17,7 @@ from actordbg.config.sources import Settings, build_config, load_settings
 
 
 def built(file: dict[str, Any], flags: dict[str, Any]) -> ReplayConfig:
-    return build_config(Settings(Path("store"), "default", file, "/project/actordbg.toml"), flags).config
+    return build_config(Settings(Path("store"), file, "/project/actordbg.toml"), flags).config
 
 
 def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
@@ -68,7 +68,7 @@ class TestEnvironment:
     def test_debug_disable_fsdp_wins_over_a_flag_and_only_over_fsdp2(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
         sharded = {"backend": "fsdp2", "nproc": 4, "tp": 2, "ring": 2, "dist_backend": "gloo", "packing": True}
-        asked = build_config(Settings(Path("store"), "default", {}, ""), sharded)
+        asked = build_config(Settings(Path("store"), {}, ""), sharded)
         assert asked.config == ReplayConfig(packing=True) and asked.in_words == "backend plain (DEBUG_DISABLE_FSDP)"
         assert built({"backend": "fsdp2", "nproc": 2}, {}) == ReplayConfig()
         assert built({}, {"backend": "deepspeed", "nproc": 2}).backend == "deepspeed"
@@ -113,10 +113,11 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_flag_beats_the_environment_which_beats_a_file_of_a_parent_folder(here: Path, monkeypatch: pytest.MonkeyPatch):
-    assert (load_settings().store, load_settings().source) == (Path("store"), "default")
+    assert load_settings().store == Path("store")
     (here / "actordbg.toml").write_text('store = "dumps"\n[replay]\nbackend = "deepspeed"\n')
     (here / "deep" / "er").mkdir(parents=True)
-    found = load_settings(start=here / "deep" / "er")
+    monkeypatch.chdir(here / "deep" / "er")
+    found = load_settings()
     assert found.store == here / "dumps" and found.replay == {"backend": "deepspeed"}, "its paths are relative to it"
     monkeypatch.setenv("ACTORDBG_STORE", "/elsewhere")
     assert load_settings().store == Path("/elsewhere")
@@ -157,12 +158,12 @@ class TestAnothersFile:
         give_away(file, monkeypatch)
         return file
 
-    def test_it_is_refused_with_its_owner_and_a_way_out(self, planted: Path):
-        deep = planted.parent / "mine" / "deep"
+    def test_it_is_refused_with_its_owner_and_a_way_out(self, planted: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.chdir(planted.parent / "mine" / "deep")
         planted.write_bytes(b"\xff = [")  # it is refused before it is read
         for flag in (None, Path("other")):
             with pytest.raises(Refused, match=f"{planted} belongs to .*uid") as refused:
-                load_settings(flag, start=deep)
+                load_settings(flag)
         assert refused.value.exit_code == 3
         assert f"ACTORDBG_CONFIG={planted}" in refused.value.hint
 
@@ -172,17 +173,19 @@ class TestAnothersFile:
             assert load_settings().store == planted.parent / "evil"
         monkeypatch.setattr(os, "geteuid", lambda: 0)
         monkeypatch.setenv("SUDO_UID", str(ANOTHER))
-        assert load_settings(start=planted.parent).store == planted.parent / "evil"
+        monkeypatch.chdir(planted.parent)
+        assert load_settings().store == planted.parent / "evil"
 
     def test_a_link_of_another_to_a_file_of_mine_is_anothers(self, planted: Path, monkeypatch: pytest.MonkeyPatch):
         mine = planted.parent / "mine" / "settings.toml"
         mine.write_text("")
         planted.rename(planted.with_name("given-away"))
         planted.symlink_to(mine)
-        assert load_settings(start=planted.parent).source == "default"
+        monkeypatch.chdir(planted.parent)
+        assert load_settings().store == Path("store")
         give_away(planted, monkeypatch)
         with pytest.raises(Refused, match="belongs to"):
-            load_settings(start=planted.parent)
+            load_settings()
 
 
 def test_a_setting_that_an_earlier_version_had_is_not_read():

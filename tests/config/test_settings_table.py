@@ -23,7 +23,7 @@ FIELD = """
         2,
         help="Heads that share one key.",
         metavar="N", column="heads that share one key",
-        least=1, words="shares {}", quiet=(2,), axis=Axis("for every cell"), numbers=True, cost=True,
+        least=1, words="shares {}", quiet=(2,), axis="for every cell", numbers=True, cost=True,
     )  # fmt: skip
 """
 PROBE = """
@@ -43,7 +43,7 @@ store = Store(Path(sys.argv[1]))
 refresh(store)
 usual, three = ReplayConfig(), ReplayConfig(head_share=3)
 facts = Facts(cuda=False, gpus=0, flash_attn=False)
-settings = Settings(store.root, "default", {"head-share": 4})
+settings = Settings(store.root, {"head-share": 4})
 print(json.dumps({
     "file": build_config(settings, {}).config.head_share,
     "flag": build_config(settings, {"head_share": 5}).config.head_share,

@@ -77,7 +77,7 @@ def test_what_was_said_at_a_prompt_counts_also_where_the_stop_then_fails(tmp_pat
 
     def hold(stop: stops.Stop) -> None:
         held.append(stop.place)
-        stop.ended(DETACH, "")
+        stop._end(DETACH, "")
         raise OSError("no space left")
 
     monkeypatch.setenv(stops.FOLDER, str(tmp_path))

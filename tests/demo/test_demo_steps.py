@@ -24,7 +24,6 @@ from actordbg.base.processes import session_members
 from actordbg.cli.app import app
 from actordbg.demo import demo_steps as steps
 from actordbg.demo.demo_steps import Demo, file_state, require_modules
-from actordbg.demo.demo_training import TrainingProgress
 from actordbg.formats.dumpfile import read_record
 from actordbg.store.layout import Store
 
@@ -45,11 +44,11 @@ def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is
     tmp_path: Path,
 ) -> None:
     demo = Recorded("sft", tmp_path)
-    demo._follow(TrainingProgress("starting"))
-    demo._follow(TrainingProgress("loading"))
+    demo._follow("starting", 0, "")
+    demo._follow("loading", 0, "")
     assert demo.ran == []
     for step in range(1, 121):
-        demo._follow(TrainingProgress("step", step))
+        demo._follow("step", step, "")
         assert demo.ran == [("dump", "enable", "--calls", "forward,loss")]
     assert len(demo.said) < 12
     command = [sys.executable, "-m", "a.driver", "ppo", "--", "--a", str(tmp_path / "training" / "model")]

@@ -249,7 +249,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(
     full.unlink()
     assert said.hint == f"fix that, then `actordbg replay --resume {replay_id}` continues"
     done = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", replay_id, "--quiet"])
-    assert done.exit_code == 0 and "2 passed of 2" in done.stdout, done.output
+    assert done.exit_code == 0 and "2 of 2 dumps passed" in done.stdout, done.output
 
 
 @pytest.mark.slow

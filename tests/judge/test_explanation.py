@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +99,8 @@ def test_causes_places_and_what_was_ruled_out_are_named(
         compared = CliRunner().invoke(app, ["--store", str(store.root), "compare", "r-01", "truth"]).stdout
         assert "Wrong tokens: behind another row of the pack: 54 of 54" in compared and "next: actordbg explain r-01" in compared
     assert len(answer["charts"]) == int(PLACE.what in answer["sentence"])
+    text = CliRunner().invoke(app, ["--store", str(store.root), "explain", "r-01", "--format", "md"]).stdout
+    assert len(re.findall(r"not checked: |### Not checked", text)) == 1, "what was not checked is said once"
 
 
 def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

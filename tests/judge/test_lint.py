@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -119,11 +120,11 @@ class Step:
 
     def publish(self, store: Store) -> list[str]:
         """Write the forwards of the old log-probs, and the losses; return their paths."""
-        paths = []
+        paths, made = [], Counter[int]()
         for at, (tensors, facts, fields) in enumerate(zip(self.tensors, self.facts, self.fields, strict=True)):
             common = {
                 "batch_size": 2, "seq_len": PROMPT + ANSWER, "tokens": int(tensors["attention_mask"].sum()), "role": "policy",
-                "run": "ppo", "world_size": RANKS, "model_dtype": "float32", "versions": {"deepspeed": "0.19.6"}, "action_len": ANSWER, **fields,
+                "run": "ppo", "world_size": RANKS, "call_index": made[fields["rank"]], "pid": fields["rank"], "host": "h", "model_dtype": "float32", "versions": {"deepspeed": "0.19.6"}, "action_len": ANSWER, **fields,
             }  # fmt: skip
             if self.hashes:
                 held = {"q": ParameterHash("float32", (4, 4), None, self.hashes[fields["rank"]])}
@@ -133,6 +134,7 @@ class Step:
                 common |= {"instance": weights.instance, "pid": weights.pid}
                 (store.root / "weights" / "ppo").mkdir(parents=True, exist_ok=True)
                 (store.root / "weights" / "ppo" / weights.name).write_text(weights.to_json())
+            made[fields["rank"]] += 1
             actor = {"zero_stage": 2, "bos_token_id": 1}
             arguments = {k if k == "dp_size" else f"context.{k}": v for k, v in facts.items()}
             loss = replace(
@@ -283,6 +285,37 @@ def shifted(step: Step) -> None:
     step.fields[0]["step"] = 4
 
 
+def other_bases(step: Step) -> None:
+    """Roll base log-probs by two rows, of a policy that moved by a quarter of a nat."""
+    other_rows("old_log_probs")(step)  # which makes tokens unlikely
+    step.fields = [fields | {"step": 4} for fields in step.fields]
+    for tensors in step.tensors:
+        noise = torch.randn(2, ANSWER, generator=torch.Generator().manual_seed(3)) / 3
+        tensors["old_log_probs"] = tensors["log_probs"].clone()
+        tensors["context.base_action_log_probs"] = tensors["log_probs"] + noise
+    rows = torch.cat([t["context.base_action_log_probs"] for t in step.tensors]).roll(2, 0)
+    for t, own in zip(step.tensors, rows.split(2), strict=True):
+        t["context.base_action_log_probs"] = own
+
+
+def skewed(step: Step) -> None:
+    """Masks of one row one token further, with a token of the prompt's end, and its padding, in the place of another."""
+    mask = step.tensors[0]["action_mask"]
+    mask[1] = mask[1].roll(1)
+    step.tensors[0]["attention_mask"][1, PROMPT:] = mask[1]
+    step.tensors[0]["rollout_log_probs"] *= 1 - (torch.arange(ANSWER) > ANSWER - 4) * torch.tensor([[0], [1]])
+
+
+def unlike_counts(step: Step) -> None:
+    """The second rank makes a call less in the second of three steps."""
+    of_step = list(zip(step.tensors, step.facts, step.fields, strict=True))
+    kept = [[*of_step], of_step[:3], [*of_step]]
+    step.tensors = [{name: tensor.clone() for name, tensor in t.items()} for each in kept for t, _, _ in each]
+    step.facts = [facts for each in kept for _, facts, _ in each]
+    step.fields = [fields | {"step": at} for at, each in enumerate(kept, 2) for _, _, fields in each]
+    step.not_scored = len(step.tensors)
+
+
 FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
     "a mask one column further (eval-protocol PR#457)": (shifted, {"lengths", "mask", "truncation"}, TRAINER),
     "a mask with a hole in a single turn": (hole, {"mask"}, EITHER),
@@ -305,6 +338,9 @@ FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
     "log-probs of another row (open-instruct#1473)": (other_rows("rollout_log_probs"), {"rows"}, ROLLOUT),
     "the rollout's log-probs one token late": (late("rollout_log_probs"), {"alignment"}, ROLLOUT),
     "old log-probs one token late": (late("old_log_probs"), {"alignment", "ratio"}, TRAINER),
+    "base log-probs of another row, of a policy that moved": (other_bases, {"rows"}, TRAINER),
+    "masks of a row one token further": (skewed, {"lengths", "mask", "placeholder", "truncation"}, TRAINER),
+    "a rank that makes a call less (ms-swift PR#8102)": (unlike_counts, {"calls"}, TRAINER),
     "old log-probs of another row": (other_rows("old_log_probs"), {"rows", "ratio"}, TRAINER),
 }
 

@@ -21,7 +21,6 @@ from actordbg.judge.comparison_document import document
 from actordbg.records.comparison_record import MATCH, MISMATCH, ComparisonRecord, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplayInput
-from actordbg.replay.output_figures import nonfinite_outside, summarise, verdict_of
 from actordbg.store.layout import Store
 
 INPUTS, THREE = [given(index, batch=24) for index in range(4)], [given(index) for index in range(3)]
@@ -253,10 +252,3 @@ def test_what_was_not_judged_stands_in_the_first_line_and_a_cell_of_it_is_not_pl
     matrix = MatrixRecord("m-01", "", "complete", {}, (cell,), tuple(item.dump_id for item in THREE))
     lines = as_text(matrix_document(matrix, MatrixContext())).splitlines()
     assert any(": 1 cell on 3 dumps: 1 partial" in line for line in lines)
-
-
-def test_a_replay_whose_log_probs_are_not_finite_outside_the_mask_fails() -> None:
-    log_probs, mask = torch.zeros(2, 4), torch.ones(2, 4, dtype=torch.bool)
-    log_probs[0, 3], mask[0, 3] = math.nan, False
-    found = verdict_of(summarise(log_probs, mask, None), None, None, nonfinite_outside(log_probs, mask))
-    assert (found["status"], found["error"]) == ("failed", "1 log-probs outside the mask are not finite")

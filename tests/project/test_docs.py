@@ -263,5 +263,6 @@ def test_what_reference_pages_show_as_json_toml_conditions_and_fields_is_that(tm
     (tmp_path / "actordbg.toml").write_text(block.text)
     for name in ("ACTORDBG_STORE", "ACTORDBG_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-    settings = load_settings(start=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings()
     assert str(settings.store) == "/shared/actordbg" and build_config(settings, {}).config.zero_stage == 3

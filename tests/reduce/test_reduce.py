@@ -52,6 +52,7 @@ from actordbg.reduce.case import (
     PACKED,
     PADDED,
     RERUN,
+    SEVERAL,
     TRAINER,
     FaultCase,
     clean_config,
@@ -61,7 +62,7 @@ from actordbg.reduce.case import (
 from actordbg.reduce.fingerprint import Fingerprint, _of_failure, fingerprint_of
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
 from actordbg.reduce.reduction import Reduction
-from actordbg.reduce.script import _flat, _main, in_a_folder, launched, render
+from actordbg.reduce.script import _flat, _main, in_a_folder, render
 from actordbg.reduce.shrink import Shrinker, ddmin, least
 from actordbg.reduce.suspects import Checks
 from actordbg.reduce.trial_host import _attempt, _without_folder
@@ -229,7 +230,7 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
             and ("deepspeed" in text) == ("deepspeed" in name)
             and ("openrlhf" in text) == ("trainer" in name)
         )
-        assert len(text.splitlines()) < 120 or case.through == TRAINER or launched(case), name
+        assert len(text.splitlines()) < 120 or case.through == TRAINER or case.kind in SEVERAL, name
     ruff = [sys.executable, "-m", "ruff"]
     for words in (["format", "--diff"], ["check"]):
         ran = subprocess.run([*ruff, *words, "--isolated", str(tmp_path)], capture_output=True, text=True, check=False)
@@ -438,7 +439,7 @@ def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store,
     unconfirmed = replace(again, confirmed=False).to_json()
     store.publish_text(path, again.to_json().replace('"layers"', '"revision": "", "layers"'))
     monkeypatch.setattr(reducing, "reduced", lambda *what: again)
-    desk = Desk(store, Settings(store.root, ""), Client(lambda *what, **more: None))
+    desk = Desk(store, Settings(store.root), Client(lambda *what, **more: None))
     assert reducing.known_or_reduced(desk, replay, 9, 9.0) is again
     store.publish_text(path, unconfirmed)
     assert reducing.known_or_reduced(desk, replay, 9, 9.0) is again

@@ -15,8 +15,7 @@ from actordbg.actor.randomness import Randomness
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.judge.agreement import against_the_run, generators_of, golden_of, not_compared_of
 from actordbg.records.replay_record import ResultRecord
-from actordbg.replay.output_figures import against_golden, verdict_of
-from actordbg.replay.output_figures import summarise as figures_of
+from actordbg.replay.output_figures import against_golden, summarise
 from actordbg.store.payload import Dump
 
 VALUES = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]])
@@ -125,29 +124,28 @@ NAN = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, math.nan, -6.0]])
 
 def test_figures_are_over_the_masked_tokens_and_the_digest_over_all_bytes_in_c_order() -> None:
     entropy = torch.tensor([[1.0, 2.0, 99.0], [3.0, 99.0, 6.0]])
-    fields = figures_of(NAN, MASK, entropy)
-    digest = hashlib.sha256(NAN.numpy().tobytes()).hexdigest()
+    fields = summarise(outcome(log_probs=VALUES, entropy=entropy))
+    digest = hashlib.sha256(VALUES.numpy().tobytes()).hexdigest()
     assert fields == {
         "logprob_count": 4, "nonfinite": 0, "output_digest": digest, "entropy_mean": 3.0,
-        "logprob_mean": -3.25, "logprob_min": -6.0, "logprob_max": -1.0, "logprob_std": pytest.approx(3.6875**0.5),
+        "logprob_mean": -3.25, "logprob_min": -6.0, "logprob_max": -1.0, "logprob_std": pytest.approx(3.6875**0.5), "status": "passed",
     }  # fmt: skip
-    assert figures_of(NAN.T.contiguous().T, MASK, None)["output_digest"] == digest
-    assert figures_of(NAN + 1e-6, MASK, None)["output_digest"] != digest
+    assert summarise(outcome(log_probs=VALUES.T.contiguous().T))["output_digest"] == digest
+    assert summarise(outcome(log_probs=VALUES + 1e-6))["output_digest"] != digest
 
 
 @pytest.mark.parametrize(
-    ("mask", "loss", "norm", "said"),
+    ("changes", "said"),
     [
-        (MASK, None, None, None),
-        (~MASK & MASK, None, None, None),  # without a single token there is nothing to say
-        (MASK | True, 1.0, 1.0, "1 of 6 log-probs are not finite"),
-        (MASK, math.nan, 1.0, "the loss is not finite"),
-        (MASK, 1.0, math.inf, "the gradient norm is not finite"),
+        ({}, None),
+        ({"mask": ~MASK & MASK}, None),  # without a single token there is nothing to say
+        ({"log_probs": NAN, "mask": MASK | True, "loss": 1.0, "grad_norm": 1.0}, "1 of 6 log-probs are not finite"),
+        ({"log_probs": NAN}, "1 log-probs outside the mask are not finite"),
+        ({"loss": math.nan, "grad_norm": 1.0}, "the loss is not finite"),
+        ({"loss": 1.0, "grad_norm": math.inf}, "the gradient norm is not finite"),
     ],
 )
-def test_a_run_that_ends_with_a_figure_that_is_not_finite_has_failed(
-    mask: torch.Tensor, loss: float | None, norm: float | None, said: str | None
-) -> None:
-    verdict = verdict_of(figures_of(NAN, mask, None), loss, norm)
+def test_a_run_that_ends_with_a_figure_that_is_not_finite_has_failed(changes: dict[str, Any], said: str | None) -> None:
+    verdict = summarise(outcome(**changes))
     assert (verdict["status"], verdict.get("error")) == ("failed" if said else "passed", said)
     assert verdict.get("signature") == ("non-finite-output" if said else None)

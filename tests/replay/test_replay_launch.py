@@ -70,8 +70,7 @@ def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(
         *REAL[backend].format(port=free_port()).split(),
         "--module",
         "shows_itself",
-        "--work",
-        str(theirs),
+        *("--first-worker", "0", "--supervisor", str(os.getpid()), "--work", str(theirs)),
     ]
     assert start(real, child_environment(config, os.environ), theirs.with_name("launcher.log")).process.wait(600) == 0
     for rank in (0, 1):

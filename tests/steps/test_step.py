@@ -23,7 +23,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import Items
 from actordbg.document.page import as_html
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.weight_hashes import MET_WEIGHTS
+from actordbg.records.run_files import MET_WEIGHTS
 from actordbg.steps import run_step
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import StepFigures
@@ -208,6 +208,31 @@ def test_a_step_is_judged_with_its_own_weights_only(tmp_path: Path, weights: str
     verdict = verdict_of(figures)
     assert verdict.word == word, verdict.sentence
     assert [cause.rule.name for cause in causes_of(figures)] == (["log-probs"] if word == "WRONG" else [])
+
+
+@pytest.mark.parametrize(("times", "apart", "word"), [(1.0008, 0.0, "RIGHT"), (1.005, 0.0, "WRONG"), (1.005, 2e-3, "RIGHT")])
+def test_a_norm_is_held_to_what_rounding_costs_where_the_replay_repeats_the_run(
+    tmp_path: Path, times: float, apart: float, word: str
+):
+    """In bf16, with log-probs that rounding takes 0.01 nats from fp32's. apart: of the replay's log-probs from the run's."""
+    figures = figures_of(tmp_path)
+    for each in figures.step.micro_batches:
+        each.loss.record = replace(each.loss.record, model_dtype="bfloat16")
+    own = figures.step.micro_batches[-1].loss.fact
+    norm = times * figures.reference.grad_norm
+    figures.step.micro_batches[-1].loss.__dict__["fact"] = lambda name: norm if name == "grad_norm" else own(name)
+    rounded = tuple(each + 0.01 for each in figures.reference.log_probs)
+    replayed = replace(
+        figures.replayed, log_probs=tuple(each + apart for each in figures.replayed.log_probs), resolved={MET_WEIGHTS: SAME}
+    )
+    figures = replace(figures, replayed=replayed, reference=replace(figures.reference, log_probs=rounded))
+    assert verdict_of(figures).word == word, verdict_of(figures).sentence
+
+
+def test_zero_3_has_no_state_of_the_optimizer_and_a_right_step_says_so(tmp_path: Path):
+    figures = figures_of(tmp_path)
+    figures.step.micro_batches[0].loss.record.actor["zero_stage"] = 3
+    assert verdict_of(figures).word == "RIGHT" and "optimizer's update: DeepSpeed" in verdict_of(figures).sentence
 
 
 def test_the_toy_model_is_named_where_its_weights_are_not_the_step_s(tmp_path: Path):

@@ -18,6 +18,7 @@ What is not a site, because these errors cannot come from there:
 - `len`, `isinstance`, `hasattr`, `getattr`, `callable`, `type`, `bool` of one argument: they ask what is there already;
 - in the wrapped `forward`: `is_compiling()`, a flag, and `original(...)`, which is the training's own and may raise what it likes;
 - `close_somehow`, the very last resort, where everything else has failed: it consists of a few assignments;
+- `from_outside`, which judges an error at an edge: whatever fails in it, it answers;
 - locks (`with lock:`), and whatever else is not a call: they do not allocate, and touch no file.
 """
 
@@ -35,7 +36,7 @@ from typing import Any
 
 CANNOT_FAIL = {
     "super", "cast", "len", "isinstance", "hasattr", "getattr", "callable", "type", "bool", "is_compiling", "original",
-    "item.close_somehow", "what.close_somehow",
+    "item.close_somehow", "what.close_somehow", "from_outside",
 }  # fmt: skip
 _POINT, _IMPORT = "__fault_point__", "__fault_import__"
 

@@ -14,7 +14,7 @@ import pytest
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.base.processes import session_members
 from actordbg.demo import demo_training as training
-from actordbg.demo.demo_training import TrainingJob, TrainingProgress, copy_trainer
+from actordbg.demo.demo_training import TrainingJob, copy_trainer
 from actordbg.trainers.openrlhf.demo_programs import ON_CPU, PROGRAMS
 
 PPO_LOG = """\
@@ -58,10 +58,10 @@ def _job(tmp_path: Path, script: str) -> TrainingJob:
 
 
 def test_progress_is_reported_in_order_and_each_step_once(tmp_path: Path):
-    seen: list[TrainingProgress] = []
+    seen: list[tuple[str, int]] = []
     with _job(tmp_path, f"import time; print({SFT_LOG!r} * 2, flush=True)") as job:
-        job.wait(seen.append, timeout=30)
-    steps = [(progress.phase, progress.step) for progress in seen if progress.phase != "loading"]
+        job.wait(lambda phase, step, text: seen.append((phase, step)), timeout=30)
+    steps = [(phase, step) for phase, step in seen if phase != "loading"]
     assert steps == [("starting", 0), ("step", 1), ("step", 26), ("ended", 0)]
 
 
@@ -96,7 +96,7 @@ def test_nothing_of_a_training_survives_not_even_what_ignores_being_asked(tmp_pa
 
 
 def test_an_interruption_ends_the_training_and_passes_on(tmp_path: Path):
-    def interrupt(progress: TrainingProgress) -> None:
+    def interrupt(*progress: object) -> None:
         raise KeyboardInterrupt
 
     job = _job(tmp_path, "import time; time.sleep(60)")

@@ -28,9 +28,8 @@ from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.checking import check
 from actordbg.dumps.create import create_dumps
-from actordbg.formats.weight_hashes import RECORDED_WEIGHTS, weights_of
 from actordbg.records.replay_record import ReplayInput
-from actordbg.records.run_files import read_weights
+from actordbg.records.run_files import RECORDED_WEIGHTS, read_weights, weights_of
 from actordbg.replay.recorded_weights import statement
 from actordbg.store import payload
 from actordbg.store.layout import Store

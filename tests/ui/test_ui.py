@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import unescape
 from pathlib import Path
 from urllib.parse import urljoin
 from urllib.request import urlopen
@@ -22,7 +24,10 @@ from pagecases import Read
 from victims import wait_for
 
 from actordbg.base.errors import WhereError
+from actordbg.catalog import query
 from actordbg.dumps.create import create_dumps
+from actordbg.formats.store_files import make_folder
+from actordbg.judge.comparing import compare, save
 from actordbg.store.layout import Store
 from actordbg.ui.ui_pages import condition_of, dump_page, dumps_page, replays_page, store_page
 from actordbg.ui.ui_server import HOST, UiServer
@@ -128,7 +133,12 @@ def test_lists_begin_with_the_newest_say_when_and_align_numbers_alone_to_the_rig
     create_dumps(store, 1, 1, 8, run="second")
     page = dumps_page(store, {})
     assert page.index("../runs/second") < page.index("../runs/first") and "s ago</td>" in page
-    for part in ('<th scope="col">rank</th>', "<td>8</td>", '<th scope="col" class="left">role</th>', "actordbg replay --all<"):
+    for part in (
+        '<th scope="col"><a href="../dumps/?sort=rank">rank</a></th>',
+        "<td>8</td>",
+        '<th scope="col" class="left">',
+        "actordbg replay --all<",
+    ):
         assert part in page
     assert "actordbg replay --where &#x27;rank = 0&#x27;<" in dumps_page(store, {"rank": "0"})
     assert ">yes</span>" in dump_page(store, "last") and ">True<" not in dump_page(store, "last")
@@ -140,10 +150,72 @@ def test_ones_own_replays_come_first_with_their_handles_and_truths_behind_them(s
     truth = "20250619T060000-000002"
     write_replay(store, truth, inputs, truth="fp32", command="the truth of replay 20250619T050000-000001")
     assert truth not in store_page(store) and "../replays/20250619T050000-000001" in store_page(store)
-    page = replays_page(store)
-    own, _, others = page.partition("<h2>Truths, variations, matrix cells and other users&#x27; replays</h2>")
+    own, every = replays_page(store), replays_page(store, {"all": "1"})
     assert 'replays/20250619T050000-000001">@1</a>' in own and "NOT CHECKED</span>" in own and truth not in own
-    assert f"{truth}</a>" in others and "@" not in others.partition("</table>")[0]
+    assert f"{truth}</a>" in every and ">@1</a>" in every and "../replays/?all=1" in own
+
+
+@pytest.fixture
+def browsed(store: Store) -> Iterator[Visitor]:
+    """A store with 130 dumps of two runs, a wrong replay of one, a right one of the other, and their comparison."""
+    create_dumps(store, 125, 1, 8, run="long", seed=1)
+    create_dumps(store, 5, 1, 40, run="short", seed=2)
+    rows = {run: query.select_dumps(store, f"run = '{run}'", limit=2) for run in ("long", "short")}
+    inputs = {run: [replace(given(0), dump_id=row.dump_id, path=row.path) for row in some] for run, some in rows.items()}
+    broken = {
+        "extra": {"temperature": 1.0, "laws": [{"law": "neighbour", "verdict": "broken", "words": "row 1 depends on row 0"}]}
+    }
+    write_replay(store, "20250619T050000-000001", inputs["long"], result=lambda _: broken, command="actordbg check --packing")
+    write_replay(store, "20250619T060000-000002", inputs["short"], command="actordbg replay --all")
+    write_replay(store, "20250619T070000-000003", inputs["long"], truth="fp64")
+    save(store, compare(store, "20250619T050000-000001", "20250619T070000-000003"))
+    make_folder(store.reports)
+    (store.reports / "check-20250619T050000-000001.html").write_text("<p>the page of the check</p>")
+    server = UiServer(store)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    yield Visitor(server)
+    server.close()
+    thread.join()
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The texts of the first table of a page, without its heading."""
+    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    return [
+        [unescape(re.sub(r"<[^>]*>", "", cell)) for cell in re.findall(r"<td.*?</td>", line)] for line in body.split("<tr>")[1:]
+    ]
+
+
+def test_a_list_is_paged_sorted_by_any_column_and_filtered_by_links_alone(browsed: Visitor):
+    first = browsed.admitted("/dumps/?sort=-S")[1]
+    assert [row[4] for row in rows_of(first)][:6] == ["40"] * 5 + ["8"] and len(rows_of(first)) == 100
+    assert "1 to 100 of 130" in first and "page=2" in first and "sort=S" in first, "the same heading turns the order"
+    second = browsed.admitted("/dumps/?sort=-S&page=2")[1]
+    assert (
+        len(rows_of(second)) == 30 and "101 to 130 of 130" in second and ">previous</a>" in second and ">next</a>" not in second
+    )
+    assert not {row[0] for row in rows_of(first)} & {row[0] for row in rows_of(second)}
+    wrong = browsed.admitted("/dumps/?verdict=WRONG&broken=neighbour")[1]
+    assert [(row[7][:5], row[8]) for row in rows_of(wrong)] == [("WRONG", "neighbour")] * 2
+    assert "verdict = 'WRONG' and broken = 'neighbour'" in unescape(wrong).replace("'\"'\"'", "'"), "the command selects them"
+    for odd in ("page=0", "page=x", "page=" + "9" * 400, "sort=nonsense", "sort=--S"):
+        assert browsed.admitted(f"/dumps/?{odd}")[0] == 200 and len(rows_of(browsed.admitted(f"/dumps/?{odd}")[1])) == 100
+    assert rows_of(browsed.admitted("/dumps/?page=7")[1]) == []
+
+
+def test_replays_are_filtered_by_verdict_rule_run_and_command_beside_their_checks_and_comparisons(browsed: Visitor):
+    page = browsed.admitted("/replays/")[1]
+    assert [row[0] for row in rows_of(page)] == ["NOT CHECKED", "WRONG"] and "Newest comparisons" in page
+    for asked, verdicts in {
+        "verdict=WRONG": ["WRONG"], "broken=neighbour": ["WRONG"], "run=short": ["NOT CHECKED"], "by=check": ["WRONG"],
+        "sort=when": ["WRONG", "NOT CHECKED"], "sort=-when": ["NOT CHECKED", "WRONG"], "run=long&verdict=RIGHT": [],
+    }.items():  # fmt: skip
+        assert [row[0] for row in rows_of(browsed.admitted(f"/replays/?{asked}")[1])] == verdicts, asked
+    assert "../checks/20250619T050000-000001" in page
+    assert browsed.admitted("/checks/20250619T050000-000001") == (200, "<p>the page of the check</p>")
+    assert browsed.admitted("/checks/20250619T060000-000002")[0] == 400, "no check"
+    assert len(rows_of(browsed.admitted("/comparisons/?B=truth")[1])) == 1
 
 
 def test_what_is_not_there_is_said_and_what_leads_out_is_not_followed(visitor: Visitor):

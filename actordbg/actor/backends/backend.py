@@ -117,7 +117,7 @@ class Backend:
         loss.backward()  # type: ignore[no-untyped-call]
         self._complete_gradients()
         parameters = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
-        norm = self._total((p.grad, p) for _, p in parameters)
+        norm = self._total(p.grad for _, p in parameters)
         if keeper is not None:
             for name, parameter in parameters:
                 keeper.take(name, self._whole(parameter.grad))
@@ -136,9 +136,9 @@ class Backend:
     def _complete_gradients(self) -> None:
         """Add up, after a backward, the gradients that ranks hold in parts."""
 
-    def _total(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
-        """Return the L2 norm over tensors, each beside its parameter, in float64 like the truth's; 0.0 for none."""
-        return math.sqrt(sum(norm_of(tensor) ** 2 for tensor, _ in pairs))
+    def _total(self, tensors: Iterable[Tensor]) -> float:
+        """Return the L2 norm over tensors that lie as parameters do, in float64 like the truth's; 0.0 for none."""
+        return math.sqrt(sum(norm_of(tensor) ** 2 for tensor in tensors))
 
     def _whole(self, tensor: Tensor) -> Tensor:
         """Return a whole parameter or gradient. Collective where ranks have parts of it."""

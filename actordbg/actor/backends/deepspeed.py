@@ -143,7 +143,7 @@ class DeepspeedBackend(Backend):
         norm = self._norm_of(self._step_engine)
         if self.place.world_size > 1 and not self._own_norm:  # each rank stepped its part
             torch.distributed.all_reduce(self._moved)
-        return Norms(norm, math.sqrt(float(self._moved)))
+        return norm, math.sqrt(float(self._moved))
 
     def _measured(self, innermost: Any) -> Any:
         """Wrap the innermost optimizer's own step, and add up how far it moves the fp32 weights of this rank."""
@@ -226,7 +226,7 @@ class DeepspeedBackend(Backend):
         norms*: with two groups a NaN gradient comes out as 1.414. So the groups' norms are watched.
         """
         if self._own_norm:
-            norm = self._total((parameter.grad, parameter) for parameter in self.model.parameters() if parameter.grad is not None)
+            norm = self._total(parameter.grad for parameter in self.model.parameters() if parameter.grad is not None)
             step()
             return norm
         step()

@@ -123,10 +123,10 @@ class Fsdp2Backend(Backend):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
-    def _total(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    def _total(self, tensors: Iterable[Tensor]) -> float:
         """Return the L2 norm over tensors and ranks, each element once: what is not cut over tp is equal on all tp ranks."""
         squares = torch.zeros(2, dtype=torch.float64, device=self.device)  # cut over tp, and not
-        for tensor, _ in pairs:
+        for tensor in tensors:
             own, cut = tensor, False
             if isinstance(own, DTensor):
                 cut = _TP in (own.device_mesh.mesh_dim_names or ())

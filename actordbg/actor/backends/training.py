@@ -40,16 +40,10 @@ class Training:
         return {name: value for name, value in asdict(self).items() if name in ("lr", "betas", "eps", "weight_decay")}
 
 
-@dataclass(frozen=True)
-class Norms:
-    """L2 norms of a step: of the gradient before clipping, and of the weights' update."""
-
-    gradient: float
-    update: float
-
-
-Total = Callable[[Iterable[tuple[torch.Tensor, torch.Tensor]]], float]
-"""The global L2 norm of tensors, each beside the parameter that it belongs to."""
+Norms = tuple[float, float]
+"""L2 norms of a step: of the gradient before clipping, and of the weights' update."""
+Total = Callable[[Iterable[torch.Tensor]], float]
+"""The global L2 norm of tensors, of which ranks may hold shards, as of the parameters."""
 
 
 class AdamSteps:
@@ -70,18 +64,18 @@ class AdamSteps:
         for own, stepped in self._pairs:
             if own is not stepped:
                 stepped.grad = None if own.grad is None else own.grad.float()
-        gradients = [(stepped.grad, own) for own, stepped in self._pairs if stepped.grad is not None]
+        gradients = [stepped.grad for _, stepped in self._pairs if stepped.grad is not None]
         norm, most = total(gradients), self.training.max_norm
         if most and norm > most:
-            for gradient, _ in gradients:
+            for gradient in gradients:
                 gradient.mul_(most / (norm + 1e-6))
         before = [stepped.detach().clone() for _, stepped in self._pairs]
         self.optimizer.step()
         self._write_back()
         with torch.no_grad():
-            update = total((now - was, own) for (own, now), was in zip(self._pairs, before, strict=True))
+            update = total(now - was for (_, now), was in zip(self._pairs, before, strict=True))
         self.clear()
-        return Norms(norm, update)
+        return norm, update
 
     def clear(self) -> None:
         """Drop all gradients."""

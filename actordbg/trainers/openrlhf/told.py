@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from actordbg.base.fault import complain, describe
+from actordbg.base.fault import complain, describe, from_outside
 
 _told: set[str] = set()
 
@@ -15,7 +15,9 @@ def told(what: str) -> Iterator[None]:
     """Print a failure, the first of its kind in this process."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  # agents and weights may be of any kind
+    except BaseException as error:  # agents and weights may be of any kind
+        if from_outside(error):
+            raise
         if what not in _told:
             _told.add(what)
             complain(f"{what}: {describe(error)}")

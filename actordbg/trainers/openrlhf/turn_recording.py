@@ -103,7 +103,8 @@ def _publish(number: int, tokenizer: Any, noted: list[SampledTurn | None], resul
         raise ValueError(f"{len(noted) - len(turns)} of {len(noted)} turns could not be read")
     trained = tuple(map(int, result["observation_tokens"]))
     ranges = tuple((int(start), int(end)) for start, end in result["action_ranges"])
-    bos, eos = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos"))
+    ends = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")}
     root, run = os.environ["ACTORDBG_STORE"], os.environ.get("ACTORDBG_RUN", "run")
-    trajectory = Trajectory(run, socket.gethostname(), os.getpid(), number, now_timestamp(), bos, eos, turns, trained, ranges)
+    who = (run, socket.gethostname(), os.getpid(), number, now_timestamp())
+    trajectory = Trajectory(*who, **ends, turns=turns, trained=trained, ranges=ranges)
     atomic_write(StoreFiles(root).root / TURNS / run / trajectory.name, trajectory.to_json().encode())

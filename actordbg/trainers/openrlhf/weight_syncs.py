@@ -146,7 +146,7 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
             if group is not None:
                 self._model_update_group = group
         with told(_FAILED):
-            _publish(self, parameters, had, sent, answers, len(engines), time.perf_counter() - began)
+            _publish(self, parameters, had, sent, answers, engines=len(engines), seconds=time.perf_counter() - began)
         return result
 
     return broadcast_to_vllm
@@ -171,8 +171,8 @@ def _publish(
     number = _numbers[run] = _numbers.get(run, -1) + 1
     step = getattr(trainer.actor.model, "global_steps", None)
     sync = WeightSync(
-        run, 0, socket.gethostname(), os.getpid(), number, step if type(step) is int else None, now_timestamp(),
-        round(seconds, 3), engines, record,
+        run, 0, socket.gethostname(), os.getpid(), number, step if type(step) is int else None, timestamp=now_timestamp(),
+        seconds=round(seconds, 3), engines=engines, parameters=record,
     )  # fmt: skip
     atomic_write(StoreFiles(root).root / SYNCS / run / sync.name, sync.to_json().encode())
 

@@ -1,0 +1,177 @@
+"""`next:` leads somewhere: from each starting point, the commands that answers name are taken, and end. No worker starts.
+
+A replay is made up: its results follow from its configuration and from a fault that is planted there, or not.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import docpages
+import pytest
+from comparecases import write_replay
+from replaycallers import callers
+from replaycases import old_pickle
+from typer.testing import CliRunner
+
+from actordbg.api import reducing
+from actordbg.campaign import run_matrix
+from actordbg.cli.app import app
+from actordbg.dumps.create import create_dumps
+from actordbg.judge import check, find_truth
+from actordbg.records.journal import SPEC
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.reduce.case import DIFFERENCE, FaultCase
+from actordbg.reduce.fingerprint import Fingerprint
+from actordbg.reduce.handover import Script
+from actordbg.reduce.reduction import Reduction
+from actordbg.replay.replay_data import data_of
+from actordbg.replay.supervise import COMPLETE, ReplayOutcome
+from actordbg.store.layout import Store
+
+MOST = 10
+"""Commands in which a walk has to end: a circle has no end."""
+USERS_TURN = ("YOUR_MODEL", "actordbg demo", "python -I ", "pip install")
+"""What only the user can do, or takes minutes."""
+FAULTS: dict[str, Callable[[ReplaySpec], dict[str, Any]]] = {
+    "right": lambda spec: {},
+    "a law under packing": lambda spec: {"law": "broken"} if spec.config.packing else {},
+    "a law": lambda spec: {"law": "broken"},
+    "log-probs": lambda spec: {"off": 0.1},
+    "failed": lambda spec: {"status": "failed", "error_class": "ValueError", "error": "no such thing"},
+    "not checked": lambda spec: {"off": None},
+}
+
+
+def made_up(fault: str) -> Callable[..., ReplayOutcome]:
+    """A `run_replay` with a planted fault; a truth has none."""
+
+    def run_replay(store: Store, spec: ReplaySpec, *_: Any, **__: Any) -> ReplayOutcome:
+        planted = {} if spec.config.truth else FAULTS[fault](spec)
+        off, law = planted.pop("off", 0.0), planted.pop("law", "kept")
+        extra: dict[str, Any] = {"temperature": 1.0, "laws": [{"law": "neighbour", "verdict": law, "words": f"neighbour {law}"}]}
+        if spec.locate:
+            identity = {"looked_at": 116, "differences": [], "unchecked": [], "rank": 0, "ran": True}
+            located = {"places": 49, "wrong": [], "count": 0, "unchecked": [], "dtype": "bfloat16"}
+            extra |= {"identity": [identity], "located": located}
+        settings = vars(spec.config) | {"dtype": spec.config.dtype or "fp32"}
+        write_replay(
+            store, spec.replay_id, spec.inputs, versions=spec.versions, command=spec.command, **settings,
+            change=lambda index, made: None if off is None else made | {"log_probs": made["log_probs"] + off},
+            result=lambda index: {"extra": extra, "forward_s": 0.1, "folded_ids": False, **planted},
+        )  # fmt: skip
+        folder = store.replays / spec.replay_id
+        (folder / SPEC).write_text(spec.to_json())
+        outcome = ReplayOutcome(spec.replay_id, folder, COMPLETE, len(spec.inputs))
+        data = data_of(store, spec)
+        outcome.resolved, outcome.results = data.resolved, {result.dump_id: result for result in data.results}
+        return outcome
+
+    return run_replay
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make replays up, with this fault; and reductions, which find it."""
+
+    def plant(fault: str) -> None:
+        for module in callers():
+            monkeypatch.setattr(module, "run_replay", made_up(fault))
+        monkeypatch.setattr("actordbg.replay.supervise.run_replay", made_up(fault))
+        for function in (check.run_check, find_truth.ensure_lone_rows):
+            monkeypatch.setitem(function.__kwdefaults__, "run", made_up(fault))
+        monkeypatch.setattr(run_matrix, "run_trials", lambda trials, warm: [trial.run(warm) for trial in trials])
+        case = FaultCase(DIFFERENCE, rows=((3, 4, 5),), config={"model_type": "llama"})
+        found = Reduction("R", "2026-01-01T00:00:00.000000Z", Fingerprint(DIFFERENCE, "x"), case, "", 1, 1.0, True, True, True)
+        monkeypatch.setattr(reducing, "reduced", lambda *what: found)
+        monkeypatch.setattr(reducing, "known_or_reduced", lambda *what: found)
+        monkeypatch.setattr(reducing, "script_of", lambda *what: Script("print()", "row 0: WRONG"))
+
+    return plant
+
+
+def walk(store: Store, first: str) -> list[str]:
+    """The commands from the first one to where `next:` ends; each is accepted."""
+    walked, following = list[str](), first
+    while following and not any(words in following for words in USERS_TURN):
+        assert len(walked) < MOST, f"`next:` has no end: {walked}"
+        walked.append(following)
+        (words,) = docpages.invocations(following)
+        docpages.parse(words)
+        done = CliRunner().invoke(app, ["--store", str(store.root), *words, "--json"])
+        if getattr(done.exception, "exit_code", 0) == 3:  # what another user wrote: somebody at a terminal is asked, and agrees
+            done = CliRunner().invoke(app, ["--store", str(store.root), *words, "--json", "--yes"])
+        code = getattr(done.exception, "exit_code", done.exit_code)
+        assert code in ((0, 1, 5) if following == first else (0, 1)), (walked, done.output, done.exception)
+        answer = json.loads(done.stdout) if done.stdout else {}
+        if isinstance(answer, list):  # rows: their text names the command
+            done = CliRunner().invoke(app, ["--store", str(store.root), *words])
+            answer = {"next": done.stderr.rpartition("next: ")[2].strip() if "next: " in done.stderr else ""}
+        following = answer.get("next", "")
+    for words in docpages.invocations(following):
+        docpages.parse(words)
+    return [*walked, following]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 512}')
+    return folder
+
+
+@pytest.mark.parametrize("first", ["doctor --quick", "actor init", "status", "dump status", "report", "report --all", "dump ls"])
+@pytest.mark.parametrize("made", [False, True])
+def test_from_an_empty_machine_and_an_empty_store(
+    tmp_path: Path, planted: Callable[[str], None], first: str, made: bool, monkeypatch: pytest.MonkeyPatch
+):
+    planted("right")
+    monkeypatch.chdir(tmp_path)
+    store = Store(tmp_path / "store")
+    if made or not first.startswith(("doctor", "actor")):
+        store.create()
+    walk(store, f"actordbg {first}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "first",
+    [
+        "check --packing", "check --packing --model MODEL", "replay --all --packing --model MODEL", "locate --packing", "lint",
+        "matrix --attn sdpa,eager --packing both --compile off --model MODEL", "noise --packing",
+    ],
+)  # fmt: skip
+def test_from_recorded_dumps_whatever_is_wrong(
+    tmp_path: Path, model: Path, planted: Callable[[str], None], fault: str, first: str, monkeypatch: pytest.MonkeyPatch
+):
+    planted(fault)
+    monkeypatch.chdir(tmp_path)
+    store = Store(tmp_path / "store").create()
+    create_dumps(store, 3, seq_len=16, vocab_size=400)
+    walked = walk(store, f"actordbg {first.replace('MODEL', shlex.quote(str(model)))}")
+    if first.startswith("check") and fault not in ("right", "not checked"):
+        assert walked[-1].startswith("python -I "), "the fault ends as a script"
+    if first.startswith("check") and fault == "a law under packing":
+        assert any("--no-packing" in command for command in walked), "what decides is tried"
+    if fault == "right" and "MODEL" not in first:
+        assert walked[-1] == "actordbg check --model YOUR_MODEL", walked
+
+
+def test_from_old_pickles_and_from_a_bundle(tmp_path: Path, planted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch):
+    planted("a law")
+    monkeypatch.chdir(tmp_path)
+    old_pickle(tmp_path / "pickles")
+    store = Store(tmp_path / "store")
+    walked = walk(store, "actordbg dump import pickles")
+    assert len(walked) > 3, walked
+    for words in (["bundle", "last", "-o", "case.tar.zst"], ["bundle", "--where", "rank=0", "-o", "dumps.tar.zst"]):
+        assert CliRunner().invoke(app, ["--store", str(store.root), *words]).exit_code == 0
+        name = words[-1].partition(".")[0]
+        walked = walk(Store(tmp_path / f"store-{name}"), f"actordbg dump import {words[-1]}")
+        assert len(walked) > 2, walked
