@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from casefiles import cases_of
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture import control as module
@@ -34,15 +35,17 @@ def text(**changes: object) -> str:
     return json.dumps({**json.loads(control_text(Control(True, "r", SINCE))), **changes})
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "", "[]", "{}", "not json", "[" * 100_000, text(every=-1), text(every="2"), text(every=True), text(max_dumps=-1),
-        text(ranks=[-1]), text(ranks="0"), text(run="../x"), text(run=None),
-        text(surprise=1), text(free_floor_bytes=None), text(with_outputs=1),
-        text(triggers="nan"), text(triggers=["slow:0.5x"]), text(triggers=["often"]), text(ring=257), text(ring_dir=3), text(on={}),
-    ],
-)  # fmt: skip
+NO_SWITCHES = [
+    "",
+    "[]",
+    "{}",
+    "not json",
+    "[" * 100_000,
+    *(text(**json.loads(fields)) for fields in cases_of("corrupt_switches")),
+]
+
+
+@pytest.mark.parametrize("wrong", NO_SWITCHES)
 def test_what_is_not_a_control_file_is_refused(wrong: str):
     with pytest.raises(StoreProblem):
         Control.from_json(wrong)

@@ -12,7 +12,7 @@ import pytest
 from commandline import program
 from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, NothingToDo, UsageError
+from actordbg.base.errors import ActordbgError, NothingToDo, StoreProblem, UsageError, WhereError
 from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
@@ -42,6 +42,14 @@ def test_nothing_selected_is_exit_5_and_0_where_that_is_allowed(sixty: Store, tm
     words = [*line.replace("OUT", str(tmp_path)).split(), "--where", "seq_len>9999"]
     assert run(sixty, *words)[0] == NothingToDo.exit_code == 5
     assert run(sixty, *words, "--allow-empty")[0] == 0
+
+
+@pytest.mark.parametrize("line", (*SELECTING, "check", "lint", "report", "bundle -o OUT/x"))
+def test_a_bad_condition_and_a_missing_store_are_refused_before_anything_is_done(tmp_path: Path, line: str):
+    store, words = Store(tmp_path / "store"), [*line.replace("OUT", str(tmp_path)).split(), "--where", "typo>1"]
+    assert run(store, *words)[0] in (StoreProblem.exit_code, WhereError.exit_code) and not store.root.exists()
+    create_dumps(store, 1, batch_size=1, seq_len=8)
+    assert run(store, *words)[0] == WhereError.exit_code == 2 and not store.catalog_path.exists()
 
 
 @pytest.mark.parametrize(("typed", "advice"), [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])

@@ -11,7 +11,7 @@ import torch
 from commandline import invoke
 from safetensors.torch import load_file
 
-from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, UsageError
+from actordbg.base.errors import Conflict, EnvironmentProblem, UsageError
 from actordbg.dumps.create import create_dumps
 from actordbg.dumps.export import export_dump
 from actordbg.formats.dump_record import DumpRecord
@@ -110,8 +110,3 @@ def test_damaged_dumps_are_named_take_no_name_and_the_others_are_exported(store,
     assert done.exit_code == 1 and [path.stem for path in tmp_path.glob("*.safetensors")] == ids(made)[:1]
     assert "1 dump exported" in done.stdout and "damaged[corrupt-dump]" in done.stderr and made[1].name in done.stderr
     assert "is of dump" in done.stderr
-
-
-def test_without_a_store_the_command_says_so(tmp_path):
-    with pytest.raises(StoreProblem, match="no store"):
-        invoke(Store(tmp_path / "none"), "dump", "export", "x")

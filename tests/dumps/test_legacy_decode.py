@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import io
+import json
 import pickle
 from dataclasses import replace
 
 import pytest
 import torch
+from casefiles import cases_of
 
 from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
 from actordbg.dumps.child_pool import answer_to_dump
@@ -88,21 +90,18 @@ def test_absent_masks_are_arguments_that_were_none():
     assert dump.arguments["action_mask"] is None and dump.arguments["attention_mask"] is None
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"sequences": None}, {"sequences": ...}, {"rank": ...}, {"rank": -1}, {"rank": True}, {"rank": "0"}, {"rank": 2**40},
-        {"timestamp": ...}, {"timestamp": "yesterday"}, {"timestamp": "20251319_052608_430740"}, {"timestamp": 5},
-        {"batch_size": 3}, {"seq_len": 11}, {"seq_len": True}, {"return_output": 1}, {"return_output": "yes"},
-        {"packed_seq_lens": [1, "2"]}, {"packed_seq_lens": [-1]}, {"packed_seq_lens": {"a": 1}}, {"packed_seq_lens": True},
-        {"surprise": 1}, {"sequences": torch.zeros(2, 10)}, {"sequences": torch.zeros(20, dtype=torch.long)},
-        {"sequences": torch.zeros(0, 10, dtype=torch.long)}, {"attention_mask": torch.ones(2, 9)},
-        {"action_mask": torch.ones(2, 11)}, {"action_mask": torch.ones(1, 3)}, {"action_mask": [True]},
-        {"sequences": "text"},
-        {"attention_mask": torch.ones(24).as_strided((2, 10), (1, 1))},
-    ],
-    ids=str,
-)  # fmt: skip
+NO_TENSORS_OF_A_CALL: list[dict[str, object]] = [
+    {"sequences": torch.zeros(2, 10)}, {"sequences": torch.zeros(20, dtype=torch.long)},
+    {"sequences": torch.zeros(0, 10, dtype=torch.long)}, {"attention_mask": torch.ones(2, 9)}, {"action_mask": torch.ones(2, 11)},
+    {"action_mask": torch.ones(1, 3)}, {"attention_mask": torch.ones(24).as_strided((2, 10), (1, 1))},
+]  # fmt: skip
+FIELDS = [
+    {case.removeprefix("without "): ...} if case.startswith("without ") else json.loads(case)
+    for case in cases_of("corrupt_pickles")
+]
+
+
+@pytest.mark.parametrize("changes", [*FIELDS, *NO_TENSORS_OF_A_CALL], ids=str)
 def test_a_pickle_that_is_not_an_actor_dump_is_refused(changes: dict[str, object]):
     with pytest.raises(CorruptDump) as caught:
         decode(pickled(**changes))

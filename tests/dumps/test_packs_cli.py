@@ -15,7 +15,7 @@ from commandline import invoke
 from replaycases import old_pickle
 from roots import ROOT
 
-from actordbg.base.errors import StoreProblem, UsageError, WhereError
+from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.catalog import query
 from actordbg.dumps import packing
 from actordbg.dumps.importer import import_paths
@@ -71,15 +71,6 @@ def test_unpack_needs_to_know_what_and_brings_it_back(ppo):
     assert "9 dumps unpacked from 1 pack" in run(ppo, "dump", "unpack", "--all", "--quiet").stdout
     assert run(ppo, "dump", "unpack", "--all").stdout.strip() == "nothing to unpack"
     assert packcases.contents(ppo) == before
-
-
-def test_a_bad_condition_and_a_missing_store_are_refused(ppo, tmp_path):
-    with pytest.raises(WhereError):
-        run(ppo, "dump", "pack", "--where", '"typo" > 1')
-    with pytest.raises(StoreProblem):
-        run(Store(tmp_path / "none"), "dump", "pack")
-    assert not (tmp_path / "none").exists()
-    assert len(list(ppo.iter_dumps())) == 18
 
 
 def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo, tmp_path):

@@ -19,7 +19,7 @@ from click.testing import Result
 from commandline import invoke
 from reportcases import dump_id, given, replay, result
 
-from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError, WhereError
+from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError
 from actordbg.cli.output import Format
 from actordbg.judge.load_replays import load
 from actordbg.replay.replay_data import ReplayData
@@ -74,12 +74,6 @@ def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed: Store):
         load(replayed, ["r1", "r2"], "rank=7")
     with pytest.raises(NothingToDo, match=r"none of the dumps that match rank=3 [(]1[)] has a result in these replays"):
         load(replayed, ["r1", "r2"], "rank=3")
-
-
-def test_a_bad_condition_is_refused_before_anything_is_indexed(store: Store):
-    with pytest.raises(WhereError):
-        load(store, where="typo>1")
-    assert not store.catalog_path.exists()
 
 
 def test_a_replay_whose_specification_is_gone_is_noted_and_the_others_are_reported(replayed: Store):

@@ -33,7 +33,6 @@ from actordbg.base.errors import (
     NothingToDo,
     Unsupported,
     UsageError,
-    WhereError,
 )
 from actordbg.base.processes import session_members
 from actordbg.base.units import new_replay_id
@@ -72,13 +71,6 @@ def written_spec(store: Store) -> ReplaySpec:
     make_folder(store.replays / spec.replay_id)
     (store.replays / spec.replay_id / SPEC).write_text(spec.to_json())
     return spec
-
-
-def test_a_bad_condition_is_refused_before_anything_is_indexed(store: Store) -> None:
-    publish(store, 1)
-    with pytest.raises(WhereError):
-        invoke(store, "--where", "seq_length>3")
-    assert not store.catalog_path.exists()
 
 
 def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(
