@@ -95,7 +95,7 @@ class Worker:
         self._last_slot = -1
         first = law_order(spec.inputs)
         self._asked = {LAWS: first[: spec.config.laws], LOCATED: first[: spec.locate]}
-        """The inputs of which more is asked than their run, by the key of the answer."""
+        """The inputs with further answers, by the key of the answer."""
         self.stops = ReplayStops(folder, rank, order.stops, self._write)
         stops.in_replay = self.stops
         stops.take_over_pdb()
@@ -245,7 +245,7 @@ class Worker:
         return self.stops.begin(dump_id, [self.rank], leader, stop.dump in (None, dump_id) and leader == self.rank)
 
     def _asked_of(self, task: Task) -> set[str]:
-        """Return what is asked of a task's input beside its run: of all inputs of a slot, or none, if ranks compute together.
+        """Return the keys of the further answers to a task's input: to all inputs of a slot, or none, if ranks compute together.
 
         Each step of an answer (of a law, of the forced forward) is written to the journal, so that its time does not count as a
         hang of the input.
