@@ -50,8 +50,6 @@ SAY_AFTER_S = 10.0
 class RayEngine(GroupEngine):
     """Runs groups in places. A place belongs to a group's ranks, so the next attempt and the next replay reuse it."""
 
-    name = "ray"
-
     def __init__(self, ray: Any, order: ClusterOrder, title: str) -> None:
         self.ray, self.order, self.title = ray, order, title
         self._places: dict[Group, GroupPlace] = {}

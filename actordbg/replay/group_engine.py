@@ -88,8 +88,6 @@ EARLIER_S = 30.0
 class GroupEngine:
     """This machine: each group has its place at once."""
 
-    name = "local"
-
     def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
         """Return the groups; an engine that deals chooses them for so many pending inputs."""
         return groups_of(config)

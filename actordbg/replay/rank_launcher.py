@@ -67,7 +67,7 @@ def main() -> int:
 def variables(like: str, nproc: int, share: NodeShare, local_rank: int = 0) -> Mapping[str, str]:
     """Return the variables that deepspeed's launcher or torchrun sets for a rank of this machine.
 
-    "python" is no launcher: its ranks are alone, and take their devices by their number.
+    Ranks of "python", which has no launcher, are independent and choose their devices by their rank.
     """
     rank = share.first + local_rank
     common: dict[str, object] = {
