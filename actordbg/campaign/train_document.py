@@ -53,8 +53,8 @@ from actordbg.records.matrix_record import (
     TrainStep,
 )
 
-FIGURES = ("loss", "grad_norm", "update_norm")
 IN_WORDS = {"loss": "the loss", "grad_norm": "the gradient norm", "update_norm": "the update norm"}
+FIGURES = tuple(IN_WORDS)
 LEAST = {"fp32": 1e-5, "bf16": 2**-7, "fp16": 2**-10}
 """Relative differences below this are never a divergence."""
 FACTOR = 4.0
