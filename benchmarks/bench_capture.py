@@ -39,7 +39,7 @@ from actordbg.dumps.recover import find_rings, recover
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from benchmarks.real_step import OURS, Actor, Block, Training, batches
-from benchmarks.rows import Row
+from benchmarks.rows import Row, one_thread
 
 ROOT = Path(__file__).resolve().parents[1]
 WAYS = ("process", "pickle", "thread", "pickle + fsync", "armed", "torch.save", "clone", "safetensors", "clone + thread")
@@ -50,9 +50,7 @@ CALL = "4 x 2,048 int64 and masks, 135 kB; fp32, one thread"
 
 def run(rounds: int = 4, steps: int = 12, deaths: bool = True) -> list[Row]:
     """The rows of the table."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with tempfile.TemporaryDirectory() as folder:
             training = Training(Path(folder))
             order = [way for _ in range(rounds) for pair in WAYS for way in ("off", pair)] + ["off"]
@@ -61,8 +59,6 @@ def run(rounds: int = 4, steps: int = 12, deaths: bool = True) -> list[Row]:
             said = f"{CALL}; {rounds} blocks of {steps} steps of each way, in turn"
             rows = [_with(said, row) for row in _rows(blocks, _bytes(training, Path(folder)))]
             off = _off(Path(folder) / "off")
-    finally:
-        torch.set_num_threads(threads)
     note = "one thread; median of 60 differences, of 500 calls each"
     rows.append(Row("hook that is off, per call", off, None, "us", ratio=off, budget="< 2 us", note=note, within=off < 2))
     return rows + (_deaths() if deaths else []) + [_msprobe()]

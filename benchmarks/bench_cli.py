@@ -11,19 +11,17 @@ bytecode, as an installed package has it: without (`PYTHONDONTWRITEBYTECODE`, a 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 
 from actordbg.cli.app import CONTENTS
 from actordbg.cli.lazy import every_command
 from benchmarks.kept_replays import two_replays
-from benchmarks.rows import Row
+from benchmarks.rows import Row, cpu_seconds_of
 
 NOTHING_NEW = (
     ("dump", "ls"), ("dump", "ls", "--where", "seq_len > 1"), ("status",), ("replays",), ("dump", "show", "last"), ("index",),
@@ -103,11 +101,7 @@ def _in_turn(commands: Sequence[Sequence[str]], repeat: int) -> list[float]:
 
 
 def _cpu_seconds(command: Sequence[str]) -> float:
-    before = getrusage(RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, *command], capture_output=True, env={**os.environ, "COLUMNS": "80"}, check=False)
-    assert done.returncode in (0, 1) and b"Traceback" not in done.stderr, done.stderr  # 1: the comparison found a mismatch
-    after = getrusage(RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu_seconds_of([sys.executable, *command], good=(0, 1), COLUMNS="80")  # 1: the comparison found a mismatch
 
 
 if __name__ == "__main__":

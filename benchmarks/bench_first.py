@@ -9,16 +9,13 @@ CPU time (user and system) of all processes, in turn, medians.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 
-from benchmarks.rows import Row, scatter
+from benchmarks.rows import Row, cpu_seconds_of, scatter
 
 BARE = """
 import sys
@@ -89,12 +86,7 @@ def _in_turn(commands: Sequence[Sequence[str]], repeat: int) -> list[tuple[float
 
 
 def _cpu_seconds(command: Sequence[str]) -> float:
-    before = getrusage(RUSAGE_CHILDREN)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    after = getrusage(RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu_seconds_of(command, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
 
 if __name__ == "__main__":

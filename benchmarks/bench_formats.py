@@ -29,7 +29,7 @@ from actordbg.capture.switch_file import write_control
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.store import payload
 from actordbg.store.layout import Store
-from benchmarks.rows import Row
+from benchmarks.rows import Row, one_thread, seconds_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -79,13 +79,9 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 def run(calls: int = 100) -> list[Row]:
     """Nine rows: time on the calling thread, bytes, and load, ours against each of the three ways."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             return _run(Path(folder), calls)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _run(folder: Path, calls: int) -> list[Row]:
@@ -122,13 +118,13 @@ def _write(bare: Actor, recorded: Actor, tensors: Tensors, folder: Path, calls: 
     pad, paths = torch.randn(200, 200), {name: folder / name.replace(" ", "-") for name in WRITERS}
     for number in range(calls + 5):
         _work(pad)
-        without = _timed(lambda: bare(**tensors))
+        without = seconds_of(lambda: bare(**tensors))
         _work(pad)
-        times["ours"].append(_timed(lambda: recorded(**tensors)) - without)
+        times["ours"].append(seconds_of(lambda: recorded(**tensors)) - without)
         for name, write in WRITERS.items():
             _work(pad)
             path = paths[name] = folder / f"{number}-{name.replace(' ', '-')}"
-            times[name].append(_timed(lambda write=write, path=path: write(_copies(tensors), path)))
+            times[name].append(seconds_of(lambda write=write, path=path: write(_copies(tensors), path)))
     return {name: median(values[5:]) for name, values in times.items()}, paths
 
 
@@ -148,7 +144,7 @@ def _load(ways: dict[str, tuple[Callable[[Path], object], Path]], repeat: int = 
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeat):
         for name, (read, path) in ways.items():
-            times[name].append(_timed(lambda read=read, path=path: read(path)))
+            times[name].append(seconds_of(lambda read=read, path=path: read(path)))
     return {name: median(values) for name, values in times.items()}
 
 
@@ -161,12 +157,6 @@ def _work(pad: torch.Tensor) -> None:
     until = time.perf_counter() + 0.005
     while time.perf_counter() < until:
         pad @ pad
-
-
-def _timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

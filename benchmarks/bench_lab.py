@@ -13,23 +13,19 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
-import torch
 
 from actordbg.judge.comparing import compare
 from actordbg.records.journal import TENSORS
 from actordbg.store.layout import Store
 from benchmarks.kept_replays import two_replays
-from benchmarks.rows import Row
+from benchmarks.rows import Row, interleaved, one_thread
 
 CELLS = [[f"--attn={attn}", f"--{packing}"] for attn in ("sdpa", "eager") for packing in ("no-packing", "packing")]
 DUMPS, SHAPE = 200, (4, 1024)
@@ -49,7 +45,7 @@ def _matrix() -> Row:
         replays = [["replay", *cell, *common] for cell in CELLS]
         matrix = ["matrix", "--attn", "sdpa,eager", "--packing", "off,on", "--compile", "off", "--no-truth", *common]
         _actordbg(store, *replays[0])  # builds the tiny model
-        ours, theirs = _in_turn(lambda: _actordbg(store, *matrix), lambda: [_actordbg(store, *one) for one in replays], times=3)
+        ours, theirs = interleaved(lambda: _actordbg(store, *matrix), lambda: [_actordbg(store, *one) for one in replays], 3)
     note = f"{len(CELLS)} cells x 2 inputs of 2 x 128, tiny, fp32, forward, one thread; end to end"
     return Row(
         "matrix / a replay for each cell",
@@ -64,29 +60,13 @@ def _matrix() -> Row:
 
 
 def _compare() -> Row:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with tempfile.TemporaryDirectory() as folder:
             store = Store(Path(folder) / "store")
             a, b = two_replays(store.root, DUMPS, SHAPE)
-            compare(store, a, b)  # indexes the replays
-            ours, theirs = _in_turn(lambda: compare(store, a, b), lambda: _by_hand(store, a, b), times=5)
-    finally:
-        torch.set_num_threads(threads)
+            ours, theirs = interleaved(lambda: compare(store, a, b), lambda: _by_hand(store, a, b), 5)
     note = f"{DUMPS} dumps of {list(SHAPE)} float32 log-probs and entropies, one thread"
     return Row("compare / a short numpy script", ours, theirs, "s", ratio=ours / theirs, note=note, within=None)
-
-
-def _in_turn(ours: Callable[[], object], theirs: Callable[[], object], times: int) -> tuple[float, float]:
-    """Medians of both, run alternately."""
-    took: tuple[list[float], list[float]] = ([], [])
-    for _ in range(times):
-        for call, seconds in zip((ours, theirs), took, strict=True):
-            began = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - began)
-    return statistics.median(took[0]), statistics.median(took[1])
 
 
 def _actordbg(store: str, *arguments: str) -> None:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
@@ -23,21 +22,19 @@ from actordbg.dumps.create import LLAMA_VOCABULARY, Draws, make_inputs
 from actordbg.dumps.importer import import_paths
 from actordbg.store import payload
 from actordbg.store.layout import Store
-from benchmarks.rows import Row, interleaved
+from benchmarks.rows import Row, interleaved, one_thread, seconds_of
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_dumps"
 
 
 def run(repeat: int = 7) -> list[Row]:
     """Four rows; `torch` runs single-threaded so that a busy machine disturbs both sides alike."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with tempfile.TemporaryDirectory() as folder:
             source, what = (REAL, "real") if REAL.is_dir() else (_generate(Path(folder) / "generated"), "generated")
             pickles = sorted(source.glob("*.pkl"))
             store = Store(Path(folder) / "store")
-            first, second = (_seconds(lambda: import_paths(store, [source])) for _ in range(2))
+            first, second = (seconds_of(lambda: import_paths(store, [source])) for _ in range(2))
             dumps = list(store.iter_dumps())
             note = f"{len(pickles)} {what} dumps"
             return [
@@ -45,8 +42,6 @@ def run(repeat: int = 7) -> list[Row]:
                 _load(pickles, dumps, note, repeat),
                 *_import(first, second, len(pickles), note),
             ]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _size(pickles: Sequence[Path], dumps: Sequence[Path], note: str) -> Row:
@@ -107,12 +102,6 @@ def _import(first: float, second: float, count: int, note: str) -> list[Row]:
             within=second * scale < 1,
         ),
     ]
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = perf_counter()
-    call()
-    return perf_counter() - start
 
 
 def _generate(folder: Path, count: int = 64) -> Path:

@@ -21,8 +21,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.importer import import_paths
@@ -34,16 +32,14 @@ from actordbg.store import places as reader
 from actordbg.store.layout import Store
 from benchmarks.bench_load import REAL, _generate
 from benchmarks.bench_replay import SMALL, _environment, _replay, _timeline, publish
-from benchmarks.rows import Row, interleaved
+from benchmarks.rows import Row, interleaved, one_thread
 
 ROUNDS = 3
 
 
 def run(repeat: int = 7) -> list[Row]:
     """Four rows of size, three of loading, one of a replay; `torch` runs single-threaded."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with tempfile.TemporaryDirectory() as folder:
             source, what = (REAL, "real") if REAL.is_dir() else (_generate(Path(folder) / "generated"), "generated")
             loose, packed = Store(Path(folder) / "loose"), Store(Path(folder) / "packed")
@@ -53,8 +49,6 @@ def run(repeat: int = 7) -> list[Row]:
             pickles = sum(path.stat().st_size for path in source.glob("*.pkl"))
             note = f"{summary.figures.dumps} {what} dumps"
             return [*_size(pickles, summary, note), *_load(loose, packed, note, repeat), _end_to_end()]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _size(pickles: int, summary: PackSummary, note: str) -> list[Row]:

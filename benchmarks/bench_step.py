@@ -20,27 +20,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
 
-import torch
-
 from benchmarks.bench_capture import CALL, with_error
 from benchmarks.real_step import OURS, Training
-from benchmarks.rows import Row
+from benchmarks.rows import Row, one_thread
 
 PEERS = ("pickle", "torch.save", "safetensors", "clone + thread")
 
 
 def run(each: int = 150, block: int = 24) -> list[Row]:
     """The rows of the table. each: steps of a way, 3 or more. block: steps in which the CPU time of other threads is measured."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with tempfile.TemporaryDirectory() as folder:
             training = Training(Path(folder))
             steps = {ours: training.turns(ours, ("clone", *PEERS) if ours == "process" else (), each) for ours in OURS}
             others = {way: mean(training.block(way, block).others) for way in ("off", *OURS, "clone + thread")}
             training.close()
-    finally:
-        torch.set_num_threads(threads)
     later = {way: max(seconds - others["off"], 0) for way, seconds in others.items()}
     best = min(_ratio(steps["process"], way)[0] + later.get(way, 0) / _usual(steps["process"]) for way in PEERS)
     return [row for ours, found in steps.items() for row in _rows(ours, found, later, best)]

@@ -36,7 +36,7 @@ from actordbg.base.units import grouped, plural
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.cells import Axes, combinations, make_cells
 from actordbg.campaign.matrix_document import IN_PART, verdict_word
-from actordbg.campaign.run_matrix import Surroundings, new_matrix, run_matrix, select
+from actordbg.campaign.run_matrix import MatrixRun, Surroundings, new_matrix, select
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ANY_WIDER, AXES, SETTINGS, USUAL_LAWS, ReplayConfig
 from actordbg.document.blocks import UNCHECKED, WRONG, Block, Code, Grid, Heading, Items, Paragraph
@@ -120,7 +120,7 @@ def run_family(
     cells = make_cells(combinations(base, axes), env.facts, chosen.defaults)
     options = {"order": "time", "oracle": ANY_WIDER, "skip_known": False, "slower": None}
     record = new_matrix(cells, axes, chosen.rows, options, command=command)
-    record = run_matrix(store, record, chosen.rows, replace(env, defaults=chosen.defaults))
+    record = MatrixRun(store, record, chosen.rows, replace(env, defaults=chosen.defaults)).run()
     context = context_of(store, record)
     return replace(
         subject,

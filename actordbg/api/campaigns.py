@@ -133,7 +133,7 @@ def _run_matrix(desk: Desk, record: MatrixRecord, rows: Selection, held: MatrixR
         require_common(desk.store, held, record)
     with desk.progress("matrix", matrices.steps_left(record), f"actordbg matrix --resume {record.matrix_id}") as advance:
         surroundings.on_progress = lambda words, steps: advance(steps, note=words)
-        matrices.run_matrix(desk.store, record, rows.rows, surroundings, held)
+        matrices.MatrixRun(desk.store, record, rows.rows, surroundings, held).run()
     return shown_matrix(desk.store, record.matrix_id)
 
 

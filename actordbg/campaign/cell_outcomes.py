@@ -55,25 +55,25 @@ def finished(
     if missing := len(spec.inputs) - len(data.results):
         counts[NOT_RUN] = missing
     passed = set(counts) == {INPUT_PASSED}
-    why: list[tuple[Path, str, str]] = []  # log, signature and error of each failure; the first is reported
+    why: tuple[Path, str, str] | None = None  # log, signature and error of the failure
     failures = (result for result in data.results if result.status != INPUT_PASSED)
     if failure := min(failures, key=lambda result: (result.started_at, result.slot), default=None):
         signature = failure.signature or failure.error_class or failure.status
-        why.append((rank_log(folder, failure.worker), signature, failure.error or failure.status))
+        why = rank_log(folder, failure.worker), signature, failure.error or failure.status
     elif passed and laws and first and not laws.broken:
-        why.append((rank_log(folder, data.results[0].worker), LAW_FAILED, next(iter(first.values()))))
+        why = rank_log(folder, data.results[0].worker), LAW_FAILED, next(iter(first.values()))
         first = {}
     agreement = agreement_of(data.results, spec.config) if spec.config.align == "same" else None
     if passed and agreement is not None and agreement.differ:  # the replay alone would have failed too
         error = f"on {agreement.checked - agreement.agree} of {agreement.checked} inputs; {ranks_in_words(agreement)[1]}"
-        why.append((rank_log(folder, agreement.differ[0].rank), RANKS_DIFFER, error))
+        why = why or (rank_log(folder, agreement.differ[0].rank), RANKS_DIFFER, error)
     refused = isinstance(problem, Refused) and not counts.get(INPUT_PASSED)  # a worker refused it
     if problem is not None and not refused:
         events = [event for path in sorted(folder.glob("rank*.jsonl")) for event in read_events(path)]
         unbuilt = [event for event in events if event["event"] == "broken"]
         event: Event = unbuilt[-1] if unbuilt else {"error_class": type(problem).__name__, "error": problem.message}
         log = rank_log(folder, event.get("rank", 0)) if unbuilt else folder / LAUNCHER_LOG
-        why.append((log, signature_of(event["error_class"], event["error"], event.get("trace", "")), event["error"]))
+        why = why or (log, signature_of(event["error_class"], event["error"], event.get("trace", "")), event["error"])
     cell = replace(
         cell,
         status=PASSED if passed and not why else FAILED,
@@ -90,12 +90,9 @@ def finished(
         said, names = tuple(first.values()), tuple(first)
         cell = replace(cell, laws=laws.headline, violations=said, broken=names, unasked=tuple(laws.not_checked))
     if why:
-        log, signature, error = why[0]
-        line = next((line.strip() for line in error.splitlines() if line.strip()), "")[:300]
-        cell = replace(cell, signature=signature, error=line, log=store.relative(log))
-    if problem is not None and refused:
-        cell = unavailable(cell, problem)
-    return cell
+        log, signature, error = why
+        cell = replace(cell, signature=signature, error=error.strip().partition("\n")[0][:300], log=store.relative(log))
+    return unavailable(cell, problem) if problem is not None and refused else cell
 
 
 def loads_of(folder: Path) -> tuple[int, float, str | None]:
@@ -123,11 +120,12 @@ _RESOLVED = ("model", "model_class", "parameters", "num_layers", "device_name", 
 
 def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
     """Return the context of the first cell whose Actor was built, else of the first that began. Empty if none began."""
-    gone, replays, logs = [], [], {}
+    gone, replays, logs, specs = [], [], {}, []
     for cell in record.cells:
         if cell.replay_id is None:
             continue
         folder = store.replays / cell.replay_id
+        specs.append(folder / SPEC)
         if not folder.is_dir():
             gone.append(cell.replay_id)
         log = folder / Path(cell.log or rank_log(folder, 0)).name  # ignore the folder that a record names
@@ -136,16 +134,18 @@ def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
         with contextlib.suppress(ActordbgError):  # pruned or damaged: the table is still worth showing
             replays.append(data_of(store, load_spec(store, cell.replay_id)))
     matrices = [store.matrices / f"{name}.json" for name in (record.matrix_id, record.baseline) if name]
-    specs = [store.replays / cell.replay_id / SPEC for cell in record.cells if cell.replay_id is not None]
     context = MatrixContext(gone=tuple(gone), logs=logs, whose=whose(*matrices, *specs))
     if not replays:
         return context
     chosen = next((data for data in replays if data.resolved), replays[0])
+    inputs = chosen.spec.inputs
     return replace(
         context,
         resolved={name: chosen.resolved[name] for name in _RESOLVED if name in chosen.resolved},
         versions=dict(chosen.spec.versions),
-        inputs=chosen.spec.inputs,
+        seq_lens=tuple(item.seq_len for item in inputs),
+        batch_sizes=tuple(item.batch_size for item in inputs),
+        tokens=sum(item.tokens for item in inputs),
         folded=sum(bool(result.folded_ids) for result in chosen.results),
     )
 

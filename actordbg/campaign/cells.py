@@ -33,27 +33,28 @@ def make_cells(
     """
     cells = []
     for index, combination in enumerate(combined):
-        status, reason, known = UNAVAILABLE, "", tuple[str, ...]()
-        config = combination.config
-        try:
-            findings = check_config(config, facts, defaults)
-        except UsageError as problem:
-            reason = with_way_out(problem.message, (problem.hint,))
-        else:
-            known = tuple(finding.id for finding in findings if finding.severity != "info")
-            # a warning predicts a failure if its id is also a failure signature
-            failing = [finding for finding in findings if finding.severity == WARN and explain(finding.id) is not None]
-            if refusals := [finding for finding in findings if finding.severity == REFUSE]:
-                reason = with_way_out("; ".join(refusal.message for refusal in refusals), refusals[0].ways_out)
-            elif absent := missing_trainer(config, defaults):
-                reason = with_way_out(absent.message, (absent.hint,))
-            else:
-                status = NOT_RUN
-                if failing and skip_known:
-                    reason = with_way_out(f"known to fail: {failing[0].message}", failing[0].ways_out)
-        settings = combination.settings
-        cells.append(MatrixCell(index, combination.name, settings, status, config.to_dict(), reason=reason, known=known))
+        cell = MatrixCell(index, combination.name, combination.settings, NOT_RUN, combination.config.to_dict())
+        cells.append(_decided(cell, combination.config, facts, defaults, skip_known))
     return cells
+
+
+def _decided(cell: MatrixCell, config: ReplayConfig, facts: Facts, defaults: DumpRecord | None, skip_known: bool) -> MatrixCell:
+    """Return the cell with the rules that apply to it, and with the reason if it does not run."""
+    try:
+        findings = check_config(config, facts, defaults)
+    except UsageError as problem:
+        return unavailable(cell, problem)
+    cell = replace(cell, known=tuple(finding.id for finding in findings if finding.severity != "info"))
+    if refusals := [finding for finding in findings if finding.severity == REFUSE]:
+        message = "; ".join(refusal.message for refusal in refusals)
+        return replace(cell, status=UNAVAILABLE, reason=with_way_out(message, refusals[0].ways_out))
+    if absent := missing_trainer(config, defaults):
+        return unavailable(cell, absent)
+    # a warning predicts a failure if its id is also a failure signature
+    failing = [finding for finding in findings if finding.severity == WARN and explain(finding.id) is not None]
+    if failing and skip_known:
+        return replace(cell, reason=with_way_out(f"known to fail: {failing[0].message}", failing[0].ways_out))
+    return cell
 
 
 def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | None) -> dict[Hashable, list[int]]:

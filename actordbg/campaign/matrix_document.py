@@ -48,7 +48,6 @@ from actordbg.laws.rules import RULES
 from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED, TRUTH
 from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
-from actordbg.records.replay_record import ReplayInput
 
 AXES_AS_COLUMNS = 4
 """With more axes than this, the settings share one column."""
@@ -64,7 +63,9 @@ class MatrixContext:
 
     resolved: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    inputs: tuple[ReplayInput, ...] = ()
+    seq_lens: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    tokens: int = 0
     folded: int = 0
     gone: tuple[str, ...] = ()
     """Replays of cells that are no longer in the store."""
@@ -165,11 +166,16 @@ def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
     if any(cell.backward_s is not None for cell in cells):
         columns["bwd s"] = lambda cell: seconds(cell.backward_s)
     columns["peak mem"] = lambda cell: human_bytes(cell.peak_memory_bytes)
-    columns["load s"] = lambda cell: (
-        seconds(cell.load_s) if cell.loads else "-" if cell.shared_with is None else f"as {cell.shared_with}"
-    )
+    columns["load s"] = _load
     rows = [[text_of(cell) for text_of in columns.values()] for cell in cells]
     return Grid(tuple(columns), rows, left, [context.logs.get(cell.index, "") for cell in cells])
+
+
+def _load(cell: MatrixCell) -> str:
+    """Return the seconds to build a cell's Actor, or the cell whose Actor it took."""
+    if cell.loads:
+        return seconds(cell.load_s)
+    return "-" if cell.shared_with is None else f"as {cell.shared_with}"
 
 
 def _broken(cell: MatrixCell) -> str:
@@ -188,8 +194,10 @@ def _result(record: MatrixRecord, cell: MatrixCell) -> str:
 
 def _setting(name: str, cell: MatrixCell) -> str:
     """Return a cell's value of an axis, as shown in its column: "flash", "on", "3"."""
-    value = cell.settings.get(name)
-    return "-" if value is None else AXES[name].in_words(value, brief=True) if isinstance(value, str) else AXES[name].typed(value)
+    axis, value = AXES[name], cell.settings.get(name)
+    if value is None:
+        return "-"
+    return axis.in_words(value, brief=True) if isinstance(value, str) else axis.typed(value)
 
 
 _UNCOMPARED = "passed: finished with finite numbers, not compared with the truth (--no-truth)."
@@ -208,9 +216,11 @@ def _label(cell: MatrixCell) -> str:
 
 def _wrong(cell: MatrixCell) -> str:
     """Explain a WRONG cell: failed laws first, since they need no tolerance."""
-    others = len(cell.violations) - SHOWN
-    why = [*cell.violations[:SHOWN], *([f"and {others} more failed laws"] if others > 0 else [])]
-    why += [cell.reason or cell.verdict] if cell.verdict and cell.verdict not in GOOD else []
+    why = list(cell.violations[:SHOWN])
+    if others := cell.violations[SHOWN:]:
+        why.append(f"and {len(others)} more failed laws")
+    if cell.verdict and cell.verdict not in GOOD:
+        why.append(cell.reason or cell.verdict)
     return f"{_label(cell)}: {'; '.join(why)}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
 
 
@@ -239,10 +249,9 @@ def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
     ran, sizes = context.resolved, ""
     named = ("model", "model_class", "parameters", "num_layers")
     model = [f"{name} {setting(ran[name])}" for name in named if ran.get(name) is not None]
-    if inputs := context.inputs:
-        batch, length = _range([item.batch_size for item in inputs]), _range([item.seq_len for item in inputs])
-        tokens = plural(sum(item.tokens for item in inputs), "token")
-        sizes = f"{plural(len(inputs), 'dump')}, batch size {batch}, seq_len {length}, {tokens}"
+    if context.seq_lens:
+        sizes = f"{plural(len(context.seq_lens), 'dump')}, batch size {_range(context.batch_sizes)}, "
+        sizes += f"seq_len {_range(context.seq_lens)}, {plural(context.tokens, 'token')}"
         if context.folded:
             sizes += f" (ids of {context.folded} wrapped into the vocabulary)"
     gone = dict.fromkeys(context.gone, " (gone)")

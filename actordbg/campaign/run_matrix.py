@@ -1,13 +1,13 @@
 """Run a matrix from its cells to the last verdict: one replay per cell, one load for all cells that can share it.
 
-    record = run_matrix(store, record, rows, Surroundings(defaults))
+    record = MatrixRun(store, record, rows, Surroundings(defaults)).run()
 
 A trial is a batch of cells that can share an Actor (`cells.batches`): they run on it in sequence, compiled cells last.
 Each cell is an ordinary replay with its own folder, so a crash or a hang costs one input of one cell, and a cell is accepted
 wherever a replay is. After a batch its processes exit, and its passed cells are compared with the truth. If the engine has room
 for several groups, batches run in parallel (`runner.py`).
 
-`store/matrices/<id>.json` is replaced after every step. So an interrupted or killed matrix can continue (call `run_matrix` with
+`store/matrices/<id>.json` is replaced after every step. So an interrupted or killed matrix can continue (run it with
 the record from the file): finished cells stay, and a half-finished cell resumes its replay. All cells replay the same dumps, even
 after `--resume`.
 """
@@ -141,27 +141,20 @@ def new_matrix(
     return MatrixRecord(new_replay_id(), now_timestamp(), "running", axes, tuple(cells), dump_ids, options=options, **about)
 
 
-def run_matrix(
-    store: Store, record: MatrixRecord, rows: Sequence[Row], env: Surroundings, baseline: MatrixRecord | None = None
-) -> MatrixRecord:
-    """Run every undecided cell, and judge the cells that passed. `rows`: the dumps of `record.dump_ids`.
-
-    Raises Conflict while another process runs it, and StoreProblem if the store cannot be written; a MachineFault leaves the cell
-    open. KeyboardInterrupt passes through after every process has ended. A cell that cannot start counts as failed.
-    """
-    return MatrixRun(store, record, rows, env, baseline).run()
-
-
 def steps_left(record: MatrixRecord) -> int:
     """Count the steps that running the matrix takes: each open cell's inputs, plus its comparison with the truth."""
     return (len(record.dump_ids) + bool(record.options.get("oracle"))) * sum(cell.open for cell in record.cells)
 
 
 class MatrixRun(Campaign[MatrixRecord]):
-    """Runs or continues a matrix."""
+    """Runs every undecided cell, and judges the cells that passed. `rows`: the dumps of `record.dump_ids`.
+
+    `run` raises Conflict while another process runs it, and StoreProblem if the store cannot be written; a MachineFault leaves
+    the cell open. KeyboardInterrupt passes through after every process has ended. A cell that cannot start counts as failed.
+    """
 
     def __init__(
-        self, store: Store, record: MatrixRecord, rows: Sequence[Row], env: Surroundings, baseline: MatrixRecord | None
+        self, store: Store, record: MatrixRecord, rows: Sequence[Row], env: Surroundings, baseline: MatrixRecord | None = None
     ) -> None:
         name = record.matrix_id
         super().__init__(store, record, path_of(store, name), f"matrix {name}", f"matrix --resume {name}")

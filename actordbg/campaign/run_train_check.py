@@ -217,6 +217,6 @@ def _home(cell: TrainCell) -> tuple[object, ...]:
 
 
 def _why(record: ResultRecord) -> str:
-    first = next((line.strip() for line in (record.error or record.status).splitlines() if line.strip()), record.status)
+    first = (record.error or "").strip().partition("\n")[0] or record.status
     known = f" ({record.signature})" if record.signature else ""
     return f"step {step_of(record.dump_id)} {record.status}: {record.error_class or ''} {first}"[:400].replace("  ", " ") + known

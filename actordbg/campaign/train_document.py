@@ -53,8 +53,8 @@ from actordbg.records.matrix_record import (
     TrainStep,
 )
 
-FIGURES = ("loss", "grad_norm", "update_norm")
 IN_WORDS = {"loss": "the loss", "grad_norm": "the gradient norm", "update_norm": "the update norm"}
+FIGURES = tuple(IN_WORDS)
 LEAST = {"fp32": 1e-5, "bf16": 2**-7, "fp16": 2**-10}
 """Relative differences below this are never a divergence."""
 FACTOR = 4.0
@@ -254,11 +254,14 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str], whose: str
 
 
 def _row(cell: TrainCell, verdict: CellVerdict) -> tuple[str, ...]:
-    ends = (number(step.loss) for step in (cell.steps[0], cell.steps[-1])) if cell.steps else "--"
-    largest = verdict.largest
-    apart = ["-" if n not in largest else "nan" if (gap := largest[n]) is None else f"{gap:.1e}" for n in FIGURES]
+    ends = ["-"] * 3
+    if cell.steps:
+        ends = [number(cell.steps[0].loss), number(cell.steps[-1].loss), verdict.falls]
+    apart = ["-"] * len(FIGURES)
+    if verdict.largest:
+        apart = ["nan" if gap is None else f"{gap:.1e}" for gap in verdict.largest.values()]
     diverges = f"step {verdict.parting.step}" if verdict.parting else "-"
-    return (cell.name, verdict.word, *ends, verdict.falls if cell.steps else "-", *apart, diverges)
+    return (cell.name, verdict.word, *ends, *apart, diverges)
 
 
 def _counted(record: TrainCheckRecord, requested: Judged) -> str:
@@ -311,9 +314,11 @@ def _facts(record: TrainCheckRecord) -> list[str]:
         lines.append(f'selected: --where "{record.selection}"')
     if record.names:
         lines.append("from the environment: " + ", ".join(f"{name}={value}" for name, value in record.names.items()))
-    seconds = [f"{c.name} {c.seconds:.0f} s" for c in record.cells if c.seconds is not None and c.status == TRAINED]
-    lines += [f"took: {', '.join(seconds)}"] if seconds else []
-    return [*lines, f"command: {record.command}"] if record.command else lines
+    if seconds := [f"{c.name} {c.seconds:.0f} s" for c in record.cells if c.seconds is not None and c.status == TRAINED]:
+        lines.append(f"took: {', '.join(seconds)}")
+    if record.command:
+        lines.append(f"command: {record.command}")
+    return lines
 
 
 def train_verdict(record: TrainCheckRecord, requested: Judged) -> Verdict:

@@ -96,7 +96,13 @@ def places_of(model: Any) -> Places:
     inside = ""
     for name, module in model.named_modules():
         whole = next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None
-        kinds = (INTO, OUT) if whole else (OUT,) if id(module) in layers else (INTO,) if id(module) in blocks else ()
+        kinds: tuple[str, ...] = ()
+        if whole:
+            kinds = (INTO, OUT)
+        elif id(module) in layers:
+            kinds = (OUT,)
+        elif id(module) in blocks:
+            kinds = (INTO,)
         in_experts = inside and name.startswith(f"{inside}.")  # called with the tokens of one expert
         inside = name if name.endswith(".experts") and whole and not in_experts else inside
         if name and kinds and not in_experts:

@@ -222,8 +222,8 @@ def compare_logs(
     if rule not in RULES:
         raise UsageError(f"unknown rule {rule!r:.40}", hint=f"use one of {', '.join(RULES)}")
     requested = None if metric is None else plain_name(metric)
-    known = [[name for name in log.series if (is_loss(name) if requested is None else name == requested)] for log in (a, b)]
-    name = min(set(known[0]).intersection(known[1]), key=_preference, default=None)
+    known = [{requested} & log.series.keys() if requested else set(filter(is_loss, log.series)) for log in (a, b)]
+    name = min(known[0] & known[1], key=_preference, default=None)
     if name is None:
         lacking = [letter for letter, names in zip(letters, known, strict=True) if not names]
         why = f"no {requested or 'loss'} in {' and '.join(lacking)}" if lacking else "no loss that both logs have"

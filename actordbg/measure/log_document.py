@@ -20,6 +20,7 @@ from actordbg.document.blocks import (
     Paragraph,
     Verdict,
     number,
+    section,
 )
 from actordbg.document.specifications import BAD, hints, layer, layered, names, powers, quantity, thinned, whole
 from actordbg.measure.align_logs import (
@@ -84,9 +85,9 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
         ),
         Grid(("pair", "common", "first", "mean", "last", "largest", "verdict"), pairs, {"pair", "verdict"}),
         *(_worst_steps(answers[0]) if len(answers) == 1 and answers[0].common else []),
-        *([Items(notes)] if notes else []),
+        *section("", notes),
         *([Paragraph(_METRIC_HINT)] if overall.verdict == NOTHING else []),
-        *([] if overall.good else [Items(reasons)]),
+        *section("", reasons),
     ]
 
 

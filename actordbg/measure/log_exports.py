@@ -164,9 +164,11 @@ def _figures(objects: Iterable[Mapping[str, Any]]) -> Iterator[Figures]:
     for row in objects:
         flat: dict[str, Any] = {}
         for key, value in row.items():
-            inner = value if isinstance(value, dict) else {"": value}
-            for name, figure in inner.items():
-                flat[key if not name else name if key == "data" else f"{key}/{name}"] = figure
+            if isinstance(value, dict):
+                group = "" if key == "data" else f"{key}/"
+                flat |= {f"{group}{name}": figure for name, figure in value.items()}
+            else:
+                flat[key] = value
         values = {name: _number(value) for name, value in flat.items()}
         rows.append(({name: value for name, value in values.items() if value is not None}, [k for k in flat if flat[k] is None]))
     beside: dict[str, set[str]] = {}

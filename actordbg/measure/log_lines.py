@@ -202,9 +202,12 @@ def _read_line(log: TrainLog, text: str) -> None:
     parsed = ((plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text))
     pairs = [(name, value) for name, value in parsed if not name.endswith(".py")]  # logging's file.py:45
     losses = [(name, value) for name, value in pairs if log.wants(name) or is_loss(name)]
-    step = _STEP.search(text)
-    for name, value in (pairs if step else losses) if losses else ():
-        log.add(name, LINE if step else ORDER, int(step[1]) if step else None, value)
+    if losses and (step := _STEP.search(text)):
+        for name, value in pairs:
+            log.add(name, LINE, int(step[1]), value)
+    else:
+        for name, value in losses:
+            log.add(name, ORDER, None, value)
 
 
 @lru_cache(_MOST_NAMES)

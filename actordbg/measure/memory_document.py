@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Heading, Items, Paragraph, Verdict
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Grid, Heading, Paragraph, Verdict, section
 from actordbg.measure.watching import (
     FLOOR,
     QUANTITIES,
@@ -109,7 +109,8 @@ def compare_samples(
             reasons += [f"{x}, {QUANTITIES[name]}: {reason}" for reason in differences]
             pairs.append(SizePair(x, y, name, a=left, b=right, parts=tuple(parts), from_step=step))
     alone = [f"{name} (A)" for name in ours if name not in matched]
-    if alone := alone + [f"{name} (B)" for name in theirs if name not in matched.values()]:
+    alone += [f"{name} (B)" for name in theirs if name not in matched.values()]
+    if alone:
         notes.append(f"only in one series: {', '.join(alone)}")
     if short := sorted({pair.process for pair in pairs if not (pair.a.growth and pair.b.growth)}):
         notes.append(_too_short(short))
@@ -181,8 +182,8 @@ def watch_page(name: str, processes: Sequence[ProcessMemory], notes: Sequence[st
         verdict,
         Paragraph(f"{name}: {plural(len(processes), 'process')}, {plural(count, 'sample')}"),
         Grid(("process", "of", "samples", "steps", "first", "peak", "last", "growth"), rows, {"process", "of", "growth"}),
-        *_items(growing),
-        *_items([*([_too_short(short)] if short else []), *notes]),
+        *section("", growing),
+        *section("", [_too_short(short), *notes] if short else notes),
     ]
 
 
@@ -215,10 +216,6 @@ def compare_page(answer: MemoryComparison) -> list[Block]:
         Paragraph(f"A  {answer.a}"),
         Paragraph(f"B  {answer.b}"),
         Grid(columns, rows, {*columns} - {"peak A", "peak B"}),
-        *_items(answer.reasons),
+        *section("", answer.reasons),
         *map(Paragraph, answer.notes),
     ]
-
-
-def _items(lines: Sequence[str]) -> list[Block]:
-    return [Items(lines)] if lines else []

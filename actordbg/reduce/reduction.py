@@ -95,7 +95,7 @@ def reduce_replay(
                 shrinker.run()
                 finished = True
             except OutOfBudget:
-                pass
+                pass  # what was reached is reported, be it the replay's own case
             except Unsupported as raised:
                 problem = raised
                 continue
@@ -104,9 +104,13 @@ def reduce_replay(
             raise problem
         on_step("checking the smallest case as a replay")
         accepted = shrinker.accepted
-        last = (len(accepted) - 1, "a replay passes use_cache=False")
-        good, unchecked = last if recorded else _checked(checks, fingerprint, accepted)
-        aside = shrinker.aside | ({"another law or module": accepted[-1].words} if good < len(accepted) - 1 else {})
+        smallest = len(accepted) - 1
+        good, unchecked = smallest, "a replay passes use_cache=False"
+        if not recorded:
+            good, unchecked = _checked(checks, fingerprint, accepted)
+        aside = shrinker.aside
+        if good < smallest:
+            aside["another law or module"] = accepted[smallest].words
         best = accepted[good]
         on_step("running it again")
         confirmed = all(fingerprint.shown_by(best, trials.ending(best, again=True)) for _ in range(2))

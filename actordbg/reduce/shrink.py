@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -52,13 +53,7 @@ def ddmin(items: Sequence[T], shows: Callable[[Sequence[T]], bool]) -> list[T]:
 
 def least(low: int, high: int, shows: Callable[[int], bool]) -> int:
     """Return the smallest number of `low` to `high` that shows it, by bisection: all larger ones are taken to show it too."""
-    while low < high:
-        middle = (low + high) // 2
-        if shows(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    return low + bisect_left(range(low, high), True, key=shows)
 
 
 class Shrinker:

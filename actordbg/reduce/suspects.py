@@ -93,8 +93,8 @@ class Checks:
         data = data_of(self.store, spec)
         fingerprint = fingerprint_of(CheckedReplay(data))
         if fingerprint is None and fully:
-            truth, rounding = (ensure(self.store, spec.replay_id, warm=self.warm) for ensure in (ensure_truth, ensure_rounding))
-            assert truth is not None
+            truth = ensure_truth(self.store, spec.replay_id, warm=self.warm)
+            rounding = ensure_rounding(self.store, spec.replay_id, warm=self.warm)
             fingerprint = fingerprint_of(CheckedReplay(data, compare(self.store, spec.replay_id, truth, rounding=rounding)))
         return fingerprint, data.resolved
 
@@ -167,10 +167,10 @@ def _candidates(store: Store, spec: ReplaySpec, mismatched: Collection[str] = ()
     results = read_results(store.replays / spec.replay_id)
 
     def right(item: ReplayInput) -> bool:
+        if item.dump_id in mismatched:
+            return False
         result = results.get(item.dump_id)
-        return item.dump_id not in mismatched and (
-            result is None or (result.status == PASSED and not violations(answers_of(result.extra)))
-        )
+        return result is None or (result.status == PASSED and not violations(answers_of(result.extra)))
 
     return sorted((spec.inputs[index] for index in law_order(spec.inputs)), key=right)
 
@@ -180,14 +180,17 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
     if "sequences" not in tensors or "attention_mask" not in tensors:
         raise Unsupported("only calls with `sequences` and `attention_mask` can be reduced", hint="see `actordbg dump show`")
     config = checks.config
-    ids, mask = (
-        np.asarray(tensors[name].values).astype(kind) for name, kind in (("sequences", np.int64), ("attention_mask", bool))
-    )
+    ids = np.asarray(tensors["sequences"].values).astype(np.int64)
+    mask = np.asarray(tensors["attention_mask"].values).astype(bool)
     vocabulary, held = ran.get("vocab_size") or int(ids.max()) + 1, mask.any(1)
     rows = tuple(tuple((row[real] % vocabulary).tolist()) for row, real in zip(ids[held], mask[held], strict=True))
     left = tuple(mask[held].argmax(1).tolist())
     packed = bool(ran.get("packing", config.packing))
-    padded = len({len(row) for row in rows}) > 1 or any(left)
+    layout = ALONE
+    if packed:
+        layout = PACKED
+    elif len({len(row) for row in rows}) > 1 or any(left):
+        layout = PADDED
     model = str(ensure_tiny(checks.store.models)) if config.model == TINY else config.model
     dtype = str(ran.get("dtype") or config.dtype or "bf16")
     attn = str(ran.get("attn") or config.attn or "sdpa")
@@ -195,7 +198,7 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
     engine = config.backend in ENGINES and several == config.nproc and fingerprint.kind != GRADIENT
     return FaultCase(
         fingerprint.kind, rows, () if packed else left, checkpoint=model, layers=config.num_layers,
-        layout=PACKED if packed else PADDED if padded else ALONE,
+        layout=layout,
         dtype=dtype if dtype in LIMITS else "fp32", attn=attn if attn in ATTENTIONS else "sdpa",
         compile=(config.compile_backend or COMPILE_BACKENDS[0]) if config.compile else "",
         temperature=float(ran.get("temperature") or 1.0),
@@ -209,7 +212,8 @@ def _case(checks: Checks, fingerprint: Fingerprint, tensors: Mapping[str, PlainT
 
 def _memory() -> int | None:
     """Return this process's limit of address space, which its trials have too."""
-    return None if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) == resource.RLIM_INFINITY else limit
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def dump_of(case: FaultCase) -> tuple[DumpRecord, dict[str, PlainTensor]]:

@@ -16,7 +16,7 @@ from replaycases import PlannedRow
 
 from actordbg.base.units import new_replay_id
 from actordbg.campaign.cells import combinations, make_cells, parse_axes
-from actordbg.campaign.run_matrix import Surroundings, new_matrix, run_matrix
+from actordbg.campaign.run_matrix import MatrixRun, Surroundings, new_matrix
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
@@ -70,7 +70,7 @@ class Bench(supervised.Bench):
     ) -> MatrixRecord:
         warm = ScriptedGroups(supervised.fake_launcher(self.sessions), script=script)
         around = Surroundings(None, LAPTOP, on_progress, warm=warm)
-        return run_matrix(self.store, record, self.rows(len(record.dump_ids)), around, baseline)
+        return MatrixRun(self.store, record, self.rows(len(record.dump_ids)), around, baseline).run()
 
 
 def training_check(
