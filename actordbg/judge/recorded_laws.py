@@ -130,10 +130,11 @@ def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
 def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
         said = call.log_probs().get("rollout_log_probs")
+        spoken: Numbers = said != 0
         for by in (-1, 1, -2, 2) if said is not None else ():
             assert call.active is not None
-            bad = call.active.any(1) & (shifted(said != 0, by) == call.active).all(1) & (call.active != (said != 0)).any(1)
-            kept = call.active.sum(1) == (said != 0).sum(1)  # else a mask of fewer tokens looks like this too
+            bad = call.active.any(1) & (shifted(spoken, by) == call.active).all(1) & (call.active != spoken).any(1)
+            kept = call.active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
             if (bad & kept).any() or bad.sum() * 2 > call.active.any(1).sum():
                 words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
                 answer.rows(call, bad, words, side=TRAINER)
