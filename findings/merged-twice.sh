@@ -8,7 +8,7 @@
 #   option, factor 1.0 and 0.36 nats without. Both warn of "complications".
 # Source: peft/tuners/tuners_utils.py, `_unload_and_optionally_merge` visits each adapted module and merges it into its base layer's weight;
 #   with the option both `embed_tokens` and `lm_head` are adapted, and their base layers' weight is one tensor.
-# For RLHF: trainers send merged weights to the engine. Small models (most below 2 B tie their embeddings) with a LoRA on the head sample
+# For RLHF: trainers send merged weights to the engine. Small models (many below 4 B tie their embeddings) with a LoRA on the head sample
 #   from another policy than the one that is trained, from the first step on; ratios are wrong by what the adapter has learned.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT

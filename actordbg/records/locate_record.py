@@ -182,7 +182,8 @@ def local_answers(extra: Mapping[str, Any]) -> list[LawAnswer]:
     answers = [LawAnswer(IDENTITY, BROKEN if any(look.get("count") for look in looks) else KEPT)] if looks else []
     if isinstance(located, Mapping):
         beside = [(located.get(name), key) for name, key in _WRONG_BESIDE]
-        wrong = located.get("count") or any(isinstance(part, Mapping) and part.get(key) for part, key in beside)
+        beside_it = any(isinstance(part, Mapping) and part.get(key) for part, key in beside)
+        wrong = located.get("count") or located.get("kernel") or beside_it
         judged = KEPT if located.get("places") else NOT_CHECKED
         answers.append(LawAnswer("local", BROKEN if wrong else judged))
     return answers

@@ -26,6 +26,7 @@ from actordbg.api.checks import CheckResult, check_answer
 from actordbg.api.pytest_plugin import Checker
 from actordbg.base.errors import BadResult
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, matrix_verdict
+from actordbg.catalog.record_rows import answers_in
 from actordbg.catalog.selections import BAD
 from actordbg.document.blocks import FAILED, WRONG
 from actordbg.document.command_result import CommandResult
@@ -41,6 +42,7 @@ from actordbg.locate.rules import FORMULA, KERNEL, OPERATION, PLACES, SAME_MODEL
 from actordbg.records.comparison_record import TRUTH
 from actordbg.records.finding import Finding, Findings, Rule, outcomes_of
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
+from actordbg.records.replay_record import ResultRecord
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -138,11 +140,20 @@ BROKEN = [
     Broken(SAME_MODEL, judged(identity={"count": 1, "differences": [DIFFERENCE]})),
     Broken(FORMULA, judged({"formulas": {"modules": 3, "tokens": 9, "differs": "lm_head is not its formula's", "count": 1}})),
     Broken(OPERATION, judged({"operation": {"module": "model.layers.0.self_attn", "word": "soft cap", "said": "it has none"}})),
-    Broken(KERNEL, judged({"kernel": "sdpa ignores the soft cap", "wrong": [], "count": 1})),
+    Broken(KERNEL, judged({"kernel": "sdpa ignores the soft cap"})),
     Broken(TRUTH, {"change": off}),
     Broken(RANKS, {"result": lambda _: LANE, "nproc": 2, "align": "same"}),
     Broken(RUNS, {"result": lambda _: {"status": "failed", "error_class": "E", "error": "no"}}, FAILED),
 ]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.rule.name)
+def test_the_catalog_has_a_broken_answer_of_each_result_that_is_wrong(broken: Broken) -> None:
+    """Lists and filters read these answers alone, and no module of a result."""
+    extra = broken.replayed.get("result", lambda _: {})(0).get("extra", {})
+    config = {"align": broken.replayed.get("align")}
+    answers = [answer["verdict"] for answer in answers_in(ResultRecord("r", "d", "passed", extra=extra), config)]
+    assert "broken" in answers or broken.rule in (TRUTH, RUNS), "those are rows of their own"
 
 
 @pytest.fixture(scope="module")
