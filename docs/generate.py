@@ -46,12 +46,11 @@ EXIT_CODES = """\
 | 5 | nothing to do: the selection holds no dump (`--allow-empty` makes it 0) |
 | 130 | interrupted |
 
-One rule for 0 and 1. A command that judges (`check`, `replay`, `explain`, `compare`, `lint`, ...) exits with 1 unless
-all that it judged is good. A command that makes or shows something (`reduce`, `repro`, `bundle`, `report`, `dump show`, ...)
-exits with 0 once that is made or shown, also where it repeats a verdict: `actordbg reduce last && actordbg repro last` goes
-on because a case of the fault was found. `good` in `--json` says the same.
+A command that judges (`check`, `replay`, `explain`, `compare`, `lint`, ...) exits with 1 unless all that it judged is good.
+One that makes or shows something (`reduce`, `repro`, `bundle`, `report`, ...) exits with 0 once that is done, whatever
+verdict it repeats: `actordbg reduce last && actordbg repro last`. `good` in `--json` says the same.
 
-`--quiet` prints a judgement's first line only, green or red. Where no judgement is printed, it drops notes and progress.
+`--quiet` prints a verdict's first line only; without a verdict it drops notes and progress.
 """
 SHARED = 3
 """Options that so many commands declare alike are explained once."""

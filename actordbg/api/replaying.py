@@ -1,4 +1,4 @@
-"""`replay`: plan a replay or continue one, run it, and answer with its results; build the actor alone and run one forward."""
+"""`replay`: plan a replay or continue one, run it, answer with its results; `noise`; the actor built alone, and one forward."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from actordbg.config.sources import FSDP_OFF, fsdp_is_off
 from actordbg.document.blocks import FAILED, Block, Items, Paragraph, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.create import create_dumps
+from actordbg.judge.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.replay import supervise
@@ -144,6 +145,38 @@ def _share(share: dict[str, Any]) -> str:
     runs = [(length, len(list(same))) for length, same in groupby(share["seq_lens"])]
     lengths = [f"{length} x {count}" if count > 1 else str(length) for length, count in runs]
     return f"{who}: {plural(len(share['dumps']), 'input')}, seq_len {some(lengths, 8)}"
+
+
+def noise(desk: Desk, chosen: DumpSelection, flags: Mapping[str, Any]) -> CommandResult:
+    """Replay the same inputs unchanged and in ways that must not matter, and measure how far the results move."""
+    chosen = desk.selected(chosen)
+    config = desk.asked(flags).config
+    config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
+    plan = desk.planned("noise", config, chosen, "measure noise on")
+    spec = plan.spec
+    desk.client.begins(f"noise of {spec.replay_id}")
+    desk.runnable(config, spec.inputs, announce=False)
+    with desk.progress("measuring noise", len(spec.inputs) * runs_of(spec)) as advance:
+        record = measure_noise(
+            desk.store,
+            spec,
+            on_run=lambda name: advance(0, note=name),
+            on_event=counting(advance),
+            on_passed_over=advance,
+        )
+    most = moves_most(record)
+    data = {name: getattr(record, name) for name in ("noise_id", "replay_id", "label", "dtype")} | {
+        "dumps": len(record.dumps),
+        "tokens": tokens_of(record),
+        "floor": record.floor,
+        "variants": record.variants,
+        "moves_most": most.name if most else None,
+        "deterministic": deterministic(record),
+        "conclusion": conclusion(record),
+        "reasons": record.reasons,
+        "skipped": plan.skipped,
+    }
+    return CommandResult(True, data, noise_page(record))
 
 
 def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: int) -> CommandResult:

@@ -155,7 +155,7 @@ class StoreCommands(PlainCommands):
         trust_remote_code: bool = False, **settings: Any,
     ) -> CommandResult:  # fmt: skip
         """Measure a configuration's own numerical noise, as `actordbg noise` does; `compare(noise="last")` then ignores it."""
-        from actordbg.api.measuring import noise
+        from actordbg.api.replaying import noise
 
         return noise(self._desk, _chosen(where, files, order, max_inputs), self._flags(settings))
 

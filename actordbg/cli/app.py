@@ -15,7 +15,7 @@ import typer
 
 from actordbg import __version__
 from actordbg.base.errors import ActordbgError, EnvironmentProblem
-from actordbg.cli.lazy import Command, CommandGroup, Section, group_class
+from actordbg.cli.lazy import Command, CommandGroup, Section, every_command, group_class
 
 ACTION, LIST = "quiet json", "file csv quiet json"
 FACTS, DOCUMENT = "file quiet json", "file html md format quiet json"
@@ -210,7 +210,7 @@ def main() -> None:
         code = app(standalone_mode=False, prog_name=_COMPLETED if any("-completion" in word for word in sys.argv) else None)
         sys.exit(code if isinstance(code, int) else 0)
     except MISTYPED as error:
-        _errors().say_usage(error)
+        _errors().say_usage(error, [name for name, _ in every_command(CONTENTS)])
         sys.exit(error.exit_code)
     except ActordbgError as error:
         _give_up(error)

@@ -30,16 +30,12 @@ def say_error(error: ActordbgError) -> None:
     _answer_error(error.code, error.message, error.hint)
 
 
-def say_usage(error: Any) -> None:
-    """Print click's error about a command line, with the quoted words cleaned."""
+def say_usage(error: Any, names: Sequence[str]) -> None:
+    """Print click's error about a command line, with the quoted words cleaned. names: those of all commands."""
     if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
         error.message = in_line(error.message).replace("Value error, ", "")  # pydantic's words
     near = getattr(error, "possibilities", None) or []
     if error.message.startswith(("No such command", "Got unexpected extra argument")):
-        from actordbg.cli.app import CONTENTS
-        from actordbg.cli.lazy import every_command
-
-        names = [name for name, _ in every_command(CONTENTS)]
         near = [f"actordbg {name}" for word in reversed(sys.argv) for name in names if name.split()[-1] == word] or near
     if near:
         error.message, error.possibilities = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?", None

@@ -1,8 +1,7 @@
 """Print a command's result: on standard output, as text or JSON; progress and notes go to standard error.
 
-A command builds its result (a dataclass, or a list of them), and calls `emit(answer, render)`. With `--json`, `emit` prints the
-result's fields, so every command's JSON is its output type; otherwise `render(answer)` prints text. The output options are in
-`wanted`: no command reads them itself.
+A command returns a `CommandResult`, or calls `emit(answer, render)`: with `--json` it prints the fields of its result, else
+`render(answer)` prints text. The output options are in `wanted`.
 
 All output goes through this module, which cleans foreign text (`actordbg.base.foreign_text`): a name or an error can neither move
 the cursor nor start a new line in what `say` and `note` print. Colors are added after cleaning.
@@ -20,7 +19,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from actordbg.document.blocks import Block
     from actordbg.document.command_result import CommandResult
 
-T = TypeVar("T")
 PIPE_WIDTH = 200
 """Maximum width of a table when standard output is not a terminal."""
 _NARROWEST = 20
@@ -99,16 +97,14 @@ _said: dict[str, str] = {}
 """The sentence and the next command that the text of this result has said."""
 
 
-def emit(answer: T, render: Callable[[T], object]) -> None:
+def emit(answer: Any, render: Callable[[Any], object]) -> None:
     """Keep a result, and print it as text."""
     keep_answer(answer)
     render(answer)
 
 
 def keep_answer(answer: Any) -> None:
-    """Keep a result that is not a document, for --json and the files of -o (`finish`). Of the text that is printed from now on,
-    --json hides all but the sentence and the next command.
-    """
+    """Keep a result that is not a document, for `finish`. From now on --json hides all text but sentence and next command."""
     global _facts
     _facts = answer
 
@@ -302,8 +298,7 @@ def cell(value: Any) -> str:
 def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """Show a progress bar on standard error while the block runs; yields `advance(n=1, note="", total=None, drawn=None)`.
 
-    total: replaces the bar's total. drawn: shows or hides the bar. A no-op with `quiet`, --quiet or --json. A bar without any
-    completed step disappears at the end.
+    total: replaces the bar's total. drawn: shows or hides the bar. A no-op with `quiet`, --quiet or --json.
     """
     if quiet or wanted.silent:
         yield lambda *_, **__: None

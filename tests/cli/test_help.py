@@ -65,9 +65,9 @@ def test_at_most_sixteen_entries_at_the_top_name_every_command_of_one_word_and_e
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("measure noise", "noise"),
-        ("fsck", "store fsck"),
-        ("doctor adapters", "adapters"),
+        ("measure noise", "actordbg noise"),
+        ("fsck", "actordbg store fsck"),
+        ("doctor adapters", "actordbg adapters"),
         ("statsu", "status"),
         ("dump lss", "ls"),
     ],
