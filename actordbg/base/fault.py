@@ -12,9 +12,8 @@ from typing import ClassVar, TypeVar
 T = TypeVar("T")
 _SECRET_NAMES = re.compile(rb"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 _IN_URL = re.compile(r"""(https?://(?=[^\s/@:"]*@)|://[^\s/:@"]*:)(?!\d+(?:[/"'\s,]|\Z))[^\s"]{1,200}@""")
-"""A password in a URL, up to the last "@"; not a port. Of http, a name alone may be a token."""
+"""A password in a URL, up to the last "@"; not a port. Of http, a name alone may be a token. _SIGNED: in a query, or a header."""
 _SIGNED = re.compile(r"""([?&][\w.-]*(?:token|key|secret|pass|cred|auth|sig)[\w.-]*=|\bBearer )[^\s&"']+""", re.IGNORECASE)
-"""A secret behind the path of a URL, as of one that is signed, or in a header of a request."""
 _known: tuple[dict[bytes, bytes], tuple[str, ...]] = ({}, ())
 
 

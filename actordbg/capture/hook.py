@@ -69,7 +69,7 @@ class Slot:
     def renew(self) -> None:
         """Replace the parent's recorder, and keep it untouched: its locks may be held, and its pinned memory is not ours."""
         self._left_to_parent.append(self.recorder)
-        self.recorder.forked()
+        self.recorder.rings.forked()
         self._use(Recorder(self._store, self._run, on_change=self._follow))
 
     def _use(self, recorder: Recorder) -> None:

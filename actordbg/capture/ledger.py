@@ -117,8 +117,7 @@ class Ledger:
     def open(self, control: Control, seq_len: int | None, opened: list[Any] | None = None) -> tuple[int, str | None]:
         """Count a call. Returns its number (from 0) and the reason it is sampled out, None if it is to be recorded.
 
-        A call to be recorded is pending until `capture` or `drop` closes it. `seq_len` is None if unknown. `opened` gets what is
-        returned at once: if this raises and left it empty, nothing is counted.
+        A call to be recorded is pending until `capture` or `drop` closes it. `opened` gets the answer, once it is counted.
         """
         with self._lock:
             if control.generation != self.generation:

@@ -154,10 +154,8 @@ class Layout:
         apart = tuple(at for at, tensor in enumerate(tensors) if not tensor.is_contiguous())
         sizes = tuple(0 if at in apart else tensor.nbytes for at, tensor in enumerate(tensors))
         count = OWN_NUMBERS + len(described)
-        return cls(
-            tuple(described), tuple(offsets), sizes, end, shape=pair, apart=apart, count=count,
-            pack_into=struct.Struct(f"<{count}q").pack_into,
-        )  # fmt: skip
+        pack_into = struct.Struct(f"<{count}q").pack_into
+        return cls(tuple(described), tuple(offsets), sizes, end, pair, apart, count=count, pack_into=pack_into)
 
 
 @dataclass(slots=True, eq=False)

@@ -102,7 +102,7 @@ class Recorder:
         self._host = host_name()
         self._token = secrets.token_hex(4)
         self._dump_tokens = itertools.count(int(secrets.token_hex(4), 16))
-        self._rings = RingKeeper(store, self._host, self._token, self.notices)
+        self.rings = RingKeeper(store, self._host, self._token, self.notices)
         self._instances: dict[int, Instance] = {}
         self._met = 0
         self._meeting = threading.Lock()
@@ -113,7 +113,7 @@ class Recorder:
         if self.losses_alone and control is not None and LOSS not in control.calls:
             control = None
         if control is not None:
-            self._use(self._rings.ring_for(control, self.writer.capacity, "counters" in self.notices.active))
+            self._use(self.rings.ring_for(control, self.writer.capacity, "counters" in self.notices.active))
             self.writer.control = control
             self.writer.start()
             if self.compiled:
@@ -123,7 +123,7 @@ class Recorder:
             self.control = self.writer.control = control
             self.notices.over("control")
             self._on_change()
-        self._rings.complete()
+        self.rings.complete()
 
     def _use(self, ring: Ring) -> None:
         """Store calls and books in this ring from now on; the books are in a file at any moment."""
@@ -194,10 +194,6 @@ class Recorder:
         untold = sum(not isinstance(why, str) for _, why in self.notices.later)
         return self.notices.faults + untold + len(self.writer.failed)
 
-    def forked(self) -> None:
-        """Leave the ring's file to the parent, in a forked child."""
-        self._rings.forked()
-
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Stop recording and write the queue. Returns whether the writer ended in time; unwritten calls stay in the ring."""
         self.closed, self.control, self._timeout = True, None, timeout
@@ -221,9 +217,9 @@ class Recorder:
     def _end_ring(self) -> None:
         ledgers = self.writer.watched()
         published = not any(ledger.changed for ledger in ledgers)
-        if self._rings.asked is not None and not published:
-            self._use(self._rings.ring_for(self._rings.asked, self.writer.capacity, True))
-        path = self._rings.close(self._written, published)
+        if self.rings.asked is not None and not published:
+            self._use(self.rings.ring_for(self.rings.asked, self.writer.capacity, True))
+        path = self.rings.close(self._written, published)
         left = sum(ledger.pending for ledger in ledgers)
         if path is not None and left:
             self.notices.warn("exit", f"{left} calls are still in the ring {path}: run `actordbg dump recover` to save them")
@@ -426,7 +422,7 @@ class Recorder:
     def _of_the_process(self) -> dict[str, Any]:
         """Return the facts of the process that counters files hold."""
         self.attempt(self._count_strays)
-        return {"faults": self.faults, "ring": self._rings.about()}
+        return {"faults": self.faults, "ring": self.rings.about()}
 
 
 def _peek_seq_len(binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

@@ -249,9 +249,7 @@ class Ring:
         return offset, len(text)
 
     def open(self, item: Any, count: int, tensor_bytes: int) -> RingEntry | None:
-        """Allocate a call with `count` numbers and `tensor_bytes` of tensors (each aligned); None if there is no room.
-
-        The entry is `item`'s at once, held once, for the call itself. The oldest of the last calls are evicted if necessary."""
+        """Allocate a call's entry, held by `item`; evict old calls for it. None without room for its numbers and tensors."""
         size = head_bytes(count) + tensor_bytes
         with self._lock:
             if len(self._left) * size > _MOST_LEFT_BYTES or len(self._left) > _MOST_LEFT:

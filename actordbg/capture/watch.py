@@ -192,7 +192,7 @@ class RingKeeper:
         return facts | {"in_flight": len(running), "in_flight_s": seconds}
 
     def forked(self) -> None:
-        """Leave the ring to the parent, in a forked child: also one that is not in use yet."""
+        """Leave the ring to the parent, in a forked child, also before it is used."""
         if self._ring is not None:
             self._ring.let_go()
 

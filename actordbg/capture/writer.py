@@ -122,8 +122,7 @@ class Writer:
 
     def watched(self) -> list[Ledger]:
         """Return the ledgers whose counters are published."""
-        with self.lock:
-            return list(self._ledgers)
+        return [*self._ledgers]
 
     def start(self) -> None:
         """Start the thread if it is not running."""

@@ -191,7 +191,7 @@ def _weights_without_dumps(catalog: Catalog, chosen: list[str]) -> list[Doomed]:
 
 
 def _may_record(store: Store, run: str, weights: Path) -> bool:
-    """Check whether the process that met these weights may still record. One that was killed did not, after `dump recover`."""
+    """Check whether the process that met these weights may still record: after `dump recover`, a killed process may not."""
     try:
         counters = read_counters(store.counters / run / f"{weights.stem.rpartition('-')[0]}.json")
     except CorruptDump:  # a store that was copied has none
