@@ -163,7 +163,7 @@ def fold_news(connection: Connection) -> int:
 
 _RESULTS = (
     "SELECT r.dump_id, r.id, r.replay_id, r.status, r.output_digest, p.configuration, coalesce(p.command, ''), p.accept, "
-    "p.origin FROM result AS r JOIN replay AS p ON p.replay_id = r.replay_id WHERE r.dump_id IN ({}) "
+    "p.origin IS NULL FROM result AS r JOIN replay AS p ON p.replay_id = r.replay_id WHERE r.dump_id IN ({}) "
     "ORDER BY r.finished_at DESC, r.replay_id DESC"
 )
 _COMPARED = (
@@ -180,8 +180,8 @@ def _judgements(connection: Connection, names: Sequence[str], marks: str) -> Map
     """Read everything that judged these dumps, the newest first."""
     by_dump: dict[str, list[Judgement]] = defaultdict(list)
     passed: dict[tuple[str, str], Judgement] = {}
-    for dump_id, *facts, origin in connection.execute(_RESULTS.format(marks), names):
-        judgement = Judgement(*facts, mine=origin is None)
+    for dump_id, *facts in connection.execute(_RESULTS.format(marks), names):
+        judgement = Judgement(*facts)
         by_dump[dump_id].append(judgement)
         if judgement.status == PASSED:  # others have the one answer that they did not
             passed[judgement.replay_id, dump_id] = judgement

@@ -103,8 +103,8 @@ def _publish(number: int, tokenizer: Any, noted: list[SampledTurn | None], resul
         raise ValueError(f"{len(noted) - len(turns)} of {len(noted)} turns could not be read")
     trained = tuple(map(int, result["observation_tokens"]))
     ranges = tuple((int(start), int(end)) for start, end in result["action_ranges"])
-    ends = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")}
+    bos, eos = (getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id"))
     root, run = os.environ["ACTORDBG_STORE"], os.environ.get("ACTORDBG_RUN", "run")
     who = (run, socket.gethostname(), os.getpid(), number, now_timestamp())
-    trajectory = Trajectory(*who, **ends, turns=turns, trained=trained, ranges=ranges)
+    trajectory = Trajectory(*who, bos=bos, eos=eos, turns=turns, trained=trained, ranges=ranges)
     atomic_write(StoreFiles(root).root / TURNS / run / trajectory.name, trajectory.to_json().encode())
