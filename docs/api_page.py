@@ -116,7 +116,7 @@ def _plain(annotation: ast.expr) -> ast.expr:
 
 
 def _described(node: ast.FunctionDef) -> str:
-    """Return a function's docstring; of one that is a command, the first sentence, and where its arguments are explained."""
+    """Return a function's docstring; of a command's, the first sentence, and where its arguments are explained."""
     command = next((name for name, command in every_command(CONTENTS) if command.target == f":{node.name}"), None)
     if command is None:
         return _text(node)

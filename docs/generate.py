@@ -47,7 +47,7 @@ EXIT_CODES = """\
 | 130 | interrupted |
 
 A command that judges (`check`, `replay`, `explain`, `compare`, `lint`, ...) exits with 1 unless all that it judged is good.
-One that makes or shows something (`reduce`, `repro`, `bundle`, `report`, ...) exits with 0 once that is done, whatever
+A command that makes or shows something (`reduce`, `repro`, `bundle`, `report`, ...) exits with 0 once that is done, whatever
 verdict it repeats: `actordbg reduce last && actordbg repro last`. `good` in `--json` says the same.
 
 `--quiet` prints a verdict's first line only; without a verdict it drops notes and progress.

@@ -133,7 +133,7 @@ def check_answer(store: Store, checked: CheckedReplay, *, of: int, recorded: str
 def _fault_beside(store: Store, spec: ReplaySpec) -> str:
     """Return this user's newest replay that is wrong on an input of `spec` under another configuration: what was changed decides.
 
-    "" for none: the same configuration was wrong before somebody mended it.
+    "" for none: the same configuration was wrong before somebody repaired it.
     """
     inputs = {item.dump_id for item in spec.inputs}
     for replay in listed(open_fresh(store), everything=True):

@@ -25,7 +25,7 @@ class Client:
     command: str | None = None
     """What a record keeps as its command; None: the command line that does the same."""
     select, widen = "select dumps with where=... or files=[...]", "widen the selection: `dumps()` lists all dumps"
-    """What to do if nothing was selected, and if what was asked for is not there."""
+    """What to do if nothing was selected, and if what the user named is not there."""
     was_stopped = False
     """Whether to answer with what there is after Ctrl-C."""
 

@@ -121,7 +121,7 @@ class FaultCase(StoredRecord):
 
     @property
     def packages(self) -> list[str]:
-        """Which packages its script needs beside torch and transformers."""
+        """Packages that its script needs beside torch and transformers."""
         if self.through == TRAINER:
             return ["deepspeed", "openrlhf"]
         return ["deepspeed"] if self.engine == "deepspeed" else []

@@ -191,7 +191,10 @@ class ActorEngine:
     def _examined(
         self, dump: Dump, outcome: ForwardOutcome, asked: Collection[str], on_step: Callable[[str], None]
     ) -> dict[str, Any]:
-        """What the instruments find in an input that was run. Once this process is out of step, none examines any more."""
+        """Let the instruments examine an input that was run, and return what they find.
+
+        Once this process is out of step, none examines any more.
+        """
         from actordbg.actor.forward_outcome import keeping_memory
 
         found: dict[str, Any] = {}

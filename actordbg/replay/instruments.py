@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from actordbg.store.payload import Dump
 
 AT_END = "at the end"
-"""What is asked after the last input, beside the names of instruments."""
+"""Stands beside the names of instruments after the last input."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def _text(cell: str | Link) -> str:
 
 
 def listing(part: str, asked: Asked, rows: Sequence[Row], facets: Sequence[str], figures: Collection[str]) -> str:
-    """Render a page of a list: the facets, the rows that they select in the order that is asked for, links to other pages."""
+    """Render a page of a list: the facets, the rows that they select in the address's order, links to other pages."""
     if not rows:
         return "<p>none yet</p>"
     columns = list(rows[0].cells)
@@ -72,7 +72,7 @@ def sort_of(asked: Asked, columns: Collection[str]) -> tuple[str, str]:
 
 
 def first_of(asked: Asked) -> int:
-    """Return the index of the first row of the page that is asked for."""
+    """Return the index of the first row of the page that the address names."""
     page = asked.get("page", "1")
     return (int(page) - 1) * SHOWN if page.isdecimal() and 0 < len(page) < 10 and int(page) else 0
 
