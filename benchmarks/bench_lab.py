@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from actordbg.judge.comparing import compare
+from actordbg.compare.comparing import compare
 from actordbg.records.journal import TENSORS
 from actordbg.store.layout import Store
 from benchmarks.kept_replays import two_replays

@@ -20,9 +20,9 @@ from actordbg.formats.dump_record import SUFFIX
 from actordbg.judge.check import ROUNDING, TRUTH, CheckedReplay, check_blocks, check_data, run_check
 from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
-from actordbg.judge.lint import LintFindings, lint, lint_answer
 from actordbg.judge.load_replays import pictures
 from actordbg.judge.replay_list import listed
+from actordbg.recorded.lint import LintFindings, lint, lint_answer
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import PICKLES

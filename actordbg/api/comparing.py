@@ -12,18 +12,18 @@ from actordbg.api.reports import texts_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
+from actordbg.compare import noise_floor
+from actordbg.compare.comparing import compare, save
+from actordbg.compare.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
+from actordbg.compare.same_weights import weights_of_outputs, without_unknown_weights
+from actordbg.compare.sides import RECORDED_NAMES, TRUTH, rests_on_others
+from actordbg.compare.thresholds import asked
 from actordbg.config import consent
 from actordbg.config.replay_config import ANY_WIDER, TINY
 from actordbg.document.blocks import Paragraph
 from actordbg.document.command_result import CommandResult
-from actordbg.judge import noise_floor
-from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import comparison_charts, document
 from actordbg.judge.explain_outputs import with_explanation
-from actordbg.judge.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
-from actordbg.judge.same_weights import weights_of_outputs, without_unknown_weights
-from actordbg.judge.sides import RECORDED_NAMES, TRUTH, rests_on_others
-from actordbg.judge.thresholds import asked
 from actordbg.judge.wrong_tokens import wrong_tokens
 from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, NoiseRecord
 from actordbg.records.run_files import RECORDED_WEIGHTS

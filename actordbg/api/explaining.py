@@ -13,16 +13,16 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_columns import ComparisonRun
+from actordbg.compare.sides import GOLDEN, TRUTH
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.judge import explanation
 from actordbg.judge.check import CheckedReplay, located_spec, worst_unlocated
 from actordbg.judge.explained_sides import ExplainedEngine, ExplainedRollout, explain_engine, explain_rollout
-from actordbg.judge.lint import lint
 from actordbg.judge.load_replays import load
-from actordbg.judge.sides import GOLDEN, TRUTH
 from actordbg.judge.token_charts import heat_chart
 from actordbg.locate.verdict import lines_of, verdict_of
+from actordbg.recorded.lint import lint
 from actordbg.records.comparison_record import MODEL, ComparisonRecord
 from actordbg.records.finding import NotChecked
 from actordbg.records.journal import SPEC

@@ -278,8 +278,8 @@ class PlainCommands:
             template (MODEL): Judge the chat template of this model instead.
         """
         from actordbg.api.reports import texts_of
-        from actordbg.judge.chat_template import template_answer
-        from actordbg.judge.turns import trajectories_of, turns_answer
+        from actordbg.recorded.chat_template import template_answer
+        from actordbg.recorded.turns import trajectories_of, turns_answer
 
         if template is not None:
             return template_answer(template, trajectories_of(self._store, run)[0] if self._store.exists() else [])
@@ -299,7 +299,7 @@ class PlainCommands:
         Args:
             run (NAME): The run (default: the newest with recorded transfers).
         """
-        from actordbg.judge.weight_ladder import weights_answer
+        from actordbg.recorded.weight_ladder import weights_answer
 
         return weights_answer(self._store.require(), run)
 

@@ -13,11 +13,11 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
+from actordbg.compare.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.document.blocks import FAILED, WRONG, Block, Code, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.bundle import pack_bundle, upload
-from actordbg.judge.lint import READ
-from actordbg.judge.sides import GOLDEN, TRUTH, own_comparisons
+from actordbg.recorded.lint import READ
 from actordbg.records.comparison_record import GOOD, MISMATCH, ComparisonRecord
 from actordbg.records.finding import NotChecked
 from actordbg.reduce.case import CRASH, ERROR, HANG

@@ -18,12 +18,12 @@ from actordbg.api.reports import replay_answer
 from actordbg.base.errors import ActordbgError, LaunchProblem
 from actordbg.base.units import human_bytes, plural, some
 from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
+from actordbg.compare.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 from actordbg.config.as_ran import as_ran, costs, on_machine
 from actordbg.config.sources import FSDP_OFF, fsdp_is_off
 from actordbg.document.blocks import FAILED, Block, Items, Paragraph, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.create import create_dumps
-from actordbg.judge.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.replay import supervise

@@ -15,7 +15,7 @@ from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
-from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.steps.recorded_step import recorded_step
 from actordbg.steps.run_step import run_step
 from actordbg.steps.step_document import step_blocks, step_data, step_page

@@ -168,8 +168,8 @@ def judged(
     power: plant faults to measure which would be detected. `callbacks`: passed on to `run_replay`. If the truth cannot be
     computed, the cell becomes `not-compared`, with the reason.
     """
-    from actordbg.judge.comparing import compare, save
-    from actordbg.judge.find_truth import ensure_rounding, ensure_truth
+    from actordbg.compare.comparing import compare, save
+    from actordbg.compare.find_truth import ensure_rounding, ensure_truth
 
     assert cell.replay_id is not None
     try:
@@ -226,7 +226,7 @@ def regressions(store: Store, cell: MatrixCell, baseline: MatrixRecord, slower: 
     more than `slower` times as long (median of the per-input ratio over inputs that are steady in both); a cell that ran in the
     baseline and is unavailable now, or that fails now and did not run in the baseline.
     """
-    from actordbg.judge.comparing import compare
+    from actordbg.compare.comparing import compare
 
     like = cell_like(baseline, cell)
     theirs = like.replay_id if like else None

@@ -21,25 +21,25 @@ from typing import Any
 from actordbg.base.errors import ActordbgError, MachineFault
 from actordbg.base.units import new_replay_id, plural, some
 from actordbg.catalog.dump_verdicts import LOCATED
+from actordbg.compare.comparing import compare, save
+from actordbg.compare.find_truth import Runner, ensure_rounding, ensure_truth
+from actordbg.compare.noise_floor import newest_for
+from actordbg.compare.same_weights import WEIGHTS, WeightsMet, weights_of_outputs, without_unknown_weights
+from actordbg.compare.sides import OTHER_WEIGHTS, RECORDED
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Heading, Paragraph, Verdict
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import details
 from actordbg.judge.explain_outputs import with_explanation
-from actordbg.judge.find_truth import Runner, ensure_rounding, ensure_truth
-from actordbg.judge.lint import LintFindings, with_lint
 from actordbg.judge.load_replays import load
-from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import replay_details
 from actordbg.judge.replay_findings import CODE, Judged
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.judge.same_weights import WEIGHTS, WeightsMet, weights_of_outputs, without_unknown_weights
-from actordbg.judge.sides import OTHER_WEIGHTS, RECORDED
 from actordbg.judge.summary import summary_of
 from actordbg.judge.verdicts import replay_verdict
 from actordbg.locate.rules import PLACES
 from actordbg.locate.verdict import LocalVerdict, verdict_of
+from actordbg.recorded.lint import LintFindings, with_lint
 from actordbg.records.comparison_record import MISMATCH, MODEL, NOT_COMPARED, ComparisonRecord, DumpComparison
 from actordbg.records.comparison_record import RECORDED as OUTPUTS
 from actordbg.records.finding import NotChecked

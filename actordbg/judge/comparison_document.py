@@ -324,7 +324,7 @@ def comparison_charts(
 def _pairs(store: Store, record: ComparisonRecord) -> Iterator[TokenPair]:
     """Yield the worst dumps whose tensors both sides kept."""
     from actordbg.catalog.query import open_fresh
-    from actordbg.judge.sides import open_replay, recorded_arrays
+    from actordbg.compare.sides import open_replay, recorded_arrays
     from actordbg.judge.token_charts import TokenPair
 
     if record.a.replay_id is None or record.b.replay_id is None:

@@ -34,12 +34,12 @@ from actordbg.causes.bank import (
 )
 from actordbg.causes.fit import ACCEPTED, Array, CauseFit, FitResult, TokenSample, fit, fit_to, mean_apart, refined, rounds_as
 from actordbg.causes.gather import PREFIX, Piece, sample_of
+from actordbg.compare.comparing import OF_TOKENS
+from actordbg.compare.find_truth import Wanted, ensure_lone_rows, wanted_rounding, wanted_truth
+from actordbg.compare.sides import GOLDEN, GoldenSide, ReplaySide, Values, open_replay, why_not
+from actordbg.compare.thresholds import measures
 from actordbg.config.replay_config import WIDER
 from actordbg.document.blocks import number
-from actordbg.judge.comparing import OF_TOKENS
-from actordbg.judge.find_truth import Wanted, ensure_lone_rows, wanted_rounding, wanted_truth
-from actordbg.judge.sides import GOLDEN, GoldenSide, ReplaySide, Values, open_replay, why_not
-from actordbg.judge.thresholds import measures
 from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, DumpComparison, ExplainedOutputs, NamedCause
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store

@@ -27,6 +27,8 @@ from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
 from actordbg.causes.bank import PLACEHOLDER, ROWS, SHIFT, UNKNOWN_POLICY, UNKNOWN_PRECISION, cause_and_part
 from actordbg.causes.fit import FEWEST, Array
+from actordbg.compare.same_weights import WEIGHTS, WeightsMet, weights_met
+from actordbg.compare.sides import ReplaySide, open_replay
 from actordbg.config.replay_config import ENDPOINT
 from actordbg.document.blocks import (
     EITHER,
@@ -43,9 +45,7 @@ from actordbg.document.blocks import (
     section,
 )
 from actordbg.judge.explain_outputs import MOST, explain_sides
-from actordbg.judge.recorded_calls import Numbers, RecordedCall
-from actordbg.judge.same_weights import WEIGHTS, WeightsMet, weights_met
-from actordbg.judge.sides import ReplaySide, open_replay
+from actordbg.recorded.recorded_calls import Numbers, RecordedCall
 from actordbg.records.comparison_record import MODEL, TRUTH, ExplainedOutputs, NamedCause
 from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.records.journal import ENGINE_WAYS

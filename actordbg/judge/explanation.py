@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actordbg.base.units import grouped, plural
+from actordbg.compare.dump_figures import scaled_gradients
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Verdict, number, section
 from actordbg.judge.agreement import ranks_in_words
 from actordbg.judge.check import CheckedReplay, worst_unlocated
 from actordbg.judge.comparison_document import conclusion, excluded
-from actordbg.judge.dump_figures import scaled_gradients
 from actordbg.judge.replay_findings import RANKS
 from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens

@@ -21,10 +21,10 @@ from actordbg.catalog.columns import DumpRow
 from actordbg.catalog.lab_columns import ReplayRow
 from actordbg.catalog.selections import no_match
 from actordbg.catalog.where import quoted
+from actordbg.compare.sides import own_comparisons
 from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.report_model import Summary
-from actordbg.judge.sides import own_comparisons
 from actordbg.judge.summary import restrict, summarise
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, read_why

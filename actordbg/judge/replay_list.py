@@ -13,9 +13,9 @@ from actordbg.base.owners import whose
 from actordbg.base.units import passed_of, plural
 from actordbg.catalog import query
 from actordbg.catalog.query import Catalog
+from actordbg.compare.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import UNCHECKED, Block, Grid, Heading, Paragraph, Verdict, number
-from actordbg.judge.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.judge.verdicts import word_of_row
 from actordbg.records.finding import BROKEN, RAISED
 from actordbg.records.journal import SPEC

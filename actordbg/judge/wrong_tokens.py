@@ -15,10 +15,10 @@ import numpy as np
 
 from actordbg.base.errors import ActordbgError
 from actordbg.catalog import query
+from actordbg.compare.dump_figures import odd_values, unlike
+from actordbg.compare.sides import GoldenSide, ReplaySide, Side, Values, open_replay, recorded_arrays
 from actordbg.document.specifications import thinned
 from actordbg.formats.encoding import Array
-from actordbg.judge.dump_figures import odd_values, unlike
-from actordbg.judge.sides import GoldenSide, ReplaySide, Side, Values, open_replay, recorded_arrays
 from actordbg.locate.token_patterns import Pattern, pattern_of
 from actordbg.records.comparison_record import MISMATCH, ComparisonRecord, DumpComparison
 from actordbg.store.layout import Store

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from actordbg.compare.comparing import tokens_outside
 from actordbg.judge.check import CheckedReplay
-from actordbg.judge.comparing import tokens_outside
 from actordbg.locate.rules import OPERATION, PLACES
 from actordbg.records.comparison_record import MISMATCH, StoredRecord
 from actordbg.records.finding import Finding, Rule, any_layer

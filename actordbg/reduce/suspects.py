@@ -20,14 +20,14 @@ import numpy as np
 from actordbg.actor.models import ensure_tiny, once
 from actordbg.base.errors import NothingToDo, Unsupported
 from actordbg.base.units import plural
+from actordbg.compare.comparing import compare
+from actordbg.compare.find_truth import ensure_rounding, ensure_truth
+from actordbg.compare.sides import TRUTH
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, TINY, ReplayConfig
 from actordbg.dumps.create import dump_of_inputs
 from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
 from actordbg.formats.encoding import PlainTensor
 from actordbg.judge.check import CheckedReplay
-from actordbg.judge.comparing import compare
-from actordbg.judge.find_truth import ensure_rounding, ensure_truth
-from actordbg.judge.sides import TRUTH
 from actordbg.records.comparison_record import MISMATCH, ComparisonRecord
 from actordbg.records.journal import read_results, read_standing
 from actordbg.records.locate_record import LOCATED

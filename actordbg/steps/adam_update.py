@@ -21,7 +21,7 @@ import numpy as np
 from actordbg.base.units import plural, some
 from actordbg.document.blocks import number
 from actordbg.formats.weight_hashes import GroupState, WeightRecord
-from actordbg.judge.recorded_calls import Numbers
+from actordbg.recorded.recorded_calls import Numbers
 from actordbg.records.finding import Finding
 from actordbg.steps.recorded_step import RecordedStep
 from actordbg.steps.rules import broken

@@ -21,11 +21,11 @@ import safetensors.numpy
 
 from actordbg.base.errors import Unsupported
 from actordbg.base.units import new_replay_id, plural
+from actordbg.compare.same_weights import WeightsMet, weights_met
 from actordbg.config.replay_config import ENDPOINT, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
-from actordbg.judge.recorded_calls import Numbers
-from actordbg.judge.same_weights import WeightsMet, weights_met
+from actordbg.recorded.recorded_calls import Numbers
 from actordbg.records.journal import TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.group_engine import WarmGroups, launch_group

@@ -15,8 +15,8 @@ import numpy as np
 
 from actordbg.document.blocks import Block, Chart, Grid, Heading, Items, number
 from actordbg.document.specifications import ACCENT, PART, hints, layer, layered, quantity, small, whole
-from actordbg.judge.recorded_calls import Numbers, RecordedCall
 from actordbg.judge.token_charts import Texts, TokenPair, tokens_chart
+from actordbg.recorded.recorded_calls import Numbers, RecordedCall
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep
 from actordbg.steps.run_step import StepFigures
 from actordbg.steps.step_verdict import applied_by, causes_of, verdict_of

@@ -16,7 +16,7 @@ from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import CONTEXT
-from actordbg.judge.loss_terms import kl_terms, loss_terms
+from actordbg.recorded.loss_terms import kl_terms, loss_terms
 from actordbg.steps.step_plan import ENTROPY, StepPlan
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import text_call

@@ -24,12 +24,12 @@ import numpy as np
 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural, some
+from actordbg.compare.same_weights import OF_ROUNDING, WEIGHTS
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number
-from actordbg.judge.loss_terms import kl_terms
-from actordbg.judge.recorded_calls import Terms
-from actordbg.judge.same_weights import OF_ROUNDING, WEIGHTS
-from actordbg.judge.step_laws import LOSS_OFF, MOVED
+from actordbg.recorded.loss_terms import kl_terms
+from actordbg.recorded.recorded_calls import Terms
+from actordbg.recorded.step_laws import LOSS_OFF, MOVED
 from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.steps.adam_update import of_update, unchecked
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep

@@ -23,6 +23,7 @@ from actordbg.catalog import query
 from actordbg.catalog.selections import verdict_of
 from actordbg.catalog.tables import CALLER
 from actordbg.catalog.where import all_of, quoted
+from actordbg.compare.sides import rests_on_others
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.page import as_html
 from actordbg.judge.comparison_document import comparison_charts
@@ -30,7 +31,6 @@ from actordbg.judge.comparison_document import document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
 from actordbg.judge.replay_list import listed, shown_verdict
-from actordbg.judge.sides import rests_on_others
 from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.finding import BROKEN

@@ -15,7 +15,7 @@ from stopcases import actordbg
 
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import results_for, select_dumps
-from actordbg.judge.comparing import compare
+from actordbg.compare.comparing import compare
 from actordbg.records.comparison_record import MATCH, MISMATCH
 from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store

@@ -15,8 +15,8 @@ from losscases import MICRO, experiences, normalization, stand_in_for_openrlhf
 
 from actordbg.base.imports import is_there
 from actordbg.capture import hook
-from actordbg.judge.lint import Findings, lint
-from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.recorded.lint import Findings, lint
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")

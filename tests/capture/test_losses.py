@@ -18,8 +18,8 @@ from actordbg.base.errors import UsageError
 from actordbg.base.imports import is_there
 from actordbg.capture import facts, hook, loss_record, losses
 from actordbg.capture.switch_file import read_control
-from actordbg.judge.lint import lint
-from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.recorded.lint import lint
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
 from actordbg.store.payload import Dump
 

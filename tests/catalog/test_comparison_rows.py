@@ -18,8 +18,8 @@ from comparecases import given, write_replay
 from actordbg.catalog import query, record_rows
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.lab_columns import Comparison, ComparisonRun
+from actordbg.compare.comparing import save
 from actordbg.formats.store_files import atomic_write
-from actordbg.judge.comparing import save
 from actordbg.records.comparison_record import (
     MATCH,
     MISMATCH,

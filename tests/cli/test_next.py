@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from actordbg.api import reducing
 from actordbg.campaign import run_matrix
 from actordbg.cli.app import app
+from actordbg.compare import find_truth
 from actordbg.dumps.create import create_dumps
-from actordbg.judge import check, find_truth
+from actordbg.judge import check
 from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.reduce.case import DIFFERENCE, FaultCase

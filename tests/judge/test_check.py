@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from actordbg.base.errors import MachineFault, Unsupported
 from actordbg.catalog.query import get_replay, open_fresh, select_dumps
 from actordbg.cli.app import app
+from actordbg.compare.comparing import compare, save
 from actordbg.document.blocks import Verdict
 from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
 from actordbg.judge.check import CheckedReplay, check_data, run_check
-from actordbg.judge.comparing import compare, save
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.load_replays import load
 from actordbg.judge.replay_findings import Judged

@@ -18,11 +18,11 @@ from actordbg.actor.hub_model import versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, UsageError, WhereError
 from actordbg.base.units import new_replay_id
 from actordbg.cli.lazy import filled_in
+from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
+from actordbg.compare.noise_floor import measure, save
 from actordbg.config.replay_config import ReplayConfig, validate
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
-from actordbg.judge.find_truth import ensure_truth, find_truth, wanted_truth
-from actordbg.judge.noise_floor import measure, save
 from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import load_spec

@@ -13,9 +13,9 @@ from comparecases import given, publish_golden, write_replay
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
+from actordbg.compare.comparing import compare
 from actordbg.document.blocks import Verdict
 from actordbg.judge.check import CheckedReplay, located_spec, run_check
-from actordbg.judge.comparing import compare
 from actordbg.judge.explanation import WHAT, explain
 from actordbg.laws.rules import of_answer
 from actordbg.records.comparison_record import ExplainedOutputs, NamedCause

@@ -10,9 +10,9 @@ import pytest
 from replaycases import publish
 from storecases import counters
 
+from actordbg.compare.sides import recorded_arrays
 from actordbg.judge.load_replays import calls_of, dropped_of
 from actordbg.judge.replay_charts import run_timeline
-from actordbg.judge.sides import recorded_arrays
 from actordbg.judge.token_charts import TokenPair, tokens_chart
 from actordbg.store import payload
 from actordbg.store.layout import Store

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from actordbg.compare.same_weights import WeightsMet, weights_met
 from actordbg.judge import explained_sides
 from actordbg.judge.explained_sides import ExplainedRollout, field_figures
-from actordbg.judge.same_weights import WeightsMet, weights_met
 from actordbg.records.comparison_record import ExplainedOutputs, NamedCause
 from actordbg.store.layout import Store
 

@@ -120,6 +120,11 @@ def test_the_house_weighs_no_more_than_the_decisions_allow():
     assert {name: count for name, count in actual.items() if count < 0.98 * limits[name] - 1} == {}, "lower the limit"
 
 
+def test_no_control_flow_hides_in_expressions():
+    hidden = {path.name: figures.dense(path.read_text()) for path in figures.product(ROOT)}
+    assert {name: places for name, places in hidden.items() if any(places.values())} == {}
+
+
 def test_a_docstring_a_comment_and_layout_weigh_nothing():
     source = '"""A module."""\n# a comment\ndef f():\n    """Returns."""\n    return (\n        "text",\n    )\n'
     assert figures.code_tokens(source) == 10

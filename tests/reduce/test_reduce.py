@@ -35,9 +35,9 @@ from actordbg.base.errors import BadResult, CorruptDump, LaunchProblem, Refused,
 from actordbg.base.foreign_text import in_lines
 from actordbg.base.processes import read_stat
 from actordbg.cli.app import app
+from actordbg.compare.comparing import compare, save
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings
-from actordbg.judge.comparing import compare, save
 from actordbg.records.comparison_record import MISMATCH, DumpComparison, Figures
 from actordbg.records.replay_record import ResultRecord
 from actordbg.reduce import handover, reduction, suspects, templates

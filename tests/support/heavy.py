@@ -11,7 +11,7 @@ TESTS = ROOT / "tests"
 FILES = (
     "causes/test_causes.py", "cluster/test_ray_replay.py", "locate/test_locate.py", "install/test_run_ray.py",
     "campaign/test_matrix_distributed.py", "project/test_docs.py", "debug/test_stops_in_replays.py",
-    "judge/test_engine_sides.py", "campaign/test_matrix_command.py", "project/test_examples.py", "api/test_pytest_plugin.py",
+    "compare/test_engine_sides.py", "campaign/test_matrix_command.py", "project/test_examples.py", "api/test_pytest_plugin.py",
     "campaign/test_train_check.py", "judge/test_truth_end_to_end.py", "demo/test_demo_steps.py", "install/test_run.py",
     "reduce/test_reduce.py", "api/test_store_api.py", "capture/test_capture_deaths.py", "api/test_for_agents.py",
     "project/test_threads.py", "actor/test_actor_session.py", "catalog/test_odd_files.py", "trainers/test_made_up_trainer.py",

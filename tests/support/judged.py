@@ -20,13 +20,13 @@ import safetensors.numpy
 import torch
 
 from actordbg.actor.session import open_actor
+from actordbg.compare.dump_figures import measure, unlike
+from actordbg.compare.measured_limits import Rounding
+from actordbg.compare.sides import Values
+from actordbg.compare.thresholds import applied_to
+from actordbg.compare.thresholds import judge as judge_figures
 from actordbg.config.choices import short_dtype
 from actordbg.config.replay_config import WIDER, ReplayConfig
-from actordbg.judge.dump_figures import measure, unlike
-from actordbg.judge.measured_limits import Rounding
-from actordbg.judge.sides import Values
-from actordbg.judge.thresholds import applied_to
-from actordbg.judge.thresholds import judge as judge_figures
 from actordbg.laws.law_run import LawRun
 from actordbg.locate.clean_models import flags_restored
 from actordbg.locate.identity import identities_of

@@ -9,8 +9,8 @@ from typing import Any
 from unittest.mock import patch
 
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.judge.recorded_calls import Answer, RecordedCall
-from actordbg.judge.recorded_laws import LAWS
+from actordbg.recorded.recorded_calls import Answer, RecordedCall
+from actordbg.recorded.recorded_laws import LAWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recorded-fields.md"
 

@@ -16,10 +16,10 @@ from actordbg.capture.control import Control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.switch_file import write_control
 from actordbg.catalog.indexer import refresh
+from actordbg.compare.comparing import compare, save
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.store_files import atomic_write
-from actordbg.judge.comparing import compare, save
 from actordbg.records.comparison_record import DumpNoise, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store

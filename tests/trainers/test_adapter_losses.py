@@ -18,8 +18,8 @@ from adaptercases import dumps_of, record_here
 from recordedfields import unlisted_of
 from torch import nn
 
-from actordbg.judge.lint import lint
-from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.recorded.lint import lint
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
 from actordbg.trainers import trl_adapter
 from actordbg.trainers.recorded_losses import _Recorder

@@ -27,7 +27,7 @@ def test_other_trainers_are_named_by_the_adapters_alone():
     example = {"actordbg/api/pytest_plugin.py", "actordbg/api/tapping.py"}
     dashboards = {"actordbg/judge/explained_sides.py"}  # their own names of its figures
     others = {name for name, text in PRODUCT.items() if not name.startswith("actordbg/trainers/") and named.search(text)}
-    formulas = {"actordbg/judge/advantage_laws.py", "actordbg/judge/recorded_laws.py"}  # whose formula a law is
+    formulas = {"actordbg/recorded/advantage_laws.py", "actordbg/recorded/recorded_laws.py"}  # whose formula a law is
     formats = {"actordbg/measure/log_exports.py"}  # who writes such a file
     assert others == example | dashboards | formulas | formats
     adapters = [text for name, text in PRODUCT.items() if name.endswith("_adapter.py") and "find_adapter" not in name]

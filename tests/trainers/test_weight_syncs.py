@@ -23,8 +23,8 @@ from actordbg.base.imports import is_there
 from actordbg.demo.demo_training import build_assets, start_job
 from actordbg.formats.weight_hashes import WeightRecord, sha256_of
 from actordbg.formats.weight_syncs import EngineAnswer, SentParameter, WeightSync
-from actordbg.judge.turns import turns_answer
-from actordbg.judge.weight_ladder import weights_answer
+from actordbg.recorded.turns import turns_answer
+from actordbg.recorded.weight_ladder import weights_answer
 from actordbg.records.run_files import read_sync
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store

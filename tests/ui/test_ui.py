@@ -25,9 +25,9 @@ from victims import wait_for
 
 from actordbg.base.errors import WhereError
 from actordbg.catalog import query
+from actordbg.compare.comparing import compare, save
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import make_folder
-from actordbg.judge.comparing import compare, save
 from actordbg.store.layout import Store
 from actordbg.ui.ui_pages import condition_of, dump_page, dumps_page, replays_page, store_page
 from actordbg.ui.ui_server import HOST, UiServer

@@ -18,9 +18,9 @@ import numpy as np
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
-from actordbg.judge import advantage_laws, step_laws
-from actordbg.judge.recorded_calls import VALUES, Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
-from actordbg.judge.weight_ladder import unequal_ranks
+from actordbg.recorded import advantage_laws, step_laws
+from actordbg.recorded.recorded_calls import VALUES, Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
+from actordbg.recorded.weight_ladder import unequal_ranks
 from actordbg.records.finding import Finding
 
 POSITIVE = {True: 1e-3, False: 0.05}
@@ -278,7 +278,9 @@ def _sampling(calls: Sequence[RecordedCall], answer: Answer) -> None:
         level, top_p, top_k = (call.fact(name) for name in ("loss.is_correction_level", "rollout.top_p", "rollout.top_k"))
         if level is None or (top_p is None and top_k is None):
             continue
-        cut = [f"top_p {top_p:g}"] * (top_p is not None and top_p < 1) + [f"top_k {top_k}"] * (top_k is not None and top_k > 0)
+        cut = [] if top_p is None or top_p >= 1 else [f"top_p {top_p:g}"]
+        if top_k is not None and top_k > 0:
+            cut.append(f"top_k {top_k}")
         words = f"importance correction is on, and sampling was cut to {' and '.join(cut)}"
         corrected = level != "off" or call.fact("loss.is_corrected") is True
         answer.rows(call, np.full(1, bool(cut) and corrected), words)

@@ -10,9 +10,9 @@ import torch
 from comparecases import Tensors, given, write_replay
 
 from actordbg.base.errors import StoreProblem
+from actordbg.compare.comparing import compare
+from actordbg.compare.noise_floor import ROUNDING_MARGIN, conclusion, deterministic, measure, newest_for, noise_page, save
 from actordbg.document.renderings import as_text
-from actordbg.judge.comparing import compare
-from actordbg.judge.noise_floor import ROUNDING_MARGIN, conclusion, deterministic, measure, newest_for, noise_page, save
 from actordbg.records.comparison_record import NoiseRecord
 from actordbg.store.layout import Store
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from roots import ROOT
 
 from actordbg.base.errors import UsageError
-from actordbg.judge.dump_figures import angle_of, figures, products, scaled_gradients, sequence_sums, worst_tokens
-from actordbg.judge.thresholds import DEFAULTS, MEASURES, STRENGTH, applied_to, asked, judge, measures, weaker
+from actordbg.compare.dump_figures import angle_of, figures, products, scaled_gradients, sequence_sums, worst_tokens
+from actordbg.compare.thresholds import DEFAULTS, MEASURES, STRENGTH, applied_to, asked, judge, measures, weaker
 from actordbg.records.comparison_record import MATCH, MISMATCH, DumpComparison, Figures
 
 INF, NAN = math.inf, math.nan

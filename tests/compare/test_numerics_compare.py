@@ -15,11 +15,11 @@ from comparecases import Tensors, given, publish_golden, write_replay
 from replaycases import publish
 
 from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.compare import sides
+from actordbg.compare.comparing import DETAILED, compare, save
+from actordbg.compare.thresholds import MEASURES
 from actordbg.document.renderings import as_text
-from actordbg.judge import sides
-from actordbg.judge.comparing import DETAILED, compare, save
 from actordbg.judge.comparison_document import conclusion, document
-from actordbg.judge.thresholds import MEASURES
 from actordbg.records.comparison_record import (
     MATCH,
     MISMATCH,

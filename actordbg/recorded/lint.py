@@ -21,8 +21,8 @@ from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, in_words, verdict_of
 from actordbg.formats.dump_record import LOSS
-from actordbg.judge.recorded_calls import Answer, RecordedCall
-from actordbg.judge.recorded_laws import LAWS
+from actordbg.recorded.recorded_calls import Answer, RecordedCall
+from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.finding import NOT_CHECKED, Findings, NotChecked, Rule
 
 _HOW = {

@@ -21,7 +21,7 @@ from actordbg.document.blocks import RIGHT, ROLLOUT, TRAINER
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.turn_record import TURNS, Trajectory
-from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.records.finding import Finding, Findings, NotChecked, Rule, outcomes_of
 from actordbg.records.run_files import read_trajectory
 from actordbg.store.layout import Store, require_run_name

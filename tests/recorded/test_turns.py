@@ -21,8 +21,8 @@ from actordbg.base.errors import CorruptDump, EnvironmentProblem, NothingToDo, U
 from actordbg.demo.demo_training import build_assets
 from actordbg.formats.dump_record import make_dump_id
 from actordbg.formats.turn_record import SampledTurn, Trajectory
-from actordbg.judge.chat_template import template_answer
-from actordbg.judge.turns import difference, turns_answer
+from actordbg.recorded.chat_template import template_answer
+from actordbg.recorded.turns import difference, turns_answer
 from actordbg.records.run_files import read_trajectory
 from actordbg.store import payload
 from actordbg.store.layout import Store

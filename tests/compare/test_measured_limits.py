@@ -15,8 +15,8 @@ from comparecases import Tensors, given, write_replay
 
 from actordbg.campaign.cell_outcomes import judged
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, verdict_word
+from actordbg.compare.comparing import compare
 from actordbg.document.renderings import as_text
-from actordbg.judge.comparing import compare
 from actordbg.judge.comparison_document import document
 from actordbg.records.comparison_record import MATCH, MISMATCH, ComparisonRecord, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord

@@ -64,9 +64,9 @@ from statistics import median
 
 import numpy as np
 
-from actordbg.judge.dump_figures import measure
-from actordbg.judge.sides import PLANTED, ReplaySide, Side
-from actordbg.judge.thresholds import DEFAULTS, Applied, Floors, judge, measures
+from actordbg.compare.dump_figures import measure
+from actordbg.compare.sides import PLANTED, ReplaySide, Side
+from actordbg.compare.thresholds import DEFAULTS, Applied, Floors, judge, measures
 from actordbg.records.comparison_record import GOOD, MISMATCH, DumpComparison
 
 FACTORS = {"mean_abs": 1.5, "p99_abs": 2.0, "max_abs": 3.0, "entropy_max_abs": 3.0, "gradient_distance": 1.5}

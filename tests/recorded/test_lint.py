@@ -27,11 +27,11 @@ from actordbg.capture.loss_points import CapturePoints
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, Verdict
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.formats.weight_hashes import ParameterHash, WeightRecord
-from actordbg.judge import step_laws
-from actordbg.judge.advantage_laws import ESTIMATORS
-from actordbg.judge.lint import lint, with_lint
-from actordbg.judge.recorded_calls import Answer
-from actordbg.judge.recorded_laws import LAWS
+from actordbg.recorded import step_laws
+from actordbg.recorded.advantage_laws import ESTIMATORS
+from actordbg.recorded.lint import lint, with_lint
+from actordbg.recorded.recorded_calls import Answer
+from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.finding import NOT_CHECKED
 from actordbg.store import payload
 from actordbg.store.layout import Store

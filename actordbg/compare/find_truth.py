@@ -27,10 +27,10 @@ from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem
 from actordbg.base.owners import is_own
 from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
+from actordbg.compare.sides import NON_FINITE, open_replay, tensors_path
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ANY_WIDER, ENDPOINT, SETTINGS, WIDER, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge.sides import NON_FINITE, open_replay, tensors_path
 from actordbg.records.journal import SPEC, read_results, read_standing
 from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec

@@ -37,14 +37,14 @@ from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.owners import whose
 from actordbg.base.units import new_replay_id, plural
 from actordbg.catalog import query
+from actordbg.compare.comparing import compare
+from actordbg.compare.find_truth import ensure_lone_rows, find_truth, wanted_truth
+from actordbg.compare.sides import ReplaySide, open_replay
+from actordbg.compare.thresholds import MEASURES, applied_to, measures
 from actordbg.config.as_ran import as_ran, deciding
 from actordbg.config.replay_config import TINY, VARIATIONS, WIDER
 from actordbg.document.blocks import Block, Grid, Heading, Items, Paragraph, Verdict, number
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge.comparing import compare
-from actordbg.judge.find_truth import ensure_lone_rows, find_truth, wanted_truth
-from actordbg.judge.sides import ReplaySide, open_replay
-from actordbg.judge.thresholds import MEASURES, applied_to, measures
 from actordbg.records.comparison_record import NOT_COMPARED, DumpComparison, DumpNoise, Figures, NoiseRecord, NoiseVariant
 from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import ReplaySpec

@@ -22,7 +22,7 @@ from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.weight_hashes import WEIGHTS, ParameterHash, WeightRecord
 from actordbg.formats.weight_syncs import SYNCS, EngineAnswer, SentParameter, WeightSync
-from actordbg.judge.recorded_calls import RecordedCall
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.records.finding import Finding, Findings, NotChecked, Rule, outcomes_of
 from actordbg.records.run_files import read_sync, read_weights, weights_of
 from actordbg.store.layout import Store, require_run_name

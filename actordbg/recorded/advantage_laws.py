@@ -27,8 +27,8 @@ import numpy as np
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import TRAINER, number
-from actordbg.judge.recorded_calls import COUNT, FIRST, HIGH, LOW, RETURN, Answer, Numbers, RecordedCall
-from actordbg.judge.step_laws import has_rollout, learns, steps
+from actordbg.recorded.recorded_calls import COUNT, FIRST, HIGH, LOW, RETURN, Answer, Numbers, RecordedCall
+from actordbg.recorded.step_laws import has_rollout, learns, steps
 
 OFF = 1e-3
 """Distance of a value from what an estimator gives, relative to the largest value of the step or to 1, that rounding explains."""
@@ -119,7 +119,14 @@ def estimated(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[Estimat
         groups = [group for group in members.values() if len(group) == samples]
         kind = replace(of, by_token=of.by_token or mixed or discounts)
         yield EstimatedStep(
-            words, kind, [every[place] for place in kept], estimates[kept], groups, samples, samples * prompts, whole
+            words=words,
+            of=kind,
+            rows=[every[place] for place in kept],
+            estimates=estimates[kept],
+            groups=groups,
+            samples=samples,
+            rollout=samples * prompts,
+            whole=whole,
         )
 
 

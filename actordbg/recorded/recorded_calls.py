@@ -21,7 +21,7 @@ from actordbg.document.blocks import ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_dump_id, timestamp_of
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
-from actordbg.judge.loss_terms import loss_terms
+from actordbg.recorded.loss_terms import loss_terms
 from actordbg.records.finding import Finding, Rule, RuleOutcome
 from actordbg.store.payload import load_plain, numbers_of
 

@@ -41,10 +41,10 @@ import numpy as np
 from safetensors import SafetensorError
 
 from actordbg.base.units import some
+from actordbg.compare.sides import Values, opened
+from actordbg.compare.thresholds import STRENGTH, weaker
 from actordbg.formats.encoding import Array
 from actordbg.formats.record_reading import MOST_VALUES, strict_json
-from actordbg.judge.sides import Values, opened
-from actordbg.judge.thresholds import STRENGTH, weaker
 from actordbg.records.comparison_record import MATCH, MISMATCH, DumpComparison, Figures, ParameterFigures, WorstToken
 
 CLIP_LOW, CLIP_HIGH = 0.8, 1.2

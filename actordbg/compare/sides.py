@@ -23,12 +23,12 @@ from actordbg.actor.rules import LEAKED, leaked
 from actordbg.base.errors import ActordbgError, StoreProblem
 from actordbg.base.owners import whose
 from actordbg.catalog import query
+from actordbg.compare.thresholds import weaker
 from actordbg.config.as_ran import as_ran, label, telling
 from actordbg.config.choices import short_dtype
 from actordbg.config.replay_config import TINY, TRUTHS
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.formats.dumpfile import DEFAULT_CAP
-from actordbg.judge.thresholds import weaker
 from actordbg.records.comparison_record import ComparisonRecord, SideInfo
 from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord

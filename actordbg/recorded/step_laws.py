@@ -14,7 +14,7 @@ import numpy as np
 
 from actordbg.base.units import plural, release
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
-from actordbg.judge.recorded_calls import BY_ROW, Answer, Numbers, RecordedCall, Terms, aggregation, shifted, side_of
+from actordbg.recorded.recorded_calls import BY_ROW, Answer, Numbers, RecordedCall, Terms, aggregation, shifted, side_of
 
 MOVED = {True: 1e-4, False: 0.02}
 """Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
@@ -42,7 +42,8 @@ def steps(calls: Iterable[RecordedCall]) -> Iterator[tuple[str, list[RecordedCal
         if call.is_loss and call.record.step is not None:
             steps[call.record.run, call.record.step, call.record.role or ""].append(call)
     for (_, step, role), losses in sorted(steps.items(), key=lambda item: (*item[0][:2], item[0][2] != "policy loss")):
-        yield f"step {step}{' of the critic' * (role == 'critic loss')}", losses
+        whose = " of the critic" if role == "critic loss" else ""
+        yield f"step {step}{whose}", losses
 
 
 def learns(losses: Sequence[RecordedCall]) -> bool:

@@ -27,10 +27,9 @@ from pathlib import Path
 from actordbg.base.errors import UsageError
 from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
-from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge.dump_figures import measure, scaled_gradients, unlike
-from actordbg.judge.measured_limits import MOST_Z, Rounding, excluded, noticed
-from actordbg.judge.sides import (
+from actordbg.compare.dump_figures import measure, scaled_gradients, unlike
+from actordbg.compare.measured_limits import MOST_Z, Rounding, excluded, noticed
+from actordbg.compare.sides import (
     RECORDED_NAMES,
     TRUTH,
     GoldenSide,
@@ -42,7 +41,8 @@ from actordbg.judge.sides import (
     recorded_arrays,
     why_not,
 )
-from actordbg.judge.thresholds import Applied, Floors, applied_to, judge, measures, weaker
+from actordbg.compare.thresholds import Applied, Floors, applied_to, judge, measures, weaker
+from actordbg.formats.dump_record import now_timestamp
 from actordbg.locate.verdict import WRONG, unlocated, verdict_of
 from actordbg.records.comparison_record import (
     GOOD,
