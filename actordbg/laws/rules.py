@@ -19,7 +19,7 @@ RULES = {
         ),
         (
             "rerun",
-            "a call does not repeat itself",
+            "the same call, run twice, gives different log-probs",
             "a call repeats itself",
             "replay with `--attn eager`, then with another `--seed`: which operation is not deterministic?",
         ),
@@ -73,7 +73,7 @@ RULES = {
         ),
         (
             "additivity",
-            "gradients of two halves do not add up",
+            "gradients of two half-batches do not add up to the batch's",
             "gradients of two halves add up",
             "check how the loss is normalized, and that gradients are zeroed between inputs",
         ),

@@ -29,17 +29,17 @@ PLACES = {
         fails="{module} computes something else",
     ),
     INTO: Rule(
-        "between modules", "what comes into a module is the truth's to rounding", fails="what comes into {module} is wrong"
+        "between modules", "what comes into a module is the truth's to rounding", fails="the input of {module} is wrong already"
     ),
     BACK[OUT]: Rule(
         "gradient of an output",
         "what comes back to a module's output is the truth's to rounding",
-        fails="the gradient that comes back to {module} is wrong",
+        fails="the gradient that reaches {module}'s output is wrong",
     ),
     BACK[INTO]: Rule(
         "gradient of an input",
         "what goes back through a module is the truth's to rounding",
-        fails="the gradient that goes back through {module} is wrong",
+        fails="{module} turns a right gradient into a wrong one",
     ),
     GRADIENT: Rule(
         "gradient",

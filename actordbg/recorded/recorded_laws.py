@@ -426,7 +426,7 @@ LAWS = (
     ),
     RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",
-        "look at what broadcasts weights at the start, and at gradients that are not averaged",
+        "compare the ranks: the broadcast at the start, gradients that are not averaged",
         ("recorded weights of several ranks",), TRAINER, judge=_ranks,
     ),
     RecordedLaw(

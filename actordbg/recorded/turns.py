@@ -60,7 +60,7 @@ RULES = tuple(
             "an EOS that was not sampled was appended",
             "no EOS follows a turn that was not sampled",
             "SkyRL PR#2148",
-            "append an EOS only where the engine returned none, and then without a mask",
+            "append no EOS; where a template needs one, its action mask is 0",
         ),
         (
             "retokenized",

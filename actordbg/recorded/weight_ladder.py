@@ -42,7 +42,7 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
             TRAINER,
             "ranks have different weights",
             "all ranks of the trainer have the same weights",
-            "look at what broadcasts weights",
+            "compare the ranks: the broadcast at the start, gradients that are not averaged",
         ),
         (
             "sent",
@@ -54,7 +54,7 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
         (
             "sent as held",
             TRAINER,
-            "parameters left the trainer changed",
+            "parameters changed on their way out of the trainer",
             "a parameter leaves the trainer as it has it",
             "look at casts and gathers before it is sent",
         ),
@@ -70,7 +70,7 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
             ROLLOUT,
             "parameters arrived changed",
             "a parameter reaches the engine as it was sent",
-            "send it again",
+            "compare dtype, shape and shards of what was sent and what arrived, then send it again",
         ),
         (
             "known",

@@ -266,18 +266,24 @@ class NamedCause:
 UNKNOWN_CAUSE = Rule(
     "unknown cause",
     "values are the truth's to rounding",
-    remedy="compare its weights, its dtype and its kernels with the replay's",
-    fails="values are not the truth's, for no known cause",
+    remedy="compare the weights, dtype and kernels of that side with the replay's",
+    fails="values differ from plain PyTorch's (the truth), for no known cause",
 )
-TRUTH = Rule("truth", "log-probs and gradients are the truth's to rounding", fails="results are not the truth's")
+TRUTH = Rule(
+    "truth",
+    "log-probs and gradients are the truth's to rounding",
+    fails="results differ from plain PyTorch's (the truth)",
+)
 RECORDED = Rule(
-    "recorded outputs", "the run's outputs are what its model gives", fails="the run's outputs are not what its model gives"
+    "recorded outputs",
+    "the run's outputs are what its model gives",
+    fails="the outputs recorded in training are not what its model gives",
 )
 SAME = Rule(
     "same",
     "two replays have the same results to rounding",
     remedy="compare each of them with the truth",
-    fails="two replays have different results",
+    fails="two configurations give different results for the same inputs",
 )
 OF_B = {"truth": TRUTH, "golden": RECORDED, "replay": SAME}
 """The rule of a comparison, by what B is."""

@@ -17,7 +17,7 @@ RULES = {
         ),
         (
             "engine accumulation",
-            "DeepSpeed accumulates other micro-batches than the trainer",
+            "DeepSpeed accumulates another number of micro-batches than the trainer",
             "DeepSpeed accumulates what the trainer normalizes over",
             "give DeepSpeed the accumulation of the trainer (gradient_accumulation_steps)",
         ),
@@ -35,9 +35,9 @@ RULES = {
         ),
         (
             "accumulation",
-            "the accumulation is divided by twice, or never",
+            "gradients are divided by the accumulation twice, or not at all",
             "a loss is divided by the accumulation once",
-            "scale the loss by the accumulation once",
+            "divide the loss by the number of accumulated micro-batches, once",
         ),
         (
             "token count",
@@ -53,7 +53,7 @@ RULES = {
         ),
         (
             "formula",
-            "a loss is not what its formula gives",
+            "a recorded loss differs from its formula on its own inputs",
             "a loss is what its formula gives",
             "look at clipping and mask of the loss: `actordbg lint`",
         ),
@@ -77,7 +77,7 @@ RULES = {
         ),
         (
             "without importance correction",
-            "the loss is computed without importance correction",
+            "the loss leaves out the weights that correct for the rollout's log-probs",
             "terms are corrected as set",
             "multiply the terms by the correction's weights",
         ),
@@ -125,7 +125,7 @@ RULES = {
         ),
         (
             "gradient twice",
-            "the gradient is applied twice",
+            "a micro-batch's gradient is accumulated twice",
             "a gradient is applied once",
             "run backward once for each micro-batch",
         ),
@@ -133,13 +133,13 @@ RULES = {
             "sum over ranks",
             "gradients are added over ranks, not averaged",
             "gradients are averaged over ranks",
-            "average, or leave dp_size out",
+            "average in the reduction, or do not multiply the loss by dp_size",
         ),
         (
             "ranks twice",
             "gradients are averaged over ranks twice",
             "gradients are averaged over ranks once",
-            "scale by dp_size once",
+            "the reduction averages already: do not divide the loss by dp_size too",
         ),
         (
             "log-probs",
@@ -149,31 +149,31 @@ RULES = {
         ),
         (
             "unknown",
-            "the gradient's norm is not the step's",
+            "the reported gradient norm is not that of the step's gradients",
             "the norm is that of the whole step's gradient",
             "",
         ),
         (
             "learning rate",
-            "the optimizer's learning rate is not the trainer's",
+            "the optimizer's learning rate is not the configured one",
             "the optimizer has the trainer's learning rate",
             _GROUPS,
         ),
         (
             "betas",
-            "Adam's betas are not the trainer's",
+            "Adam's betas are not the configured ones",
             "Adam has the trainer's betas",
             _GROUPS,
         ),
         (
             "eps",
-            "Adam's eps is not the trainer's",
+            "Adam's eps is not the configured one",
             "Adam has the trainer's eps",
             _GROUPS,
         ),
         (
             "weight decay",
-            "the weight decay is not the trainer's",
+            "the weight decay is not the configured one",
             "each group decays as the trainer is set",
             _GROUPS,
         ),
@@ -185,15 +185,15 @@ RULES = {
         ),
         (
             "update",
-            "parameters did not move by Adam's update",
+            "something else than Adam's update changed parameters",
             "parameters move by what Adam's state gives",
-            "look at what changes parameters or the learning rate",
+            "look for code that writes parameters, or changes the learning rate, around the step",
         ),
         (
             "configuration",
-            "this configuration gives another step",
+            "replayed in this configuration, the step gives another gradient",
             "a step is right under this configuration too",
-            "`actordbg check` says where it is not",
+            "run `actordbg check` with it: that names the module or the law",
         ),
     )
 }

@@ -216,7 +216,7 @@ def of_norm(figures: StepFigures) -> Finding | None:
         last = f"of {step.places} micro-batches under ZeRO {zero}, only the gradient of the last is applied"
         cases.append(("last micro-batch", alone[-1], last))
         cases.append(("first micro-batch", alone[0], "only the gradient of the first micro-batch is applied"))
-    cases.append(("gradient twice", 2 * whole, "the gradient is applied twice"))
+    cases.append(("gradient twice", 2 * whole, "a micro-batch's gradient is accumulated twice"))
     if step.ranks > 1:
         cases.append(("sum over ranks", step.ranks * whole, "gradients are added over ranks, not averaged"))
         cases.append(("ranks twice", whole / step.ranks, "gradients are averaged over ranks twice"))
