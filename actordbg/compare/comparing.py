@@ -84,8 +84,8 @@ def compare(
     """Compare the replay `a` with `b`. Each is a replay id, a unique prefix of an id, or "last"; `b` may also be
     "recorded" ("golden" in older scripts).
 
-    A truth is a replay: pass the id that `judge.find_truth.ensure_truth` returns. rounding: the replay whose distance from the
-    truth sets the limits (from `judge.find_truth.ensure_rounding`); None: flat limits. only: ids of the dumps to compare.
+    A truth is a replay: pass the id that `compare.find_truth.ensure_truth` returns. rounding: the replay whose distance from the
+    truth sets the limits (from `compare.find_truth.ensure_rounding`); None: flat limits. only: ids of the dumps to compare.
     on_progress: called with (dumps done, dumps in all) after each dump. `save` writes the record. Raises UsageError for an
     unknown replay, for a replay compared with itself, and for "truth"; StoreProblem for a damaged replay.
     """

@@ -4,7 +4,7 @@
 every row twice and rows reversed (`actordbg.actor.changes`). Each run is a separate replay that stays in the store. The unchanged
 run and the variations share one loaded Actor; "repeat" starts new processes, so it also covers differences between processes.
 
-`measure` compares the runs. The floor of a dump is the largest value of each measure (`judge.thresholds.measures`) over all runs;
+`measure` compares the runs. The floor of a dump is the largest value of each measure (`thresholds.measures`) over all runs;
 the floor of the configuration is the largest over all dumps. Floors and thresholds have the same names.
 
 **Rounding** is also measured. Two runs that round alike are bit-identical, yet both are wrong in the third digit. So each row is

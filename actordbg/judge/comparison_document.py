@@ -187,7 +187,7 @@ EXCLUDED = {
     "attention": ("attention scores", "times 1 + {}"),
     "position": ("second half of each row", "shifted by {} positions"),
 }
-"""What each kind of fault is of, and how, with a place for its size (`judge.measured_limits`)."""
+"""What each kind of fault is of, and how, with a place for its size (`compare.measured_limits`)."""
 
 
 def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:

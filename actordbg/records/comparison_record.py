@@ -149,7 +149,7 @@ class Figures:
     log-probs only: kl_k1 = mean(b - a) and kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from
     samples of b (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside
     0.8 to 1.2, PPO's usual clip band. max_ulp: largest distance in units of last place of the dtype that both were computed in
-    (see `judge.dump_figures`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
+    (see `compare.dump_figures`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
     """
 
     count: int
@@ -204,7 +204,7 @@ class DumpComparison:
 
     sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
     all parameters together; `parameters`: the worst ones; parameter_distance: the largest of a single one, `worst_parameter`
-    (`judge.dump_figures`). worst_tokens: by absolute difference. beyond_noise: measures that exceed the noise floor but not the
+    (`compare.dump_figures`). worst_tokens: by absolute difference. beyond_noise: measures that exceed the noise floor but not the
     thresholds: a real difference, small enough; empty without a noise floor. limits: those measured on this dump, if any.
     parameter_seen: the relative error of a single parameter's gradient that would have been a mismatch. distances: for the worst
     dumps, the distance between each parameter's gradients. scales: while it is judged, what each of these is relative to, in
@@ -348,7 +348,7 @@ class ExplainedOutputs:
 class ComparisonRecord(StoredRecord):
     """`actordbg compare A B`: both sides, the thresholds that were applied, a verdict overall and for each dump, worst
     dumps first. rounding_id: the replay that measured the effect of the dtype's rounding on each dump, if limits follow it; each
-    dump then has its own `limits`. excludes: the smallest faults that would have been a mismatch (`judge.measured_limits`).
+    dump then has its own `limits`. excludes: the smallest faults that would have been a mismatch (`compare.measured_limits`).
     explained: what the causes of a mismatch with recorded outputs, or with the truth, are. left: what of A's model was not
     judged.
     """

@@ -31,7 +31,7 @@ class MatrixCell:
     nothing did. `loads`: Actors built for it: one for each group of processes that starts together, again after a crash.
     `laws`: their verdicts, in a line. `violations`: laws that failed, and the first change; `broken`: their names. `unasked`:
     laws that could not be checked, and why. `excludes`: the smallest faults that would have made it wrong
-    (`judge.measured_limits`).
+    (`compare.measured_limits`).
     """
 
     index: int

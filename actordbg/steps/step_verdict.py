@@ -9,9 +9,9 @@ Three questions, in this order, since each explains what comes after it:
 | Is the norm that of the whole step's gradient? | the step's weights | last micro-batch only, twice, ranks, accumulation |
 
 A cause is named only if what it predicts agrees with what was recorded to rounding. Of a step that was not recorded whole, only
-what a single loss shows is judged. Losses are compared on the sum of their
-absolute terms. A step is right only with its own weights (`judge.same_weights`). With those, log-probs that are not the recorded
-ones are the trainer's fault; with others, they and the norm are not checked.
+what a single loss shows is judged. Losses are compared on the sum of their absolute terms. A step is right only with its own
+weights (`compare.same_weights`). With those, log-probs that are not the recorded ones are the trainer's fault; with others,
+they and the norm are not checked.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path):
         doubled = "2 times the truth's" in cell.reason
         assert flipped if cell.settings["backend"] == "plain" else doubled, cell
         record = compared(store, cell)
-        assert record.verdict == "mismatch" and record.unjudged == record.left
+        assert record.verdict == "mismatch" and [one.said for one in record.unjudged] == [*record.left]
         assert all(dump.log_probs is not None and (dump.log_probs.max_abs or 0) < 0.1 for dump in record.dumps)
 
 

@@ -209,7 +209,8 @@ def test_gradients_over_several_inputs_are_judged_against_the_mean_of_the_same_i
     assert "gradients of" not in first_lines(right)
     alone = write_replay(store, "r-03", THREE, gradients=gradient, result=lone)
     for a, b in ((alone, "r-02"), (alone, truth), (write_lanes(store, "r-04"), "r-02")):
-        assert (found := compare(store, a, b)).unjudged == found.left, "with averages and with lone inputs, on either side"
+        found = compare(store, a, b)
+        assert [one.said for one in found.unjudged] == [*found.left], "with averages and with lone inputs, on either side"
     doubled = compare(store, write_lanes(store, "r-05", factor=2.0), truth)
     assert doubled.verdict == MISMATCH and {one.verdict for one in doubled.dumps} == {MISMATCH}
     assert doubled.dumps[0].reasons[0].startswith("gradient_distance 1 is above 0.001 (")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from roots import ROOT
 
 ROOMS = (
-    "formats", "records", "store", "catalog", "dumps", "replay", "judge", "campaign", "measure", "doctor", "cli", "trainers", "cluster",
+    "formats", "records", "store", "catalog", "dumps", "replay", "judge", "compare", "recorded", "campaign", "measure", "doctor", "cli", "trainers", "cluster",
 )  # fmt: skip
 OPENERS = {"open", "read_bytes", "read_text", "safe_open", "load_file"}
 SAFE = {"open_regular", "known_regular", "open_pack", "atomic_write"}

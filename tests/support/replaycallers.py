@@ -3,8 +3,8 @@
 from importlib import import_module
 from types import ModuleType
 
-_NAMES = ("api.explaining", "campaign.run_matrix", "campaign.run_train_check", "judge.check", "judge.find_truth",
-          "judge.noise_floor", "steps.run_step")  # fmt: skip
+_NAMES = ("api.explaining", "campaign.run_matrix", "campaign.run_train_check", "judge.check", "compare.find_truth",
+          "compare.noise_floor", "steps.run_step")  # fmt: skip
 
 
 def callers() -> list[ModuleType]:
