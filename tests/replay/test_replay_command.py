@@ -120,8 +120,9 @@ def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_n
 
 
 def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store) -> None:
-    with pytest.raises(NothingToDo, match="dump import"):
+    with pytest.raises(NothingToDo, match="the store has no dumps") as none:
         invoke(store)
+    assert "dump import" in none.value.hint
     publish(store, 2, length=64)
     reason = "no dump matches seq_len>4096; seq_len > 4096 selects none of 2: seq_len is 64 to 64"
     with pytest.raises(NothingToDo, match="nothing to replay: no dump matches") as caught:
