@@ -106,7 +106,7 @@ def test_the_help_has_every_entry_and_option_under_a_heading():
         ("dump ", "ls"),
         ("dump ls --w", "--where"),
         ("replay l", "ls"),
-        ("replay a", "attach"),
+        ("store f", "fsck"),
         ("replay ls --l", "--limit"),
     ],
 )
@@ -115,7 +115,7 @@ def test_the_shell_completes_commands_and_their_options(typed: str, found: str):
 
 
 def test_the_shell_completes_a_second_word_only_where_it_may_stand():
-    assert offered("doctor ") == ["adapters", "actor"] and offered("doctor --json a") == []
+    assert offered("replay ") == ["ls"] and offered("replay --json l") == []
 
 
 def test_the_completion_that_python_m_installs_leaves_python_alone(monkeypatch: pytest.MonkeyPatch):

@@ -267,7 +267,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     create_dumps(store, 4, batch_size=2, seq_len=24, vocab_size=4096, seed=1)
     assert "nothing to check: no dump matches" in str(actordbg("--where", "seq_len>99", code=5).exception)
     assert "/nowhere is not a folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
-    said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16", "--quiet").stdout
+    said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16").stdout
     assert said.startswith(
         "RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; held against the clean model module by module (53 "
     )
