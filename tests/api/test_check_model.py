@@ -41,7 +41,7 @@ def test_a_plain_script_names_packed_rows_that_meet_in_qwen3_5_and_a_wrong_soft_
     qwen, gemma = capsys.readouterr().out.split("Gemma2:")
     said = " ".join(qwen.split())
     assert "WRONG: a row depends on other rows (model.layers.0.linear_attn" in qwen, qwen
-    assert "packed: neighbour broken: row 1 depends on row 0" in said and "padded: RIGHT" in said, qwen
+    assert "neighbour broken: row 1 depends on row 0" in said and "padded: RIGHT" in said, qwen
     assert "self_attn.attn_logit_softcapping is 5.0; transformers' model from this checkpoint has 50.0" in gemma
 
 
