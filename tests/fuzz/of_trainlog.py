@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 
-import logcases
 from fuzzing import refused, work_folder
+from roots import ROOT
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.measure.log_exports import exported, plain_name
@@ -20,8 +20,7 @@ _FILE = work_folder() / "log"
 def seeds() -> dict[str, bytes]:
     lines = b"step=1 loss=2.1\nstep=2 loss=nan\nloss: 3\n{'gpt_loss': 5.78}\n"
     return {
-        "sft": logcases.SFT.encode()[:1500],
-        "ppo": logcases.PPO.encode()[:3000],
+        "logs": (ROOT / "tests/cases/train_logs.test").read_bytes()[-6000:],
         "lines": lines,
         "csv": b'"Step","a - train/gpt_loss"\n"1","2.5"\n"2","nan"\n',
         "history": b'{"_step": 1, "train/gpt_loss": 2.5}\n{"_step": 1e99, "loss": true}\n',
