@@ -47,7 +47,7 @@ def test_a_history_is_written_after_each_input_and_a_failed_one_has_its_own(
 
     @contextlib.contextmanager
     def opened(*arguments: Any, **options: Any) -> Iterator[SimpleNamespace]:
-        yield SimpleNamespace(resolved={"load_s": 0.0}, backward_for=lambda record: False, run=run)
+        yield SimpleNamespace(is_collective=False, resolved={"load_s": 0.0}, backward_for=lambda record: False, run=run)
 
     def run(item: Any, **_: Any) -> Any:
         if item.dump_id == "d1":
