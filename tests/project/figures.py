@@ -33,7 +33,7 @@ LAYOUT = {
 }  # fmt: skip
 LARGE = 400
 """A file of more lines than this is counted as large."""
-DENSE = ("conditions in f-strings", "texts times a condition", "calls of seven positional arguments")
+DENSE = ("conditional expressions in f-strings", "texts times a condition", "calls of seven positional arguments")
 MANY = 7
 
 
@@ -72,13 +72,14 @@ def code_tokens(source: str) -> int:
 def dense(source: str) -> dict[str, list[int]]:
     """Returns the lines where control flow hides in an expression, by its kind.
 
-    A list or a text times a condition is found where the condition is a comparison, `not`, `and`, `or`, or a call of `bool`.
+    A list or a text times a condition is found where the condition is a comparison, `not`, `and`, `or`, or a call of `bool`: not where
+    it is a name that holds one. A fallback in an f-string (`x or "none"`) is not counted.
     """
     found: dict[str, list[int]] = {name: [] for name in DENSE}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
             inside = [part for value in node.values if isinstance(value, ast.FormattedValue) for part in ast.walk(value.value)]
-            found["conditions in f-strings"] += [node.lineno] * any(isinstance(part, ast.IfExp) for part in inside)
+            found["conditional expressions in f-strings"] += [node.lineno] * any(isinstance(part, ast.IfExp) for part in inside)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             for one, other in ((node.left, node.right), (node.right, node.left)):
                 text = isinstance(one, ast.JoinedStr | ast.List | ast.Tuple) or isinstance(getattr(one, "value", None), str)
