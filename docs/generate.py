@@ -31,6 +31,7 @@ from settings_page import settings_markdown
 from actordbg.catalog import migrate
 from actordbg.cli import place_of
 from actordbg.cli.lazy import described, spelled
+from actordbg.doctor.known_findings import known_findings
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROGRAM = "actordbg"
@@ -52,6 +53,14 @@ verdict it repeats: `actordbg reduce last && actordbg repro last`. `good` in `--
 
 `--quiet` prints a verdict's first line only; without a verdict it drops notes and progress.
 """
+FINDINGS = """\
+# Findings
+
+What surprised us in the libraries that RLHF training stands on. Each script installs pinned public packages into a temporary folder, runs
+them without actordbg on input that it makes, says what it saw, and fails if that changes. `make findings` runs all and goes on where it was
+ended; [CONTRIBUTING](../CONTRIBUTING.md#a-finding) says what a finding is. `actordbg doctor --findings` has this table, and says what of it
+is installed; `actordbg doctor` warns of what gives wrong numbers there.
+"""
 SHARED = 3
 """Options that so many commands declare alike are explained once."""
 
@@ -66,6 +75,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "replay-settings.md": f"{HEADER}\n{settings_markdown()}",
         **{REFERENCE / "json" / f"{name}.schema.json": text for name, text in schemas().items()},
         migrate.SCRIPT: schema_sql(),
+        REFERENCE.parents[1] / "findings" / "README.md": findings_markdown(),
     }
 
 
@@ -80,6 +90,17 @@ def schemas() -> dict[str, str]:
     records = {"answer": VerdictData, "comparison": ComparisonRecord, "law": LawAnswer, "located": Located,
                "matrix": MatrixRecord, "replay-spec": ReplaySpec}  # fmt: skip
     return {name: json.dumps(msgspec.json.schema(record), indent=1) + "\n" for name, record in records.items()}
+
+
+def findings_markdown() -> str:
+    """The table of `findings/`, from the one that `doctor` reads."""
+    rows = [
+        (f"[{finding.name}]({finding.name}.sh)", finding.guess, finding.outcome, finding.ran_with, finding.seen_as)
+        for finding in known_findings()
+    ]
+    head = ("Finding", "Guess", "Outcome", "Ran with", "Seen as")
+    table = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join([HEADER, FINDINGS, *table, ""])
 
 
 def commands() -> Iterator[tuple[str, Any]]:

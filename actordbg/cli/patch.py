@@ -197,7 +197,9 @@ def render(check: Check) -> str:
     return lines
 
 
-def doctor(ctx: typer.Context, *, quick: bool = False, timeout: Annotated[float, Option(min=1)] = 180.0) -> None:
+def doctor(
+    ctx: typer.Context, *, quick: bool = False, timeout: Annotated[float, Option(min=1)] = 180.0, findings: bool = False
+) -> None:
     """Check this machine and this Python environment.
 
     Run it with the actordbg of the environment that trains or replays. Checks versions, imports, the C++ compiler, GPU,
@@ -211,9 +213,13 @@ def doctor(ctx: typer.Context, *, quick: bool = False, timeout: Annotated[float,
     Args:
         quick: Skip the slow checks: imports.
         timeout: Time limit for importing a module, in seconds.
+        findings: Only list what trainers' libraries surprisingly do, in which versions, and which of these are installed.
     """
     from actordbg.doctor.checkup import examine, exit_code
 
+    if findings:
+        _list_findings()
+        return
     checks: list[Check] = []
     with progress("examining", None, quiet=not sys.stderr.isatty()) as advance:
         for check in examine(store_of(ctx), quick=quick, timeout=timeout):
@@ -222,6 +228,22 @@ def doctor(ctx: typer.Context, *, quick: bool = False, timeout: Annotated[float,
     first = "actordbg status" if store_of(ctx).exists() else "actordbg demo"
     emit({"checks": checks}, lambda _: _render_all(checks, first))
     raise typer.Exit(exit_code(checks))
+
+
+def _list_findings() -> None:
+    """Print what is known of libraries: those that are installed here first."""
+    from actordbg.doctor.known_findings import known_findings
+    from actordbg.doctor.python_environment import installed
+    from actordbg.document.renderings import wrap
+
+    here = installed()
+    rows = [{"here": finding.is_in(here), **vars(finding)} for finding in known_findings()]
+    if rows_as_json(rows):
+        return
+    for finding in sorted(known_findings(), key=lambda finding: not finding.is_in(here)):
+        where = "installed" if finding.is_in(here) else "not installed"
+        say(f"{finding.name} ({finding.ran_with}, {where})")
+        say_lines(wrap(f"{finding.outcome}. Guess: {finding.guess}. Seen as: {finding.seen_as}.", "  ", "  "))
 
 
 def _render_all(checks: list[Check], first: str) -> None:

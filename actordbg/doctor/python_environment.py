@@ -2,7 +2,8 @@
 each of doctor's checks.
 
 Versions are read from the packages' metadata: nothing is imported. `constraints.txt` pins the same versions; a test holds them
-equal. Another version is a warning that says so, never an error. `TRAPS` has what is known about particular versions.
+equal. Another version is a warning that says so, never an error. `TRAPS` has what is known about old versions, and
+`known_findings` what is known about those of today.
 Other processes have a time limit (`run`): a process that hangs is killed, with all that it started.
 """
 
@@ -23,6 +24,7 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.base.units import release
 from actordbg.config.choices import installed_versions
+from actordbg.doctor.known_findings import known_findings
 from actordbg.trainers.fitting import Fit, fits
 from actordbg.trainers.trainer import TRAINER
 
@@ -112,7 +114,7 @@ PACKAGES: dict[str, dict[str, str | None]] = {
 """Feature -> the distributions that it needs, and their known-good versions (None: any)."""
 KNOWN_GOOD = {name: version for versions in PACKAGES.values() for name, version in versions.items()}
 
-OTHERS = ("flash-attn", "vllm", "debugpy")
+OTHERS = ("flash-attn", "vllm", "debugpy", "trl")
 """Further packages whose versions are read."""
 Versions: TypeAlias = Mapping[str, "str | None"]
 DEBUGPY = "debugpy>=1.8.22"
@@ -125,15 +127,6 @@ TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
     "deepspeed": ((0, 17), "older than any version that replays were tested with"),
 }
 """Package -> the first version without the trap, and the trap."""
-
-KNOWN_FAILURES = (
-    (
-        "dynamic batches", {TRAINER.package: (0, 11), "deepspeed": (0, 19)},
-        "train.dynamic_batch_enable under ZeRO 1 or 2 applies only the gradient of the last micro-batch (0.19.6 to 0.19.8)",
-        "leave it off, or use ds.zero_stage 3; `actordbg lint` checks a recorded run",
-    ),
-)  # fmt: skip
-"""Settings that give wrong numbers with these packages from these versions on: name, versions, what happens, and a way out."""
 
 MODULE_OF = {"PIL": "pillow", "flash_attn": "flash-attn", "yaml": "pyyaml", "skimage": "scikit-image"}
 """Distributions whose module has another name."""
@@ -165,9 +158,10 @@ def check(versions: Versions) -> Iterator[Check]:
     yield ok("actordbg", actordbg.__version__)
     for need, packages in PACKAGES.items():
         yield from (_package(versions[name], need, name, known) for name, known in packages.items())
-    for name, since, fault, remedy in KNOWN_FAILURES:
-        if all(release(versions[package] or "0") >= first for package, first in since.items()):
-            yield warn(name, fault, remedy)
+    for finding in known_findings():
+        if finding.remedy and finding.is_in(versions):
+            detail = f"{finding.outcome} ({finding.name}, {finding.ran_with})"
+            yield warn(f"{next(iter(finding.versions))} finding", detail, finding.remedy)
     if versions["ray"]:
         yield _debugger(versions["debugpy"])
     if versions["torch"]:

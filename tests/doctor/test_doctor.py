@@ -26,6 +26,7 @@ from actordbg.cli.app import app
 from actordbg.cli.patch import render
 from actordbg.doctor import checkup
 from actordbg.doctor import python_environment as environment
+from actordbg.doctor.known_findings import known_findings
 from actordbg.doctor.python_environment import Check, bad, ok, warn
 from actordbg.install import trailer
 from actordbg.store.layout import Store
@@ -152,6 +153,24 @@ def test_nothing_is_bad_where_everything_is_known_to_be_good(here: Here):
     assert list(imports) == ["torch", *TRAINER.modules] and {check.status for check in imports.values()} == {"ok"}
 
 
+def test_each_finding_is_a_script_that_runs_the_first_and_the_last_version():
+    known = {finding.name: finding for finding in known_findings()}
+    assert sorted(known) == sorted(path.stem for path in (ROOT / "findings").glob("*.sh"))
+    for name, finding in known.items():
+        text = (ROOT / "findings" / f"{name}.sh").read_text()
+        assert all(re.search(rf"{package}.*{last}", text) and first in text for package, (first, last) in finding.versions.items())
+
+
+def test_findings_are_listed_and_those_that_are_installed_come_first(here: Here):
+    here.python.install("deepspeed", "0.19.7")
+    listed = CliRunner().invoke(app, ["doctor", "--findings"]).output
+    first, *others = re.findall(r"^\S+ \((.*)\)$", listed, re.MULTILINE)
+    assert len(others) == len(known_findings()) - 1 and first.endswith(", installed")
+    assert "deepspeed 0.19.6 to 0.19.8, installed" in listed and others[-1].endswith(", not installed")
+    rows = json.loads(CliRunner().invoke(app, ["doctor", "--findings", "--json"]).output)
+    assert {row["name"] for row in rows if row["here"]} >= {"zero-keeps-the-last-backward", "merged-twice"}
+
+
 ON = Control(enabled=True, run="r", since="2026-01-01T00:00:00.000000Z")
 
 
@@ -191,7 +210,10 @@ def test_what_is_found(here: Here, case: str):
         prepare(here, change)
     checks = here.checks()
     for line in told:
-        name, status, words = re.fullmatch(r"(.*) (ok|warn|bad): ?(.*)", line).groups()
+        name, status, words = re.fullmatch(r"(.*) (ok|warn|bad|silent): ?(.*)", line).groups()
+        if status == "silent":
+            assert name not in checks
+            continue
         assert checks[name].status == status and words in f"{checks[name].detail} {checks[name].remedy}"
 
 
