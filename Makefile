@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo rollout-faults matrix-demo check test whole static lint types imports fast pytest bytecode kills fuzz bench gpu-kit soak figures same families census faults repros findings examples docs pictures site compat hooks clean
+.PHONY: demo rollout-faults matrix-demo check test whole static lint types imports fast pytest bytecode kills fuzz bench gpu-kit soak figures same families census faults repros findings examples docs pictures site compat frontier hooks clean
 # A file's tests share what they build, so a file stays with one process. The files that take longest come first
 # (tests/support/heavy.py), the others in the order of the alphabet: so all processes end at about the same time.
 # Two processes more than cores: many tests wait, for a hang to be noticed or for a process to end.
@@ -158,6 +158,12 @@ pictures: $(VENV)/.test
 # Patch, record, replay and compare under five pairs of OpenRLHF and transformers: docs/reference/versions.md. 15 minutes.
 compat: $(VENV)/.test
 	$(BIN)/python tests/project/compat.py
+
+# What new releases change of that which this project relies on, from their sources alone: RELEASES="transformers==5.24.0 trl==1.16.0".
+RELEASES ?= $(error name the releases: make frontier RELEASES="transformers==5.24.0")
+
+frontier: $(VENV)/.test
+	$(BIN)/python tests/project/frontier.py $(RELEASES)
 
 # The docs as a site, in build/site/index.html; a link or an anchor that leads nowhere is an error.
 site: $(VENV)/.test

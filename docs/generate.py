@@ -56,10 +56,10 @@ verdict it repeats: `actordbg reduce last && actordbg repro last`. `good` in `--
 FINDINGS = """\
 # Findings
 
-What surprised us in the libraries that RLHF training stands on. Each script installs pinned public packages into a temporary folder, runs
-them without actordbg on input that it makes, says what it saw, and fails if that changes. `make findings` runs all and goes on where it was
-ended; [CONTRIBUTING](../CONTRIBUTING.md#a-finding) says what a finding is. `actordbg doctor --findings` has this table, and says what of it
-is installed; `actordbg doctor` warns of what gives wrong numbers there.
+What surprised us in the libraries that RLHF training stands on. Each script installs pinned public packages into a temporary
+folder, runs them without actordbg on input that it makes, says what it saw, and fails if that changes. `make findings` runs all
+and goes on where it was ended; [CONTRIBUTING](../CONTRIBUTING.md#a-finding) says what a finding is. `actordbg doctor --findings`
+has this table, and says what of it is installed; `actordbg doctor` warns of what gives wrong numbers there.
 """
 SHARED = 3
 """Options that so many commands declare alike are explained once."""
@@ -93,7 +93,7 @@ def schemas() -> dict[str, str]:
 
 
 def findings_markdown() -> str:
-    """The table of `findings/`, from the one that `doctor` reads."""
+    """The page of `findings/`, from the table that `doctor` reads."""
     rows = [
         (f"[{finding.name}]({finding.name}.sh)", finding.guess, finding.outcome, finding.ran_with, finding.seen_as)
         for finding in known_findings()

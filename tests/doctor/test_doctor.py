@@ -158,7 +158,9 @@ def test_each_finding_is_a_script_that_runs_the_first_and_the_last_version():
     assert sorted(known) == sorted(path.stem for path in (ROOT / "findings").glob("*.sh"))
     for name, finding in known.items():
         text = (ROOT / "findings" / f"{name}.sh").read_text()
-        assert all(re.search(rf"{package}.*{last}", text) and first in text for package, (first, last) in finding.versions.items())
+        assert all(
+            re.search(rf"{package}.*{last}", text) and first in text for package, (first, last) in finding.versions.items()
+        )
 
 
 def test_findings_are_listed_and_those_that_are_installed_come_first(here: Here):
