@@ -40,7 +40,7 @@ KINDS = (LINE, CALL, BAR, ORDER)
 """Kinds of step numbering, most reliable first."""
 
 _MOST_NAMES = 1000
-_MOST_SERIES = 64
+_MOST_SERIES = 256
 _TITLE = 200
 """Characters before a bar that are read as its title."""
 # No pattern may backtrack over digits or spaces: a segment can have 4 MB of them.
@@ -83,7 +83,7 @@ class Series:
 class TrainLog:
     """A training log. `metrics`: how often each metric occurs; `series`: the kept values by metric and kind.
 
-    metric: the metric to keep; "": every loss. nulls: how many NaN of each metric were written as null.
+    metric: the metric to keep; "": every loss. every: keep all metrics. nulls: how many NaN of each metric were written as null.
     """
 
     path: str
@@ -91,11 +91,12 @@ class TrainLog:
     metrics: dict[str, int] = field(default_factory=dict)
     series: dict[str, dict[str, Series]] = field(default_factory=dict)
     metric: str = ""
+    every: bool = False
     nulls: dict[str, int] = field(default_factory=dict)
 
     def wants(self, name: str) -> bool:
         """Return whether the values of a metric are kept."""
-        return name == self.metric if self.metric else is_loss(name)
+        return self.every or (name == self.metric if self.metric else is_loss(name))
 
     def add(self, name: str, kind: str, step: int | None, value: float) -> None:
         """Count a figure, and keep it if its metric is wanted; without a step it gets the next number of its kind."""
@@ -113,13 +114,15 @@ class TrainLog:
         return self
 
 
-def read_log(path: str, metric: str | None = None) -> TrainLog:
+def read_log(path: str, metric: str | None = None, *, every: bool = False) -> TrainLog:
     """Read a log (`-`: standard input; .gz is supported) or an export, keeping `metric`, or every loss if it is None.
+
+    every: keep all metrics.
 
     Raises UsageError for a missing file or an invalid table, EnvironmentProblem for an unreadable file or a missing
     `tensorboard` package. A log without figures gives a TrainLog without metrics.
     """
-    log = TrainLog(path, metric=plain_name(metric or ""))
+    log = TrainLog(path, metric=plain_name(metric or ""), every=every)
     name, run = (path, None) if path == STDIN or os.path.exists(path) else _split(path)
     with _readable(name):
         if os.path.isdir(name) and any("tfevents" in file for file in os.listdir(name)):
@@ -159,7 +162,7 @@ def _read_text(log: TrainLog, stream: io.BufferedIOBase) -> None:
                 name = text[begin : match.start()][-_TITLE:].strip().rstrip(":")
                 _read_bar(log, bars.setdefault((source, name), _Bar()), name, match)
                 begin = match.end()
-        elif "loss" in text or (log.metric and log.metric in text):
+        elif log.every or "loss" in text or (log.metric and log.metric in text):
             _read_line(log, text)
 
 
@@ -205,7 +208,9 @@ def _read_line(log: TrainLog, text: str) -> None:
     if losses and (step := _STEP.search(text)):
         for name, value in pairs:
             log.add(name, LINE, int(step[1]), value)
-    else:
+    elif not log.every or any(
+        is_loss(name) for name, _ in losses
+    ):  # of all figures in a log only those beside a loss are metrics
         for name, value in losses:
             log.add(name, ORDER, None, value)
 

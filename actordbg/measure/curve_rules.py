@@ -1,0 +1,387 @@
+"""Rules about the curves of a run, and their judgment: `answer(read_log(path, every=True))`.
+
+Limits are those at which people of the field look at a run; each finding has figure and limit. A rule whose curves are not
+there, or too short, is not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+
+from actordbg.base.units import plural
+from actordbg.document.blocks import RIGHT, WRONG, Grid, number
+from actordbg.document.command_result import CommandResult
+from actordbg.document.found import answer_of, verdict_of
+from actordbg.measure.align_logs import FALLS, RISES
+from actordbg.measure.curves import LEAST, MISMATCH, Curves, curves_of
+from actordbg.measure.log_lines import TrainLog
+from actordbg.records.finding import Finding, Findings, Rule, RuleOutcome
+
+AUXILIARY = ("format", "tag", "length", "lang", "style", "think")
+"""Words in the name of a reward's part that judges the form of an answer and not whether it is right."""
+
+
+Judge = Callable[[Rule, Curves], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class CurveRule:
+    """A rule about curves. needs: the quantities that it looks at; without one of them it is not checked."""
+
+    rule: Rule
+    needs: tuple[str, ...]
+    judge: Judge
+
+
+def _finite(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    for quantity, curve in curves.of.items():
+        if curve.nonfinite:
+            said = f"{quantity} ({curve.name}) is NaN or infinite at {plural(len(curve.nonfinite), 'step')}"
+            yield Finding(rule, f"{said}, first at step {curve.nonfinite[0]}", {"step": curve.nonfinite[0]})
+
+
+def _above(quantity: str, limit: float) -> Judge:
+    """Return a judge that holds the last third of a quantity below a limit."""
+
+    def judge(rule: Rule, curves: Curves) -> Iterator[Finding]:
+        curve = curves.long(quantity)
+        if curve and curve.late > limit:
+            since = curve.since(limit)
+            yield Finding(
+                rule, f"{curve.course}, above {limit:g} since step {since}", {"step": since}, size=curve.late, limit=limit
+            )
+
+    return judge
+
+
+def _mismatch(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    curve = curves.of["rollout mismatch"]
+    yield from _above("rollout mismatch", MISMATCH[curve.name])(rule, curves)
+
+
+def _reference(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    curve, limit = curves.of["KL to the reference"], 0.05
+    first, value = curve.steps[0], curve.values[0]
+    if first <= 1 and abs(value) > limit:
+        yield Finding(rule, f"{curve.name} is {value:.3g} nats at step {first}", {"step": first}, size=abs(value), limit=limit)
+
+
+def _drift(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    curve, limit = curves.long("KL to the reference"), 0.5
+    if curve and curve.trend.word == RISES and curve.late > limit:
+        said = f"{curve.course} nats"
+        reward = curves.long("reward")
+        if reward and reward.late_trend.word == RISES:
+            said += f", and {reward.name} rises with it ({reward.early:.3g} to {reward.late:.3g})"
+        yield Finding(rule, said, {"step": curve.since(limit)}, size=curve.late, limit=limit)
+
+
+def _learns(curves: Curves) -> bool:
+    """Return whether a held-out score rises in the second half; the reward, where the run has none."""
+    scores = curves.held_out or [curve for curve in [curves.long("reward")] if curve]
+    return any(curve.late_trend.word == RISES for curve in scores)
+
+
+def _entropy(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    curve = curves.long("entropy")
+    if not curve or curve.early <= 0 or _learns(curves):
+        return
+    share = curve.now / curve.early
+    if curve.trend.word == FALLS and share < 0.1:
+        low = 0.1 * curve.early
+        step = next(step for step, value in zip(curve.steps, curve.values, strict=True) if value < low)
+        yield Finding(
+            rule,
+            f"{curve.name} went from {curve.early:.3g} to {curve.now:.3g} nats, and no reward rises with it",
+            {"step": step},
+            size=share,
+            limit=0.1,
+        )
+    elif curve.trend.word == RISES and share > 3:
+        step = curve.since(3 * curve.early)
+        yield Finding(rule, f"{curve.course} nats, and no reward rises with it", {"step": step}, size=share, limit=3.0)
+
+
+def _length(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    curve, limit = curves.long("response length"), 1.5
+    if curve and curve.early > 0 and curve.trend.word == RISES and curve.late > limit * curve.early and not _learns(curves):
+        place = {"step": curve.since(limit * curve.early)}
+        yield Finding(
+            rule, f"{curve.course} tokens, and no reward rises with it", place, size=curve.late / curve.early, limit=limit
+        )
+
+
+def _spikes(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    curve, limit = curves.long("gradient norm"), 10.0
+    if not curve:
+        return
+    usual = median(curve.values)
+    spread = 1.4826 * median(abs(value - usual) for value in curve.values)
+    high = max(limit * usual, usual + 8 * spread)
+    spikes = {step: value for step, value in zip(curve.steps, curve.values, strict=True) if value > high}
+    # The first steps of a run have large norms, with the learning rate still near 0.
+    spikes = {step: value for step, value in spikes.items() if step > curve.steps[LEAST // 2]}
+    if spikes and usual > 0:
+        worst = max(spikes, key=lambda step: spikes[step])
+        said = f"{curve.name} is {spikes[worst]:.3g} at step {worst}, {spikes[worst] / usual:.0f} times its median of {usual:.3g}"
+        more = f"; {plural(len(spikes), 'such step')}"
+        yield Finding(rule, said + more, {"step": worst}, size=spikes[worst] / usual, limit=limit)
+
+
+def _moving(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    curve, limit = curves.long("gradient norm"), 0.2
+    zeros = [] if curve is None else [step for step, value in zip(curve.steps, curve.values, strict=True) if value == 0]
+    if curve and len(zeros) > limit * len(curve.values):
+        share = len(zeros) / len(curve.values)
+        yield Finding(rule, f"{curve.name} is exactly 0 at {share:.0%} of the steps", {"step": zeros[0]}, size=share, limit=limit)
+
+
+def _frozen(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    for quantity in ("gradient norm", "entropy", "KL to the reference", "reward"):
+        curve = curves.long(quantity)
+        if curve is None:
+            continue
+        runs = [list(same) for _, same in groupby(zip(curve.values, curve.steps, strict=True), key=lambda pair: pair[0])]
+        longest = max(runs, key=len)
+        value, step = longest[0]
+        # Rewards of 0 and 1, and rounded figures, repeat by chance; six digits do not.
+        if len(longest) >= 5 and value != 0 and len(f"{abs(value):.12g}".replace(".", "").strip("0")) >= 6:
+            said = f"{curve.name} is {value:.6g} at {len(longest)} steps in a row"
+            yield Finding(rule, said, {"step": step}, size=float(len(longest)), limit=5.0)
+
+
+def _reward(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    curve = curves.long("reward")
+    if curve and curve.trend.word == FALLS and curve.late_trend.word == FALLS:
+        best = curve.steps[curve.values.index(max(curve.values))]
+        yield Finding(
+            rule, f"{curve.course} and still falls; the best step was {best}", {"step": best}, size=curve.late, limit=curve.early
+        )
+
+
+def _held_out(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    reward = curves.long("reward")
+    for curve in curves.held_out:
+        if reward and reward.trend.word == RISES and curve.late_trend.word == FALLS:
+            best = max(curve.values)
+            said = f"{reward.course}, while {curve.name} fell from {best:.3g} to {curve.now:.3g}"
+            yield Finding(rule, said, {"step": curve.steps[curve.values.index(best)]}, size=curve.now, limit=best)
+
+
+def _form(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    parts, limit = curves.reward_parts, 0.9
+    form = [curve for curve in parts if any(word in curve.name.lower() for word in AUXILIARY)]
+    whole = sum(abs(curve.late) for curve in parts)
+    share = sum(abs(curve.late) for curve in form) / whole if whole else 0.0
+    if len(form) < len(parts) and share > limit:
+        others = ", ".join(f"{curve.name} {curve.late:.3g}" for curve in parts if curve not in form)
+        said = f"{share:.0%} of the reward is {form[0].name} ({form[0].late:.3g}), beside {others}"
+        yield Finding(rule, said, {"step": form[0].steps[0]}, size=share, limit=limit)
+
+
+def _scale(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    curve = curves.of["loss scale"]
+    if curve.values[-1] <= 1 < curve.values[0]:
+        said = f"{curve.name} fell from {curve.values[0]:g} to {curve.values[-1]:g}"
+        yield Finding(rule, said, {"step": curve.steps[-1]}, size=curve.values[-1], limit=1.0)
+
+
+_RECORD = "record such a step: `actordbg dump enable --calls forward,loss --on nan`"
+RULES = (
+    CurveRule(
+        Rule("finite curves", "no figure is NaN or infinite", remedy=_RECORD, fails="NaN or infinity from step {step} on"),
+        (),
+        _finite,
+    ),
+    CurveRule(
+        Rule(
+            "reference at start",
+            "the policy begins as its reference: KL 0",
+            remedy="load the reference from the policy's checkpoint, with equal dtype and chat template",
+            fails="the reference is not the policy at step {step}",
+        ),
+        ("KL to the reference",),
+        _reference,
+    ),
+    CurveRule(
+        Rule(
+            "KL bounded",
+            "the policy stays near its reference: below 0.5 nats a token",
+            remedy="lower the learning rate or raise the KL coefficient; read that step's answers, as hacking raises rewards too",
+            fails="the policy drifts from its reference since step {step}",
+        ),
+        ("KL to the reference",),
+        _drift,
+    ),
+    CurveRule(
+        Rule(
+            "rollout agrees",
+            "engine and trainer differ by rounding only",
+            side="rollout",
+            remedy="`actordbg dump enable --calls forward,loss`, then `actordbg explain --against rollout`",
+            fails="rollout engine and trainer disagree since step {step}",
+        ),
+        ("rollout mismatch",),
+        _mismatch,
+    ),
+    CurveRule(
+        Rule(
+            "entropy kept",
+            "entropy neither collapses below a tenth nor triples while no reward rises",
+            remedy="raise the upper clip bound or the entropy coefficient, or lower the learning rate",
+            fails="the policy stops exploring at step {step}",
+        ),
+        ("entropy",),
+        _entropy,
+    ),
+    CurveRule(
+        Rule(
+            "few ratios clipped",
+            "at most 0.2 of the tokens are clipped",
+            remedy="fewer updates on a batch, or a lower learning rate; `actordbg lint` compares ratio and old log-probs",
+            fails="most updates are clipped since step {step}",
+        ),
+        ("clip fraction",),
+        _above("clip fraction", 0.2),
+    ),
+    CurveRule(
+        Rule(
+            "groups differ",
+            "at most half of the groups have equal rewards",
+            remedy="filter prompts that are always or never solved (dynamic sampling), or more samples a prompt",
+            fails="most groups teach nothing since step {step}",
+        ),
+        ("groups without variance",),
+        _above("groups without variance", 0.5),
+    ),
+    CurveRule(
+        Rule(
+            "answers end",
+            "at most 0.15 of the answers are cut off at the length limit",
+            remedy="raise the limit of new tokens, or mask truncated answers",
+            fails="answers are cut off since step {step}",
+        ),
+        ("truncated share",),
+        _above("truncated share", 0.15),
+    ),
+    CurveRule(
+        Rule(
+            "length is earned",
+            "answers that grow by half have rising scores",
+            remedy="a length penalty, or a loss normalized by a fixed length",
+            fails="answers grow without reward since step {step}",
+        ),
+        ("response length", "reward"),
+        _length,
+    ),
+    CurveRule(
+        Rule(
+            "no norm spikes",
+            "no gradient norm is ten times its median, and eight deviations above it",
+            remedy="record it: `actordbg dump enable --calls forward,loss --step N`, then `actordbg step`",
+            fails="a gradient spike at step {step}",
+        ),
+        ("gradient norm",),
+        _spikes,
+    ),
+    CurveRule(
+        Rule(
+            "steps move",
+            "at most 0.2 of the steps have a gradient of exactly 0",
+            remedy="look at the rewards of these groups: equal ones have no advantage",
+            fails="steps move nothing, first step {step}",
+        ),
+        ("gradient norm",),
+        _moving,
+    ),
+    CurveRule(
+        Rule(
+            "curves move",
+            "no figure of six digits stays equal for five steps",
+            remedy="see what the trainer logs there: a figure that is not computed anew, or a policy that is not updated",
+            fails="a logged figure is stuck from step {step} on",
+        ),
+        ("gradient norm",),
+        _frozen,
+    ),
+    CurveRule(
+        Rule(
+            "reward kept",
+            "the reward does not fall over the run and its second half",
+            remedy="go back to the best step's checkpoint; `actordbg lint` and `actordbg step` on dumps of the steps after it",
+            fails="the reward falls since step {step}",
+        ),
+        ("reward",),
+        _reward,
+    ),
+    CurveRule(
+        Rule(
+            "held-out follows",
+            "no held-out score falls while the reward rises",
+            remedy="stop at the best held-out step; read answers with high reward",
+            fails="the reward is hacked: the held-out score falls since step {step}",
+        ),
+        ("reward",),
+        _held_out,
+    ),
+    CurveRule(
+        Rule(
+            "reward is the task's",
+            "at most 0.9 of the reward is for an answer's form",
+            remedy="lower that part's weight, or find easier prompts",
+            fails="nearly all of the reward is for form",
+        ),
+        ("reward",),
+        _form,
+    ),
+    CurveRule(
+        Rule(
+            "loss scale kept",
+            "fp16's loss scale stays above 1",
+            remedy=f"train in bf16; {_RECORD}",
+            fails="fp16 overflows: the loss scale fell to its end",
+        ),
+        ("loss scale",),
+        _scale,
+    ),
+)
+_ANY_LENGTH = (_finite, _reference, _scale)
+"""Judges of what a single step can break."""
+
+
+def judge(curves: Curves, subject: str = "") -> Findings:
+    """Judge the curves of a run by all rules. A rule without its curves is not checked, and says which it needs."""
+    return Findings([_outcome(each, curves) for each in RULES], subject)
+
+
+def _outcome(each: CurveRule, curves: Curves) -> RuleOutcome:
+    outcome = RuleOutcome(each.rule)
+    missing = [name for name in each.needs if name not in curves.of]
+    short = [name for name in each.needs if name not in missing and not curves.of[name].long]
+    if not curves.of:
+        outcome.lacks = "a metric that is known"
+    elif missing:
+        outcome.lacks = f"{' and '.join(missing)} in the log"
+    elif short and each.judge not in _ANY_LENGTH:
+        outcome.lacks = f"{LEAST} steps of {' and '.join(short)}"
+    else:
+        outcome.looked_at, outcome.found = 1, list(each.judge(each.rule, curves))
+    return outcome
+
+
+def answer(log: TrainLog) -> CommandResult:
+    """Return what the curves of a log say: the verdict, and a table of the curves. Read the log with all metrics."""
+    curves = curves_of(log)
+    findings = judge(curves, log.path)
+    rows = [
+        (name, curve.name, str(len(curve.values)), number(curve.early, 3), number(curve.late, 3), curve.trend.word)
+        for name, curve in curves.of.items()
+        if curve.values
+    ]
+    table = Grid(("quantity", "metric", "steps", "first third", "last third", "trend"), rows, {"quantity", "metric", "trend"})
+    right = f"{plural(len(findings.held), 'rule')} about its curves hold; a fault that leaves them as they are is not seen"
+    verdict = verdict_of(findings, right, {RIGHT: "actordbg check", WRONG: "actordbg dump enable --calls forward,loss"})
+    return answer_of(findings, verdict, table, title=f"curves of {log.path}", log=log.path)

@@ -1,0 +1,167 @@
+"""The curves of a run: what its trainer logged of norm, KL, entropy, rewards and lengths, by quantity and step.
+
+curves = curves_of(read_log("trainer_state.json", every=True))
+curves.long("entropy").trend.word        # "falls"
+
+A quantity is found under the names that trainers log it by (`NAMES`). What a curve does is told by medians of its thirds, which
+half of the values can be outliers without moving, and by `align_logs.trend`: beyond twice the standard error that neighboring
+steps show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from actordbg.measure.align_logs import Trend, trend
+from actordbg.measure.log_lines import KINDS, TrainLog, is_loss
+
+LEAST = 12
+"""Fewest steps of a curve that a rule about its course judges."""
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "gradient norm": (
+        "actor_grad_norm",
+        "grad_norm",
+        "actor/grad_norm",
+        "policy/grad_norm",
+        "policy/raw_grad_norm",
+        "optim/grad_norm",
+    ),
+    "KL to the reference": ("kl", "actor/kl_loss", "kl_loss", "objective/kl", "policy/policy_kl", "train/kl"),
+    "KL to the old policy": ("ppo_kl", "actor/ppo_kl", "policy/approxkl_avg", "approx_kl", "policy/ppo_kl"),
+    "entropy": (
+        "entropy_loss",
+        "ent_loss",
+        "entropy",
+        "actor/entropy",
+        "policy/entropy_avg",
+        "policy/policy_entropy",
+        "entropy/mean",
+    ),
+    "clip fraction": (
+        "ppo_clip_ratio",
+        "clip_ratio/region_mean",
+        "clip_ratio",
+        "actor/pg_clipfrac",
+        "policy/clipfrac_avg",
+        "clipfrac",
+    ),
+    "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "reward/mean", "rewards/mean", "reward/all/mean"),
+    "response length": ("response_length", "gen_len", "response_length/mean", "completions/mean_length", "seq_len/all/mean"),
+    "truncated share": ("truncated", "completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/all/mean"),
+    "groups without variance": ("frac_reward_zero_std", "solve_none_and_all", "zero_var_group_frac"),
+    "loss scale": ("loss_scale", "train/loss_scale"),
+}
+"""Quantity -> the names of its metric, as OpenRLHF 0.11, TRL 1.16, verl 0.9.1, prime-rl and SkyRL log it, the best first."""
+MISMATCH = {
+    "vllm_kl": 0.05,
+    "rollout_corr/kl": 0.05,
+    "mismatch_kl/all/mean": 0.05,
+    "gen_kl_error": 0.05,
+    "sampling/sampling_logp_difference/mean": 0.1,
+    "train_rollout_logprob_abs_diff": 0.1,
+    "training/rollout_probs_diff_mean": 0.05,
+}
+"""Metrics of the difference between rollout engine and trainer, with the figure (nats; of probabilities for the last) above which
+it is no longer rounding: a healthy bf16 engine stays ten times below.
+"""
+HELD_OUT = ("eval", "val/", "val-core/", "test/", "test_")
+SCORES = ("acc", "score", "reward", "pass", "correct")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The finite values of a metric by step. nonfinite: steps at which it is NaN or infinite."""
+
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    nonfinite: tuple[int, ...] = ()
+
+    @property
+    def long(self) -> bool:
+        """Return whether its course can be judged."""
+        return len(self.values) >= LEAST
+
+    @property
+    def trend(self) -> Trend:
+        return trend(self.values)
+
+    @property
+    def late_trend(self) -> Trend:
+        """Return the trend of the second half."""
+        return trend(self.values[len(self.values) // 2 :])
+
+    @property
+    def course(self) -> str:
+        """Return the medians of the first and the last third in words."""
+        return f"{self.name} went from {self.early:.3g} to {self.late:.3g}"
+
+    @property
+    def early(self) -> float:
+        return median(self.values[: max(1, len(self.values) // 3)])
+
+    @property
+    def late(self) -> float:
+        return median(self.values[-max(1, len(self.values) // 3) :])
+
+    @property
+    def now(self) -> float:
+        """Return the median of the last tenth."""
+        return median(self.values[-max(3, len(self.values) // 10) :])
+
+    def since(self, above: float) -> int:
+        """Return the first step from which on the values stay above a figure, but for one in ten."""
+        over = [value > above for value in self.values]
+        for at, step in enumerate(self.steps):
+            if over[at] and 10 * sum(over[at:]) >= 9 * len(over[at:]):
+                return step
+        return self.steps[-1]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The curves of a run: of each quantity, and every metric by its name."""
+
+    of: Mapping[str, Curve]
+    metrics: Mapping[str, Curve]
+
+    def long(self, quantity: str) -> Curve | None:
+        """Return the curve of a quantity if its course can be judged."""
+        curve = self.of.get(quantity)
+        return curve if curve and curve.long else None
+
+    @property
+    def held_out(self) -> list[Curve]:
+        """The long curves of held-out scores."""
+        return [
+            curve
+            for name, curve in self.metrics.items()
+            if name.lower().startswith(HELD_OUT) and any(word in name.lower() for word in SCORES) and curve.long
+        ]
+
+    @property
+    def reward_parts(self) -> list[Curve]:
+        """The long curves of the parts that a reward is made of, as TRL logs them."""
+        return [
+            curve for name, curve in self.metrics.items() if name.startswith("rewards/") and name.endswith("/mean") and curve.long
+        ]
+
+
+def curves_of(log: TrainLog) -> Curves:
+    """Return the curves of a log that was read with all metrics, by their best numbering."""
+    metrics = {}
+    for name, kinds in log.series.items():
+        points = next(kinds[kind] for kind in KINDS if kind in kinds).points
+        finite = {step: value for step, value in points.items() if math.isfinite(value)}
+        lost = tuple(step for step in points if step not in finite)
+        metrics[name] = Curve(name, tuple(finite), tuple(finite.values()), lost)
+    found = {}
+    for quantity, names in {**NAMES, "rollout mismatch": tuple(MISMATCH)}.items():
+        if known := next((name for name in names if name in metrics), None):
+            found[quantity] = metrics[known]
+    if loss := next((name for name in metrics if is_loss(name) and not name.startswith(HELD_OUT)), None):
+        found["loss"] = metrics[loss]
+    return Curves(found, metrics)
