@@ -2,7 +2,8 @@
 
 A row says what is measured, ours, theirs, their ratio (or what else the goal speaks of), the goal, whether it is met, and the
 conditions: shapes, threads, repeats, and what repeats scatter by. Without a name: the rows that have a goal, in five to ten
-minutes of two quiet cores; their sum is printed at the end. `all`: the others too, which train, or start Ray.
+minutes of two quiet cores; their sum is printed at the end. `all`: the others too, which train, or start Ray. Rows with a goal
+are held against their best day (`benchmarks/best.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from benchmarks import best
 from benchmarks.rows import Row
 
 NAMES = ("capture", "step", "load", "index", "growth", "cli", "first", "replay")
@@ -23,12 +25,15 @@ HEAD = ("What", "Ours", "Theirs", "Ratio", "Goal", "Met", "Conditions")
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the named benchmarks and print a row for each comparison. Exit code 1 if one could not be run."""
+    """Run the named benchmarks and print a row for each comparison.
+
+    Exit code 1 if one could not be run, or is slower than its best day.
+    """
     names = (*NAMES, *MORE) if "all" in words else words or NAMES
     load = f"load {os.getloadavg()[0]:.1f}"
     print(f"{platform.machine()}, {os.cpu_count()} cores, {load}, Python {platform.python_version()}\n")
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
-    failed, start = 0, time.monotonic()
+    failed, start, measured = 0, time.monotonic(), list[Row]()
     for name in names:
         began = time.monotonic()
         try:
@@ -37,10 +42,14 @@ def main(words: Sequence[str]) -> int:
             failed += 1
             print(f"| {name} | | | | | COULD NOT BE RUN | {type(error).__name__}: {str(error)[:200]!r} |", flush=True)
             continue
+        measured += rows
         print("\n".join(map(line_of, rows)), flush=True)
         print(f"{name}: {time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     print(f"all: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    return int(failed > 0)
+    late = best.update(measured)
+    for words in late:
+        print(f"SLOWER THAN ITS BEST DAY: {words}", flush=True)
+    return int(failed > 0 or bool(late))
 
 
 def line_of(row: Row) -> str:

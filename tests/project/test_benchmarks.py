@@ -110,3 +110,25 @@ def test_the_table_names_each_row_and_goes_on_after_one_that_fails(
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "| ours / theirs | 2 s | 3 s | 0.6667 | <= 0.5 | NOT MET | busy |"
     assert "COULD NOT BE RUN" in said[-2] and "ZeroDivisionError" in said[-2]
+
+
+def test_a_row_is_held_against_its_best_day_beyond_twice_its_noise(tmp_path: Path):
+    best, rows, file = (
+        importlib.import_module("benchmarks.best"),
+        importlib.import_module("benchmarks.rows"),
+        tmp_path / "best.json",
+    )
+
+    def told(small: float, large: float) -> list[str]:
+        least = rows.Row("step, ours / off", 1, 1, "s", ratio=small, budget="<= 1.1", within=True)
+        most = rows.Row("pickles / dumps", 1, 1, "s", ratio=large, budget=">= 3", within=True)
+        aside = rows.Row("without a goal", 1, 1, "s", ratio=small, within=None)
+        return [words.split(":")[0] for words in best.update([least, most, aside], file)]
+
+    assert [told(1.00, 20), told(1.02, 21), told(1.01, 22)] == [[], [], []], "three runs tell the noise: 0.01 and 1"
+    assert told(1.02, 20.5) == []
+    assert told(1.10, 20.5) == ["step, ours / off"]
+    assert told(1.00, 10.0) == ["pickles / dumps"]
+    kept = best.read(file)
+    assert sorted(kept) == ["pickles / dumps", "step, ours / off"] and kept["step, ours / off"].ratio == 1.0
+    assert kept["pickles / dumps"].ratio == 22 and list(kept["pickles / dumps"].runs)[-1] == 10.0
