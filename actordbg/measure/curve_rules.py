@@ -16,7 +16,7 @@ from actordbg.document.blocks import RIGHT, WRONG, Grid, number
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.measure.align_logs import FALLS, RISES
-from actordbg.measure.curves import LEAST, MISMATCH, Curves, curves_of
+from actordbg.measure.curves import LEAST, MISMATCH, SUMMED, Curves, curves_of
 from actordbg.measure.log_lines import TrainLog
 from actordbg.records.finding import Finding, Findings, Rule, RuleOutcome
 
@@ -71,7 +71,9 @@ def _reference(rule: Rule, curves: Curves) -> Iterator[Finding]:
 
 def _drift(rule: Rule, curves: Curves) -> Iterator[Finding]:
     curve, limit = curves.long("KL to the reference"), 0.5
-    if curve and curve.trend.word == RISES and curve.late > limit:
+    # A sum over an answer's tokens has another scale: there it counts only where nothing is learned with it.
+    summed = curve is not None and curve.name in SUMMED and _learns(curves)
+    if curve and curve.trend.word == RISES and curve.late > limit and not summed:
         said = f"{curve.course} nats"
         reward = curves.long("reward")
         if reward and reward.late_trend.word == RISES:

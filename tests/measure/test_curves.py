@@ -120,6 +120,14 @@ def test_entropy_and_length_may_move_only_while_something_is_learned(tmp_path: P
     assert rule in judged(tmp_path, stalls)
 
 
+def test_a_kl_that_may_be_a_sum_over_tokens_counts_only_where_nothing_is_learned(tmp_path: Path):
+    learns, stalls = healthy(2), healthy(2)
+    for run in (learns, stalls):
+        run["actor/kl_loss"] = 40 * run.pop("kl")
+    flat(stalls)
+    assert judged(tmp_path, learns) == set() and "KL bounded" in judged(tmp_path, stalls)
+
+
 def test_a_reward_that_falls_is_named_with_its_best_step(tmp_path: Path):
     run = healthy(5)
     run["reward"] = run["reward"][::-1].copy()
@@ -131,7 +139,7 @@ def test_a_reward_that_falls_is_named_with_its_best_step(tmp_path: Path):
 
 OPENRLHF = "(PolicyModelActor pid=7) Global step {step}: {{'policy_loss': -0.01, 'kl': {kl}, 'vllm_kl': 0.0011, 'actor_grad_norm': 0.{step}1}}"
 VERL = '{{"step": {step}, "data": {{"actor/kl_loss": {kl}, "actor/grad_norm": 0.4{step}, "rollout_corr/kl": 0.0008, "actor/pg_loss": 0.01}}}}'
-PRIME = '{{"step": {step}, "mismatch_kl/all/mean": 0.0009, "optim/grad_norm": 0.4{step}, "entropy/mean": 0.5, "kl": {kl}}}'
+PRIME = '{{"step": {step}, "mismatch_kl/all/mean": 0.0009, "optim/grad_norm": 0.4{step}, "entropy/all/mean": 0.5, "kl": {kl}}}'
 
 
 @pytest.mark.parametrize("line", [OPENRLHF, VERL, PRIME])
