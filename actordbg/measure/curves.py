@@ -27,7 +27,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "entropy_loss", "ent_loss", "entropy", "actor/entropy", "entropy/all/mean", "entropy/mean", "approx_entropy",
         "policy/policy_entropy",
     ),
-    "clip fraction": ("ppo_clip_ratio", "clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "pg_clipfrac", "policy/clip_ratio"),
+    "clip fraction": (
+        "ppo_clip_ratio", "clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "pg_clipfrac", "policy/clip_ratio",
+    ),
     "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "rollout/raw_reward", "reward/avg_raw_reward"),
     "response length": (
         "response_length", "gen_len", "response_length/mean", "completions/mean_length", "rollout/response_len/mean",
