@@ -13,6 +13,7 @@ LOOKS_AT = {
     "doubles": "dumps that lie in a pack and in a file",
     "replays": "specifications, journals, results, kept tensors",
     "comparisons": "comparisons of two sides",
+    "lints": "what lints said of dumps",
     "noise": "noise floors",
     "matrices": "matrices and their cells",
     "switches": "dump switches",

@@ -9,7 +9,7 @@ from typing import Any
 
 from actordbg.api.client import Advance, Client
 from actordbg.api.desk import Desk, DumpSelection, counting
-from actordbg.base.errors import CorruptDump, UsageError
+from actordbg.base.errors import CorruptDump, StoreProblem, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
 from actordbg.catalog.selections import joined
@@ -22,7 +22,7 @@ from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.load_replays import pictures
 from actordbg.judge.replay_list import listed
-from actordbg.recorded.lint import LintFindings, lint, lint_answer
+from actordbg.recorded.lint import LintFindings, keep, lint, lint_answer
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import PICKLES
@@ -64,7 +64,7 @@ def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: i
     findings = None
     if not chosen.files:
         with desk.client.progress("reading", None) as advance:
-            findings = lint_newest(desk.store, of_all, on_dump=advance)
+            findings = lint_newest(desk, of_all, on_dump=advance)
     checked = replace(_run(desk, plan.spec, recorded), lint=findings)
     return check_answer(desk.store, checked, of=of, recorded=own)
 
@@ -99,19 +99,28 @@ def _run(desk: Desk, spec: ReplaySpec, recorded: bool) -> CheckedReplay:
 
 
 def lint_newest(
-    store: Store, where: str | None, most: int | None = LINTED, on_dump: Advance = lambda *_, **__: None
+    desk: Desk, where: str | None, most: int | None = LINTED, on_dump: Advance = lambda *_, **__: None
 ) -> LintFindings:
     """Check the laws of the recorded data on the newest dumps, losses included, that a condition selects."""
-    rows = select_dumps(open_fresh(store, where), where, order="newest", limit=most, losses=True)
+    rows = select_dumps(open_fresh(desk.store, where), where, order="newest", limit=most, losses=True)
     on_dump(0, total=len(rows))
-    return lint(store.root, [row.path for row in rows], on_dump)
+    return kept(desk, lint(desk.store.root, [row.path for row in rows], on_dump))
+
+
+def kept(desk: Desk, findings: LintFindings) -> LintFindings:
+    """Keep what laws of recorded data say of dumps for their last verdicts, or note why that cannot be. Returns the findings."""
+    try:
+        keep(desk.store, findings)
+    except StoreProblem as problem:  # of another user, or read-only
+        desk.client.note(f"not kept for the dumps' last verdicts: {problem.message}")
+    return findings
 
 
 def linted(desk: Desk, where: str | None, max_inputs: int | None) -> CommandResult:
     """Check recorded data against its laws. Raises NothingToDo if nothing was selected."""
-    store = desk.store.require()
+    desk.store.require()
     with desk.client.progress("reading", None) as advance:
-        findings = lint_newest(store, where, max_inputs, advance)
+        findings = lint_newest(desk, where, max_inputs, advance)
     if not findings.dumps and not findings.unreadable:
         raise desk.nothing("lint", where)
     desk.client.note_some(findings.unreadable)

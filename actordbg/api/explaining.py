@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
+from actordbg.api.checks import kept
 from actordbg.api.comparing import with_truth
 from actordbg.api.desk import Desk, counting
 from actordbg.base.errors import ActordbgError
@@ -103,7 +104,7 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
             why = problem.message
         (data,) = load(store, [spec.replay_id]).replays
     why = why or ("" if passed else "no input passed")
-    findings = lint(store.root, [given.path for given in spec.inputs])
+    findings = kept(desk, lint(store.root, [given.path for given in spec.inputs]))
     check = CheckedReplay(data, record, why, own, lint=findings)
     if passed:
         check = replace(check, located=_located_before(desk, spec))

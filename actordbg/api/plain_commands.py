@@ -65,7 +65,7 @@ class PlainCommands:
         normalization of a step. Names the first law that fails, with a public thread and the remedy. Most laws need losses:
         `dump enable --calls forward,loss`.
 
-        Takes seconds for a thousand dumps.
+        Takes seconds for a thousand dumps. A dump that breaks a law is WRONG in `dump ls`, `--where` and `--lf` from then on.
 
         Exit code: 1 if a law fails or nothing could be checked; 5 if no dump was selected.
 

@@ -66,7 +66,8 @@ def report(store: Store, names: Sequence[str], where: str | None, *, tokenizer: 
         return Report(True, {"replays": listed(catalog)}, blocks, page, **about)
     material = load(store, names, where)
     summary = material.summary()
-    return Report(True, asdict(summary), report_blocks(store, material, texts) if charts else document(summary), **about)
+    blocks = report_blocks(store, material, texts) if charts else document(summary, linted=material.linted)
+    return Report(True, asdict(summary), blocks, **about)
 
 
 def texts_of(path: str | Path | None) -> Texts | None:

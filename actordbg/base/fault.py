@@ -11,8 +11,8 @@ from typing import ClassVar, TypeVar
 
 T = TypeVar("T")
 _SECRET_NAMES = re.compile(rb"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
-_IN_URL = re.compile(r"""(https?://(?=[^\s/@:"]*@)|://[^\s/:@"]*:)(?!\d+(?:[/"'\s,]|\Z))[^\s"]{1,200}@""")
-"""A password in a URL, up to the last "@"; not a port. Of http, a name alone may be a token. _SIGNED: in a query, or a header."""
+_IN_URL = re.compile(r"""(://(?=[^\s/@:"]+@)|://[^\s/:@"]*:(?!\d+(?:[/"'\s,]|\Z)))(?:[^\s"@]|\n){0,200}[^\s"]{0,200}@""")
+"""A password in a URL, up to the last "@"; not a port. A name alone may be a token. _SIGNED: in a query, or a header."""
 _SIGNED = re.compile(r"""([?&][\w.-]*(?:token|key|secret|pass|cred|auth|sig)[\w.-]*=|\bBearer )[^\s&"']+""", re.IGNORECASE)
 _known: tuple[dict[bytes, bytes], tuple[str, ...]] = ({}, ())
 
@@ -56,10 +56,10 @@ def describe(error: BaseException) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)[:200]
 
 
-def from_outside(error: BaseException) -> bool:
+def from_outside(error: BaseException, own: type[BaseException] = Exception) -> bool:
     """Check whether an exception came from outside: Ctrl-C, an exit, or what a signal handler raised in our code. Raises nothing.
 
-    A handler is known by its argument, the frame that it interrupted.
+    A handler is known by its argument, the frame that it interrupted. own: what our code may raise itself.
     """
     try:
         at = error.__traceback__
@@ -70,7 +70,7 @@ def from_outside(error: BaseException) -> bool:
                     return True
     except Exception:  # noqa: BLE001  # no memory: then the first exception is taken for ours
         return False
-    return not isinstance(error, Exception)
+    return not isinstance(error, own)
 
 
 def complain(text: str) -> None:
@@ -82,7 +82,8 @@ def complain(text: str) -> None:
 def scrub(text: str) -> str:
     """Replace every secret of the environment in `text`, and passwords in URLs: an exception's message may quote a secret.
 
-    A value counts as secret if its variable's name says so (TOKEN, KEY, ...) and it has at least 8 characters.
+    A value counts as secret if its variable's name says so (TOKEN, KEY, ...) and it has at least 8 characters; so does it with
+    escapes, as in a repr, and each of its lines.
     """
     for value in _secrets() if len(text) >= 8 else ():
         text = text.replace(value, "[hidden]")
@@ -117,6 +118,7 @@ def _secrets() -> tuple[str, ...]:
     now: dict[bytes, bytes] = vars(os.environ).get("_data") or dict(os.environb)
     if now != _known[0]:
         seen = now.copy()
-        secrets = {os.fsdecode(value) for name, value in seen.items() if len(value) >= 8 and _SECRET_NAMES.search(name)}
-        _known = seen, tuple(sorted(secrets, key=len, reverse=True))
+        values = (os.fsdecode(value) for name, value in seen.items() if _SECRET_NAMES.search(name))
+        shown = {form for value in values for form in (value, ascii(value)[1:-1], *value.splitlines()) if len(form) >= 8}
+        _known = seen, tuple(sorted(shown, key=len, reverse=True))
     return _known[1]

@@ -19,6 +19,7 @@ The catalog is a cache: each row is derived from a file of the store, and `actor
            └──< comparison    distance of a result from another one, by `compare`
     comparison_run            one row for each file of `compare`; its dumps are in `comparison`
     law_answer                verdicts of the laws on a dump in a replay
+    lint_answer               verdicts of the laws of recorded data on a dump
     damaged_file              invalid dump files, with the reason
     scanned_folder, read_file bookkeeping: what need not be read again
     unjudged                  bookkeeping: dumps whose verdict is folded again at the end of a refresh

@@ -1,4 +1,4 @@
-"""The last verdict of each dump, from everything that judged it: journals and comparisons, by their rows.
+"""The last verdict of each dump, from everything that judged it: journals, comparisons and lints, by their rows.
 
 Each replay of a dump answers questions about it, each by a rule:
 
@@ -15,6 +15,8 @@ Of each rule the newest answer counts, among the replays under the configuration
 * A rule that is broken makes the dump WRONG until a later replay of that configuration answers the same rule. A replay that does
   not ask cannot take it away.
 * Else a newest replay that did not pass, or a law that could not be checked, makes it FAILED.
+* A law of recorded data that is broken makes it WRONG, whatever was replayed, until a lint of as much data says otherwise. Those
+  that hold change nothing: no model was run.
 * RIGHT needs a match with the truth, by the log-probs of the newest replay, bit for bit: later values were not compared.
 * Everything else is NOT CHECKED.
 
@@ -34,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from actordbg.base.units import grouped
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG
 from actordbg.records.comparison_record import GOOD, MISMATCH, NOT_COMPARED
 from actordbg.records.finding import BROKEN, NOT_CHECKED, RAISED
@@ -85,13 +88,17 @@ class LastVerdict:
     theirs: str | None = None
 
 
-def fold(judgements: Sequence[Judgement]) -> LastVerdict:
-    """Return the last verdict of a dump. judgements: the newest first."""
+def fold(judgements: Sequence[Judgement], linted: Sequence[str] = (), linted_by_others: Sequence[str] = ()) -> LastVerdict:
+    """Return the last verdict of a dump. judgements: the newest first. linted: the laws of recorded data that it breaks."""
     mine = [each for each in judgements if each.mine and each.configuration is not None]
     theirs = [each for each in judgements if not each.mine and each.configuration is not None]
     newest = _newest(mine) or _newest(theirs) or next(iter(judgements), None)
     verdict, broken = _of_newest(mine)
     word, _ = _of_newest(theirs)
+    if linted:
+        verdict, broken = WRONG, [*linted, *broken]
+    if linted_by_others:
+        word = WRONG
     return LastVerdict(newest.number if newest else None, verdict, ", ".join(broken) or None, word)
 
 
@@ -154,7 +161,9 @@ def fold_news(connection: Connection) -> int:
     names = [name for (name,) in connection.execute("SELECT dump_id FROM unjudged LIMIT ?", (AT_ONCE,))]
     marks = ",".join("?" * len(names))
     judged = _judgements(connection, names, marks)
-    rows = ((*vars(fold(judged.get(name, []))).values(), name) for name in names)
+    mine, theirs = (_linted(connection, names, marks, mine=mine) for mine in (True, False))
+    verdicts = {name: fold(judged.get(name, []), mine.get(name, []), theirs.get(name, [])) for name in names}
+    rows = ((*vars(verdict).values(), name) for name, verdict in verdicts.items())
     changes = ", ".join(f"{field.name} = ?" for field in fields(LastVerdict))
     connection.executemany(f"UPDATE dump SET {changes} WHERE dump_id = ?", rows)
     connection.execute(f"DELETE FROM unjudged WHERE dump_id IN ({marks})", names)
@@ -203,6 +212,14 @@ def _judgements(connection: Connection, names: Sequence[str], marks: str) -> Map
             if answer not in _UNASKED or rule not in compared.answers:
                 compared.answers[rule] = answer
     return by_dump
+
+
+def _linted(connection: Connection, names: Sequence[str], marks: str, *, mine: bool) -> dict[str, list[str]]:
+    """Return the laws of recorded data that each of these dumps breaks, by the newest answer of lints made here, or elsewhere."""
+    of_some = f"dump_id IN ({marks}) AND (origin IS NULL) = ?"
+    sql = f"SELECT dump_id, law, verdict FROM lint_answer WHERE {of_some} ORDER BY created_at"
+    newest = {(dump_id, law): answer for dump_id, law, answer in connection.execute(sql, (*names, mine))}
+    return grouped(pair for pair, answer in newest.items() if answer == BROKEN)
 
 
 def _models(connection: Connection, replay_ids: Sequence[str]) -> dict[str, str]:

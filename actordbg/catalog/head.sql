@@ -207,6 +207,16 @@ CREATE TABLE law_answer (
     FOREIGN KEY (replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
 );
 
+CREATE TABLE lint_answer (
+    lint_id VARCHAR NOT NULL,  -- its file under lints/
+    dump_id VARCHAR NOT NULL,  -- the dump
+    law VARCHAR NOT NULL,  -- the law: placeholder, ratio, ...
+    created_at VARCHAR NOT NULL,  -- UTC time of the lint
+    verdict VARCHAR NOT NULL,  -- broken, or kept where an earlier lint says broken
+    origin VARCHAR,  -- who wrote it, if it was downloaded; NULL if it was made in this store
+    PRIMARY KEY (lint_id, dump_id, law)
+);
+
 CREATE TABLE damaged_file (
     path VARCHAR NOT NULL,  -- path below the store
     code VARCHAR NOT NULL,  -- corrupt-dump: broken; newer-format; store: unreadable, or in the wrong place
@@ -265,5 +275,7 @@ CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
 CREATE INDEX ix_law_answer_identity ON law_answer (replay_id, verdict) WHERE law = 'identity';
 
-INSERT INTO alembic_version VALUES ('0019');
+CREATE INDEX ix_lint_answer_dump ON lint_answer (dump_id, created_at);
+
+INSERT INTO alembic_version VALUES ('0020');
 

@@ -10,7 +10,7 @@
   of a newer format, or an unreadable dump, may become readable later, so its folder is listed again each time.
 * It reads journals of replays from where the last refresh stopped (`record_rows`).
 * It opens only regular files. It also notes links, FIFOs, names that are not text and anything else that is not a file of ours.
-* It reads files of comparisons that are new or were replaced (`sources`).
+* It reads files of comparisons and lints that are new or were replaced (`sources`).
 
 Many processes may refresh at once. Each reads a batch of files and then writes it in one immediate transaction. The first
 batch forgets the folder's noted time and the last batch notes it again. So a refresh that is killed, or overtaken by
@@ -39,7 +39,7 @@ from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog import dump_verdicts, migrate, record_rows
 from actordbg.catalog.lab_columns import Replay
-from actordbg.catalog.sources import Source, packs
+from actordbg.catalog.sources import Lints, Source, packs
 from actordbg.catalog.tables import OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import OddFile
@@ -54,7 +54,7 @@ ANALYZE_FROM = 5000
 Progress = Callable[[int, int], None]
 """Called with (dumps read, dumps to read) after each batch."""
 
-FOLDERS = ("dumps", "packs", "replays", "comparisons")
+FOLDERS = ("dumps", "packs", "replays", "comparisons", "lints")
 """The folders that a refresh reads."""
 NO_FOLDER = "it is not a folder"
 
@@ -99,6 +99,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
         summary.comparisons = len(Source(store, "comparisons").look().take().changed)
+        Lints(store, "lints").look().take()
         _judge_dumps(store)
 
     revision, usable = (None, False) if rebuild else migrate.look(path)

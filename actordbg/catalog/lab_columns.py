@@ -59,6 +59,23 @@ class Result(Row, ResultRecord, table="result"):
     """number of the row"""
 
 
+class LintAnswer(Row, table="lint_answer"):
+    """Verdict of a law of recorded data on a dump, by `lint` or `check`."""
+
+    lint_id: Key
+    """its file under lints/"""
+    dump_id: Key
+    """the dump"""
+    law: Key
+    """the law: placeholder, ratio, ..."""
+    created_at: str
+    """UTC time of the lint"""
+    verdict: str
+    """broken, or kept where an earlier lint says broken"""
+    origin: str | None
+    """who wrote it, if it was downloaded; NULL if it was made in this store"""
+
+
 class DamagedFile(Row, table="damaged_file"):
     """A file of the store that could not be indexed. Code `odd-file`: a link, a FIFO, an invalid name.
 

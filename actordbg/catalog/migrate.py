@@ -40,7 +40,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.store_files import OddFile, make_folder, open_regular
 from actordbg.store.layout import Store
 
-HEAD = "0019"
+HEAD = "0020"
 """The revision that this program reads and writes."""
 
 SCRIPT = Path(__file__).with_name("head.sql")

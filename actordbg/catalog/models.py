@@ -68,12 +68,14 @@ LawAnswer = _model(lab_columns.LawAnswer, [
     Index("ix_law_answer_dump", "dump_id", "verdict"),
     Index("ix_law_answer_identity", "replay_id", "verdict", sqlite_where=text("law = 'identity'")),
 ])  # fmt: skip
+LintAnswer = _model(lab_columns.LintAnswer, [Index("ix_lint_answer_dump", "dump_id", "created_at")])
 DamagedFile = _model(lab_columns.DamagedFile)
 ScannedFolder = _model(lab_columns.ScannedFolder)
 ReadFile = _model(lab_columns.ReadFile)
 Unjudged = _model(lab_columns.Unjudged)
 
 TABLES: tuple[Any, ...] = (
-    Caller, Dump, Replay, Result, ComparisonRun, Comparison, LawAnswer, DamagedFile, ScannedFolder, ReadFile, Unjudged,
+    Caller, Dump, Replay, Result, ComparisonRun, Comparison, LawAnswer, LintAnswer, DamagedFile, ScannedFolder, ReadFile,
+    Unjudged,
 )  # fmt: skip
 """Every table, in the order of its page and of `head.sql`."""

@@ -26,7 +26,7 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog.columns import DumpRow, RowType
 from actordbg.catalog.dump_verdicts import LOCATED, MATRIX
-from actordbg.catalog.lab_columns import Comparison, ComparisonRun, Replay, ReplayRow, Result
+from actordbg.catalog.lab_columns import ComparisonRun, Replay, ReplayRow, Result
 from actordbg.catalog.tables import (
     BOTH_THERE,
     CALLER,
@@ -141,12 +141,16 @@ def _sorting(order: str) -> tuple[str, str]:
 
 
 def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Condition | None:
-    """Return the condition that selects dumps: without `losses`, only forwards, unless it compares `point` itself."""
+    """Return the condition that selects dumps: without `losses`, only forwards, and losses that it names or judges."""
     condition = compile_where(where) if where is not None else None
-    named = losses or (condition is not None and not condition.columns.isdisjoint({"point", "dump_id", "dump"}))
+    columns = condition.columns if condition is not None else set()
+    named = losses or not columns.isdisjoint({"point", "dump_id", "dump"})
     if named or not answers(catalog, "SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,)):
         return condition  # no store without losses pays for them
-    return compile_where(f"point = '{FORWARD}'" if where is None else f"({where}) and point = '{FORWARD}'")
+    listed = f"point = '{FORWARD}'"
+    if not columns.isdisjoint({"verdict", "broken"}):
+        listed = f"({listed} or verdict is not null)"
+    return compile_where(listed if where is None else f"({where}) and {listed}")
 
 
 def _source(box: Sandbox, condition: Condition | None, index: str) -> tuple[str, tuple[Any, ...]]:
@@ -346,12 +350,6 @@ def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[C
     """Return the newest comparison of each pair whose replays exist, the newest first; of `replay_id` (full) only, as A."""
     where, params = (f"{_CURRENT} AND replay_id = ?", (replay_id,)) if replay_id else (_CURRENT, ())
     return table_rows(source, ComparisonRun, f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
-
-
-def why_not_compared(source: Store | Catalog, comparison_id: str) -> list[str]:
-    """Return the reasons of a comparison's dumps (a mismatch, or not compared), in words, once each."""
-    rows = table_rows(source, Comparison, "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id", (comparison_id,))
-    return list(dict.fromkeys(row.reasons for row in rows if row.reasons))
 
 
 def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[str, str]:

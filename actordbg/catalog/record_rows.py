@@ -1,4 +1,4 @@
-"""Turns files of comparisons and replays into rows of the catalog.
+"""Turns files of comparisons, lints and replays into rows of the catalog.
 
 A column with the name of a record's field is copied; this module computes the others.
 
@@ -31,6 +31,7 @@ from actordbg.records.comparison_record import (
     ComparisonRecord,
     DumpComparison,
     Figures,
+    LintRecord,
 )
 from actordbg.records.finding import BROKEN, KEPT, RAISED
 from actordbg.records.journal import SPEC, Event, last_results, read_chunks, result_of
@@ -51,6 +52,22 @@ def comparison_rows(root: Path, path: str) -> dict[type[columns.Row], list[Row]]
     dumps = [_compared_dump(record, dump) for dump in record.dumps]
     run = _comparison_run(record) | {"origin": origin_of(root / path)}
     return {ComparisonRun: [run], Comparison: dumps}
+
+
+def lint_rows(root: Path, path: str) -> dict[type[columns.Row], list[Row]]:
+    """Return the rows of a lint's file, by table; errors as of `comparison_rows`."""
+    record = LintRecord.from_json(read_regular(root / path))
+    if f"lints/{record.lint_id}.json" != path:
+        raise CorruptDump(f"the file belongs to {record.lint_id!s:.80}")
+    about = {"lint_id": record.lint_id, "created_at": record.created_at, "origin": origin_of(root / path)}
+    answers = ((BROKEN, record.broken), (KEPT, record.kept))
+    rows = [
+        {**about, "dump_id": dump_id, "law": law, "verdict": verdict}
+        for verdict, by_law in answers
+        for law, dumps in by_law.items()
+        for dump_id in dumps
+    ]
+    return {lab_columns.LintAnswer: rows}
 
 
 def _comparison_run(record: ComparisonRecord) -> Row:

@@ -177,9 +177,11 @@ def holdings(catalog: Catalog) -> Holdings:
     """Summarize the store of this catalog."""
     newest = select_dumps(catalog, order="newest", limit=1)
     own = list_own_replays(catalog)
-    counts = f"count(*), count(d.pack), count(*) - count(r.status), count(CASE WHEN d.{BAD} THEN 1 END)"
-    tally = f"SELECT {counts} FROM dump AS d {CALLER} {LAST_RESULT} WHERE k.point = 'forward'"
-    ((dumps, packed, fresh, bad),) = answers(catalog, tally)
+    counts = "count(*), count(d.pack), count(*) - count(r.status)"
+    ((dumps, packed, fresh),) = answers(
+        catalog, f"SELECT {counts} FROM dump AS d {CALLER} {LAST_RESULT} WHERE k.point = 'forward'"
+    )
+    ((bad,),) = answers(catalog, f"SELECT count(*) FROM dump WHERE {BAD}")
     trainers = f"SELECT k.trainer, count(*) FROM dump AS d {CALLER} WHERE k.trainer IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
     return Holdings(
         store=str(catalog.store.root),

@@ -1,4 +1,4 @@
-"""Folders whose files become rows: packs and comparisons; `indexer` has dumps.
+"""Folders whose files become rows: packs, comparisons and lints; `indexer` has dumps.
 
 One loop indexes them all (`Source.look`, `Source.take`). It lists a folder again only if the folder's modification time changed,
 and reads a file again only if its size or time did. It does not rely on times younger than two seconds: file systems keep coarse
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
-from actordbg.catalog.lab_columns import Comparison, ReadFile
+from actordbg.catalog.columns import Row
+from actordbg.catalog.lab_columns import Comparison, ComparisonRun, LintAnswer, ReadFile
 from actordbg.catalog.tables import Damaged, odd_files
 from actordbg.formats.store_files import OddFile
 from actordbg.store.layout import Store
@@ -37,8 +38,11 @@ _NAMED = 20
 
 class Source:
     """A folder of the store whose files make rows. This class reads the comparisons, one in each file. `changed`: the files to
-    read, after a `look`.
+    read, after a `look`. tables: of its rows, the first of those about dumps; `key`: their column with the name of the file.
     """
+
+    tables: tuple[type[Row], ...] = (Comparison, ComparisonRun)
+    key = "comparison_id"
 
     suffix = ".json"
     changes = True
@@ -76,15 +80,15 @@ class Source:
         self.remove(writer, [path])
         for table, made in rows.items():
             writer.put(table, made)
-        writer.has_news(row["dump_id"] for row in rows[Comparison])
+        writer.has_news(row["dump_id"] for row in rows[self.tables[0]])
         return 1
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
         """Remove the rows of vanished or damaged files; return how many."""
         for path in paths:
             name = Path(path).stem
-            writer.has_news(writer.first("SELECT dump_id FROM comparison WHERE comparison_id = ?", name))
-            writer.remove_rows(("comparison", "comparison_run"), "comparison_id", name)
+            writer.has_news(writer.first(f"SELECT dump_id FROM {self.tables[0].table} WHERE {self.key} = ?", name))
+            writer.remove_rows((table.table for table in self.tables), self.key, name)
         return len(paths)
 
     def begin(self, writer: CatalogWriter) -> None:
@@ -169,6 +173,19 @@ class Source:
 
     def _writing(self) -> Any:
         return engine.writing(self.store.catalog_path)
+
+
+class Lints(Source):
+    """The lints, one in each file."""
+
+    tables = (LintAnswer,)
+    key = "lint_id"
+
+    def rows(self, path: str) -> tuple[Any, list[Damaged]]:
+        """Read the rows of a lint's file."""
+        from actordbg.catalog.record_rows import lint_rows
+
+        return lint_rows(self.store.root, path), []
 
 
 class Packs(Source):

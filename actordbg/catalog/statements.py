@@ -48,9 +48,10 @@ class CatalogWriter:
         sql = f"{_insert('dump', own)} ON CONFLICT DO NOTHING"
         self.executemany(sql, zip(*own.values(), strict=True))
         added = self.connection.total_changes - before
-        if self.execute("SELECT 1 FROM result LIMIT 1").fetchone():
-            replayed = "INSERT OR IGNORE INTO unjudged SELECT dump_id FROM result WHERE dump_id = ? LIMIT 1"
-            self.executemany(replayed, [(dump_id,) for dump_id in columns["dump_id"]])
+        for table in ("result", "lint_answer"):
+            if self.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
+                judged = f"INSERT OR IGNORE INTO unjudged SELECT dump_id FROM {table} WHERE dump_id = ? LIMIT 1"
+                self.executemany(judged, [(dump_id,) for dump_id in columns["dump_id"]])
         return added
 
     def _callers(self, run_name: str, columns: Columns) -> list[int]:

@@ -167,9 +167,20 @@ class Verdict:
     @property
     def details(self) -> list[str]:
         """Return the lines under the first: the figures of what is wrong, and what to do."""
-        wrong = self.findings[:1] if self.word == WRONG else ()
-        lines = [self.said for first in wrong if first.what != self.said]
-        return lines + [f"do: {first.todo}" for first in wrong if first.todo]
+        if self.word != WRONG or not self.findings:
+            return []
+        first = self.findings[0]
+        said = [self._beside(first), f"do: {first.todo}" if first.todo else ""]
+        return [line for line in said if line]
+
+    def _beside(self, first: Finding) -> str:
+        """Return what is said beside the first line, which has the clause of the first finding, unless in fewer words."""
+        if first.what != first.said:
+            return self.said
+        where = f", in {first.where}" if first.where else ""
+        said = self.said.replace(f"{first.said}{where}", "").replace(first.said, "")
+        clauses = (" ".join(clause.split()).removesuffix(":") for clause in said.split(";"))
+        return "; ".join(filter(None, clauses))
 
     @property
     def left(self) -> str:

@@ -37,7 +37,7 @@ from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.formats.turn_record import TURNS
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.formats.weight_syncs import SYNCS
-from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
+from actordbg.records.comparison_record import ComparisonRecord, LintRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec
@@ -47,12 +47,12 @@ from actordbg.store.layout import UNPRINTABLE, Store, known_regular
 _FILES = re.compile(
     r"FORMAT|control\.json|catalog\.db(-wal|-shm|-journal)?|catalog\.lock|catalog\.\w+\.bak\.db|controls/[^/]+\.json"
     r"|(counters|weights|syncs|turns)/[^/]+/[^/]+\.json|dumps/[^/]+/rank\d{4,}/[^/]+\.safetensors\.zst|packs/\.lock|packs/[^/]+/[^/]+\.pack"
-    r"|replays/[^/]+/(?!tensors$)[^/]+|replays/[^/]+/tensors/[^/]+\.safetensors|(comparisons|noise|matrices|events)/[^/]+\.json"
+    r"|replays/[^/]+/(?!tensors$)[^/]+|replays/[^/]+/tensors/[^/]+\.safetensors|(comparisons|noise|lints|matrices|events)/[^/]+\.json"
     r"|memory/[^/]+\.(json|csv)|trainchecks/[^/]+/check\.json|trainchecks/[^/]+/cell-\d+\.\d+/(?!tensors$)[^/]+|trainchecks/[^/]+/logs/[^/]+\.log"
     r"|backups/[0-9a-f]{64}/(actor\.py|origin\.json)"
 )
 _FOLDERS = re.compile(
-    r"(controls|comparisons|noise|matrices|memory|events|models|reports|reductions|rings|quarantine|cache)|(counters|weights|syncs|turns|packs|backups)(/[^/]+)?"
+    r"(controls|comparisons|noise|lints|matrices|memory|events|models|reports|reductions|rings|quarantine|cache)|(counters|weights|syncs|turns|packs|backups)(/[^/]+)?"
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
 """What a store may hold. `events`, `backups` and `memory` are those of earlier versions."""
@@ -304,6 +304,7 @@ CHECKS: dict[str, Check] = {
     "replays": replays,
     "comparisons": records_check("comparisons", ComparisonRecord, "comparison_id"),
     "noise": records_check("noise", NoiseRecord, "noise_id"),
+    "lints": records_check("lints", LintRecord, "lint_id"),
     "matrices": records_check("matrices", MatrixRecord, "matrix_id"),
     "switches": files_check(
         "controls", "damaged-control", lambda path: Control.from_json(read_regular(path, LARGEST)), beside="control.json"

@@ -58,9 +58,15 @@ def {installer}():
             from actordbg.capture.hook import install
 
             install(Actor, store=os.environ.get("ACTORDBG_STORE") or {store})
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # whatever it is: a debugger does not stop a training job
+        try:
+            from actordbg.base.fault import from_outside
+
+            stops = from_outside(error, BaseException)
+        except Exception:
+            stops = False
+        if stops or isinstance(error, KeyboardInterrupt):  # but the job's own signals do
+            raise
         try:
             import sys
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
@@ -18,7 +18,7 @@ from actordbg.base.owners import whose
 from actordbg.base.units import LAST, plural
 from actordbg.catalog import query
 from actordbg.catalog.columns import DumpRow
-from actordbg.catalog.lab_columns import ReplayRow
+from actordbg.catalog.lab_columns import Comparison, ReplayRow
 from actordbg.catalog.selections import no_match
 from actordbg.catalog.where import quoted
 from actordbg.compare.sides import own_comparisons
@@ -26,7 +26,9 @@ from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import restrict, summarise
+from actordbg.recorded.lint import LintFindings
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
+from actordbg.records.finding import BROKEN, Finding
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.records.run_files import read_counters
@@ -44,11 +46,14 @@ _WHYS = 3
 
 @dataclass(frozen=True)
 class Material:
-    """The replays of a report, in order. selection: how they were chosen, in words. notes: what was left out."""
+    """The replays of a report, in order. selection: how they were chosen, in words. notes: what was left out. linted: the laws of
+    recorded data that their dumps break.
+    """
 
     replays: tuple[ReplayData, ...]
     selection: str
     notes: tuple[str, ...] = ()
+    linted: LintFindings = field(default_factory=LintFindings)
 
     def summary(self) -> Summary:
         """Summarize the replays."""
@@ -87,7 +92,26 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
         selection = f"the whole store, {selection}"
     elif names == [LAST]:
         selection = "the last replay"
-    return Material(tuple(replays), selection, tuple(notes))
+    return Material(tuple(replays), selection, tuple(notes), _linted(catalog, replays))
+
+
+_REASONS = "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id"
+_LINTED = """SELECT law, dump_id, l.verdict, max(l.created_at) FROM lint_answer AS l JOIN result AS r USING (dump_id)
+WHERE r.replay_id = ? AND l.origin IS NULL GROUP BY law, dump_id"""
+"""The newest answers of laws of recorded data on the dumps of a replay."""
+
+
+def _linted(catalog: query.Catalog, replays: Sequence[ReplayData]) -> LintFindings:
+    """Return the laws of recorded data that lints found broken in dumps of these replays."""
+    findings = LintFindings()
+    laws = {outcome.rule.name: outcome for outcome in findings.outcomes}
+    for data in replays:
+        inputs = {result.dump_id for result in data.results}
+        for law, dump_id, answer, _ in query.answers(catalog, _LINTED, (data.spec.replay_id,)):
+            if answer == BROKEN and law in laws and dump_id in inputs:
+                said = f"it does not hold that {laws[law].rule.holds}"
+                laws[law].found.append(Finding(laws[law].rule, said, {"dump": dump_id}))
+    return findings
 
 
 def _left_open(catalog: query.Catalog, rows: Sequence[ReplayRow]) -> list[str]:
@@ -119,7 +143,8 @@ def _read(catalog: query.Catalog, row: ReplayRow) -> ReplayData:
     compared = tuple(own_comparisons(catalog, row.replay_id))
     for comparison in compared:
         if not comparison.compared and not comparison.reasons:
-            comparison.reasons = "; ".join(query.why_not_compared(catalog, comparison.comparison_id)[:_WHYS]) or None
+            reasons = query.table_rows(catalog, Comparison, _REASONS, (comparison.comparison_id,))
+            comparison.reasons = "; ".join(list(dict.fromkeys(dump.reasons for dump in reasons if dump.reasons))[:_WHYS]) or None
     why = read_why(catalog.store.replays / row.replay_id)
     owner = whose(catalog.store.replays / row.replay_id / SPEC)
     return ReplayData(spec, row.resolved or {}, row.status, tuple(results), comparisons=compared, why=why, whose=owner)
@@ -131,7 +156,7 @@ def report_blocks(store: Store, material: Material, texts: Texts | None = None) 
 
     summary = material.summary()
     charts = {replay.label: pictures(store, data, texts) for replay, data in zip(summary.replays, material.replays, strict=True)}
-    return document(summary, charts)
+    return document(summary, charts, material.linted)
 
 
 def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list[Chart]:

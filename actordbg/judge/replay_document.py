@@ -33,6 +33,7 @@ from actordbg.document.renderings import shorten
 from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
 from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary, Timed
 from actordbg.judge.verdicts import together
+from actordbg.recorded.lint import LintFindings, with_lint
 from actordbg.records.replay_record import PERCENTILE_DEFINITION, Spread
 from actordbg.records.run_files import RECORDED_WEIGHTS
 from actordbg.replay.blame import in_brief
@@ -47,12 +48,19 @@ _FACTS = ("parameters", "device_name")
 """Facts reported by workers that are shown with the settings."""
 
 
-def document(summary: Summary, pictures: Mapping[str, Sequence[Chart]] = MappingProxyType({})) -> list[Block]:
-    """Build the whole report, top to bottom. pictures: charts by the replay's label."""
+def document(
+    summary: Summary,
+    pictures: Mapping[str, Sequence[Chart]] = MappingProxyType({}),
+    linted: LintFindings | None = None,
+) -> list[Block]:
+    """Build the whole report, top to bottom. pictures: charts by the replay's label. linted: broken laws of recorded data."""
+    verdict = together(summary.replays) if summary.replays or not summary.notes else Verdict(UNCHECKED, summary.notes[0])
+    if linted is not None and linted.broken:
+        verdict = with_lint(verdict, linted)
     blocks: list[Block] = [
         Heading("actordbg report", 1),
         Paragraph(f"{summary.selection}; {summary.generated_at}"),
-        together(summary.replays) if summary.replays or not summary.notes else Verdict(UNCHECKED, summary.notes[0]),
+        verdict,
     ]
     if summary.comparison:
         blocks += _side_by_side(summary)

@@ -1,4 +1,5 @@
 """Check the laws of recorded data on the dumps that a condition selects, and say the result. Reads dumps; runs no model.
+What they say of each dump is kept for its last verdict (`catalog.dump_verdicts`).
 
 findings = lint(store, paths)
 findings.verdict().sentence      # "RIGHT: 5 laws of recorded data hold on 1,024 dumps; not checked: 11 laws, ..."
@@ -15,15 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
-from actordbg.base.errors import ActordbgError
-from actordbg.base.units import plural
+from actordbg.base.errors import ActordbgError, StoreProblem
+from actordbg.base.owners import origin_of
+from actordbg.base.units import grouped, new_replay_id, plural
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, in_words, verdict_of
-from actordbg.formats.dump_record import LOSS
+from actordbg.formats.dump_record import LOSS, now_timestamp
 from actordbg.recorded.recorded_calls import Answer, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
+from actordbg.records.comparison_record import LintRecord
 from actordbg.records.finding import NOT_CHECKED, Findings, NotChecked, Rule
+from actordbg.store.layout import Store
 
 _HOW = {
     LOSS: "policy losses (dump enable --calls forward,loss)",
@@ -37,14 +41,19 @@ _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 
 @dataclass
 class LintFindings(Findings):
-    """The answers of all laws. recorded: names of everything that the calls have. dumps: how many were read. unreadable: the
-    messages of those that were not.
+    """The answers of all laws. recorded: names of everything that the calls have. read: ids of the dumps. unreadable: the
+    messages of those that could not be read.
     """
 
     outcomes: Sequence[Answer] = field(default_factory=lambda: [Answer(law) for law in LAWS])
     recorded: set[str] = field(default_factory=set)
-    dumps: int = 0
+    read: set[str] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def dumps(self) -> int:
+        """Return how many dumps were read."""
+        return len(self.read)
 
     def finish(self) -> None:
         """Say of each law that nothing recorded could check what it lacks, and how to record that."""
@@ -88,7 +97,7 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
                 total.looked_at += answer.looked_at
                 total.found += answer.found
                 total.lacks = answer.lacks or total.lacks
-    findings.dumps = len(kept)
+    findings.read = {call.record.dump_id for call in kept}
     for law, total in zip(LAWS, findings.outcomes, strict=True):
         if law.over_calls:
             answer = Answer(law)
@@ -122,6 +131,46 @@ def lint_answer(findings: LintFindings) -> CommandResult:
     """Return what `actordbg lint` says."""
     about = {"dumps": findings.dumps, "unreadable": findings.unreadable}
     return answer_of(findings, findings.verdict(), title="laws of recorded data", **about)
+
+
+def keep(store: Store, findings: LintFindings) -> None:
+    """Write what these findings add to what earlier lints said of the dumps, or take back; nothing if that is nothing.
+
+    A finding is taken back by a lint that reads its dump and judges its law as often. Raises StoreProblem.
+    """
+    known = _known_broken(store)
+    looked = {outcome.rule.name: outcome.looked_at for outcome in findings.outcomes}
+    broken = {(finding.rule.name, str(finding.place["dump"])) for finding in findings.found}
+    kept = [
+        (law, dump_id)
+        for (law, dump_id), before in known.items()
+        if dump_id in findings.read and (law, dump_id) not in broken and looked.get(law, before) >= before
+    ]
+    new = grouped(sorted(broken - known.keys()))
+    if new or kept:
+        record = LintRecord(
+            lint_id=new_replay_id(),
+            created_at=now_timestamp(),
+            broken=new,
+            kept=grouped(kept),
+            looked_at={law: looked[law] for law in new},
+        )
+        store.publish_text(store.lints / f"{record.lint_id}.json", record.to_json())
+
+
+def _known_broken(store: Store) -> dict[tuple[str, str], int]:
+    """Return the laws that earlier lints of this store call broken, with their dumps, and how often each was judged."""
+    records = []
+    for path in store.lints.glob("[!.]*.json"):
+        if origin_of(path) is None:
+            with contextlib.suppress(StoreProblem):  # `fsck` names it
+                records.append(LintRecord.from_file(path))
+    known: dict[tuple[str, str], int] = {}
+    for record in sorted(records, key=lambda record: record.created_at):
+        known |= {(law, dump_id): record.looked_at.get(law, 0) for law, dumps in record.broken.items() for dump_id in dumps}
+        for pair in ((law, dump_id) for law, dumps in record.kept.items() for dump_id in dumps):
+            known.pop(pair, None)
+    return known
 
 
 def with_lint(verdict: Verdict, findings: LintFindings) -> Verdict:

@@ -1,11 +1,12 @@
 """Records that commands write to the store, each as one JSON file: the base class that writes and reads them (`StoredRecord`),
-comparisons and noise floors. Matrices are in `actordbg.records.matrix_record`.
+comparisons, noise floors and lints. Matrices are in `actordbg.records.matrix_record`.
 
     store/comparisons/<comparison_id>.json    one ComparisonRecord, written once
     store/noise/<noise_id>.json               one NoiseRecord, written once
+    store/lints/<lint_id>.json                one LintRecord, written once
     store/matrices/<matrix_id>.json           one MatrixRecord, replaced as cells finish
 
-The catalog has rows of comparisons alone; every other record is read from its file. Ids have the form of a replay's
+The catalog has rows of comparisons and lints alone; every other record is read from its file. Ids have the form of a replay's
 (`20250619T052608-9f3a2c`), so they sort by time. A float that is not finite is stored as null.
 
 msgspec checks every field against its declared type, at any depth. The records are plain dataclasses all the same: code that
@@ -461,3 +462,18 @@ class NoiseRecord(StoredRecord):
     dumps: tuple[DumpNoise, ...]
     floor: dict[str, Real]
     reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LintRecord(StoredRecord):
+    """What a lint says of dumps that no earlier one said. broken, kept: dumps by law; kept are those that an earlier lint calls
+    broken. looked_at: how often each of the laws was judged: a narrower lint takes nothing back.
+    """
+
+    what: ClassVar[str] = "lint"
+
+    lint_id: str
+    created_at: str
+    broken: dict[str, list[str]]
+    kept: dict[str, list[str]]
+    looked_at: dict[str, int]

@@ -10,7 +10,7 @@
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
     store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
-    store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.records.comparison_record`)
+    store/comparisons/, noise/, lints/, matrices/    one JSON file for each (`actordbg.records.comparison_record`)
     store/trainchecks/<check>/check.json, cell-<n>.<attempt>/, logs/
     store/reductions/<id>/reduction.json, trials.jsonl, store/   what `reduce` found, its trials, and a store of its cases
     store/models/                                    models that actordbg built itself (`tiny`)
@@ -63,6 +63,7 @@ class Store(StoreFiles):
         self.replays = self.root / "replays"
         self.comparisons = self.root / "comparisons"
         self.noise = self.root / "noise"
+        self.lints = self.root / "lints"
         self.matrices = self.root / "matrices"
         self.reports = self.root / "reports"
         self.models = self.root / "models"

@@ -58,7 +58,9 @@ _LEFT_OUT = re.compile(  # paths that are not mirrored
     r"(?:rings|quarantine|cache|models|controls|backups)(?:/|\Z)|(?:catalog[^/]*|control\.json)\Z|(?:.*/)?\.",
     re.DOTALL | re.IGNORECASE,
 )
-_NEEDS_ORIGIN = re.compile(r"(?:replays|matrices|trainchecks|comparisons|noise)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
+_NEEDS_ORIGIN = re.compile(
+    r"(?:replays|matrices|trainchecks|comparisons|noise|lints)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE
+)
 """Records that a command can continue with or believe, and settings files: a downloaded copy gets an origin file.
 Case is ignored, since some file systems ignore it."""
 _MOST_NAME_BYTES = 200

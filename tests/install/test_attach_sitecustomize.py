@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from patchkit import stand_in
+from patchkit import HANDLER, SIGNALLED, stand_in
 from roots import ROOT
 from runkit import below_run, clean_environment, ended, fake_openrlhf, python
 
@@ -121,6 +121,14 @@ def test_a_failure_is_one_line_and_the_program_runs_on(light: Path, hook: str, s
     assert (done.returncode, done.stdout) == (0, "5\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith("actordbg: not recording in process ") and said in line
+
+
+@pytest.mark.parametrize("error", SIGNALLED)
+def test_what_a_signal_handler_of_the_program_raises_passes(light: Path, error: str):
+    (light / "actordbg" / "capture" / "hook.py").write_text(HANDLER.format(error=error))
+    done = ended("from openrlhf.models.actor import Actor; print(5)", below_run(light))
+    assert done.returncode and not done.stdout
+    assert "not recording" not in done.stderr and done.stderr.splitlines()[-1].endswith("over")
 
 
 @pytest.mark.parametrize(

@@ -20,31 +20,39 @@ import pytest
 from commandline import invoke
 from comparecases import tensors, write_replay
 from replaycases import publish
+from reportcases import said_once
 
 import actordbg
+from actordbg.api import checks
 from actordbg.api.checks import CheckResult, check_answer
 from actordbg.api.pytest_plugin import Checker
-from actordbg.base.errors import BadResult
+from actordbg.base.errors import BadResult, StoreProblem
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, matrix_verdict
+from actordbg.catalog import query
+from actordbg.catalog.indexer import refresh
 from actordbg.catalog.record_rows import answers_in
 from actordbg.catalog.selections import BAD
-from actordbg.document.blocks import FAILED, WRONG
+from actordbg.document.blocks import FAILED, WRONG, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_text
+from actordbg.dumps import checking as fsck
 from actordbg.judge import check as checking
 from actordbg.judge.check import run_check
 from actordbg.judge.explanation import WHAT, WHERE, explain
 from actordbg.judge.replay_findings import RANKS, RUNS
 from actordbg.laws.rules import RULES as LAWS
 from actordbg.locate.rules import FORMULA, KERNEL, OPERATION, PLACES, SAME_MODEL
+from actordbg.recorded.lint import LintFindings
+from actordbg.recorded.recorded_laws import LAWS as RECORDED_LAWS
 from actordbg.records.comparison_record import TRUTH
 from actordbg.records.finding import Finding, Findings, Rule, outcomes_of
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ResultRecord
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
+from actordbg.ui.ui_pages import dumps_page
 
 
 def rules_in(value: Any, depth: int = 3) -> Iterator[Rule]:
@@ -83,6 +91,7 @@ def shows(answer: CommandResult, finding: Finding) -> None:
     assert finding.rule.name in [each["rule"] for each in answer["findings"]]
     for text in (str(answer), answer.to_markdown()):
         assert text.lstrip("*").startswith(WRONG) and finding.what in text.replace("\\", "").replace("\n", " "), text
+    assert said_once(verdict_in(answer.blocks))
     assert WRONG in answer.to_html() and 'class="banner bad"' in answer.to_html()
     with pytest.raises(BadResult):
         answer.raise_if_wrong()
@@ -244,3 +253,109 @@ def test_a_cell_of_a_matrix_that_breaks_a_rule_is_wrong_in_its_table(rule: Rule)
     assert [finding.rule.name for finding in verdict.findings] == [rule.name]
     blocks = matrix_document(record, MatrixContext())
     assert as_text(blocks).startswith(WRONG) and rule.name in as_text(blocks) and rule.name in as_html(blocks)
+
+
+@pytest.fixture
+def lint_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that lints a store whose dumps are found to break laws, (law, dump) each. looked_at: how often each is judged."""
+
+    def linted(store: Store, *broken: tuple[str, str], looked_at: int = 9, where: str = "rank=0") -> Any:
+        def found(_: Path, paths: list[str], *__: Any) -> LintFindings:
+            findings = LintFindings(read={Path(path).name.partition(".safetensors")[0] for path in paths})
+            for outcome in findings.outcomes:
+                outcome.looked_at = looked_at
+                outcome.found = [
+                    Finding(outcome.rule, "it is not", {"dump": at}) for law, at in broken if law == outcome.rule.name
+                ]
+            return findings
+
+        monkeypatch.setattr(checks, "lint", found)
+        return invoke(store, "lint", "--where", where)
+
+    return linted
+
+
+def verdicts_of(store: Store) -> dict[str, tuple[str | None, str | None]]:
+    return {row.dump_id: (row.verdict, row.broken) for row in query.select_dumps(store)}
+
+
+def test_a_dump_that_breaks_a_law_of_recorded_data_is_wrong_wherever_it_is_shown(store: Store, lint_of: Any) -> None:
+    inputs = publish(store, len(RECORDED_LAWS) + 1, length=16)
+    pairs = [(law.name, item.dump_id) for law, item in zip(RECORDED_LAWS, inputs, strict=False)]
+    assert lint_of(store, *pairs).exit_code == 1
+    wanted = {dump_id: (WRONG, law) for law, dump_id in pairs} | {inputs[-1].dump_id: (None, None)}
+    assert verdicts_of(store) == wanted
+    for where in ("verdict='WRONG'", BAD):
+        rows = json.loads(invoke(store, "dump", "ls", "--where", where, "--json", "--limit", "0").stdout)
+        assert {row["dump_id"]: row["broken"] for row in rows} == {dump_id: law for law, dump_id in pairs}
+    text, page = invoke(store, "dump", "ls", "--limit", "0").stdout, dumps_page(store, {"verdict": WRONG})
+    for law, dump_id in pairs:
+        assert f"WRONG: {law}" in text and f"WRONG: {law}" in page
+        assert f"WRONG: {law}" in invoke(store, "dump", "show", dump_id).stdout
+    again = json.loads(invoke(store, "replay", "--lf", "--dry-run", "--json").stdout)
+    assert {name for share in again["shares"] for name in share["dumps"]} == {dump_id for _, dump_id in pairs}
+    assert json.loads(invoke(store, "status", "--json").stdout)["holds"]["bad"] == len(pairs)
+    assert not list(fsck.catalog(store, deep=True)) and not [each for each in fsck.check(store) if "lints" in str(each.place)]
+    refresh(store, rebuild=True)
+    assert verdicts_of(store) == wanted, "files are the authority"
+
+
+def test_a_right_replay_takes_no_broken_law_of_recorded_data_away(store: Store, lint_of: Any) -> None:
+    inputs = publish(store, 2, length=16)
+    for name, truth in (("r-01", None), ("r-90", "fp32")):
+        write_replay(store, name, inputs, truth=truth, change=lambda index, _: tensors(index))
+    invoke(store, "compare", "r-01", "r-90")
+    bad, good = (item.dump_id for item in inputs)
+    assert verdicts_of(store) == {bad: ("RIGHT", None), good: ("RIGHT", None)}
+    lint_of(store, ("ratio", bad))
+    assert verdicts_of(store) == {bad: (WRONG, "ratio"), good: ("RIGHT", None)}
+    report = invoke(store, "report", "r-01")
+    assert report.stdout.startswith(f"{WRONG} (TOY MODEL)") and "recorded data: ratio" in report.stdout, report.stdout
+    write_replay(store, "r-02", inputs, change=lambda index, _: tensors(index))
+    assert verdicts_of(store)[bad] == (WRONG, "ratio"), "whatever is replayed later"
+    (path,) = store.lints.iterdir()
+    path.unlink()
+    assert verdicts_of(store)[bad][0] != WRONG
+
+
+def test_laws_of_recorded_data_that_hold_judge_no_dump_and_take_back_what_they_judge_as_well(store: Store, lint_of: Any) -> None:
+    first, second = (item.dump_id for item in publish(store, 2, length=16))
+    lint_of(store)
+    assert verdicts_of(store) == {first: (None, None), second: (None, None)} and not store.lints.exists()
+    for _ in range(2):  # the second says nothing new
+        lint_of(store, ("ratio", first), ("mask", first), looked_at=9)
+    assert verdicts_of(store)[first] == (WRONG, "mask, ratio") and len(list(store.lints.iterdir())) == 1
+    lint_of(store, looked_at=5)
+    lint_of(store, looked_at=9, where=f"dump_id='{second}'")
+    assert verdicts_of(store)[first] == (WRONG, "mask, ratio"), "narrower lints see less"
+    lint_of(store, ("mask", first), looked_at=9)
+    assert verdicts_of(store)[first] == (WRONG, "mask")
+    lint_of(store, looked_at=10)
+    assert verdicts_of(store)[first] == (None, None)
+    lint_of(store, ("ratio", first))
+    assert verdicts_of(store)[first] == (WRONG, "ratio")
+
+
+def test_where_nothing_can_be_kept_lint_says_so_and_judges(store: Store, lint_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (item,) = publish(store, 1, length=16)
+
+    def full(*_: Any) -> Path:
+        raise StoreProblem("cannot write: Read-only file system")
+
+    monkeypatch.setattr(Store, "publish_text", full)
+    answer = lint_of(store, ("ratio", item.dump_id))
+    assert answer.exit_code == 1 and answer.stdout.startswith(WRONG)
+    assert "not kept for the dumps' last verdicts: cannot write: Read-only file system" in answer.stderr
+    assert verdicts_of(store) == {item.dump_id: (None, None)}
+
+
+def test_what_lint_said_elsewhere_is_theirs(store: Store, lint_of: Any) -> None:
+    (item,) = publish(store, 1, length=16)
+    lint_of(store, ("ratio", item.dump_id))
+    (path,) = store.lints.iterdir()
+    path.with_name(f".{path.name}.from").write_text("s3://elsewhere")
+    refresh(store, rebuild=True)
+    (row,) = query.select_dumps(store)
+    assert (row.verdict, row.broken, row.theirs) == (None, None, WRONG)
+    lint_of(store, ("ratio", item.dump_id))
+    assert verdicts_of(store) == {item.dump_id: (WRONG, "ratio")}, "and keeps no own answer back"

@@ -117,6 +117,17 @@ def test_a_fault_in_transformers_own_module_is_in_the_truth_and_found_by_its_for
     assert mended["dumps"][0]["verdict"] == "mismatch"
 
 
+def test_a_patched_mask_function_of_transformers_is_named_by_check(tmp_path: Path) -> None:
+    """Replay and truth run it, so that their log-probs agree; laws and the formula do not."""
+    store = Store(tmp_path / "store").create()
+    publish(store, 1, batch=2, length=32)
+    with fault(tmp_path / "mask", brokenactor.MASK_OF_TRANSFORMERS):
+        code, found = command(store, "check", "--no-backward")
+    assert (code, found["verdict"]) == (1, "WRONG") and found["max_abs"] < 1e-5
+    assert {"formula", "future"} <= {each["rule"] for each in found["findings"]}
+    assert "the code of sitecustomize (causal_mask_function), which is not transformers'" in found["not_checked"]
+
+
 def noise_of(store: Store, dtype: str) -> dict[str, Any]:
     """The noise floor of the shorter input, packed."""
     code, found = command(store, "noise", "--dtype", dtype, "--packing", "--backward", "--order", "length", "--max-inputs", "1")

@@ -17,6 +17,7 @@ from casefiles import cases_of
 from catalogcases import record
 from commandline import invoke
 from recordedfields import listed, read_by_laws, unlisted
+from reportcases import said_once
 from torch import Tensor
 
 from actordbg import trainers
@@ -396,7 +397,9 @@ def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
     findings = lint(store.root, step.publish(store))
     assert {law.name for law in findings.broken} == laws, findings.in_words()
     assert f": {side} may be wrong: " in findings.verdict().sentence or findings.verdict().wrong == (side,) != (EITHER,)
-    assert findings.verdict().word == "WRONG" and with_lint(Verdict("RIGHT", "it ran"), findings).word == "WRONG"
+    both = with_lint(Verdict("RIGHT", "it ran"), findings)
+    assert findings.verdict().word == both.word == "WRONG" and both.details[0].endswith("it ran")
+    assert said_once(findings.verdict()) and said_once(both)
 
 
 HEALTHY: dict[str, Callable[[Step], Any]] = {
@@ -558,6 +561,19 @@ def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path: 
     answer = json.loads(files[0].read_text())
     assert answer["wrong"] == [TRAINER] and answer["findings"][0]["key"] == ["finite", TRAINER, ""]
     assert all("finite" in path.read_text() for path in files)
+
+
+def test_a_loss_that_breaks_a_law_is_selected_by_its_verdict_though_lists_are_of_forwards(tmp_path: Path):
+    step, store = Step(), Store(tmp_path).create()
+    change("rollout_log_probs", (0, 2), 0.0)(step)
+    step.finish()
+    step.publish(store)
+    assert invoke(store, "lint").exit_code == 1
+    for where in ("verdict='WRONG'", "broken='placeholder'"):
+        (row,) = json.loads(invoke(store, "dump", "ls", "--where", where, "--json").stdout)
+        assert (row["point"], row["verdict"], row["broken"]) == (LOSS, "WRONG", "placeholder")
+    assert len(json.loads(invoke(store, "dump", "ls", "--json").stdout)) == len(step.tensors)
+    assert json.loads(invoke(store, "status", "--json").stdout)["holds"]["bad"] == 1
 
 
 def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):

@@ -406,10 +406,19 @@ def test_a_password_in_a_url_is_in_nothing_that_is_printed_stored_or_raised(tmp_
     ("text", "shown"),
     [
         ("s3://key:se/cr@bucket/x", "s3://key:[hidden]@bucket/x"), ("https://token@host/x", "https://[hidden]@host/x"),
+        ("hf://token@models/x", "hf://[hidden]@models/x"), ("ssh://me@host/x\nand a@b", "ssh://[hidden]@host/x\nand a@b"),
+        ("s3://key:se\ncret@bucket/x", "s3://key:[hidden]@bucket/x"), ("s3://k:p@a\nsftp://k:p@b", "s3://k:[hidden]@a\nsftp://k:[hidden]@b"),
         ("https://h/f?sig=a%2Fb&se=1", "https://h/f?sig=[hidden]&se=1"), ("'https://h?X-Amz-Signature=ab'", "'https://h?X-Amz-Signature=[hidden]'"),
         ("https://me:pa@h/?access_token=x y", "https://me:[hidden]@h/?access_token=[hidden] y"), ("a Bearer xyz", "a Bearer [hidden]"),
-        *((same, same) for same in ("sftp://me@host/x", "http://h:8000/a@b", '{"u":"http://h:80","m":"a@b"}', "s3://b/a:b@c")),
+        *((same, same) for same in ("tcp://h:80\na@b", "hf://models/me/x@main/y", "http://h:8000/a@b", '{"u":"http://h:80","m":"a@b"}', "s3://b/a:b@c")),
     ],
 )  # fmt: skip
 def test_of_a_url_only_passwords_and_tokens_are_hidden(text: str, shown: str):
     assert without_password(text) == shown == scrub(text) == StoreProblem("", hint=text).hint
+
+
+def test_a_secret_of_several_lines_is_hidden_whole_as_text_in_a_message_and_line_by_line(monkeypatch: pytest.MonkeyPatch):
+    secret = "first half\nsecond half"
+    monkeypatch.setenv("PLANTED_PASSWORD", secret)
+    for text in (secret, repr(secret), *secret.splitlines()):
+        assert scrub(f"it is {text}!").replace("'", "") == "it is [hidden]!"

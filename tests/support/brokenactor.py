@@ -166,6 +166,14 @@ MODULE = "transformers.models.llama.modeling_llama"
 """
 """A norm of transformers that gives 1.05 times its formula, in every model of the process, the truth's too."""
 
+MASK_OF_TRANSFORMERS = """
+def change(module):
+    module.causal_mask_function = lambda batch_idx, head_idx, q_idx, kv_idx: kv_idx <= q_idx + 1
+
+MODULE = "transformers.masking_utils"
+"""
+"""A mask of transformers that shows each token the next one, in every model of the process, the truth's too."""
+
 FULL_DISK = """
 def change(module):
     import errno, os

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
+from roots import ROOT
 
 ACTOR = b'class Actor:\n    """An actor."""\n\n    def forward(self, sequences, attention_mask=None):\n        return sequences\n'
 OLD = 1_600_000_000_123_456_789
@@ -29,13 +31,26 @@ def facts_of(path: Path) -> tuple[bytes, int, int, int]:
 
 
 def stand_in(folder: Path, hook: str) -> Path:
-    """An `actordbg` in `folder` that is only a hook; returns the hook's file."""
+    """An `actordbg` in `folder` that is only a hook, and knows what a signal handler raised; returns the hook's file."""
     file = folder / "actordbg" / "capture" / "hook.py"
     file.parent.mkdir(parents=True)
     file.write_text(hook)
     file.with_name("__init__.py").touch()
     (file.parents[1] / "__init__.py").write_text('__version__ = "0"\n')
+    (file.parents[1] / "base").mkdir()
+    for name in ("__init__.py", "fault.py"):
+        shutil.copy(ROOT / "actordbg" / "base" / name, file.parents[1] / "base" / name)
     return file
+
+
+SIGNALLED = ("TimeoutError", "SystemExit", "KeyboardInterrupt")
+HANDLER = """import signal
+def over(number, frame):
+    raise {error}("over")
+signal.signal(signal.SIGUSR1, over)
+signal.raise_signal(signal.SIGUSR1)
+"""
+"""A hook that is interrupted by a signal of the job while it is imported, whose handler raises one of SIGNALLED."""
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 from catalogcases import append, write_spec
 
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.document.blocks import Verdict
 from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
@@ -53,3 +54,11 @@ def keep(store: Store, data: ReplayData) -> str:
     append(folder / "rank0.jsonl", {"event": "ready", "pid": 1, "attempt": 1, "resolved": data.resolved}, *data.results)
     append(folder / "supervisor.jsonl", {"event": "finished", "status": data.status})
     return data.spec.replay_id
+
+
+def said_once(verdict: Verdict | None) -> bool:
+    """Whether no line under the first says what the first says: it neither equals nor contains it, nor the clause of the finding."""
+    assert verdict is not None
+    first = verdict.findings[0]
+    clause = first.said if first.what == first.said else verdict.brief
+    return not any(verdict.brief in line or clause in line or line in verdict.brief for line in verdict.details)

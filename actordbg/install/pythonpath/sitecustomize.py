@@ -203,12 +203,18 @@ def call_after(spec: "ModuleSpec", action: "Callable[[ModuleType], object]") -> 
 
 
 def guarded(action: "Callable[..., object]", *arguments: object) -> None:
-    """Call `action(*arguments)`; print what it raises to standard error instead of raising it."""
+    """Call `action(*arguments)`; print what it raises to standard error. What a signal handler of the program raises passes."""
     try:
         action(*arguments)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001  # whatever it is: a debugger does not stop somebody's program
+    except BaseException as error:  # whatever it is: a debugger does not stop somebody's program
+        try:
+            from actordbg.base.fault import from_outside
+
+            stops = from_outside(error, BaseException)
+        except Exception:  # noqa: BLE001  # the package cannot be imported
+            stops = False
+        if stops or isinstance(error, KeyboardInterrupt):
+            raise
         message = f"actordbg: not recording in process {os.getpid()}: {type(error).__name__}: {error}"
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         remedy = f" ({sys.executable} -m pip install {missing.partition('.')[0]})" if missing else ""
