@@ -7,12 +7,12 @@ there, or too short, is not checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import median
 
 from actordbg.base.units import plural
-from actordbg.document.blocks import RIGHT, WRONG, Grid, number
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, number
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.measure.align_logs import FALLS, RISES
@@ -384,6 +384,10 @@ def answer(log: TrainLog) -> CommandResult:
         if curve.values
     ]
     table = Grid(("quantity", "metric", "steps", "first third", "last third", "trend"), rows, {"quantity", "metric", "trend"})
-    right = f"{plural(len(findings.held), 'rule')} about its curves hold; a fault that leaves them as they are is not seen"
+    held = len(findings.held)
+    right = f"its curves keep {plural(held, 'rule')}; a fault that leaves them as they are is not seen"
     verdict = verdict_of(findings, right, {RIGHT: "actordbg check", WRONG: "actordbg dump enable --calls forward,loss"})
+    if held < 2 and not findings.found:
+        # All figures are finite, which says nothing of a training's course.
+        verdict = replace(verdict, word=UNCHECKED, said=f"{log.path}: no known curve of {LEAST} steps")
     return answer_of(findings, verdict, table, title=f"curves of {log.path}", log=log.path)

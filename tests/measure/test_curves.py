@@ -159,4 +159,7 @@ def test_what_is_not_logged_or_too_short_is_not_checked(tmp_path: Path):
     assert held == {"finite curves", "reference at start", "loss scale kept"}
     (tmp_path / "other.log").write_text("loading took: 3 s\n")
     assert answer(read_log(str(tmp_path / "other.log"), every=True)).verdict == "NOT CHECKED"
+    (tmp_path / "losses.log").write_text("\n".join(f"step {step} loss: {1 / step}" for step in range(1, 40)))
+    result = answer(read_log(str(tmp_path / "losses.log"), every=True))
+    assert result.verdict == "NOT CHECKED", "finite losses say nothing of the training"
     assert {name for rule in RULES for name in rule.needs} >= {"entropy", "loss scale"}
