@@ -97,9 +97,8 @@ class FunctionActors(RowsActors):
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
         where = dump.record.actor.get("function")
         if where not in self._seams:
-            raise Unsupported(
-                f"the adapter cannot call {where or 'what recorded this dump'} on its own", hint="use --through rows"
-            )
+            what = where or "what recorded this dump"
+            raise Unsupported(f"the adapter cannot call {what} on its own", hint="use --through rows")
         call = super().make_call(actor, dump, vocab_size, device)
         call.arguments["function"] = where
         return replace(call, notes=(*call.notes, f"computed by {where}"))

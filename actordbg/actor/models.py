@@ -110,7 +110,8 @@ def _derive(source: Path, cache: Path, num_layers: int | None, dtype: str | None
     if dtype is not None:
         config |= {"torch_dtype": dtype, "dtype": dtype}
     text = json.dumps(config, indent=2, sort_keys=True)
-    digest = hashlib.sha256(f"{source}\0{text}{adapter or ''}".encode()).hexdigest()[:12]
+    named = str(adapter or "")
+    digest = hashlib.sha256(f"{source}\0{text}{named}".encode()).hexdigest()[:12]
     of_adapter = [] if adapter is None else [path for path in adapter.iterdir() if path.name.startswith("adapter_")]
 
     def build(folder: Path) -> None:

@@ -57,7 +57,7 @@ def signature_of(error_class: str | None, error: str | None, log: str = "") -> s
 
     `log` is the failing input's part of the worker's log; only its end is searched, for the failures that show only there.
     """
-    head, tail = f"{error_class or ''}: {error or ''}", log[-_LOG_TAIL:]
+    head, tail = ": ".join((error_class or "", error or "")), log[-_LOG_TAIL:]
     known = known_failures().items()
     match = next((name for name, failure in known if failure.pattern.search(head)), None)
     match = match or next((name for name, failure in known if failure.in_log and failure.pattern.search(tail)), None)

@@ -115,8 +115,9 @@ class Desk:
         """Resolve a name to a replay id. For `last`, note which replay it is: a store may be shared."""
         row = get_replay(catalog, name)
         if name == LAST:
-            what = f"{label(as_ran(row.config, row.resolved))}, {row.status}; {typed_again(row.command) or 'no command recorded'}"
-            self.client.note(f"last is {row.replay_id}: {what}", minor=True)
+            command = typed_again(row.command) or "no command recorded"
+            ran = label(as_ran(row.config, row.resolved))
+            self.client.note(f"last is {row.replay_id}: {ran}, {row.status}; {command}", minor=True)
         return row.replay_id
 
     def replayed(self, name: str) -> ReplaySpec:
@@ -210,9 +211,9 @@ class DumpSelection:
         """
         given = {name: count for name in _PRESETS if (count := getattr(self, name)) is not None}
         if (given or self.failed) and (len(given) > 1 or self.files):
-            names = ["input-file", *given] if self.files else list(given)
-            words = [f"--{name}" for name in names]
-            raise UsageError(f"{' and '.join(words or ['--failed'])} cannot be combined", hint="use only one")
+            names = ["input-file", *given] if self.files else list(given) or ["failed"]
+            words = " and ".join(f"--{name}" for name in names)
+            raise UsageError(f"{words} cannot be combined", hint="use only one")
         where = selections.joined(self.where, selections.BAD) if self.failed else self.where
         for name, count in given.items():
             where = getattr(selections, name)(open_fresh(store.require(), where), where, count)

@@ -54,7 +54,8 @@ def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandR
     failed = next((result for result in results if result.status != PASSED), None)
     word, said = (local.word, local.said) if local else (UNCHECKED, "the input did not run")
     if failed is not None:
-        word, said = FAILED, f"the input did not pass: {(failed.error or failed.status).strip().partition(chr(10))[0]}"
+        why = failed.error or failed.status
+        word, said = FAILED, f"the input did not pass: {why.strip().partition(chr(10))[0]}"
     following = {
         RIGHT: f"actordbg check --model {in_shell(spec.config.model)}",
         WRONG: f"actordbg explain {spec.replay_id}",

@@ -83,8 +83,9 @@ def judged(
     """Judge the model of a call in its current state. scores: what the call returned. caller: who made it."""
     model = _plain(rows.model)
     required(rows, scores, model.config.get_text_config().vocab_size)
-    unlike = ["torch.compile: the model inside it ran"] * hasattr(rows.model, "_orig_mod")
-    unlike += ["the autocast around this call, which was off"] * torch.is_autocast_enabled(next(model.parameters()).device.type)
+    unlike = ["torch.compile: the model inside it ran"] if hasattr(rows.model, "_orig_mod") else []
+    if torch.is_autocast_enabled(next(model.parameters()).device.type):
+        unlike.append("the autocast around this call, which was off")
     layouts = (False, True) if packing is None and not rows.packed else (bool(packing) or rows.packed,)
     answers: dict[str, CommandResult] = {}
     far = False

@@ -170,9 +170,10 @@ def bundled(
         comparisons=() if redact else sorted(compared), redact=redact, keep=keep, model=model,
     )  # fmt: skip
     address = None if to is None else upload(out, to, public=public)
+    place = str(address or out)
     permuted = "token ids permuted" + ("" if model else ", special tokens too (no --model)")
     private = permuted if redact else "with the real token ids"
-    said = f"{address or out}: {summary.contents}, {human_bytes(summary.size)}, {private}"
+    said = f"{place}: {summary.contents}, {human_bytes(summary.size)}, {private}"
     left = [NotChecked(READ, message) for message in unread]
-    verdict = Verdict("", said, not_checked=left, next=f"actordbg dump import {in_shell(str(address or out))}")
+    verdict = Verdict("", said, not_checked=left, next=f"actordbg dump import {in_shell(place)}")
     return CommandResult(True, {"good": True, **vars(summary), "uploaded": address}, [verdict])

@@ -115,12 +115,18 @@ def error_named(error_class: str, message: str, hint: str = "") -> ActordbgError
     return kind(message, hint=hint) if isinstance(kind, type) and issubclass(kind, ActordbgError) else None
 
 
+def reason_of(error: Exception) -> str:
+    """Return why something failed: of the system's errors without the path, "Permission denied"."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def require_package(who: str, name: str, distribution: str = "") -> None:
     """Check that an optional package is installed. Raises EnvironmentProblem, with the command that installs it."""
     if importlib.util.find_spec(name) is None:
+        package = distribution or name
         raise EnvironmentProblem(
-            f"{who} needs {distribution or name}, which is not installed in {sys.executable}'s environment",
-            hint=f"{sys.executable} -m pip install {distribution or name}",
+            f"{who} needs {package}, which is not installed in {sys.executable}'s environment",
+            hint=f"{sys.executable} -m pip install {package}",
         )
 
 

@@ -247,8 +247,8 @@ def regressions(store: Store, cell: MatrixCell, baseline: MatrixRecord, slower: 
         bad = [dump.dump_id for dump in record.mismatches]
         worse += [f"numbers differ from the baseline: {_named(bad)}"] if bad else []
         if record.verdict == NOT_COMPARED:
-            why = next((reason for dump in record.dumps for reason in dump.not_compared.values()), "")
-            worse.append(f"numbers cannot be compared with the baseline: {'; '.join(record.reasons) or why}")
+            reasons = record.reasons or [reason for dump in record.dumps for reason in dump.not_compared.values()][:1]
+            worse.append(f"numbers cannot be compared with the baseline: {'; '.join(reasons)}")
     if slower is not None:
         replays = [data_of(store, load_spec(store, replay_id)) for replay_id in (theirs, cell.replay_id)]
         comparison = summarise(replays, selection="", now="").comparison

@@ -221,13 +221,15 @@ def _wrong(cell: MatrixCell) -> str:
         why.append(f"and {len(others)} more failed laws")
     if cell.verdict and cell.verdict not in GOOD:
         why.append(cell.reason or cell.verdict)
-    return f"{_label(cell)}: {'; '.join(why)}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
+    comparison = cell.comparison_id or "-"
+    return f"{_label(cell)}: {'; '.join(why)}. Comparison {comparison}, replay {cell.replay_id}"
 
 
 def _failure(cell: MatrixCell) -> list[str]:
     known = explain(cell.signature) if cell.signature else None
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(cell.counts.items()))
-    parts = [f"{_label(cell)}: {cell.signature or 'failed'} ({counts or 'the Actor could not be built'})"]
+    failure = cell.signature or "failed"
+    counts = [f"{count} {status}" for status, count in sorted(cell.counts.items())] or ["the Actor could not be built"]
+    parts = [f"{_label(cell)}: {failure} ({', '.join(counts)})"]
     if cell.error and cell.error != cell.signature:
         parts.append(f"cause: {cell.error}")
     if known:
@@ -319,7 +321,8 @@ def findings_of(cell: MatrixCell) -> Iterator[Finding]:
     if cell.verdict == MISMATCH:
         yield Finding(TRUTH, cell.reason, at, size=cell.max_abs)
     if cell.status == FAILED:
-        yield Finding(Rule(f"{RUNS.name}: {cell.signature or cell.status}", RUNS.holds), cell.error or cell.reason, at)
+        failure = cell.signature or cell.status
+        yield Finding(Rule(f"{RUNS.name}: {failure}", RUNS.holds), cell.error or cell.reason, at)
     yield from (Finding(BASELINE, text, at) for text in cell.regressed)
 
 

@@ -169,7 +169,8 @@ def write_trainer_log(cell: TrainCell, record: TrainCheckRecord) -> None:
     `compare-logs` reads it, and so does the test suite's `compare_backends.py`. Raises StoreProblem if the folder cannot be
     written.
     """
-    lines = [f"# actordbg train-check {record.check_id}: {cell.name}, {record.dtype}, {cell.optimizer or 'no optimizer ran'}"]
+    optimizer = cell.optimizer or "no optimizer ran"
+    lines = [f"# actordbg train-check {record.check_id}: {cell.name}, {record.dtype}, {optimizer}"]
     for step in cell.steps:
         norms = {"grad_norm": step.grad_norm, "update_norm": step.update_norm, "lr": record.training.get("lr")}
         lines.append(f"Global step {step.step}: { ({'gpt_loss': step.loss} | norms) }")
@@ -219,4 +220,5 @@ def _home(cell: TrainCell) -> tuple[object, ...]:
 def _why(record: ResultRecord) -> str:
     first = (record.error or "").strip().partition("\n")[0] or record.status
     known = f" ({record.signature})" if record.signature else ""
-    return f"step {step_of(record.dump_id)} {record.status}: {record.error_class or ''} {first}"[:400].replace("  ", " ") + known
+    what = f"{record.error_class} {first}" if record.error_class else first
+    return f"step {step_of(record.dump_id)} {record.status}: {what}"[:400] + known

@@ -157,11 +157,14 @@ def with_a_catalog(store: Store, work: Callable[[], T]) -> T:
         answer = _repaired(store, work)
     except (UnwritableCatalog, OSError) as error:
         store.catalog_path = own
+        why = problem or f"{own} cannot be written"
         raise CatalogProblem(
-            f"{problem or f'{own} cannot be written'}; a private catalog in {folder} cannot be written either: {error}",
+            f"{why}; a private catalog in {folder} cannot be written either: {error}",
             hint="set XDG_CACHE_HOME to a writable folder",
         ) from None
-    reason = f"this store's catalog cannot be written{problem and f' ({problem})'}"
+    reason = "this store's catalog cannot be written"
+    if problem:
+        reason += f" ({problem})"
     logging.getLogger("actordbg").warning("%s; this command uses %s", reason, store.catalog_path)
     return answer
 

@@ -166,7 +166,8 @@ def _source(box: Sandbox, condition: Condition | None, index: str) -> tuple[str,
     some = f"SELECT d.rowid AS number FROM {_fastest(box, condition)} LIMIT {_PROBE}"
     count, numbers = next(box.rows(f"SELECT count(*), group_concat(number) FROM ({some})", condition.params))
     if count < _PROBE:
-        return f"dump AS d {_ALL} WHERE d.rowid IN ({numbers or ''})", ()
+        numbers = numbers or ""
+        return f"dump AS d {_ALL} WHERE d.rowid IN ({numbers})", ()
     return f"dump AS d {index} {_ALL} WHERE {condition.sql}", condition.params
 
 
@@ -185,7 +186,8 @@ def _fastest(box: Sandbox, condition: Condition) -> str:
     ((met, numbers),) = box.rows(f"SELECT count(*), group_concat(k.id) FROM caller AS k WHERE {callers_sql}", params)
     if _MOST_CALLERS < met <= every / 2:
         return plain
-    named = f"d.caller IN ({numbers or ''}) AND " if met <= every / 2 else ""
+    numbers = numbers or ""
+    named = f"d.caller IN ({numbers}) AND " if met <= every / 2 else ""
     return f"dump AS d CROSS {condition.joins} WHERE {named}{condition.sql}"
 
 

@@ -263,10 +263,11 @@ def parse_moment(text: Any) -> datetime | None:
     match = _DATE.match(text) if isinstance(text, str) else None
     if match is None:
         return None
-    date, minutes, seconds, fraction, zone = match.groups()
-    zone = "+00:00" if zone in (None, "Z") else zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
+    date, minutes, seconds, fraction, zone = match.groups("")
+    zone = "+00:00" if zone in ("", "Z") else zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
     try:
-        moment = datetime.fromisoformat(f"{date}T{minutes or '00:00'}:{seconds or '00'}.{fraction or '0':0<6}{zone}")
+        clock = f"{minutes}:{seconds:0<2}.{fraction:0<6}" if minutes else "00:00"
+        moment = datetime.fromisoformat(f"{date}T{clock}{zone}")
         return moment.astimezone(timezone.utc)
     except (ValueError, OverflowError):
         return None

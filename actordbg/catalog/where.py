@@ -223,7 +223,8 @@ def _bound(text: str) -> None:
             if depth < 0:
                 raise refusal(f"unmatched {char!r}", "balance the parentheses")
     if quote or depth:
-        raise refusal(f"a {quote or '('} is not closed")
+        what = quote or "("
+        raise refusal(f"a {what} is not closed")
 
 
 def _parse(text: str) -> Any:

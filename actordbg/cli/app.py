@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from actordbg import __version__
-from actordbg.base.errors import ActordbgError, EnvironmentProblem
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, reason_of
 from actordbg.cli.lazy import Command, CommandGroup, Section, every_command, group_class
 
 ACTION, LIST = "quiet json", "file csv quiet json"
@@ -223,7 +223,7 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         hint = "check the path, its permissions and the free space of its disk"
-        _give_up(EnvironmentProblem(f"{where}{error.strerror or error}", hint=hint))
+        _give_up(EnvironmentProblem(f"{where}{reason_of(error)}", hint=hint))
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OPTIONAL:
             raise

@@ -164,15 +164,16 @@ def limits_in_words(control: dict[str, Any]) -> str:
     """Describe in one line what a control (as plain data) records."""
     every, triggers, before, ranks = (control[name] for name in ("every", "triggers", "before", "ranks"))
     least, dumps, size = (control[name] for name in ("min_seq_len", "max_dumps", "max_bytes"))
+    listed, most, steps = ranks or (), dumps or 0, control.get("steps") or ()
     texts = {
         "every call" if every == 1 else f"one call in {every}": every,
         f"on {', '.join(triggers)}": triggers,
         f"with the {before} calls before": triggers and before,
         "nothing": not (every or triggers),
-        f"ranks {','.join(map(str, ranks or ()))}": ranks is not None,
-        f"steps {'..'.join(map(str, control.get('steps') or ()))}": bool(control.get("steps")),
+        f"ranks {','.join(map(str, listed))}": ranks is not None,
+        f"steps {'..'.join(map(str, steps))}": bool(steps),
         f"seq_len {least} or more": least is not None,
-        f"at most {plural(dumps or 0, 'dump')} per actor": dumps is not None,
+        f"at most {plural(most, 'dump')} per actor": dumps is not None,
         f"at most {human_bytes(size)} per actor": size is not None,
         f"the newest {human_bytes(control['keep_bytes'])}": control["keep_bytes"] is not None,
         f"last {plural(control['ring'], 'call')} buffered" if control["ring"] else "no calls buffered": True,

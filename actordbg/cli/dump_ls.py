@@ -82,15 +82,17 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
         for reason in reasons(catalog, where) if where else ():
             note(reason)
         return
-    trainers, wide = len({row.trainer for row in rows}) > 1, output.table_width() >= _WIDE
-    named = ("dump", *["trainer"] * trainers, "rank", "role", "B", "S", "tokens", "trigger", "verdict", *["when", "run"] * wide)
     cells = [
-        (row.dump_id, *[row.trainer] * trainers, row.rank, row.role, row.batch_size, row.seq_len, row.tokens,
-         row.triggered or row.recovered or ("protected" if row.pinned else None), verdict_of(row),
-         *[ago(row.timestamp), row.run] * wide)
+        {"dump": row.dump_id, "trainer": row.trainer, "rank": row.rank, "role": row.role, "B": row.batch_size, "S": row.seq_len,
+         "tokens": row.tokens, "trigger": row.triggered or row.recovered or ("protected" if row.pinned else None),
+         "verdict": verdict_of(row), "when": ago(row.timestamp), "run": row.run}
         for row in rows
     ]  # fmt: skip
-    table(named, cells, tight=True)
+    left_out = {"trainer"} if len({row.trainer for row in rows}) == 1 else set()
+    if output.table_width() < _WIDE:
+        left_out |= {"when", "run"}
+    named = [name for name in cells[0] if name not in left_out]
+    table(named, [[row[name] for name in named] for row in cells], tight=True)
     say_next(f"actordbg dump show {with_handles(rows[0].dump_id)}")
 
 
@@ -214,7 +216,7 @@ def _facts(answer: dict[str, Any]) -> dict[str, Any]:
         "run": record.run,
         "time": record.timestamp,
         "rank": f"{record.rank}" + (f" of {record.world_size}" if record.world_size else ""),
-        "process": f"{record.host or '?'}, pid {record.pid}, call {record.call_index}",
+        "process": f"{cell(record.host)}, pid {record.pid}, call {record.call_index}",
         "trainer": " ".join(filter(None, (trainer, record.versions.get(trainer or "")))),
         "function": (answer["function"] or "") + (f" (adapter {adapter})" if adapter else ""),
         "role": record.role,
@@ -224,7 +226,7 @@ def _facts(answer: dict[str, Any]) -> dict[str, Any]:
         "model": " ".join(filter(None, (record.model_name, record.model_dtype))),
         "weights": f"hashed in {answer['weights']}" if answer["weights"] else None,
         "mode": f"training {yes['training']}, grad {yes['grad_enabled']}, packing {yes['packing_samples']}, "
-        f"autocast {record.autocast_dtype or '-'}",
+        f"autocast {cell(record.autocast_dtype)}",
         "temperature": record.temperature,
         "trigger": "; ".join(filter(None, _marks(record))),
         "also recorded": "; ".join(_recorded_too(answer["tensors"])),

@@ -262,7 +262,8 @@ def _say_rings(rings: list[dict[str, Any]]) -> None:
 
 def trouble_of(row: ProcessRow) -> Iterator[str]:
     """Yield sentences about a recording actor that a user should know: lost calls, unwritten calls, errors, triggers."""
-    name = f"rank {row.rank} {row.role or 'actor'} ({row.host}, pid {row.pid})"
+    role = row.role or "actor"
+    name = f"rank {row.rank} {role} ({row.host}, pid {row.pid})"
     if row.dropped:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(row.dropped_by.items()))
         yield f"{name} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else "")

@@ -161,7 +161,8 @@ def _say_found(answer: dict[str, Any]) -> None:
     for row in answer["failed"]:
         say(f"could not repair {row['path']}: {row['repair']}")
     for row in findings:
-        say(f"{row['severity']}: {row['kind']}: {row['path']}: {row['detail'] or row['meaning']}")
+        detail = row["detail"] or row["meaning"]
+        say(f"{row['severity']}: {row['kind']}: {row['path']}: {detail}")
     counts = Counter(row["severity"] for row in findings)
     totals = (plural(counts[kind], kind if kind != DAMAGE else "damaged file") for kind in (DAMAGE, LEFTOVER, NOTE))
     how = "every byte" if answer["deep"] else "headers and records"

@@ -174,8 +174,8 @@ def _require_writable(file: Path, suffixes: Sequence[str]) -> None:
 
     suffix = file.suffix.lower()
     if suffixes and suffix not in suffixes:
-        message = f"-o {file.name}: this command cannot write {suffix or 'a name without a suffix'}"
-        raise UsageError(message, hint=f"use one of {', '.join(suffixes)}")
+        what = suffix or "a name without a suffix"
+        raise UsageError(f"-o {file.name}: this command cannot write {what}", hint=f"use one of {', '.join(suffixes)}")
     check_place(file)
     if output.form_of(file) == "plot":
         require_package(f"-o {file.name}", "vl_convert", "vl-convert-python")

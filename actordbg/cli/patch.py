@@ -173,7 +173,7 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
     yield "replays", f"{held.replays:,}{others}" + (": `actordbg replay ls`" if held.replays else "")
     if held.last:
         ended = "" if held.last_status == "complete" else f", {held.last_status}: `actordbg replay --resume {held.last}`"
-        yield "last", f"{held.last}, {ago(held.last_at or '')}, {held.last_passed} of {held.last_inputs} passed{ended}"
+        yield "last", f"{held.last}, {ago(str(held.last_at))}, {held.last_passed} of {held.last_inputs} passed{ended}"
     if held.bad:
         yield "bad", f"{plural(held.bad, 'dump')} whose last verdict is WRONG or FAILED: `actordbg replay --lf`"
     if held.never_replayed:

@@ -35,7 +35,8 @@ class Going(ProgressColumn):
         lasts = task.get_time() - began
         left = f"eta {_told(task.time_remaining)}" if task.time_remaining else ""
         since = f"[{lasts:.0f} s] " if note and lasts >= _TOLD_AFTER_S else ""
-        return Text(f"{_told(task.elapsed or 0)} {left} {since}{note}")
+        elapsed = task.elapsed or 0
+        return Text(f"{_told(elapsed)} {left} {since}{note}")
 
 
 class Bar:

@@ -77,8 +77,8 @@ def replays(
         ]  # fmt: skip
         if shown:
             table(("", "replay", *named, "when", "passed", "verdict", "configuration"), cells, tight=True)
-            newest = next((replay for replay in shown if replay["handle"]), shown[0])
-            say_next(f"actordbg report {newest['handle'] or newest['replay_id']}")
+            handles = (replay["handle"] for replay in shown if replay["handle"])
+            say_next(f"actordbg report {next(handles, shown[0]['replay_id'])}")
         else:
             say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
     if len(rows) > len(shown):

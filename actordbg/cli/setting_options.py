@@ -86,7 +86,7 @@ def _takes_list(setting: Setting, command: str) -> bool:
 
 def _axis(setting: Setting) -> inspect.Parameter:
     """Build the option that takes a comma-separated list of a setting's values."""
-    text, metavar, values = f"{', '.join(map(str, setting.values)) or 'Counts'}", "LIST", setting.values
+    text, metavar, values = ", ".join(map(str, setting.values)) or "Counts", "LIST", setting.values
     if setting.kind is bool:
         values, metavar = ("on", "off", "both"), "off,on"
         text = f"{setting.help.partition(' (')[0].rstrip('.')}: on, off or both"
@@ -124,8 +124,9 @@ def merged_settings(command: str, **options: Any) -> Given:
     if (file := options.get(_CONFIG)) is not None:
         lists = [setting.name for setting in known.values() if _takes_list(setting, command)]
         added = sources.beneath(given, sources.settings_in(file.table, f"{file.name}: [replay]", known.values(), lists))
-        summary = ", ".join(f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items())
-        output.note(f"from {file.name}: {summary or 'nothing beyond the given flags'}")
+        taken = [f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items()]
+        taken = taken or ["nothing beyond the given flags"]
+        output.note(f"from {file.name}: {', '.join(taken)}")
         given = added | given
     flags = launched(given, os.environ)
     if flags is None:

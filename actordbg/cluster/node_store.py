@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from actordbg.base.errors import StoreProblem, Unsupported
+from actordbg.base.errors import StoreProblem, Unsupported, reason_of
 from actordbg.base.owners import user_folder
 from actordbg.base.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.config.sources import mirror_name
@@ -172,7 +172,8 @@ def disk_problems(where: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = "pass --runtime-env XDG_CACHE_HOME=/FOLDER with a folder that has space on every node"
-        raise StoreProblem(f"{error.filename or where}: {error.strerror or error}", hint=hint) from None
+        place = error.filename or where
+        raise StoreProblem(f"{place}: {reason_of(error)}", hint=hint) from None
 
 
 @dataclass(frozen=True)
@@ -223,10 +224,8 @@ class DeskSide:
             try:
                 (_append if path.endswith(_GROWING) else atomic_write)(self._store.mirror / parts, data)
             except OSError as error:
-                raise StoreProblem(
-                    f"cannot write {error.filename or self._store.mirror}: {error.strerror}",
-                    hint="check the free disk space",
-                ) from None
+                place = error.filename or self._store.mirror
+                raise StoreProblem(f"cannot write {place}: {error.strerror}", hint="check the free disk space") from None
             for other, peers in enumerate(self._peers) if path in self._journals else ():
                 if other != number:
                     peers[path] = peers.get(path, b"") + data

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import UsageError, reason_of
 from actordbg.cluster.node_store import StoreElsewhere
 from actordbg.debug.replay_stops import POST_MORTEM
 from actordbg.formats.record_reading import strict_json
@@ -86,8 +86,7 @@ def _read(path: Path) -> dict[str, Any]:
 
             data = yaml.safe_load(text)
     except Exception as error:  # noqa: BLE001 - two parsers with different errors; all mean that the file is invalid
-        reason = getattr(error, "strerror", None) or str(error)[:300]
-        raise UsageError(f"--runtime-env {path}: cannot be read: {reason}", hint=hint) from None
+        raise UsageError(f"--runtime-env {path}: cannot be read: {reason_of(error):.300}", hint=hint) from None
     if not isinstance(data, dict) or not isinstance(data.get("env_vars") or {}, dict):
         raise UsageError(f"--runtime-env {path} is not a runtime environment", hint=hint)
     return data

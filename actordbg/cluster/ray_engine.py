@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
-from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError
+from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError, reason_of
 from actordbg.base.units import plural, some
 from actordbg.cluster.group_place import FENCE_S, GroupPlace, GroupShape, RayRunning
 from actordbg.cluster.node_host import interface_of, versions_here
@@ -279,9 +279,9 @@ def require_answer(address: str) -> None:
                 if connection.recv(9)[3:4] != _SETTINGS[3:4]:
                     raise ConnectionError("something other than Ray listens there")
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
         raise LaunchProblem(
-            f"no Ray cluster answers at {address}: {reason}", hint="check `ray status` on a node, or pass --address HOST:PORT"
+            f"no Ray cluster answers at {address}: {reason_of(error)}",
+            hint="check `ray status` on a node, or pass --address HOST:PORT",
         ) from None
 
 

@@ -105,8 +105,9 @@ def ensure_lone_rows(store: Store, wanted: Wanted, *, command: str, run: Runner 
     outcome = run(store, spec, **callbacks)
     if PASSED not in outcome.counts:
         first = next(iter(outcome.results.values()))
+        why = first.error or first.status
         raise Unsupported(
-            f"none of the {len(spec.inputs)} inputs has a truth: {first.error or first.status}",
+            f"none of the {len(spec.inputs)} inputs has a truth: {why}",
             hint=f"run `actordbg report {spec.replay_id}` to see why"
             + ("; `compare REPLAY truth --truth fp32` needs half the memory" if wanted.config.truth == "fp64" else ""),
         )

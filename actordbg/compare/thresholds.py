@@ -97,7 +97,8 @@ def applied_to(dtype: str | None, own: Mapping[str, float]) -> Applied:
     name = dtype if dtype in DEFAULTS else UNKNOWN
     parts = []
     if DEFAULTS[name].keys() - own.keys():
-        parts.append(f"defaults for {name}" + ("" if dtype in DEFAULTS else f" (the dtype is {dtype or 'unknown'})"))
+        shown = dtype or "unknown"
+        parts.append(f"defaults for {name}" + ("" if dtype in DEFAULTS else f" (the dtype is {shown})"))
     if own:
         parts.append(f"{', '.join(sorted(own))} from flags")
     finite = {measure: value for measure, value in {**DEFAULTS[name], **own}.items() if math.isfinite(value)}

@@ -61,7 +61,8 @@ def toy(model: object, before: str = "") -> str:
 
 def on_machine(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
     """Describe a configuration that ran: its label, and the device and kernels that it ran on."""
-    parts = [label(as_ran(config, resolved)), f"on {resolved.get('device_name') or 'an unknown device'}"]
+    device = resolved.get("device_name") or "an unknown device"
+    parts = [label(as_ran(config, resolved)), f"on {device}"]
     parts += [f"ring kernel: {resolved['ring_kernel']}"] if "ring_kernel" in resolved else []
     return ", ".join(parts)
 

@@ -152,7 +152,8 @@ class Setting:
         """A comma list of its values."""
         if self.kind is bool:
             return "off,on"
-        return ",".join(map(str, self.values)) or f"{self.least},{(self.least or 0) + 1}"
+        least = int(self.least or 0)
+        return ",".join(map(str, self.values)) or f"{self.least},{least + 1}"
 
     def typed(self, value: Any) -> str:
         """Format a value as in a list or a variable: "on", "3"."""

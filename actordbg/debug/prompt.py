@@ -220,7 +220,8 @@ class Prompt(pdb.Pdb):
         name = arg.strip()
         layers = [layer for layer in self._layers if f".{layer}".endswith(f".{name}")] if name else [""]
         if not self._layers or not layers:
-            self.error(f"no layer {name}: {', '.join(self._layers[:4]) or 'this breakpoint has no layers'}, ...")
+            known = self._layers[:4] or ["this breakpoint has no layers"]
+            self.error(f"no layer {name}: {', '.join(known)}, ...")
             return False
         self._layer = layers[0]
         return self._go(LAYER)

@@ -323,5 +323,7 @@ def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any
             f"--break {name}: ranks that compute together can stop only before a layer, not inside of it",
             hint=f"use one of {at}, ..., or any module with --backend plain",
         )
-    what = f"matches {len(matches)} modules" if matches else "is not a layer of this model"
-    raise Unsupported(f"--break {name} {what}", hint=f"use before, after, error, or one of {', '.join(matches[:4]) or at}, ...")
+    what = "is not a layer of this model"
+    if matches:
+        what, at = f"matches {len(matches)} modules", ", ".join(matches[:4])
+    raise Unsupported(f"--break {name} {what}", hint=f"use before, after, error, or one of {at}, ...")

@@ -228,7 +228,8 @@ def root() -> Path:
 
 def run_folder(run: str = "") -> Path:
     """Return a run's folder; default: this process's run, named by its environment variable or the job's port."""
-    run = run or os.environ.get("ACTORDBG_RUN") or f"job-{os.environ.get('MASTER_PORT') or os.getpid()}"
+    job = os.environ.get("MASTER_PORT") or os.getpid()
+    run = run or os.environ.get("ACTORDBG_RUN") or f"job-{job}"
     return root() / re.sub(r"[^\w.-]", "_", run)
 
 

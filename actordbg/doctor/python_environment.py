@@ -185,14 +185,15 @@ def _package(version: str | None, need: str, name: str, known: str | None) -> Ch
 
 def adapter_check(fit: Fit) -> Check:
     """Check an adapter whose trainer is installed against the trainer's own files."""
-    name, tried = f"adapter {fit.name}", ", ".join(fit.tried)
+    name, tried = f"adapter {fit.name}", ", ".join(fit.tried) or "none"
+    version = fit.version or "without a version"
     if fit.differs:
-        remedy = f"what differs is not recorded; tested versions: {tried or 'none'}"
-        return warn(name, f"{fit.package} {fit.version or ''}: {'; '.join(fit.differs)}", remedy)
+        remedy = f"what differs is not recorded; tested versions: {tried}"
+        return warn(name, f"{fit.package} {version}: {'; '.join(fit.differs)}", remedy)
     if fit.version in fit.tried:
         return ok(name, f"{fit.package} {fit.version}, a tested version")
-    detail = f"{fit.package} {fit.version or 'without a version'} has what it reads, but was not tested"
-    return warn(name, detail, f"tested: {tried or 'none'}; record a few steps, then run `actordbg compare last recorded`")
+    detail = f"{fit.package} {version} has what it reads, but was not tested"
+    return warn(name, detail, f"tested: {tried}; record a few steps, then run `actordbg compare last recorded`")
 
 
 def _debugger(version: str | None) -> Check:

@@ -115,7 +115,8 @@ class CommandResult(Mapping[str, Any]):
         return as_text(self.blocks)
 
     def __repr__(self) -> str:
-        return f"<{self.sentence or 'an answer'}>"
+        said = self.sentence or "an answer"
+        return f"<{said}>"
 
     def __getitem__(self, name: str) -> Any:
         return self.record[name]

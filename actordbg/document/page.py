@@ -176,20 +176,24 @@ Folded = frozenset({"Logs", "Legend", "Loaded"})
 def as_body(blocks: Sequence[Block]) -> str:
     """Render all blocks in order, with links to the sections below the verdict, and rarely read sections collapsed."""
     parts: list[str] = []
-    folded = paired = False
+    paired = False
+    end_of_section = ""
     for number, block in enumerate(blocks):
         pair = isinstance(block, Chart) and block.half
         if pair != paired:
             parts.append('<div class="pair">' if pair else "</div>")
         paired = pair
         if isinstance(block, Heading):
-            parts += ["</details>"] * folded
-            folded = block.level == 3 and block.text in Folded
-            heading = f'<h{block.level} id="part-{number}">{_inline(block.text)}</h{block.level}>'
-            parts.append(f"<details><summary>{_inline(block.text)}</summary>" if folded else heading)
+            parts.append(end_of_section)
+            heading, end_of_section = f'<h{block.level} id="part-{number}">{_inline(block.text)}</h{block.level}>', ""
+            if block.level == 3 and block.text in Folded:
+                heading, end_of_section = f"<details><summary>{_inline(block.text)}</summary>", "</details>"
+            parts.append(heading)
         else:
             parts.append(_block(block, number, blocks))
-    return "\n".join([*parts, *["</div>"] * paired, *["</details>"] * folded])
+    if paired:
+        parts.append("</div>")
+    return "\n".join(filter(None, [*parts, end_of_section]))
 
 
 def contents(blocks: Sequence[Block]) -> str:
@@ -262,7 +266,8 @@ def table(
     """Render a table whose cells are HTML. left: left-aligned text columns; the others are right-aligned figures. heads: headings
     that are HTML, by column."""
     sides = [(name, ' class="left"' if name in left else "") for name in columns]
-    head = "".join(f'<th scope="col"{side}>{heads.get(name) or _inline(name.strip())}</th>' for name, side in sides)
+    titles = ((heads.get(name) or _inline(name.strip()), side) for name, side in sides)
+    head = "".join(f'<th scope="col"{side}>{title}</th>' for title, side in titles)
     lines = ("".join(f"<td{side}>{cell}</td>" for cell, (_, side) in zip(row, sides, strict=True)) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     whole = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -39,6 +39,7 @@ from actordbg.base.errors import (
     StoreProblem,
     UnsafeInput,
     UsageError,
+    reason_of,
     require_package,
 )  # fmt: skip
 from actordbg.base.owners import origin_file
@@ -218,9 +219,7 @@ def open_bundle(store: Store, path: Path) -> BundleSummary:
             with tarfile.open(fileobj=_Limited(stream, most), mode="r|", tarinfo=_Member) as archive:  # type: ignore[call-overload]
                 files = dict(_members(archive, MOST_VALUES + path.stat().st_size))
     except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot read {path}: {error.strerror or error}", hint="name a bundle that you can read"
-        ) from None
+        raise EnvironmentProblem(f"cannot read {path}: {reason_of(error)}", hint="name a bundle that you can read") from None
     except (zstandard.ZstdError, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         raise CorruptDump(f"{path} is not a bundle, or is damaged: {error}", hint="copy it again") from None
     for name, data in files.items():

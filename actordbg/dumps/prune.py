@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from actordbg.base.errors import CorruptDump, Refused, StoreProblem
+from actordbg.base.errors import CorruptDump, Refused, StoreProblem, reason_of
 from actordbg.base.units import grouped
 from actordbg.catalog.query import Catalog, answers, damaged_files, dump_bytes, dump_files
 from actordbg.catalog.tables import CALLER
@@ -132,7 +132,7 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
                     remove(_inside(store, item.path))
                     removed.append(item)
                 except (OSError, Refused) as error:  # the other files go all the same, and are counted
-                    failed.append((item.path, _why(error)))
+                    failed.append((item.path, reason_of(error)))
         for folder in {(store.root / item.path).parent for item in removed}:
             with contextlib.suppress(OSError):
                 while folder not in _tops(store):
@@ -152,14 +152,10 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
                 remove(path)
             packing.drop_from_pack(store, pack, [dump_id_of(item.path) for item in doomed])
         except (OSError, Refused, StoreProblem) as error:
-            failed += [(item.path, f"its pack cannot be rewritten: {_why(error)}") for item in doomed]
+            failed += [(item.path, f"its pack cannot be rewritten: {reason_of(error)}") for item in doomed]
         else:
             removed += doomed
     return removed, failed
-
-
-def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _turns_without_dumps(catalog: Catalog, chosen: list[str]) -> list[Doomed]:

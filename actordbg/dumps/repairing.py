@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from actordbg.base.errors import ActordbgError, UnwritableCatalog
+from actordbg.base.errors import ActordbgError, UnwritableCatalog, reason_of
 from actordbg.base.processes import ALIVE, STOPPED, state_of
 from actordbg.catalog.connections import odd_parts
 from actordbg.catalog.indexer import refresh
@@ -54,7 +54,7 @@ def repair(store: Store, findings: Iterable[StoreFault]) -> tuple[list[tuple[Sto
                 require_own_way(place / "_" if finding.repair is Repair.MODE else place, store.root)
                 done.append((finding, _REPAIRS[finding.repair](store, place)))
             except (ActordbgError, OSError) as error:
-                failed.append((finding, getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)))
+                failed.append((finding, reason_of(error)))
             if not os.path.lexists(finding.place) or finding.repair is Repair.FORMAT:
                 moved.append(finding.place)
     return done, failed

@@ -270,7 +270,7 @@ def laws_of(results: Sequence[ResultRecord], config: ReplayConfig) -> LawSummary
         accepted=tuple(of_answer(*pair).said for pair in accepted),
         not_checked=dict(Counter(f"{answer.law}: {answer.words}" for answer in left)),
         unasked=tuple(sorted({answer.law for answer in left})),
-        raised=all(answer.raised for _, answer in forbidden),
+        raised=bool(forbidden) and all(answer.raised for _, answer in forbidden),
         headline=_headline(len(by_dump), len(results), counts, [answer for _, answer in forbidden], excused),
     )
 

@@ -118,8 +118,9 @@ def conclusion(record: ComparisonRecord) -> str:
     sides = f"A, {record.a.replay_id}, against B, {_side_b(record)}"
     lost = f"A failed on {plural(failed, 'dump')} that B has results for; " if failed else ""
     if not counts:
-        reasons = "; ".join(record.reasons or sorted({why for dump in record.dumps for why in dump.not_compared.values()}))
-        return f"{sides}: {lost}none of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}"
+        reasons = record.reasons or sorted({why for dump in record.dumps for why in dump.not_compared.values()})
+        none = f"{sides}: {lost}none of {plural(len(record.dumps), 'dump')} could be compared"
+        return ": ".join(filter(None, (none, "; ".join(reasons))))
     words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise floor", MISMATCH: "beyond the thresholds"}
     parts = ", ".join(f"{counts[name]:,} {text}" for name, text in words.items() if counts[name])
     lines = [f"{sides}: {lost}{plural(counts.total(), 'dump')} compared, {parts}"]
@@ -210,8 +211,8 @@ def _facts(record: ComparisonRecord) -> Iterator[str]:
         dtype = f", computed in {info.dtype}" if info.dtype and info.dtype not in info.label.split() else ""
         replay = f"replay {info.replay_id}, " if info.replay_id else ""
         yield f"{letter}: {replay}{info.label}{dtype}"
-    limits = ", ".join(f"{name} {_limit(record, name)}" for name in record.thresholds)
-    yield f"thresholds: {limits or 'none'} ({record.thresholds_from})"
+    limits = ", ".join(f"{name} {_limit(record, name)}" for name in record.thresholds) or "none"
+    yield f"thresholds: {limits} ({record.thresholds_from})"
     if record.noise_id:
         yield f"noise floor: {record.noise_id}"
     yield from (f"note: {reason}" for reason in record.reasons)
@@ -283,7 +284,7 @@ def _tokens(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[st
 
 def _parameters(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[str, str]]]:
     return [
-        (figures.distance, {"dump": dump.dump_id, "gradient of": item.name + " (sampled)" * item.sampled,
+        (figures.distance, {"dump": dump.dump_id, "gradient of": f"{item.name} (sampled)" if item.sampled else item.name,
                             "|a-b|/|b|": number(figures.distance, 3),
                             "cosine": "-" if figures.cosine is None else f"{figures.cosine:.6f}",
                             "max": number(figures.max_abs, 2)})

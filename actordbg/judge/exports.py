@@ -111,7 +111,8 @@ def _judged(check: CheckedReplay, dump_id: str, result: ResultRecord | None) -> 
     if result is None:
         return (yield JunitCase("replay", dump_id, [Finding(RUNS, "not run")]))
     passed = result.status == PASSED
-    failed = [] if passed else [Finding(RUNS, f"{result.status}: {result.error or result.error_class or ''}")]
+    error = result.error or result.error_class or ""
+    failed = [] if passed else [Finding(RUNS, f"{result.status}: {error}")]
     log = "" if passed else result.log_excerpt or ""
     yield JunitCase("replay", dump_id, failed, seconds=result.forward_s or 0.0, text=log)
     if answers_of(result.extra):

@@ -103,7 +103,7 @@ def _side_by_side(summary: Summary) -> list[Block]:
         Heading(f"{plural(len(pairs), 'replay')} side by side", 2),
         Grid(columns, [_compared(replay, against) for replay, against in pairs], {""}),
         Items([_configured(replay, against) for replay, against in pairs]),
-        Paragraph(f"Common to all: {_settings(settings) or 'nothing'}."),
+        Paragraph(f"Common to all: {_settings(settings, none='nothing')}."),
         Paragraph(
             f"fwd vs A: forward seconds / those of {comparison.baseline}, input by input, median over the inputs that are"
             f" steady in both (timed). bit-equal: inputs that passed in both and have bit-identical log-probs."
@@ -122,7 +122,7 @@ def _compared(replay: ReplaySummary, against: Against) -> tuple[str, ...]:
 
 def _configured(replay: ReplaySummary, against: Against) -> str:
     differs = meant(as_ran(replay.asked, replay.resolved), against.differs)
-    text = f"{replay.label}  {replay.replay_id}: {_settings(differs) or 'the same configuration'}"
+    text = f"{replay.label}  {replay.replay_id}: {_settings(differs, none='the same configuration')}"
     if replay.label == "A" or against.mean_moved is None:
         return text
     return f"{text}; mean log-prob of an input moved by at most {number(against.mean_moved, 3)} nats"
@@ -139,7 +139,8 @@ def _facts(replay: ReplaySummary) -> Iterable[str]:
         yield f"no worker became ready; requested: {label(as_ran(replay.asked))}"
         yield f"logs: the store's replays/{replay.replay_id}/"
     if replay.command:
-        yield f"command: {typed_again(replay.command) or 'its record has no actordbg command'}"
+        command = typed_again(replay.command) or "its record has no actordbg command"
+        yield f"command: {command}"
     if replay.versions:
         yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(replay.versions.items()))
 
@@ -262,9 +263,10 @@ def replay_numbers(replay: ReplaySummary) -> list[Block]:
     return section("Numbers", lines)
 
 
-def _settings(data: dict[str, Any]) -> str:
-    """Describe settings and facts, without facts that no worker reported."""
-    return ", ".join(in_words(name, value) for name, value in data.items() if value is not None or name in SETTINGS)
+def _settings(data: dict[str, Any], none: str) -> str:
+    """Describe settings and facts, without facts that no worker reported. none: what is said where there are none."""
+    known = (in_words(name, value) for name, value in data.items() if value is not None or name in SETTINGS)
+    return ", ".join(known) or none
 
 
 def _comparisons(replay: ReplaySummary) -> list[Block]:
@@ -289,12 +291,13 @@ def _comparisons(replay: ReplaySummary) -> list[Block]:
 
 
 def _compared_with(c: ComparisonRun) -> str:
-    text = f"{c.comparison_id}: {c.against_label or c.against}"
+    against, reasons = c.against_label or c.against, c.reasons or "nothing in common"
+    text = f"{c.comparison_id}: {against}"
     text += f"; {c.mismatches:,} a mismatch" if c.mismatches else ""
     if c.within_noise:
         comma = "," if c.mismatches else ";"
         text += f"{comma} {c.within_noise:,} within the noise"
     if c.worst_dump is not None and c.mismatches:
         text += f"; the worst is {c.worst_dump}"
-    text += f"; thresholds: {c.thresholds_from}" if c.compared else f"; {c.reasons or 'nothing in common'}"
+    text += f"; thresholds: {c.thresholds_from}" if c.compared else f"; {reasons}"
     return text + (f"; noise floor {c.noise_id}" if c.noise_id else "")

@@ -155,10 +155,11 @@ def _drawn(
     end, where = {"field": "z"}, ("t", "where")
     still = [field for field in fields if field["k"] != RESPONSE]
     kinds = coloured("k", {kind: color for kind, color in _KINDS.items() if any(field["k"] == kind for field in still)})
-    text = [("w", "text")] * any("w" in field for field in fields)
+    text = [("w", "text")] if any("w" in field for field in fields) else []
     ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), *text))
     compared = [field for field in fields if field["k"] == RESPONSE]
-    shown = hints(where, ("s", title), *[("m", "at the worst")] * any("m" in field for field in compared), *text)
+    merged = [("m", "at the worst")] if any("m" in field for field in compared) else []
+    shown = hints(where, ("s", title), *merged, *text)
     heat = layer("rect", compared, x2=end, color=colors, tooltip=shown)
     mark = {"a": position + 0.5, "r": f"row {row}", "t": _where(row, position, 1), "s": number(apart, 3)}
     look = {"size": 150, "filled": False, "strokeWidth": 2.5, "color": "#1e90ff"}
@@ -192,12 +193,12 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
     lines, bands = [], ""
     for name, value, color in (("limit", limit, BAD), ("noise floor", floor, PART)):
         if value:
-            inside = value <= 6 * most
-            outside = "" if inside else ", outside this chart"
+            outside = ", outside this chart"
+            if value <= 6 * most:
+                outside, look = "", {"color": color, "strokeDash": [5, 4]}
+                ends = [{"d": value}, {"d": -value}]
+                lines.append(layer("rule", ends, look, y={"field": "d", "type": "quantitative"}))
             bands += f" The {name} is {number(value, 3)} nats{outside}."
-            look = {"color": color, "strokeDash": [5, 4]}
-            ends = [{"d": value}, {"d": -value}]
-            lines += [layer("rule", ends, look, y={"field": "d", "type": "quantitative"})] * inside
     says = f"{plural(len(points), 'token')} of {plural(len(pairs), 'dump')}; the largest difference is {number(most, 3)} nats."
     note = f"{len(kept):,} of {len(points):,} tokens are drawn: the 200 with the largest differences, the others evenly sampled."
     far = [abs(point["d"]) for point in reversed(points)]

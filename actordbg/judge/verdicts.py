@@ -218,7 +218,8 @@ def _next(judged: Judged, word: str, found: Sequence[Finding], recorded: str | N
             return f"actordbg check --where {selecting(worst[:1])} {options}"
         return f"actordbg reduce {replay.replay_id}"
     if values["model"] == TINY:
-        return f"actordbg check --model {in_shell(recorded or 'YOUR_MODEL')}"
+        own = recorded or "YOUR_MODEL"
+        return f"actordbg check --model {in_shell(own)}"
     return f"actordbg matrix --where {selecting([slow.dump_id for slow in replay.slowest[:_EXAMPLES]])} {model}"
 
 

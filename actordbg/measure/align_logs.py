@@ -226,7 +226,8 @@ def compare_logs(
     name = min(known[0] & known[1], key=_preference, default=None)
     if name is None:
         lacking = [letter for letter, names in zip(letters, known, strict=True) if not names]
-        why = f"no {requested or 'loss'} in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
+        wanted = requested or "loss"
+        why = f"no {wanted} in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
     else:
         ours, theirs = chosen_series(a, b, name)
         both = pair(ours, theirs)

@@ -73,8 +73,9 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
     left = [NotChecked(AGREE, "these trainings against the truth")] if overall.good else []
     different = [answer for answer in answers if answer.verdict == DIFFERENT]
     found = [Finding(AGREE, "; ".join(each.reasons), size=each.max_relative, limit=each.threshold) for each in different]
+    metric = overall.metric or "nothing"
     return [
-        Heading(f"{overall.metric or 'nothing'} by step, threshold {overall.threshold:g}, rule {overall.rule}", 1),
+        Heading(f"{metric} by step, threshold {overall.threshold:g}, rule {overall.rule}", 1),
         Verdict(word, all_reasons or agrees, figures, left, findings=found),
         Items([f"{letters[path]}  {path}{_found_metrics(side)}" for path, side in sides.items()]),
         *charts,

@@ -28,7 +28,7 @@ from typing import Annotated
 
 import msgspec
 
-from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.errors import StoreProblem, UsageError, reason_of
 from actordbg.base.foreign_text import in_csv
 from actordbg.base.units import grouped
 from actordbg.document.specifications import thinned
@@ -151,8 +151,8 @@ def read_samples(path: Path) -> list[Sample]:
         text = read_regular(path).decode(errors="replace")
         rows = list(csv.reader(io.StringIO(text.replace("\0", ""))))
     except (OSError, csv.Error) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read {path}: {why}", hint="`actordbg memory watch -o FILE.csv` writes samples") from None
+        hint = "`actordbg memory watch -o FILE.csv` writes samples"
+        raise UsageError(f"cannot read {path}: {reason_of(error)}", hint=hint) from None
     if not rows or tuple(rows[0]) != COLUMNS:
         raise UsageError(f"{path} has no memory samples", hint="name a file whose first line is " + ",".join(COLUMNS))
     samples = []

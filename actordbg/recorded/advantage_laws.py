@@ -290,9 +290,10 @@ def advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
         answer.looked_at += 1
         weightless += rows
         if sum(map(len, rows)) > 1 and np.concatenate(rows).all():
-            differ = any(len(of) > 1 for of in rewards.values())
-            said = f"{words}: every advantage is 0, so nothing is learned" + ", although rewards differ" * differ
-            answer.violated(losses[0], said, side=TRAINER * differ)
+            said, side = f"{words}: every advantage is 0, so nothing is learned", ""
+            if any(len(of) > 1 for of in rewards.values()):
+                said, side = f"{said}, although rewards differ", TRAINER
+            answer.violated(losses[0], said, side=side)
     if weightless:
         share = float(np.concatenate(weightless).mean())
         answer.figures.append(("rows without advantage", f"{share:.1%}"))

@@ -246,7 +246,8 @@ def _right(pairs: Sequence[tuple[Trajectory, Any]], turns: int, alone: int) -> s
 def trajectories_of(store: Store, run: str | None = None) -> tuple[list[Trajectory], int]:
     """Read the newest trajectories of a run, at most `MOST`; by default of the newest run. Also return how many were left out."""
     require_run_name(run)
-    paths = sorted((store.root / TURNS).glob(f"{run or '*'}/*.json"), key=lambda path: path.stat().st_mtime_ns)
+    runs = run or "*"
+    paths = sorted((store.root / TURNS).glob(f"{runs}/*.json"), key=lambda path: path.stat().st_mtime_ns)
     read = []
     own = [path for path in paths if path.parent == paths[-1].parent]
     for path in own[-MOST:]:

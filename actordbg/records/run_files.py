@@ -63,7 +63,8 @@ def weights_of(root: Path, record: DumpRecord) -> Path | None:
 
 def weight_files(folder: Path, pid: int | None, instance: str | None) -> list[tuple[int, Path]]:
     """Return the files of one instance in a run's folder, by the first call that has the weights, in order."""
-    named = re.compile(rf"[^.].*-{pid}-{re.escape(instance or '-')}-(\d{{6,12}})\.json")
+    process = re.escape(instance or "-")
+    named = re.compile(rf"[^.].*-{pid}-{process}-(\d{{6,12}})\.json")
     try:
         return sorted((int(match[1]), folder / name) for name in os.listdir(folder) if (match := named.fullmatch(name)))
     except (FileNotFoundError, NotADirectoryError):

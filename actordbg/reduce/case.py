@@ -105,7 +105,8 @@ class FaultCase(StoredRecord):
         if self.processes > 1 and self.kind not in SEVERAL:
             bad.append(f"{self.kind} in {self.processes} processes")
         if bad or not self.rows or bool(self.config) == bool(self.checkpoint) or not 0 < self.processes <= 64:
-            raise CorruptDump(f"not a case: {', '.join(map(str, bad)) or 'no rows, or no model'}", hint="reduce the replay again")
+            why = ", ".join(map(str, bad)) or "no rows, or no model"
+            raise CorruptDump(f"not a case: {why}", hint="reduce the replay again")
 
     @property
     def limit(self) -> float:

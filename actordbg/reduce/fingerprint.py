@@ -107,7 +107,8 @@ def _of_failure(result: ResultRecord) -> Fingerprint:
     text = result.error or ""
     if result.status == HUNG:
         where = re.sub(r" since [^;:]*", "", text.partition("\n")[0]).partition(": ")[0]
-        return Fingerprint(HANG, f"it hangs: {where or 'no progress'}")
+        where = where or "no progress"
+        return Fingerprint(HANG, f"it hangs: {where}")
     if result.status == CRASHED:
         if signal := _DIED.search(text):
             return Fingerprint(CRASH, f"the process dies by {signal[1]}", error=signal[1])

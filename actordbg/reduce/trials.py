@@ -58,7 +58,8 @@ class Ending:
     @property
     def words(self) -> str:
         """Describe it without paths: "ValueError: row N of PATH", "hung"."""
-        return f"{self.error_class or self.status}: {without_paths(self.error)}"[:120].removesuffix(": ")
+        kind = self.error_class or self.status
+        return f"{kind}: {without_paths(self.error)}"[:120].removesuffix(": ")
 
 
 class Trials(contextlib.ExitStack):

@@ -132,9 +132,9 @@ def standing_of(view: RankView, stacks: str, spec: ReplaySpec, pending: Sequence
 
 def describe(ranks: Sequence[Standing], timeout_s: float) -> str:
     """Return the error text of an input that hung: every rank's position, and the conclusion that the evidence allows."""
-    conclusion = _conclusion(ranks)
-    words = "; ".join(rank.words() for rank in ranks)
-    return f"{words}{conclusion and ': '}{conclusion}; it did not finish within {timeout_s:g} s (--timeout)"
+    positions = "; ".join(rank.words() for rank in ranks)
+    words = ": ".join(filter(None, (positions, _conclusion(ranks))))
+    return f"{words}; it did not finish within {timeout_s:g} s (--timeout)"
 
 
 def excerpt(ranks: Sequence[Standing], blamed: Sequence[int], log: str = "") -> str:

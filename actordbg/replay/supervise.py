@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.actor.model_code import require_consent
-from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, StoreProblem, machine_fault
+from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, StoreProblem, machine_fault, reason_of
 from actordbg.base.fault import scrub
 from actordbg.base.owners import Owner, is_mine
 from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, state_of, wait_for_any
@@ -120,7 +120,7 @@ def run_replay(
                 with contextlib.suppress(OSError):
                     made.rmdir()
             raise machine_fault(error, folder) or StoreProblem(
-                f"cannot write the replay's folder {folder}: {error.strerror or error}",
+                f"cannot write the replay's folder {folder}: {reason_of(error)}",
                 hint=f"check that {store.replays} is a folder that you can write to",
             ) from None
         with supervisor.own_groups or contextlib.nullcontext():

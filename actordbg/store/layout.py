@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.errors import StoreProblem, UsageError, reason_of
 from actordbg.base.owners import Owner, read_owned
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
 from actordbg.formats.store_files import (
@@ -206,7 +206,7 @@ class Store(StoreFiles):
             atomic_write(path, text.encode())
         except OSError as error:
             raise StoreProblem(
-                f"cannot write {path}: {error.strerror or error}",
+                f"cannot write {path}: {reason_of(error)}",
                 hint="check the folder's permissions and the free space of its disk",
             ) from None
         return path

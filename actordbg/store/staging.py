@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, UsageError
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, UsageError, reason_of
 from actordbg.base.fault import without_password
 from actordbg.base.owners import origin_file
 from actordbg.formats.record_reading import MOST_VALUES, strict_json
@@ -138,7 +138,7 @@ class Fetched:
                     try:
                         move(path)
                     except of_one_file as error:
-                        problems[path] = error.strerror or str(error) or type(error).__name__
+                        problems[path] = reason_of(error) or type(error).__name__
                     except Exception as error:  # noqa: BLE001  each file system raises its own
                         errors.append(error)
                         left.clear()
@@ -376,7 +376,7 @@ def _listed(files: Any, root: str, runs: Sequence[str], skipped: dict[str, str])
                 if name not in with_entries:  # it is empty, or may not be listed
                     files.ls(name)
             except PermissionError as error:
-                skipped[path] = error.strerror or str(error)
+                skipped[path] = reason_of(error)
         elif not path.isprintable():
             skipped[printable(path)] = UNPRINTABLE
         elif "//" in path or any(len(part.encode()) > _MOST_NAME_BYTES for part in path.split("/")):

@@ -179,7 +179,8 @@ class Seam:
         """Return which arguments the adapter needs that a function with these parameters lacks, in words; "" if none."""
         given = [name for name in takes if name != "self"]
         lacks = [need for need in self.needs if need not in given]
-        return f"it takes no {', '.join(lacks)}; it takes {', '.join(given) or 'nothing'}" if lacks else ""
+        takes = given or ["nothing"]
+        return f"it takes no {', '.join(lacks)}; it takes {', '.join(takes)}" if lacks else ""
 
     @property
     def module(self) -> str:

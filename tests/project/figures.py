@@ -33,7 +33,7 @@ LAYOUT = {
 }  # fmt: skip
 LARGE = 400
 """A file of more lines than this is counted as large."""
-DENSE = ("conditional expressions in f-strings", "texts times a condition", "calls of seven positional arguments")
+DENSE = ("conditions in f-strings", "texts times a condition", "calls of seven positional arguments")
 MANY = 7
 
 
@@ -72,28 +72,54 @@ def code_tokens(source: str) -> int:
 def dense(source: str) -> dict[str, list[int]]:
     """Returns the lines where control flow hides in an expression, by its kind.
 
-    A list or a text times a condition is found where the condition is a comparison, `not`, `and`, `or`, or a call of `bool`: not where
-    it is a name that holds one. A fallback in an f-string (`x or "none"`) is not counted.
+    A condition in an f-string is `a if b else c`, `and` or `or`, a fallback (`x or "none"`) too. What a list or a text is multiplied by
+    is a condition by its form, or a name or an attribute that holds one; an attribute that is a number needs a name first.
     """
     found: dict[str, list[int]] = {name: [] for name in DENSE}
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    flags = flags_of(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             inside = [part for value in node.values if isinstance(value, ast.FormattedValue) for part in ast.walk(value.value)]
-            found["conditional expressions in f-strings"] += [node.lineno] * any(isinstance(part, ast.IfExp) for part in inside)
+            if any(isinstance(part, ast.IfExp | ast.BoolOp) for part in inside):
+                found["conditions in f-strings"].append(node.lineno)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             for one, other in ((node.left, node.right), (node.right, node.left)):
                 text = isinstance(one, ast.JoinedStr | ast.List | ast.Tuple) or isinstance(getattr(one, "value", None), str)
-                if text and is_condition(other):
+                if text and (is_condition(other) or isinstance(other, ast.Attribute) or getattr(other, "id", None) in flags):
                     found["texts times a condition"].append(node.lineno)
         if isinstance(node, ast.Call) and len(node.args) >= MANY:
             found["calls of seven positional arguments"].append(node.lineno)
     return found
 
 
+def flags_of(tree: ast.Module) -> set[str]:
+    """Returns the names that hold a condition somewhere in a file: by what is assigned to them, or by their type."""
+    pairs: list[tuple[ast.expr, ast.expr | None]] = []
+    flags = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                together = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                pairs += zip(target.elts, node.value.elts, strict=False) if together else [(target, node.value)]
+        elif isinstance(node, ast.NamedExpr | ast.AnnAssign):
+            pairs.append((node.target, node.value))
+        if getattr(getattr(node, "annotation", None), "id", None) == "bool":
+            flags |= {getattr(node, "arg", None) or getattr(getattr(node, "target", None), "id", "")}
+    return flags | {target.id for target, value in pairs if isinstance(target, ast.Name) and value and is_condition(value)}
+
+
+ASKING = ("bool", "any", "all", "hasattr", "isinstance", "callable")
+"""Functions that answer yes or no, beside those that begin with `is_` or `has_`."""
+
+
 def is_condition(node: ast.expr) -> bool:
     """Whether an expression is a condition by its form."""
-    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "bool"
-    return called or isinstance(node, ast.Compare | ast.BoolOp) or isinstance(getattr(node, "op", None), ast.Not)
+    called = getattr(node, "func", None)
+    name = str(getattr(called, "id", None) or getattr(called, "attr", ""))
+    constant = isinstance(getattr(node, "value", None), bool)
+    asks = name in ASKING or name.startswith(("is_", "has_"))
+    return constant or asks or isinstance(node, ast.Compare | ast.BoolOp) or isinstance(getattr(node, "op", None), ast.Not)
 
 
 def depth(node: ast.AST) -> int:

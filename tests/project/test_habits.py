@@ -140,6 +140,27 @@ def test_hidden_control_flow_is_found():
     assert figures.dense(source) == dict(zip(figures.DENSE, ([1], [2], [3]), strict=True))
 
 
+@pytest.mark.parametrize("hidden", ["f'{a or 1}'", "f'{a and b}'", "f'{g(x or 2):>3}'"])
+def test_a_fallback_in_an_f_string_is_found(hidden: str):
+    assert figures.dense(hidden)["conditions in f-strings"] == [1]
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    ["wide = a > b\n['c'] * wide", "one, wide = 1, not a\n'c' * wide", "def f(wide: bool): return ('c',) * wide", "'c' * a.wide",
+     "'c' * any(a)", "['c'] * torch.is_on()", "wide = False\nwide * f'c{a}'"],
+)  # fmt: skip
+def test_a_text_times_a_flag_is_found(hidden: str):
+    assert figures.dense(hidden)["texts times a condition"]
+
+
+@pytest.mark.parametrize(
+    "count", ["count = len(a)\n'c' * count", "def f(count: int): return ['c'] * count", "'c' * len(a)", "'c' * (a + 1)"]
+)
+def test_a_text_times_a_number_is_none(count: str):
+    assert not figures.dense(count)["texts times a condition"]
+
+
 def test_same_compares_what_does_not_change_from_run_to_run():
     before = {"ls: rows[0].id": "1", "ls: seconds": "0.1", "ls: gone": "x"}
     again, now = before | {"ls: seconds": "0.2"}, {"ls: rows[0].id": "2", "ls: seconds": "0.3", "ls: added": "y"}

@@ -602,3 +602,17 @@ def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs: str | N
     answer = Answer(next(law for law in LAWS if law.name == "reference"))
     step_laws.reference(calls, answer)
     assert bool(answer.found) is judged and bool(answer.lacks) is not judged
+
+
+def test_ids_that_change_places_where_nothing_else_was_recorded_are_named_as_not_checked(tmp_path: Path):
+    """The log-probs are those of the ids as trained on: only the engine's, or old ones, could tell."""
+    step, store = Step(), Store(tmp_path).create()
+    step.finish()
+    for tensors in step.tensors:
+        del tensors["rollout_log_probs"]
+        tensors["sequences"][:, PROMPT:] = tensors["sequences"][:, PROMPT:].flip(0)
+    step.publish(store)
+    answer = json.loads(invoke(store, "lint", "--json").stdout)
+    lacking = {each["rule"]: each["by"] for each in answer["unchecked"]}
+    assert lacking["rows"] == lacking["alignment"] == "log-probs beside those of the loss itself"
+    assert "rows" not in [each["rule"] for each in answer["findings"]]

@@ -89,7 +89,8 @@ class DemoProgram(NamedTuple):
             if line in ON_CPU.values():
                 yield "starting", 0, line
             elif match := _ACTOR.search(line):
-                yield "loading", 0, f"OpenRLHF's Actor is built ({match[1] or 'rank 0'})"
+                rank = match[1] or "rank 0"
+                yield "loading", 0, f"OpenRLHF's Actor is built ({rank})"
             elif match := _PPO_STEP.search(line):
                 yield "step", int(match[1]), f"reward {float(match[2]):.3f}"
             elif match := _SFT_STEP.search(line):
