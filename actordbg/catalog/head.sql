@@ -265,5 +265,56 @@ CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
 CREATE INDEX ix_law_answer_identity ON law_answer (replay_id, verdict) WHERE law = 'identity';
 
-INSERT INTO alembic_version VALUES ('0019');
+CREATE VIEW dump_and_caller AS SELECT
+    dump.dump_id,
+    dump.timestamp,
+    dump.batch_size,
+    dump.seq_len,
+    dump.tokens,
+    dump.padding,
+    dump.action_len,
+    dump.step,
+    dump.call_index,
+    dump.bytes,
+    dump.pack,
+    dump.verdict,
+    dump.broken,
+    dump.theirs,
+    caller.run,
+    caller.rank,
+    caller.source,
+    caller.point,
+    caller.trainer,
+    caller.adapter,
+    caller.function,
+    caller.role,
+    caller.world_size,
+    caller.local_rank,
+    caller.host,
+    caller.pid,
+    caller.instance,
+    caller.training,
+    caller.grad_enabled,
+    caller.packing_samples,
+    caller.autocast_dtype,
+    caller.temperature,
+    caller.model_name,
+    caller.model_dtype,
+    caller.replayable,
+    caller.return_output,
+    caller.return_logprobs,
+    caller.return_entropy,
+    caller.allgather_logits,
+    caller.with_outputs,
+    caller.openrlhf_version,
+    caller.torch_version,
+    caller.transformers_version,
+    caller.deepspeed_version,
+    caller.pinned,
+    caller.triggered,
+    caller.recovered,
+    caller.with_rng
+FROM dump JOIN caller ON caller.id = dump.caller;
+
+INSERT INTO alembic_version VALUES ('0020');
 
