@@ -12,6 +12,22 @@ Each setting is declared once, in `actordbg/config/replay_config.py`. Options, f
 follow from it. The first source counts that sets it: a flag or `--set NAME=VALUE`, a `--config` file, the environment variable,
 [`actordbg.toml`](settings.md#actordbgtoml), the default. A source that names the backend silences what weaker
 sources say for another backend.
+
+## Which backend
+
+If nothing sets `--backend`, the first dump of the selection decides, in every command that replays dumps:
+
+| The dump | Backend |
+|---|---|
+| of a DeepSpeed engine | `deepspeed`, at the ZeRO stage as recorded |
+| an imported old pickle | `deepspeed`: the jobs that wrote such pickles ran under it |
+| any other, or DeepSpeed is not installed | `plain` |
+
+Where `deepspeed` is known to fail and `plain` is not (fp16 on a CPU), `plain` runs. The first line of the output says which and
+why: `not from the command line: backend deepspeed (as recorded), zero-stage 2 (as recorded)`. The configurations of `train-check`
+and the backend of `actor init` follow no dump.
+
+## The settings
 """
 USUAL = SETTINGS["backend"].commands
 FACTS = f"""\

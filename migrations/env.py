@@ -1,8 +1,11 @@
-"""Alembic's environment, for tools that know alembic: actordbg itself executes the catalog's `head.sql`, and a test holds the two
-equal.
+"""Alembic's environment. A new catalog is made from `head.sql`, and a test holds the two equal.
 
-A changed table: change `actordbg/catalog/columns.py` or `lab_columns.py`, run `make docs`, which writes `head.sql`, and give
-`HEAD` in `actordbg/catalog/migrate.py` the next number. Older catalogs are made anew from the store's files.
+A changed table: change `actordbg/catalog/columns.py` or `lab_columns.py`, give `HEAD` in `actordbg/catalog/migrate.py` the next
+number, and run `make docs`, which writes `head.sql`. Catalogs of revisions that no release had are made anew from the files.
+
+After a release, its revision stays: copy its `head.sql` beside `versions/beginning.py`, which then executes the copy and has that
+revision's number as a text. Add a script to `versions/` whose `down_revision` it is; `migrate.upgraded` runs that. Where it needs
+values from the files, it empties `scanned_folder` and `read_file`, so that the next index reads them again.
 """
 
 from __future__ import annotations

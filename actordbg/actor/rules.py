@@ -357,6 +357,11 @@ def refuse_hits(hits: Sequence[KnownFailure]) -> None:
         raise Unsupported("; ".join(hit.message for hit in stops), hint="; or ".join(stops[0].ways_out))
 
 
+def refusal_of(config: ReplayConfig, defaults: DumpRecord | None) -> str | None:
+    """Return why rules refuse this configuration here; None if they do not."""
+    return next((hit.message for hit in check_config(config, defaults=defaults) if hit.severity == REFUSE), None)
+
+
 def find_trainer(config: ReplayConfig, defaults: DumpRecord | None = None) -> None:
     """Raise EnvironmentProblem if torch, or the trainer whose code a configuration uses, is not installed."""
     require_torch()

@@ -58,7 +58,8 @@ def matrix(
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if not dry_run:
         desk.client.begins(f"matrix {matrix_id}")
-    base = to_judge(desk.asked(flags), flags)
+    record = None if "backend" in axes else desk.first_record(chosen)
+    base = to_judge(desk.asked(flags, record), flags)
     files = [path.absolute() for path in chosen.files]
     rows = matrices.select(
         desk.store, base, chosen.where, files, chosen.order, max_inputs=chosen.max_inputs, shuffle_seed=chosen.seed

@@ -11,7 +11,7 @@ from typing import Any
 from actordbg.actor.engine_client import EngineClient
 from actordbg.actor.hub_model import find_model, looks_like_path, versions_of
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.rules import KnownFailure, check_config, find_trainer, refuse_hits
+from actordbg.actor.rules import KnownFailure, check_config, find_trainer, refusal_of, refuse_hits
 from actordbg.api.client import Advance, Client
 from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
@@ -19,10 +19,11 @@ from actordbg.base.units import LAST, MOST_NAMED, plural
 from actordbg.catalog import selections
 from actordbg.catalog.query import Catalog, count_dumps, dump_extent, get_replay, open_fresh, select_dumps
 from actordbg.config.as_ran import as_ran, label
-from actordbg.config.choices import is_local
+from actordbg.config.choices import gather_facts, is_local, recorded_backend
 from actordbg.config.consent import typed_again
 from actordbg.config.replay_config import ENDPOINT, SETTINGS, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, Settings, build_config
+from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Plan, affordable_laws, make_plan
@@ -40,13 +41,26 @@ class Desk:
     settings: Settings
     client: Client
 
-    def asked(self, flags: Mapping[str, Any]) -> Asked:
-        """Build the configuration. Raises UnsafeInput for a model that ships code, without consent."""
-        requested = build_config(self.settings, flags)
+    def asked(self, flags: Mapping[str, Any], record: DumpRecord | None = None) -> Asked:
+        """Build the configuration. Raises UnsafeInput for a model that ships code, without consent.
+
+        record: of the first dump; its backend applies if no backend is set. Where rules refuse that, the plain one applies.
+        """
+        recorded = recorded_backend(record, gather_facts())
+        requested = build_config(self.settings, flags, recorded)
+        as_recorded = bool(recorded) and requested.sources.get("backend") == recorded["backend"][1]
+        if as_recorded and (refusal := refusal_of(requested.config, record)):
+            with contextlib.suppress(UsageError):  # a setting that only DeepSpeed has is set
+                plain = build_config(self.settings, flags, {"backend": ("plain", refusal)})
+                requested = requested if refusal_of(plain.config, record) else plain
         require_consent(requested.config.model)
         if requested.sources:
             self.client.note(f"not from the command line: {requested.in_words}")
         return requested
+
+    def first_record(self, chosen: DumpSelection) -> DumpRecord | None:
+        """Return the record of the earliest dump of a resolved selection; None without one."""
+        return defaults_of(self.store.root, rows_of(self.store, chosen.where, chosen.files[:1], "time", 1)[:1])
 
     def selected(self, chosen: DumpSelection, *, writes: bool = True) -> DumpSelection:
         """Resolve a selection to a condition or files. Pickles are imported as dumps, without unpickling, into a store that is
@@ -68,17 +82,22 @@ class Desk:
 
     def judged(self, name: str, flags: dict[str, Any], chosen: DumpSelection) -> tuple[Plan, str | None]:
         """Plan a replay that will be judged. Also return the model that the dumps recorded, if another one is replayed."""
-        requested, plan, own = self.of_recorded_model(flags, lambda config: self.planned(name, config, chosen), judged=True)
+        requested, plan, own = self.of_recorded_model(name, flags, chosen, judged=True)
         return with_affordable_laws(plan, requested, flags), own
 
     def of_recorded_model(
-        self, flags: dict[str, Any], planned: Callable[[ReplayConfig], Plan], *, judged: bool = False, ask: bool = True
+        self, name: str, flags: dict[str, Any], chosen: DumpSelection, *, judged: bool = False, ask: bool = True
     ) -> tuple[Asked, Plan, str | None]:
-        """Plan a replay, of the model that the dumps recorded if the user, once asked, chooses it; else also return its name."""
+        """Plan the replay of a resolved selection, of the model that the dumps recorded if the user chooses it when asked.
+
+        Else also return that model's name.
+        """
+
+        record = self.first_record(chosen)
 
         def made() -> tuple[Asked, Plan]:
-            requested = self.asked(flags)
-            return requested, planned(to_judge(requested, flags) if judged else requested.config)
+            requested = self.asked(flags, record)
+            return requested, self.planned(name, to_judge(requested, flags) if judged else requested.config, chosen)
 
         requested, plan = made()
         given = settings_given(requested, flags)

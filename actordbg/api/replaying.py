@@ -40,7 +40,7 @@ def new(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, dry_run: bo
     """Replay a selection, or say what would run. A replay of the whole store may need the client's agreement."""
     whole = chosen == replace(DumpSelection(), order=chosen.order, seed=chosen.seed)
     chosen = desk.selected(chosen, writes=not dry_run)
-    requested, plan, own = desk.of_recorded_model(flags, lambda config: desk.planned("replay", config, chosen), ask=not dry_run)
+    requested, plan, own = desk.of_recorded_model("replay", flags, chosen, ask=not dry_run)
     if whole:
         count, seconds = len(plan.spec.inputs), expected_seconds(open_fresh(desk.store), plan.spec)
         desk.client.agrees_to_all(count, seconds, dry_run=dry_run)
@@ -150,7 +150,7 @@ def _share(share: dict[str, Any]) -> str:
 def noise(desk: Desk, chosen: DumpSelection, flags: Mapping[str, Any]) -> CommandResult:
     """Replay the same inputs unchanged and in ways that must not matter, and measure how far the results move."""
     chosen = desk.selected(chosen)
-    config = desk.asked(flags).config
+    config = desk.asked(flags, desk.first_record(chosen)).config
     config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
     plan = desk.planned("noise", config, chosen, "measure noise on")
     spec = plan.spec

@@ -31,8 +31,9 @@ def replayed_step(
 
     Raises what `recorded_step` and `run_step` raise, and Unsupported or EnvironmentProblem for what cannot run here.
     """
-    store, texts, config = desk.store.require_writable(), texts_of(tokenizer), desk.asked(flags).config
+    store, texts = desk.store.require_writable(), texts_of(tokenizer)
     step = recorded_step(store, run, number)
+    config = desk.asked(flags, step.micro_batches[0].loss.record).config
     inputs = tuple(each.forward for each in step.micro_batches)
     desk.runnable(config, inputs, announce=False)
     with desk.progress("replaying the step", 2 * len(inputs)) as advance:

@@ -128,7 +128,8 @@ class StoreCommands(PlainCommands):
             spec = desk.replayed(replay)
             command = desk.client.command or f"actordbg locate {spec.replay_id}"
         else:
-            chosen, config = desk.selected(_chosen(where)), desk.asked(self._flags(settings)).config
+            chosen = desk.selected(_chosen(where))
+            config = desk.asked(self._flags(settings), desk.first_record(chosen)).config
             spec = desk.planned("locate", config, chosen, "locate a fault with").spec
             command = spec.command
         return locate_answer(*run_located(desk, spec, command))

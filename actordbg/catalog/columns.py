@@ -254,6 +254,10 @@ class Dump(DumpColumns, table="dump"):
     """newest result of this dump; that of a truth or a variation only if there is no other"""
 
 
+class DumpAndCaller(CallerColumns, DumpColumns, table="dump_and_caller"):
+    """A view for your own queries: each dump with the columns of its caller, such as `rank` and `run`."""
+
+
 class DumpRow(CallerColumns, DumpColumns):
     """A dump as `query` returns it, with its last result, if any: `status` to `model`. path: its place below the store.
 

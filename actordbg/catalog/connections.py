@@ -7,7 +7,7 @@
   need not import SQLAlchemy (`dump ls` starts in a third of the time).
 
 The file may belong to another user. So no connection trusts its schema: SQL in it cannot call functions with side effects, and
-each page is checked as it is read. `migrate` refuses a catalog with views or triggers.
+each page is checked as it is read. `migrate` refuses a catalog with triggers.
 
 The journal is WAL on a local disk: readers and the writer do not wait for each other. WAL needs memory shared between
 all processes that have the file open, which network file systems do not give across hosts, so there the catalog uses a

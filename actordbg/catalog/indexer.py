@@ -103,6 +103,9 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
         _judge_dumps(store)
 
     revision, usable = (None, False) if rebuild else migrate.look(path)
+    if revision and not usable and migrate.upgraded(store, revision):
+        logging.getLogger("actordbg").warning(f"migrated the catalog from revision {revision:.20} to {migrate.HEAD}")
+        usable = True
     made = not usable and migrate.make_anew(store, take_in, rebuild=rebuild)
     if made and revision:
         logging.getLogger("actordbg").warning(

@@ -2,9 +2,11 @@
 
     no catalog            created from `head.sql`: filled in memory, and put in place whole (`make_anew`)
     at HEAD               unchanged; one small read finds this out
+    a released revision   migrated to HEAD by alembic, where it is installed (`upgraded`)
     any other revision    rebuilt from the store's files, as by `index --rebuild`: everything in the catalog comes from them
     without a setting     also rebuilt: a setting is a column of `replay`
-    not ours              refused, untouched; also refused with views or triggers, which could make a query do anything
+    not ours              refused, untouched; also refused with triggers, or a view in a table's place, which could make a
+                          query do anything. Other views are the user's
     damaged               refused; `actordbg index --rebuild` rebuilds it
 
 The schema lies beside this module.
@@ -26,6 +28,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import sqlite3
 import time
@@ -46,6 +49,10 @@ HEAD = "0020"
 SCRIPT = Path(__file__).with_name("head.sql")
 """The schema of HEAD."""
 STATEMENT_END = ";\n\n"
+
+MIGRATIONS = (Path(__file__).parents[1] / "_migrations", Path(__file__).parents[2] / "migrations")
+"""Alembic's scripts, in an installed package and in a checkout."""
+VIEW = "dump_and_caller"
 
 _INDEX = "CREATE INDEX ix_dump_"
 _SEARCHED = ("ix_dump_caller_seq_len", "ix_dump_pack")
@@ -82,19 +89,56 @@ def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
         return True
 
 
+def upgraded(store: Store, revision: str | None) -> bool:
+    """Migrate the catalog of a released revision to HEAD by alembic, in one transaction. Returns whether the program can use it.
+
+    False without alembic, without a migration from there, and if one fails: then the catalog is as it was.
+    """
+    folder = next((place for place in MIGRATIONS if place.is_dir()), None)
+    try:
+        from alembic import command
+        from alembic.config import Config
+        from alembic.script import ScriptDirectory
+        from sqlalchemy import create_engine
+        from sqlalchemy.exc import SQLAlchemyError
+        from sqlalchemy.pool import StaticPool
+    except ImportError:
+        return False
+    if folder is None:
+        return False
+    path, config = store.catalog_path, Config()
+    config.set_main_option("script_location", os.fspath(folder))
+    if revision not in {script.revision for script in ScriptDirectory(os.fspath(folder)).walk_revisions()}:
+        return False
+    with locked(store), contextlib.closing(engine.connect_writable(path)) as connection:
+        if look(path)[0] != revision:  # another process was quicker
+            return look(path)[1]
+        alchemy = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool, pool_reset_on_return=None)
+        try:
+            with alchemy.connect() as there, there.begin():
+                connection.execute("BEGIN IMMEDIATE")  # sqlite3 begins none before a CREATE or ALTER
+                config.attributes["connection"] = there
+                command.upgrade(config, HEAD)
+        except SQLAlchemyError:
+            return False
+    return look(path)[1]
+
+
 def look(path: Path) -> tuple[str | None, bool]:
     """Return the revision of the catalog at `path` (None if it is missing or empty), and whether this program can use it: it is
     at HEAD, with a column for each setting.
 
-    Raises CatalogProblem for a database that is not a catalog, or that has views, triggers or virtual tables: a query or a write
-    would run code from its schema.
+    Raises CatalogProblem for a database that is not a catalog, or that has triggers, virtual tables, or a view in a table's
+    place: a query or a write would run code from its schema.
     """
     with engine.catalog_errors(path):
         if not path.exists() or path.stat().st_size == 0:
             return None, False
     with engine.connect_readonly(path) as connection:
-        sql = "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'create virtual%' LIMIT 1"
-        if program := connection.execute(sql).fetchone():
+        sql = "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'create virtual%'"
+        programs = [found for found in connection.execute(sql) if found[0] != "view" or _is_read(found[1])]
+        if programs:
+            program = programs[0]
             raise CatalogProblem(
                 f"{path} is not a catalog of actordbg: it has a {program[0]} {program[1]!r:.60}", hint=engine.REBUILD
             )
@@ -110,6 +154,11 @@ def look(path: Path) -> tuple[str | None, bool]:
         columns = {column[1] for column in connection.execute("PRAGMA table_info(replay)")}
         settings = {setting.stored for setting in SETTINGS.values()}
         return (None, False) if row is None else (str(row[0]), str(row[0]) == HEAD and columns >= settings)
+
+
+def _is_read(view: str) -> bool:
+    """Return whether commands read a table of this name."""
+    return view != VIEW and re.search(rf"CREATE TABLE {re.escape(view)} ", SCRIPT.read_text(), re.IGNORECASE) is not None
 
 
 @contextlib.contextmanager

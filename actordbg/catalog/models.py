@@ -6,7 +6,7 @@ a new catalog (`head.sql`) from these. Commands use plain sqlite3 and never impo
 Example::
 
     with Session(create_engine("sqlite:///store/catalog.db")) as session:
-        rows = session.exec(select(Dump).join(Caller).where(Caller.rank == 0, Dump.seq_len > 4096)).all()
+        rows = session.exec(select(DumpAndCaller).where(DumpAndCaller.rank == 0, DumpAndCaller.seq_len > 4096)).all()
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import JSON, Index, UniqueConstraint, text
+from sqlalchemy import JSON, Index, MetaData, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
 from actordbg.catalog import columns, lab_columns
 from actordbg.catalog.columns import RowType
 
 
-def _model(row: type[RowType], rules: Sequence[Any] = ()) -> type[RowType]:
-    """Make the SQLModel class of a table; rules: its indexes. mypy sees the row's class, whose attributes have the same types."""
+def _model(row: type[RowType], rules: Sequence[Any] = (), **more: Any) -> type[RowType]:
+    """Make the SQLModel class of a table. mypy sees the row's class, whose attributes have the same types.
+
+    rules: its indexes. more: attributes of the class.
+    """
     made: dict[str, Any] = {
         "__tablename__": row.table,
         "__table_args__": tuple(rules),
         "__doc__": row.__doc__,
         "__module__": __name__,
+        **more,
     }
     texts, kinds = row.meanings(), made.setdefault("__annotations__", {})
     for name, column in row.columns.items():
@@ -55,6 +59,8 @@ Dump = _model(columns.Dump, [
     Index("ix_dump_last_result", "last_result", sqlite_where=text("last_result IS NOT NULL")),
     Index("ix_dump_verdict", "verdict", sqlite_where=text("verdict IS NOT NULL")),
 ])  # fmt: skip
+DumpAndCaller = _model(columns.DumpAndCaller, metadata=MetaData())
+"""A view, so it is left out of `SQLModel.metadata`, which alembic compares with the tables."""
 Replay: Any = _model(lab_columns.Replay)
 """mypy does not know its columns of settings."""
 Result = _model(lab_columns.Result, [

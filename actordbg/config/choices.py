@@ -11,6 +11,7 @@ starts and the worker decides the same.
 | attn | never: it is not recorded | flash_attention_2 with CUDA and flash-attn, else sdpa |
 | packing | `packing_samples` | off |
 | temperature | `temperature` | 1.0 |
+| backend, zero_stage | those of a DeepSpeed engine (`recorded_backend`), before a replay is planned | plain |
 | through | the Actor's own code if it is the home trainer's; `rows` for what an adapter recorded | the home trainer's |
 | backward | `grad_enabled`: a training pass is replayed with its backward | off |
 | seed | before each forward the RNG states of *its* dump (`actordbg.actor.randomness`) | 0 |
@@ -38,8 +39,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actordbg.config.replay_config import DEFAULT_SEED, DTYPES, ENDPOINT, TINY, ReplayConfig, validate
-from actordbg.formats.dump_record import DumpRecord
+from actordbg.config.replay_config import DEFAULT_SEED, DTYPES, ENDPOINT, SETTINGS, TINY, ReplayConfig, validate
+from actordbg.formats.dump_record import IMPORTED, DumpRecord
 
 _PACKAGES = ("actordbg", "openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "ring-flash-attn", "safetensors")
 
@@ -148,6 +149,30 @@ def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> C
         through=through_of(config, adapter),
         adapter=adapter,
     )
+
+
+AS_RECORDED = "as recorded"
+DEEPSPEED_ABSENT = "recorded under DeepSpeed, which is not installed"
+
+
+def recorded_backend(record: DumpRecord | None, facts: Facts) -> dict[str, tuple[Any, str]]:
+    """Return the backend settings that a call was recorded under, each with its origin in words; {} without DeepSpeed.
+
+    An old pickle names no engine. The scripts that wrote such pickles ran in DeepSpeed jobs.
+    """
+    if record is None:
+        return {}
+    setting = SETTINGS["zero_stage"]
+    stage = record.actor.get("zero_stage")
+    if not (setting.takes(stage) and setting.allows(stage)):
+        stage = None
+    if stage is None and record.source != IMPORTED:
+        return {}
+    if "deepspeed" not in facts.versions:
+        return {"backend": ("plain", DEEPSPEED_ABSENT)}
+    if stage is None:
+        return {"backend": ("deepspeed", "old pickles are of DeepSpeed jobs")}
+    return {"backend": ("deepspeed", AS_RECORDED), "zero_stage": (stage, AS_RECORDED)}
 
 
 def adapter_of(actor: Mapping[str, Any]) -> str | None:

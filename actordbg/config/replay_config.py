@@ -85,9 +85,9 @@ class ReplayConfig:
     )  # fmt: skip
     backend: str = deciding_setting(
         "plain",
-        help="Plain PyTorch (default), the trainer's DeepSpeed strategy, FSDP2 (fully_shard), or a running inference server.",
+        help="Plain PyTorch, the trainer's DeepSpeed strategy, FSDP2, or an inference server (default: as recorded, else plain).",
         rank=4, column="plain, deepspeed, ...",
-        values=BACKENDS, words="{}", axis="default: plain", beside_truth=(),
+        values=BACKENDS, words="{}", axis="default: as `replay`'s", beside_truth=(),
     )  # fmt: skip
     url: str | None = deciding_setting(
         None,
@@ -105,7 +105,7 @@ class ReplayConfig:
     )  # fmt: skip
     zero_stage: int = deciding_setting(
         0,
-        help="ZeRO stage of the deepspeed backend (default 0).",
+        help="ZeRO stage of the deepspeed backend (default: as recorded, else 0).",
         rank=15, metavar="0..3", column="ZeRO stage",
         values=(0, 1, 2, 3), least=0, words="ZeRO {}", axis="for cells with deepspeed", backends=("deepspeed",),
         needs="--backend deepspeed", beside_truth=(),

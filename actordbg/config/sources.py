@@ -1,4 +1,4 @@
-"""Merge what the user set: flag > `--config` file > environment > `actordbg.toml` > default.
+"""Merge what the user set: flag > `--config` file > environment > `actordbg.toml` > the recorded backend > default.
 
 `actordbg.toml` is looked for in the current folder and its parents::
 
@@ -42,6 +42,7 @@ from actordbg.config.setting import ENVIRONMENT, Setting
 FILE_NAME = "actordbg.toml"
 DEFAULT_STORE = "store"
 FSDP_OFF = "DEBUG_DISABLE_FSDP"
+NOTHING: Mapping[str, tuple[Any, str]] = {}
 _BY_OPTION = {setting.option: setting for setting in SETTINGS.values() if not setting.flag_only}
 
 
@@ -105,8 +106,8 @@ def mirror_name(url: str) -> str:
     return f"{name}-{digest}"
 
 
-def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
-    """Build the validated configuration from flags (None: not given), environment and file.
+def build_config(settings: Settings, flags: Mapping[str, Any], recorded: Mapping[str, tuple[Any, str]] = NOTHING) -> Asked:
+    """Build the validated configuration from flags (None: not given), environment, file, and what the dumps recorded.
 
     A source that names the backend, or requests the truth, overrides settings of weaker sources for another backend, or against
     a truth. FSDP_OFF wins over a flag: fsdp2 becomes the plain Actor in one process. Raises UsageError for unknown names, wrong
@@ -114,8 +115,9 @@ def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    layers: list[Mapping[str, tuple[Any, str]]]
     given = {name: (value, "") for name, value in flags.items() if value is not None}
-    layers = [given, from_environment(), _from_file(settings)]
+    layers = [given, from_environment(), _from_file(settings), recorded]
     backend, _ = next((layer["backend"] for layer in layers if "backend" in layer), ("", ""))
     if backend == "fsdp2" and fsdp_is_off():
         layers.insert(0, {"backend": ("plain", FSDP_OFF), "nproc": (1, ""), "tp": (1, ""), "ring": (1, "")})

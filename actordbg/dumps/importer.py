@@ -32,7 +32,7 @@ from actordbg.catalog.tables import Damaged
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.decode import LegacyDump, parse_stamp
 from actordbg.dumps.pickle_machine import corrupt
-from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id
+from actordbg.formats.dump_record import IMPORTED, DumpRecord, is_plain_name, make_dump_id
 from actordbg.store.layout import Store, require_run_name
 from actordbg.store.places import dump_id_of, places_of
 
@@ -166,7 +166,7 @@ class _Import:
                 batch_size=batch,
                 seq_len=length,
                 tokens=mask.nonzero if mask is not None else batch * length,
-                source="import",
+                source=IMPORTED,
                 action_len=action.shape[1] if action is not None else None,
                 arguments=dict(dump.arguments),
                 origin={"name": path.name},  # the id holds the first 16 digits of its SHA-256

@@ -44,7 +44,7 @@ Row: TypeAlias = "DumpRow"
 """A dump as planning sees it: selected from the catalog, or named as a file."""
 
 
-def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
+def defaults_of(root: Path, inputs: Sequence[ReplayInput | Row]) -> DumpRecord | None:
     """Return the record that decides open settings: that of the first input with a readable header, in every process."""
     for item in inputs:
         with contextlib.suppress(StoreProblem):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import catalogcases as cases
+import docpages
 import pytest
 from roots import ROOT
 from sqlmodel import create_engine
@@ -85,6 +87,76 @@ def test_another_programs_catalog_is_made_anew_from_the_files_and_that_is_said(
     assert cases.contents(store) == fresh and store.catalog_path.stat().st_ino == inode
     assert len(query.select_dumps(store, "status='failed'")) == 4 and migrate.look(store.catalog_path)[1]
     assert list(checking.catalog(store, True)) == []
+
+
+NEXT = """
+import sqlalchemy
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "next", "{head}", None, None
+
+
+def upgrade():
+    op.add_column("dump", sqlalchemy.Column("note", sqlalchemy.String))
+    op.execute("UPDATE dump SET note = 'migrated'")
+    op.create_index("ix_dump_note", "{table}", ["note"])
+"""
+
+
+@pytest.fixture
+def next_release(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make this program one of a next revision, whose script alters a table; the revision of today has been released."""
+    cases.fill(store, 5)
+    refresh(store)
+    released, folder = migrate.HEAD, shutil.copytree(ROOT / "migrations", tmp_path / "migrations")
+    beginning = folder / "versions" / "beginning.py"
+    beginning.write_text(beginning.read_text().replace("migrate.HEAD", repr(released)))
+
+    def release(table: str) -> None:
+        (folder / "versions" / "next.py").write_text(NEXT.format(head=released, table=table))
+        monkeypatch.setattr(migrate, "MIGRATIONS", (folder,))
+        monkeypatch.setattr(migrate, "HEAD", "next")
+
+    return release
+
+
+def test_a_catalog_of_a_released_revision_is_migrated_with_what_a_user_added(
+    store: Store, next_release: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection, connection:
+        connection.execute("CREATE VIEW mine AS SELECT dump_id FROM dump")
+    released = migrate.HEAD
+    next_release("dump")
+    assert refresh(store).dumps == len(query.select_dumps(store)) == 5
+    assert f"migrated the catalog from revision {released} to next" in caplog.text and "rebuilt" not in caplog.text
+    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
+        assert connection.execute("SELECT DISTINCT note FROM dump").fetchall() == [("migrated",)]
+        assert connection.execute("SELECT count(*) FROM mine").fetchone() == (5,)
+    caplog.clear()
+    assert migrate.look(store.catalog_path) == ("next", True) and refresh(store).dumps == 5 and not caplog.text
+
+
+def test_a_migration_that_fails_changes_nothing(store: Store, next_release: Callable[[str], None]) -> None:
+    before, released = schema(store.catalog_path), migrate.HEAD
+    next_release("no_such_table")
+    assert not migrate.upgraded(store, released)
+    assert schema(store.catalog_path) == before and migrate.look(store.catalog_path)[0] == released
+
+
+def test_the_pages_script_reads_dumps_and_their_ranks(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (record, short) = cases.fill(store, 2, seq_len=5000)[0], cases.record(7, seq_len=64)
+    cases.publish(store, short)
+    folder = cases.write_spec(store, cases.spec("r", [record]))
+    cases.append(folder / "rank0.jsonl", cases.result("r", record.dump_id, "failed", error="out of memory"))
+    refresh(store)
+    page = docpages.blocks(ROOT / "docs" / "reference" / "catalog.md")
+    (code,) = [block.text for block in page if block.name == "session"]
+    monkeypatch.chdir(store.root.parent)
+    exec(code, {})  # the page's own code
+    printed = capsys.readouterr().out
+    assert printed.count(" 5000\n") == 2 and f"{record.run} 0 out of memory" in printed and short.dump_id not in printed
 
 
 def test_an_earlier_catalog_that_cannot_be_written_anew_is_left_as_it_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

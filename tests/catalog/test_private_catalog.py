@@ -291,6 +291,17 @@ def test_a_catalog_whose_schema_does_something_is_refused(store: Store, kind: st
         assert pragmas == [0, 1, 1]
 
 
+def test_a_view_of_the_users_own_stops_no_command(store: Store) -> None:
+    cases.fill(store, 3)
+    refresh(store)
+    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection, connection:
+        connection.execute("CREATE VIEW long_dumps AS SELECT * FROM dump_and_caller WHERE seq_len > 8")
+    cases.fill(store, 4)
+    assert refresh(Store(store.root)).dumps == query.count_dumps(Store(store.root)) == 4
+    with connections.connect_readonly(store.catalog_path) as connection:
+        assert connection.execute("SELECT count(DISTINCT rank) > 0 FROM long_dumps").fetchone() == (1,)
+
+
 def test_rows_that_lead_out_of_the_store_are_refused(store: Store) -> None:
     cases.fill(store, 1)
     refresh(store)

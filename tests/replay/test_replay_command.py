@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from victims import wait_for
 
 from actordbg.api import replaying
+from actordbg.api.desk import Desk, DumpSelection
 from actordbg.api.reports import replay_answer
 from actordbg.base.errors import (
     ActordbgError,
@@ -39,6 +40,7 @@ from actordbg.base.units import new_replay_id
 from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
 from actordbg.cli.app import app
+from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS, read_results
@@ -145,6 +147,70 @@ def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
         invoke(store, "--nproc", "2", "--align", "rank", "--dry-run")
     alone = invoke(store, "--align", "rank", "--dry-run")
     assert "aligns nothing" in alone.stderr
+
+
+ENGINE, PICKLE, ODD = {"actor": {"zero_stage": 2}}, {"source": "import"}, {"actor": {"zero_stage": 7}}
+RECORDED = "backend deepspeed (as recorded), zero-stage 2 (as recorded)"
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "backend", "stage", "told"),
+    [
+        (ENGINE, "", "deepspeed", 2, RECORDED),
+        (ENGINE, "--zero-stage 3", "deepspeed", 3, "backend deepspeed (as recorded)"),
+        (ENGINE, "--backend plain", "plain", 0, ""),
+        (ENGINE, "--truth", "plain", 0, ""),
+        (ENGINE, "--nproc 2 --align shuffle", "deepspeed", 2, RECORDED),
+        (ENGINE, "--dtype fp16", "plain", 0, "backend plain (DeepSpeed does not train in fp16 on a CPU)"),
+        (PICKLE, "", "deepspeed", 0, "backend deepspeed (old pickles are of DeepSpeed jobs)"),
+        (ODD, "", "plain", 0, ""),
+        ({}, "", "plain", 0, ""),
+    ],
+)  # fmt: skip
+def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(
+    store: Store, monkeypatch: pytest.MonkeyPatch, record: dict[str, Any], options: str, backend: str, stage: int, told: str
+) -> None:
+    monkeypatch.setattr("actordbg.api.desk.gather_facts", lambda: Facts(False, 0, False, versions={"deepspeed": "0.19"}))
+    publish(store, 3, **record)
+    ran: list[ReplaySpec] = []
+    monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
+    result = invoke(store, *options.split())
+    assert (ran[0].config.backend, ran[0].config.zero_stage) == (backend, stage)
+    first = result.stderr.splitlines()[0]
+    assert first == f"not from the command line: {told}" if told else "not from the command line" not in result.stderr
+
+
+def test_every_command_that_replays_dumps_runs_the_recorded_backend(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, 2, **ENGINE)
+    ran: list[ReplayConfig] = []
+
+    def stop(desk: Desk, name: str, config: ReplayConfig, chosen: DumpSelection, purpose: str = "") -> None:
+        ran.append(config)
+        raise NothingToDo(name, hint="")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Desk, "planned", stop)
+        for command in ("replay", "check", "noise", "locate"):
+            with pytest.raises(NothingToDo, match=command):
+                commandline.invoke(store, command)
+    assert [(config.backend, config.zero_stage) for config in ran] == [("deepspeed", 2)] * 4
+    for options, expected in (([], {"deepspeed"}), (["--backend", "plain,fsdp2"], {"plain", "fsdp2"})):
+        plan = commandline.invoke(store, "matrix", "--attn", "sdpa", "--compile", "off", *options, "--dry-run", "--json")
+        assert {cell["config"]["backend"] for cell in json.loads(plan.stdout)["cells"]} == expected
+
+
+def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store: Store) -> None:
+    publish(store, 1, source="import")
+    with pytest.raises(Unsupported, match="DeepSpeed does not train in fp16 on a CPU"):
+        invoke(store, "--dtype", "fp16", "--zero-stage", "1", "--dry-run")
+
+
+def test_deepspeed_that_is_not_installed_is_not_chosen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, 1, source="import")
+    monkeypatch.setattr("actordbg.api.desk.gather_facts", lambda: Facts(False, 0, False))
+    result = invoke(store, "--dry-run")
+    assert "on 1 worker (plain)" in result.stdout
+    assert "backend plain (recorded under DeepSpeed, which is not installed)" in result.stderr
 
 
 def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store: Store) -> None:
