@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from actordbg.api.client import Advance, Client
+from actordbg.api.client import Advance
 from actordbg.api.desk import Desk, DumpSelection, counting
-from actordbg.base.errors import CorruptDump, StoreProblem, UsageError
-from actordbg.base.units import plural
+from actordbg.base.errors import StoreProblem
 from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
-from actordbg.catalog.selections import joined
 from actordbg.document.blocks import WRONG, Items, Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
-from actordbg.dumps.importer import find_pickles, import_paths
-from actordbg.formats.dump_record import SUFFIX
 from actordbg.judge.check import ROUNDING, TRUTH, CheckedReplay, check_blocks, check_data, run_check
 from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
@@ -25,10 +19,8 @@ from actordbg.judge.replay_list import listed
 from actordbg.recorded.lint import LintFindings, keep, lint, lint_answer
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
-from actordbg.replay.selection import PICKLES
 from actordbg.replay.supervise import COMPLETE, Progress, load_spec
 from actordbg.store.layout import Store
-from actordbg.store.pack_bytes import PACK_SUFFIX
 
 LINTED = 256
 """Most dumps whose recorded data `check` checks, the newest: whole steps, and about a second."""
@@ -64,7 +56,7 @@ def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: i
     findings = None
     if not chosen.files:
         with desk.client.progress("reading", None) as advance:
-            findings = lint_newest(desk, of_all, on_dump=advance)
+            findings = lint_newest(desk, chosen.with_losses or of_all, on_dump=advance)
     checked = replace(_run(desk, plan.spec, recorded), lint=findings)
     return check_answer(desk.store, checked, of=of, recorded=own)
 
@@ -151,44 +143,3 @@ def _fault_beside(store: Store, spec: ReplaySpec) -> str:
             if there.config != spec.config and inputs & {item.dump_id for item in there.inputs}:
                 return there.replay_id
     return ""
-
-
-def store_of_paths(usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client) -> tuple[Store, DumpSelection]:
-    """Return the store to check and what each path selects: a store is checked instead of the usual one, old pickles below a
-    folder are imported first and checked alone, and other files are selected as files.
-
-    Where there is no store, that of the first file is used, else one is made. Raises UsageError for any other path,
-    and for a store or a folder beside other paths; CorruptDump if no old pickle could be imported.
-    """
-    folders = [path for path in paths if path.is_dir()]
-    for path in paths:
-        if not path.is_dir() and not str(path).partition("#")[0].endswith((*PICKLES, SUFFIX, PACK_SUFFIX)):
-            there = "is not a dump, a pack or an old pickle" if path.exists() else "does not exist"
-            raise UsageError(f"{path} {there}", hint="name a store, a folder of old pickles, dump files or packs")
-    if paths and not folders and not usual.exists():
-        near = [folder for folder in paths[0].resolve().parents if Store(folder).exists()]
-        usual = Store(near[0]) if near else usual.create()
-        which = "the store" if near else "a new store,"
-        client.note(f"using {which} {usual.root}")
-    if not folders:
-        return usual, replace(chosen, files=(*chosen.files, *paths))
-    if len(paths) > 1 or chosen.files:
-        raise UsageError(f"{folders[0]} is a folder: check it alone", hint="name one folder, or files")
-    if Store(folders[0]).exists():
-        return Store(folders[0]), chosen
-    if usual.exists():
-        usual.require_writable()
-    ids = list[str | None]()
-    with client.progress("importing", len(find_pickles(folders))) as advance:
-
-        def on_file(dump_id: str | None) -> None:
-            ids.append(dump_id)
-            advance(1)
-
-        summary = import_paths(usual, folders, on_file=on_file)
-    client.note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused])
-    client.note(f"{plural(summary.added, 'dump')} imported into {usual.root}, {summary.present:,} already there")
-    imported = ", ".join(f"'{dump_id}'" for dump_id in ids if dump_id)
-    if not imported:
-        raise CorruptDump(f"no file below {folders[0]} could be imported", hint="`actordbg dump import` names every bad file")
-    return usual, replace(chosen, where=joined(chosen.where, f"dump_id in ({imported})"))

@@ -207,6 +207,7 @@ class DumpSelection:
     """Which dumps to replay: a condition or files, at most `max_inputs` of them in this order (time, length or shuffle).
 
     failed: only dumps whose last verdict is WRONG or FAILED. longest, diverse: the N longest, or the N most different.
+    with_losses: the same condition, and losses, which are not replayed; None for `where` itself.
     """
 
     where: str | None = None
@@ -217,6 +218,7 @@ class DumpSelection:
     failed: bool = False
     longest: int | None = None
     diverse: int | None = None
+    with_losses: str | None = None
 
     def sampled(self, count: int) -> DumpSelection:
         """Return a diverse sample, unless something selects particular dumps."""

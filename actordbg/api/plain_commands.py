@@ -57,7 +57,10 @@ class PlainCommands:
     def _flags(self, settings: Mapping[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:
         return self.client.settings(settings, lists)
 
-    def lint(self, where: str | None = None, *, max_inputs: Annotated[int | None, Option(min=1)] = None) -> CommandResult:
+    def lint(
+        self, *paths: str, where: str | None = None, max_inputs: Annotated[int | None, Option(min=1)] = None,
+        columns: Annotated[Sequence[str], Option("--column", kind=list[str])] = (),
+    ) -> CommandResult:  # fmt: skip
         """Check recorded data against laws, without a model.
 
         Reads dumps, forwards and losses, and checks what must hold in every healthy run: no placeholder log-prob under the mask,
@@ -66,16 +69,25 @@ class PlainCommands:
         `dump enable --calls forward,loss`.
 
         Takes seconds for a thousand dumps. A dump that breaks a law is WRONG in `dump ls`, `--where` and `--lf` from then on.
+        With PATH, checks the files that a run left behind, of slime, miles, prime-rl or NeMo-RL, or a table of rows, and leaves
+        nothing in the store.
 
-        Exit code: 1 if a law fails or nothing could be checked; 5 if no dump was selected.
+        Exit code: 1 if a law fails or nothing could be checked; 4 if no file could be read; 5 if no dump was selected.
 
         Example: actordbg lint --where "timestamp > now() - '2h'"
 
+        Example: actordbg lint rollout_data/ train_data/12.pt
+
         Args:
+            paths (PATH): A store, or files and folders of a run (default: the store's dumps).
             max_inputs: At most N dumps, the newest.
+            columns (PART=NAME): With PATH, the name of a part of a row in a table, such as ids=input_ids; repeatable.
         """
         from actordbg.api.checks import linted
+        from actordbg.api.run_files import linted_files
 
+        if paths:
+            return linted_files(self._desk, [Path(path) for path in paths], where, max_inputs, columns)
         return linted(self._desk, where, max_inputs)
 
     @consenting

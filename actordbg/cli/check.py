@@ -28,6 +28,7 @@ def check(
     inputs: ChosenInputs,
     settings: Given,
     of_run: Annotated[bool, Option("--recorded", "--golden")] = False,
+    columns: Annotated[list[str] | None, Option("--column", rank=30)] = None,
     junit: Annotated[Path | None, Option(heading=_FOR)] = None,
     github: Annotated[bool, Option(heading=_FOR, rank=30)] = False,
 ) -> None:
@@ -45,17 +46,19 @@ def check(
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
 
     Args:
-        paths (PATH): A store, a folder of old pickles, dump files or packs (default: the store's dumps).
+        paths (PATH): A store, dump files or packs; or old pickles, files and folders of a run, which are imported first (default:
+            the store's dumps).
         of_run: Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.
+        columns (PART=NAME): The name of a part of a row in a table, such as ids=input_ids; repeatable.
         junit: Also write JUnit XML there.
         github: Emit GitHub Actions annotations.
     """
-    from actordbg.api.checks import store_of_paths
+    from actordbg.api.run_files import store_of_paths
     from actordbg.cli.terminal import Terminal, opened
     from actordbg.document.page import check_place
 
     check_place(junit)
-    usual, chosen = store_of_paths(store_of(ctx), paths or [], inputs.selection, Terminal(ctx))
+    usual, chosen = store_of_paths(store_of(ctx), paths or [], inputs.selection, Terminal(ctx), columns or [])
     ctx.find_root().params["store"] = str(usual.root)
     store = opened(ctx)
     answer = store.check(chosen, recorded=of_run, **settings)

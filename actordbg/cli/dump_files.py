@@ -1,8 +1,8 @@
 """The `actordbg dump` commands that create, convert and remove dump files.
 
-`import` decodes the old recorder's pickles without executing them; `create` makes random inputs; `export` writes plain
-safetensors files. `pack` moves many dumps into one file that stores each row once, and `unpack` restores one file per
-dump. `prune` removes dumps.
+`import` reads the files that a run left behind, and the old recorder's pickles, without executing them; `create` makes random
+inputs; `export` writes plain safetensors files. `pack` moves many dumps into one file that stores each row once, and `unpack`
+restores one file per dump. `prune` removes dumps.
 """
 
 from __future__ import annotations
@@ -39,34 +39,43 @@ if TYPE_CHECKING:
 _SHOWN = 50
 
 
-def import_(ctx: typer.Context, paths: list[str], *, run: str | None = None) -> None:
-    """Import a bundle or old pickles; execute nothing in them.
+def import_(
+    ctx: typer.Context,
+    paths: list[str],
+    *,
+    run: str | None = None,
+    columns: Annotated[list[str] | None, Option("--column")] = None,
+) -> None:
+    """Import a run's files, old pickles or a bundle; execute nothing.
+
+    Reads rows that slime, miles, prime-rl and NeMo-RL write, tables of rows, and pickles of the old recorder. What a file is, its
+    content says. Of pickles, keeps timestamps (read as UTC) and ranks. Skips what the store already has, and names bad files.
 
     A bundle is what `actordbg bundle` makes: a file, or hf://datasets/OWNER/NAME/FILE. It is imported whole or not at all.
-
-    Of pickles, keeps timestamps (read as UTC) and ranks. Skips files that the store already has. Names bad files and skips them.
 
     Exit code: 1 if a file was refused.
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
 
     Args:
-        paths (PATH): Pickles, folders to search for *.pkl, or a bundle (.tar.zst, hf://...).
+        paths (PATH): Files, folders to search for such files, or a bundle (.tar.zst, hf://...).
         run: Run name of the dumps (default: the folder's name).
+        columns (PART=NAME): The name of a part of a row in a table, such as ids=input_ids; repeatable.
     """
     from actordbg.dumps.bundle import BUNDLE_SUFFIX
-    from actordbg.dumps.importer import find_pickles, import_paths
+    from actordbg.dumps.importer import find_files, import_paths
+    from actordbg.dumps.layouts import columns_of
 
     store = _writable(ctx)
     if any(path.endswith(BUNDLE_SUFFIX) for path in paths):
         return _import_bundle(store, paths)
-    began, pickles = time.perf_counter(), [Path(path) for path in paths]
-    with progress("importing", len(find_pickles(pickles))) as advance:
-        summary = import_paths(store, pickles, run=run, on_file=lambda dump_id: advance(1))
+    began, files, parts = time.perf_counter(), [Path(path) for path in paths], columns_of(columns or [])
+    with progress("importing", len(find_files(files))) as advance:
+        summary = import_paths(store, files, run=run, columns=parts, on_file=lambda dump_id: advance(1))
     seconds = round(time.perf_counter() - began, 3)
     answer = vars(summary) | {"store": str(store.root), "seconds": seconds}
     keep_answer(answer)
-    note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused], _SHOWN)
+    note_some([*summary.notes, *(f"refused[{each.code}]: {each.path}: {each.reason}" for each in summary.refused)], _SHOWN)
     say(
         f"{plural(summary.added, 'dump')} added, {summary.present:,} already there, "
         f"{len(summary.refused):,} refused, in {seconds:.1f} s"
@@ -74,7 +83,7 @@ def import_(ctx: typer.Context, paths: list[str], *, run: str | None = None) -> 
     if summary.added:
         read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
         ratio = summary.bytes_read / summary.bytes_stored
-        say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
+        say(f"run {', '.join(summary.runs)}: {read} of files became {stored} ({ratio:.1f} times smaller)")
     if summary.added or summary.present:
         say_next("actordbg check")
     require_good(not summary.refused)

@@ -158,7 +158,8 @@ DEEPSPEED_ABSENT = "recorded under DeepSpeed, which is not installed"
 def recorded_backend(record: DumpRecord | None, facts: Facts) -> dict[str, tuple[Any, str]]:
     """Return the backend settings that a call was recorded under, each with its origin in words; {} without DeepSpeed.
 
-    An old pickle names no engine. The scripts that wrote such pickles ran in DeepSpeed jobs.
+    An old pickle names no engine. The scripts that wrote such pickles ran in DeepSpeed jobs. Rows of another trainer's file name
+    its layout as their adapter.
     """
     if record is None:
         return {}
@@ -166,7 +167,8 @@ def recorded_backend(record: DumpRecord | None, facts: Facts) -> dict[str, tuple
     stage = record.actor.get("zero_stage")
     if not (setting.takes(stage) and setting.allows(stage)):
         stage = None
-    if stage is None and record.source != IMPORTED:
+    old_pickle = record.source == IMPORTED and adapter_of(record.actor) is None
+    if stage is None and not old_pickle:
         return {}
     if "deepspeed" not in facts.versions:
         return {"backend": ("plain", DEEPSPEED_ABSENT)}

@@ -1,4 +1,4 @@
-"""Run the decoding child: one process for many files, replaced when a file kills it.
+"""Run the decoding child: one process for many pickles, replaced when one kills it.
 
 Starting a Python for every file would take longer than decoding it, so one child serves a whole import. A file that
 makes it die (out of CPU time, out of memory, an audited event) or exceed the wall clock is refused by name, and the
@@ -21,6 +21,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 
@@ -36,13 +37,13 @@ from actordbg.dumps.decode import (
     checked_argument,
     parse_stamp,
 )
-from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY, MAX_ANSWER
+from actordbg.dumps.decode_child import DUMP, EXIT_AUDIT, EXIT_MEMORY, TREE
 from actordbg.dumps.pickle_machine import corrupt, unsafe
 from actordbg.formats.record_reading import strict_json
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from actordbg.dumps.decode_child import main; main(int(sys.argv[2]), float(sys.argv[3]))"
+    "from actordbg.dumps.decode_child import main; main(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])"
 )
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CAUSES = {
@@ -64,13 +65,18 @@ class Limits:
     memory_bytes: int = 1024 * 2**20
     cpu_seconds: float = 10.0
     wall_seconds: float = 30.0
+    answer_bytes: int = 4 * 2**20
+
+
+OF_TREES = Limits(512 * 2**20, 4096 * 2**20, 300.0, 600.0, 1024 * 2**20)
+"""Limits of decoding the pickle of a `torch.save` archive, which holds lists of all tokens: about a second for each million."""
 
 
 class LegacyReader:
-    """Decodes old pickles in a child process. A context manager; not thread-safe."""
+    """Decodes pickles in a child process: old dumps, or with `task` TREE plain data. A context manager; not thread-safe."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: Limits | None = None, task: str = DUMP) -> None:
+        self.limits, self._task = limits or (OF_TREES if task == TREE else Limits()), task
         self.started = 0
         """Children started so far; 1 unless files killed some."""
         self._child: subprocess.Popen[bytes] | None = None
@@ -95,14 +101,27 @@ class LegacyReader:
         return data
 
     def decode(self, data: bytes) -> LegacyDump:
-        """Decode the bytes of a pickle in the child. Raises UnsafeInput, CorruptDump, LaunchProblem."""
+        """Decode the bytes of an old pickle in the child. Raises UnsafeInput, CorruptDump, LaunchProblem."""
+        return answer_to_dump(self._answer(data), len(data))
+
+    def tree(self, data: bytes) -> Any:
+        """Decode the bytes of a pickle as plain data (`pickle_tree`) in the child. Raises as `decode`."""
+        try:
+            answer = msgspec.json.decode(self._answer(data))
+            if "error" in answer:
+                raise _ERRORS[answer["error"]](str(answer["message"]))
+            return answer["ok"]
+        except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
+            raise unsafe(_INVALID) from None
+
+    def _answer(self, data: bytes) -> bytes:
         child = self._running()
-        answer = _exchange(child, data, self.limits.wall_seconds)
+        answer = _exchange(child, data, self.limits.wall_seconds, self.limits.answer_bytes)
         if not answer:
             self._child = None
             status = _end(child)
             raise unsafe(_CAUSES.get(status, f"ended the decoding process (status {status})"))
-        return answer_to_dump(answer, len(data))
+        return answer
 
     def close(self) -> None:
         """End the child."""
@@ -115,7 +134,18 @@ class LegacyReader:
             return self._child
         hint, limits = f"check that {sys.executable} runs", self.limits
         root = str(Path(__file__).resolve().parents[2])
-        command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, root, str(limits.memory_bytes), str(limits.cpu_seconds)]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            "-c",
+            _BOOT,
+            root,
+            str(limits.memory_bytes),
+            str(limits.cpu_seconds),
+            self._task,
+        ]
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         pipe = subprocess.PIPE
         try:
@@ -123,12 +153,13 @@ class LegacyReader:
         except OSError as error:
             raise LaunchProblem(f"cannot start the decoding process: {error.strerror}", hint=hint) from None
         self._child, self.started = child, self.started + 1
-        if not _exchange(child, b"", START_SECONDS):
+        if not _exchange(child, b"", START_SECONDS, limits.answer_bytes):
             self._child = None
             raise LaunchProblem(f"the decoding process did not start (status {_end(child)})", hint=hint)
         return child
 
 
+_INVALID = "the decoding process sent an invalid answer"
 _ERRORS = {UnsafeInput.code: unsafe, CorruptDump.code: corrupt}
 
 
@@ -154,11 +185,13 @@ def answer_to_dump(answer: bytes, size: int) -> LegacyDump:
         check_shapes(dump)
         return dump
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise unsafe("the decoding process sent an invalid answer") from None
+        raise unsafe(_INVALID) from None
 
 
-def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float) -> bytes:
-    """Return the child's answer about `data`; empty if it died, could not read the request, or took longer than `seconds`."""
+def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float, most: int) -> bytes:
+    """Return the child's answer about `data`, at most `most` bytes; empty if it died, could not read the request, or took longer
+    than `seconds`.
+    """
     watchdog = threading.Timer(seconds, child.kill)
     watchdog.start()
     assert child.stdin is not None and child.stdout is not None
@@ -168,7 +201,7 @@ def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float) -> by
         child.stdin.flush()
         head = child.stdout.read(4)
         size = int.from_bytes(head, "little")
-        answer = child.stdout.read(size) if len(head) == 4 and size <= MAX_ANSWER else b""
+        answer = child.stdout.read(size) if len(head) == 4 and size <= most else b""
         return answer if len(answer) == size else b""
     except OSError:
         return b""

@@ -1,8 +1,9 @@
-"""Import old pickles into a store: `actordbg dump import PATH...`.
+"""Import files into a store: `actordbg dump import PATH...`. What a file is, its content says (`containers`), not its name.
 
-Each pickle becomes one ordinary dump file. Its id is made of the call's timestamp and the pickle's SHA-256, so it is the
-same wherever and whenever the file is imported: a second import finds the id in the store, under whatever run, and adds
-nothing; it does not even decode. A bad file is reported by name and skipped, and the others continue.
+Files of rows become dumps by `rows_import`; what follows is of pickles of the old recorder. Each becomes one ordinary dump file.
+Its id is made of the call's timestamp and the pickle's SHA-256, so it is the same wherever and whenever the file is imported: a
+second import finds the id in the store, under whatever run, and adds nothing; it does not even decode. A bad file is reported by
+name and skipped, and the others continue.
 
 Names: the run is named after the folder of the files, unless given. The rank and the timestamp come from the
 pickle; the file's name (`actor_inputs_rank3_20250619_052608_430740.pkl`) only helps to recognize a known file early.
@@ -14,24 +15,30 @@ needed.
 
 Example::
 
-    summary = import_paths(store, [Path("input_dumps")])
+    summary = import_paths(store, [Path("input_dumps"), Path("rollout_data/0.pt")])
     summary.added, summary.present, [r.path for r in summary.refused]       # 257, 0, []
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, StoreProblem, UsageError
+from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError
+from actordbg.base.units import plural
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.child_pool import LegacyReader
+from actordbg.dumps.containers import PICKLE, UNKNOWN, container_of
 from actordbg.dumps.decode import LegacyDump, parse_stamp
+from actordbg.dumps.decode_child import TREE
 from actordbg.dumps.pickle_machine import corrupt
+from actordbg.dumps.rows_import import RowFile, problem_of
 from actordbg.formats.dump_record import IMPORTED, DumpRecord, is_plain_name, make_dump_id
 from actordbg.store.layout import Store, require_run_name
 from actordbg.store.places import dump_id_of, places_of
@@ -41,17 +48,23 @@ if TYPE_CHECKING:
 
 LEVEL = 12
 """zstd level of imported dumps: 2.4% smaller than level 3 for 1 ms more each; level 19 gives 1.5% more for 3 ms more."""
+PICKLES = (".pkl", ".pickle")
+"""Suffixes of files of which the reason is told why they are not pickles."""
 _NAME = re.compile(r"rank(\d{1,6})_(?:.*_)?(\d{8}_\d{6}_\d{6})\.pkl\Z", re.ASCII)
 
 
 @dataclass
 class ImportSummary:
-    """What an import did. `bytes_read` and `bytes_stored` count the added files only; `refused` names what was not imported."""
+    """What an import did. `bytes_read` and `bytes_stored` count the added files only; `refused` names what was not imported, and
+    `notes` what to know of files of rows. dump_ids: the dumps of all files, whether added or already there.
+    """
 
     added: int = 0
     present: int = 0
     refused: list[Damaged] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
+    dump_ids: list[str] = field(default_factory=list)
     bytes_read: int = 0
     bytes_stored: int = 0
 
@@ -61,21 +74,23 @@ def import_paths(
     paths: Sequence[Path],
     *,
     run: str | None = None,
+    columns: Mapping[str, str] = MappingProxyType({}),
     on_file: Callable[[str | None], object] = lambda dump_id: None,
 ) -> ImportSummary:
-    """Import pickles, and every `*.pkl` below folders, into `store`, which is made with the first dump. `on_file` is called
-    for each file that is done, with the id of its dump, or None if the file was refused.
+    """Import files, and every file below folders that may have rows, into `store`, which is made with the first dump. `on_file`
+    is called for each file that is done, with the id of its first dump, or None if the file was refused. columns: the user's
+    names of the parts of a row (`layouts.columns_of`).
 
-    Raises UsageError for a path that does not exist, no pickles at all or an impossible run name, StoreProblem when the
-    store cannot be written, LaunchProblem when no decoding process starts. Bad pickles raise nothing: they are in the
+    Raises UsageError for a path that does not exist, no files at all or an impossible run name, StoreProblem when the
+    store cannot be written, LaunchProblem when no decoding process starts. Bad files raise nothing: they are in the
     summary's `refused`.
     """
     require_run_name(run)
-    files = find_pickles(paths)
+    files = find_files(paths)
     if store.exists():
         store.require()
-    with LegacyReader() as reader:
-        job = _Import(store, reader, run)
+    with LegacyReader() as reader, LegacyReader(task=TREE) as trees:
+        job = _Import(store, reader, trees, run, columns)
         for path in files:
             on_file(job.take(path))
     return job.summary
@@ -84,8 +99,8 @@ def import_paths(
 def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
     """Return the dump of each pickle, imported into the store unless it is there. CorruptDump for a pickle that is refused."""
     store.create()
-    with LegacyReader() as reader:
-        job = _Import(store, reader, None)
+    with LegacyReader() as reader, LegacyReader(task=TREE) as trees:
+        job = _Import(store, reader, trees, None)
         ids = [job.take(path) for path in pickles]
     if job.summary.refused:
         first = job.summary.refused[0]
@@ -96,22 +111,36 @@ def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
     return [Path(where[dump_id]) for dump_id in ids if dump_id is not None]
 
 
-def find_pickles(paths: Sequence[Path]) -> list[Path]:
-    """List the files to import: files as given, folders searched for `*.pkl`, each once, in order of name."""
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """List the files to import, each once, in order of name: files as given; in folders those that may hold a dump or rows by
+    their first bytes, and, so that a bad one is named, those with a pickle's suffix.
+    """
     files: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
-            raise UsageError(f"{path} does not exist", hint="name a pickle, or a folder of pickles")
-        matches = sorted(path.rglob("*.pkl")) if path.is_dir() else [path]
-        files.update(dict.fromkeys(file for file in matches if not file.is_dir()))
+            raise UsageError(f"{path} does not exist", hint="name a file of a run, or a folder of such files")
+        files.update(dict.fromkeys(filter(_may_have_rows, sorted(path.rglob("*"))) if path.is_dir() else [path]))
     if not files:
-        raise UsageError(f"no *.pkl below {', '.join(map(str, paths))}", hint="name the folder that holds the pickles")
+        raise UsageError(
+            f"no file below {', '.join(map(str, paths))} that can be imported",
+            hint="name the folder that holds the files; docs/reference/layouts.md lists what is read",
+        )
     return list(files)
 
 
-def run_name(path: Path) -> str:
-    """Return the default run of a pickle: its folder's name, with characters that a run's name cannot have replaced by `-`."""
-    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.resolve().parent.name).lstrip("._+-")[:128]
+def _may_have_rows(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.is_file() and (path.suffix in PICKLES or container_of(path) != UNKNOWN)
+    return False
+
+
+def run_name(path: Path, above: int = 1) -> str:
+    """Return the default run of a file: its folder's name, with characters that a run's name cannot have replaced by `-`.
+
+    above: how many folders above the file that is.
+    """
+    folders = path.resolve().parents
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", folders[min(above, len(folders)) - 1].name).lstrip("._+-")[:128]
     return name if is_plain_name(name) else "import"
 
 
@@ -123,36 +152,93 @@ def import_id(timestamp: str, sha256: str) -> str:
 class _Import:
     """An import in progress: the dumps known to be in the store, and the summary so far."""
 
-    def __init__(self, store: Store, reader: LegacyReader, run: str | None) -> None:
-        self.store, self.reader, self.run = store, reader, run
+    def __init__(
+        self,
+        store: Store,
+        reader: LegacyReader,
+        trees: LegacyReader,
+        run: str | None,
+        columns: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.store, self.reader, self.trees, self.run, self.columns = store, reader, trees, run, dict(columns)
         self.known = {dump_id_of(place) for place in places_of(store)}
+        self.by_content = {dump_id.partition("-")[2]: dump_id for dump_id in self.known}
         self.summary = ImportSummary()
 
     def take(self, path: Path) -> str | None:
-        """Import one file, find it already there, or note why it is refused. Return its dump's id; None if refused."""
+        """Import one file, find it already there, or note why it is refused. Return its first dump's id; None if refused."""
+        before = len(self.summary.dump_ids)
         try:
-            data = self.reader.load(path)
-            sha256 = hashlib.sha256(data).hexdigest()
-            named = _NAME.search(path.name)
-            timestamp = parse_stamp(named[2]) if named else None
-            if timestamp and (expected := import_id(timestamp, sha256)) in self.known:
-                self.summary.present += 1
-                return expected
-            return self._add(path, data, sha256)
-        except ActordbgError as error:
+            kind = container_of(path) if path.is_file() else PICKLE
+            if kind == PICKLE or path.suffix in PICKLES:
+                self._pickle(path)
+            elif kind == UNKNOWN:
+                raise Unsupported("it is no file that is read", hint="docs/reference/layouts.md lists those that are")
+            else:
+                self._rows(RowFile(path, kind, self.columns, self.trees))
+        except (ActordbgError, OSError) as problem:
+            error = problem_of(problem, path)
             if error.code in (StoreProblem.code, LaunchProblem.code):
-                raise
-            self.summary.refused.append(Damaged(str(path), error.code, error.message))
-        return None
+                raise error from None
+            hint = f" ({error.hint})" if isinstance(error, Unsupported) else ""
+            self.summary.refused.append(Damaged(str(path), error.code, f"{error.message}{hint}"))
+        return next(iter(self.summary.dump_ids[before:]), None)
 
-    def _add(self, path: Path, data: bytes, sha256: str) -> str:
+    def _rows(self, file: RowFile) -> None:
+        """Write the dumps of a file of rows."""
+        from actordbg.store.payload import encode_plain
+
+        before = self.summary.added
+        try:
+            for record, tensors in file.dumps():
+                if known := self.by_content.get(record.dump_id.partition("-")[2]):
+                    self._there(known)
+                    continue
+                assert file.layout is not None
+                run = self.run or run_name(file.path, file.layout.folder)
+                self._put(*encode_plain(replace(record, run=run), tensors, LEVEL))
+        finally:
+            if self.summary.added > before:
+                self.summary.bytes_read += file.path.stat().st_size
+            if file.left_out:
+                of = plural(len(file.left_out), "row")
+                file.notes.append(f"{of} left out: {file.left_out[0]}")
+            self.summary.notes += [f"{file.path}: {note}" for note in file.notes]
+
+    def _put(self, record: DumpRecord, blob: bytes) -> None:
+        hint = "make room or correct the permissions, and run the same import again: it continues where it stopped"
+        self.store.create().put_dump(record, blob, hint)
+        self.known.add(record.dump_id)
+        self.by_content[record.dump_id.partition("-")[2]] = record.dump_id
+        self.summary.dump_ids.append(record.dump_id)
+        self.summary.added += 1
+        self.summary.bytes_stored += len(blob)
+        if record.run not in self.summary.runs:
+            self.summary.runs.append(record.run)
+
+    def _there(self, dump_id: str) -> None:
+        self.summary.present += 1
+        self.summary.dump_ids.append(dump_id)
+
+    def _pickle(self, path: Path) -> None:
+        """Import a pickle of the old recorder."""
+        data = self.reader.load(path)
+        sha256 = hashlib.sha256(data).hexdigest()
+        named = _NAME.search(path.name)
+        timestamp = parse_stamp(named[2]) if named else None
+        if timestamp and (expected := import_id(timestamp, sha256)) in self.known:
+            self._there(expected)
+            return
+        self._add(path, data, sha256)
+
+    def _add(self, path: Path, data: bytes, sha256: str) -> None:
         from actordbg.store.payload import encode_plain
 
         dump = self.reader.decode(data)
         dump_id = import_id(dump.timestamp, sha256)
         if dump_id in self.known:
-            self.summary.present += 1
-            return dump_id
+            self._there(dump_id)
+            return
         run = self.run or run_name(path)
         tensors = to_tensors(data, dump)
         mask, action = tensors.get("attention_mask"), dump.tensors.get("action_mask")
@@ -174,15 +260,8 @@ class _Import:
             tensors,
             LEVEL,
         )
-        hint = "make room or correct the permissions, and run the same import again: it continues where it stopped"
-        self.store.create().put_dump(record, blob, hint)
-        self.known.add(dump_id)
-        self.summary.added += 1
+        self._put(record, blob)
         self.summary.bytes_read += len(data)
-        self.summary.bytes_stored += len(blob)
-        if run not in self.summary.runs:
-            self.summary.runs.append(run)
-        return dump_id
 
 
 def to_tensors(data: bytes, dump: LegacyDump) -> dict[str, PlainTensor]:

@@ -27,7 +27,7 @@ Standard library only: it runs in a child process that has nothing else (see `ac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -96,6 +96,8 @@ class Persistent:
 class Machine:
     """Interprets one pickle in `data[start:end]`; mentions of globals outside `names` are refused."""
 
+    most_opcodes, most_text = MAX_OPCODES, MAX_TEXT
+
     def __init__(self, data: bytes, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
         self.data, self.position, self.end, self.names = data, start, end, names
         self.stack: list[object] = []
@@ -105,17 +107,22 @@ class Machine:
     def run(self) -> object:
         """Return the pickled value as plain data. Raises UnsafeInput or CorruptDump, and nothing else."""
         data = self.data
-        for _ in range(MAX_OPCODES):
+        for _ in range(self.most_opcodes):
             if self.position >= self.end:
                 raise corrupt("truncated: it ends before the pickle does")
             code = data[self.position : self.position + 1]
             self.position += 1
             if code == b".":
                 return self._result()
-            if code not in _STEPS:
+            if code not in self.steps:
                 raise _refused_opcode(code[0])
-            _STEPS[code](self)
-        raise unsafe(f"more than {MAX_OPCODES} opcodes, which no actor dump has")
+            self.steps[code](self)
+        raise unsafe(f"more than {self.most_opcodes} opcodes, which no actor dump has")
+
+    @property
+    def steps(self) -> Mapping[bytes, Callable[[Machine], None]]:
+        """What each opcode does; others are refused."""
+        return STEPS
 
     def _result(self) -> object:
         if self.marks or len(self.stack) != 1:
@@ -139,7 +146,7 @@ class Machine:
 
     def text(self, length: int) -> str:
         """Read the next `length` bytes as UTF-8."""
-        if length > MAX_TEXT:
+        if length > self.most_text:
             raise unsafe(f"a string of {length} bytes, which no actor dump has")
         start = self.take(length)
         try:
@@ -286,7 +293,7 @@ def _reduce(m: Machine) -> None:
     m.stack.append(PickleCall(function, arguments))
 
 
-_STEPS: dict[bytes, Callable[[Machine], None]] = {
+STEPS: Mapping[bytes, Callable[[Machine], None]] = {
     b"\x80": _proto,
     b"\x95": _frame,
     b"N": _constant(None),

@@ -11,6 +11,8 @@
 | flash_reinforce | r - mean of the rollout | the same |
 | grpo-group, -batch | (r - mean of its group) / (std + 1e-4), std of the group or of the rollout | TRL 1.16, `scale_rewards` |
 | grpo-none | r - mean of its group | the same |
+| slime's, in files | r, which is normalized before | slime 624b824, `ray/rollout.py` |
+| NeMo-RL's, in files | (r - mean of the others) / (their std + 1e-6), of its group | NeMo-RL 7ea279a, `advantage_estimator.py` |
 
 Standard deviations of rewards are those of samples (n - 1); whitening uses all tokens of a rollout (n). A KL penalty in the
 reward and a discount give each token a value of its own.
@@ -39,7 +41,8 @@ FLAT = 0.01
 @dataclass(frozen=True)
 class Estimator:
     """How rewards become advantages. baseline: whose mean is subtracted: of the "group", of the "others" in it, of the "batch".
-    scale: whose standard deviation, and `least`, divides. whitened: then all tokens get mean 0 and standard deviation 1.
+    scale: whose standard deviation, and `least`, divides, as for baseline. whitened: then all tokens get mean 0 and standard
+    deviation 1.
     by_token: each token has a value of its own.
     """
 
@@ -58,6 +61,10 @@ ESTIMATORS = {
     "grpo-none": Estimator("group"),
 }  # fmt: skip
 """The estimators, by the name that is recorded (`advantage.estimator`)."""
+FROM_FILES = (Estimator(), Estimator("others", "others", 1e-6))
+"""Estimators of trainers that are known by their files only: slime's and NeMo-RL's."""
+AGREE, ROWS = 0.75, 8
+"""An estimator that is not recorded is that with which more than this share of the rows agrees, of so many rows at least."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,11 @@ class EstimatedStep:
         return returns if np.isfinite(returns).all() else self.estimates[:, FIRST]
 
     @property
+    def imported(self) -> bool:
+        """Check whether the step was read from files, which do not name its estimator."""
+        return bool(self.rows) and self.rows[0][0].imported
+
+    @property
     def has_values(self) -> bool:
         """Check whether rows have values: each token has the same, and it is known before it was whitened."""
         return not self.of.by_token and (not self.of.whitened or bool(np.isfinite(self.estimates[:, RETURN]).all()))
@@ -97,37 +109,70 @@ def estimated(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[Estimat
     """Yield the steps whose estimator is known, with at least one finite advantage."""
     for words, losses in steps(calls):
         first = losses[0]
-        of = ESTIMATORS.get(first.fact("advantage.estimator") or "")
         if first.record.role != "policy loss" or not all(call.estimates is not None for call in losses):
             continue
-        if of is None:
-            answer.lacks = "an estimator of advantages that is known"
-            continue
-        mixed = bool(first.fact("kl.init_coef")) and not first.fact("kl.use_loss")
-        discounts = first.fact("advantage.estimator") == "reinforce" and first.fact("advantage.gamma") not in (None, 1)
-        every = [(call, row) for call in losses for row in range(call.rows)]
         estimates = np.concatenate([call.estimates for call in losses])
-        counts = estimates[:, COUNT]
-        if not np.isfinite(estimates[counts > 0, LOW : HIGH + 1]).all():
+        if not np.isfinite(estimates[estimates[:, COUNT] > 0, LOW : HIGH + 1]).all():
             continue  # `finite` says so
-        samples, prompts = first.fact("n_samples_per_prompt") or 0, first.fact("rollout.batch_size") or 0
-        whole = has_rollout(losses)
-        members: dict[bytes, list[int]] = defaultdict(list)
-        kept = (counts > 0).nonzero()[0].tolist()
-        for at, (call, row) in enumerate(every[place] for place in kept if whole):  # else a group may be in several steps
-            members[call.prompts[row]].append(at)
-        groups = [group for group in members.values() if len(group) == samples]
-        kind = replace(of, by_token=of.by_token or mixed or discounts)
-        yield EstimatedStep(
-            words=words,
-            of=kind,
-            rows=[every[place] for place in kept],
-            estimates=estimates[kept],
-            groups=groups,
-            samples=samples,
-            rollout=samples * prompts,
-            whole=whole,
-        )
+        if first.imported:
+            step = _as_most_rows(words, losses, estimates)
+        else:
+            of = ESTIMATORS.get(first.fact("advantage.estimator") or "")
+            step = None if of is None else _estimated_step(words, losses, estimates, of)
+        if step is None:
+            answer.lacks = "an estimator of advantages that is known"
+        else:
+            yield step
+
+
+def _estimated_step(words: str, losses: Sequence[RecordedCall], estimates: Numbers, of: Estimator) -> EstimatedStep:
+    """Build a step under an estimator. estimates: of all rows, see `RecordedCall`."""
+    first, counts = losses[0], estimates[:, COUNT]
+    mixed = bool(first.fact("kl.init_coef")) and not first.fact("kl.use_loss")
+    discounts = first.fact("advantage.estimator") == "reinforce" and first.fact("advantage.gamma") not in (None, 1)
+    every = [(call, row) for call in losses for row in range(call.rows)]
+    samples, prompts = first.fact("n_samples_per_prompt") or 0, first.fact("rollout.batch_size") or 0
+    whole = first.imported or has_rollout(losses)
+    members: dict[bytes, list[int]] = defaultdict(list)
+    kept = (counts > 0).nonzero()[0].tolist()
+    for at, (call, row) in enumerate(every[place] for place in kept if whole):  # else a group may be in several steps
+        members[call.prompts[row]].append(at)
+    if first.imported:  # what a file calls returns need not be what its advantages are made of
+        estimates = estimates.copy()
+        estimates[:, [RETURN, COUNT + 3, COUNT + 4, COUNT + 5]] = np.nan
+        samples, prompts = max(map(len, members.values()), default=0), len(members)
+    groups = [group for group in members.values() if len(group) == samples]
+    return EstimatedStep(
+        words=words,
+        of=replace(of, by_token=of.by_token or mixed or discounts),
+        rows=[every[place] for place in kept],
+        estimates=estimates[kept],
+        groups=groups,
+        samples=samples,
+        rollout=samples * prompts,
+        whole=whole,
+    )
+
+
+def _as_most_rows(words: str, losses: Sequence[RecordedCall], estimates: Numbers) -> EstimatedStep | None:
+    """Return an imported step under the estimator that nearly all rows agree with; None without one, or without rewards.
+
+    A file does not name it. Rows that disagree are few then, so that they are the exception and not the rule.
+    """
+    best: tuple[float, EstimatedStep | None] = (AGREE, None)
+    for of in (*ESTIMATORS.values(), *FROM_FILES):
+        if of.whitened or of.by_token:
+            continue
+        step = _estimated_step(words, losses, estimates, of)
+        rewards = _rewards(step)
+        wanted = np.zeros(0) if rewards is None else _values(step, rewards)
+        known = np.isfinite(wanted)
+        if known.sum() < ROWS or np.ptp(wanted[known]) < OFF:
+            continue
+        share = float((np.abs(step.values[known] - wanted[known]) <= _tolerance(wanted[known])).mean())
+        if share > best[0]:
+            best = share, step
+    return best[1]
 
 
 def advantage_of_row(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -168,7 +213,7 @@ def bound(calls: Sequence[RecordedCall], answer: Answer) -> None:
 def group_mean(calls: Sequence[RecordedCall], answer: Answer) -> None:
     """Look for groups whose values do not have mean 0."""
     for step in estimated(calls, answer):
-        if step.of.baseline not in ("group", "others") or not step.has_values:
+        if step.of.baseline not in ("group", "others") or not step.has_values or step.imported:
             answer.lacks = "values of rows whose group's mean was subtracted"
             continue
         values = step.values
@@ -189,22 +234,32 @@ def group_mean(calls: Sequence[RecordedCall], answer: Answer) -> None:
 def from_rewards(calls: Sequence[RecordedCall], answer: Answer) -> None:
     """Recompute the values of rows from their rewards."""
     for step in estimated(calls, answer):
-        given = [each.reshape(-1)[row] for call, row in step.rows if (each := call.array("rewards")) is not None]
-        if len(given) < len(step.rows) or not step.has_values:
+        rewards = _rewards(step)
+        if rewards is None or not step.has_values:
             answer.lacks = "rewards, of which each row got one value"
             continue
-        wanted = _values(step, np.array(given, "f8"))
+        wanted = _values(step, rewards)
         known = np.isfinite(wanted)
         answer.looked_at += int(known.sum())
         values = step.values
-        bad = (known & (np.abs(values - wanted) > _tolerance(wanted[known]))).nonzero()[0]
+        off = _tolerance(wanted[known])
+        bad = (known & (np.abs(values - wanted) > off)).nonzero()[0]
+        if step.imported:  # advantages may be clipped or shaped later; those of another row are neither
+            clipped = (wanted[bad] / values[bad] > 1) & (np.abs(values[bad]) >= np.abs(values[known]).max() - off)
+            bad = bad[(np.abs(values[bad, None] - wanted[known]) <= off).any(1) & ~clipped]
         for row in bad[:1]:
-            others = np.allclose(np.sort(values[known]), np.sort(wanted[known]), atol=_tolerance(wanted[known]))
+            others = step.imported or np.allclose(np.sort(values[known]), np.sort(wanted[known]), atol=off)
             said = f"the advantage of a row is {number(float(values[row]))}, and its reward gives {number(float(wanted[row]))}"
             said += ": it is another row's" if others else ""
             step.broken(
                 answer, row, f"{said}, in {len(bad)} of {plural(int(known.sum()), 'row')}", float(values[row] - wanted[row])
             )
+
+
+def _rewards(step: EstimatedStep) -> Numbers | None:
+    """Return each row's reward, [R]; None if not all rows have one."""
+    given = [each.reshape(-1)[row] for call, row in step.rows if (each := call.array("rewards")) is not None]
+    return np.array(given, "f8") if len(given) == len(step.rows) else None
 
 
 def _values(step: EstimatedStep, rewards: Numbers) -> Numbers:
@@ -219,10 +274,18 @@ def _values(step: EstimatedStep, rewards: Numbers) -> Numbers:
         wanted[group] = own - mean
         if step.of.scale == "group" and size > 1:
             wanted[group] /= own.std(ddof=1) + step.of.least
+        if step.of.scale == "others" and size > 2 and (spread := _std_of_others(own)).any():
+            wanted[group] /= np.where(spread > 0, spread + step.of.least, 1.0)
     if step.of.scale == "batch":
         wanted = wanted / (rewards.std(ddof=1) + step.of.least) if step.whole and len(rewards) > 1 else unknown
     clip = step.rows[0][0].fact("reward.clip_range")
     return np.clip(wanted, *clip) if clip else wanted
+
+
+def _std_of_others(rewards: Numbers) -> Numbers:
+    """Return the standard deviation of all other rewards of a group, for each, [G]."""
+    others = [np.delete(rewards, at).std(ddof=1) for at in range(len(rewards))]
+    return np.array(others)
 
 
 def whitening(calls: Sequence[RecordedCall], answer: Answer) -> None:

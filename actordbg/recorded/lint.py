@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from actordbg.base.errors import ActordbgError, StoreProblem
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import origin_of
 from actordbg.base.units import grouped, new_replay_id, plural
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict
@@ -34,6 +35,11 @@ _HOW = {
     "log_probs": "log-probs (dump enable --with-outputs, or --calls forward,loss)",
 }
 """How to record what a law needs, where it is not the trainer that has to hand it over."""
+_IN_FILES = {
+    LOSS: "a trainer's log-probs or advantages, which these files lack",
+    "log_probs": "log-probs, which these files lack",
+}
+"""The same, where all dumps were made of files that a run left behind."""
 READ = Rule("readable", "every dump can be read")
 _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 """What a law raises on facts of a type that no recorder writes."""
@@ -42,13 +48,15 @@ _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 @dataclass
 class LintFindings(Findings):
     """The answers of all laws. recorded: names of everything that the calls have. read: ids of the dumps. unreadable: the
-    messages of those that could not be read.
+    messages of those that could not be read. imported: all dumps were made of files; files: their names, if there are no others.
     """
 
     outcomes: Sequence[Answer] = field(default_factory=lambda: [Answer(law) for law in LAWS])
     recorded: set[str] = field(default_factory=set)
     read: set[str] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
+    files: Sequence[str] = ()
+    imported: bool = False
 
     @property
     def dumps(self) -> int:
@@ -59,7 +67,13 @@ class LintFindings(Findings):
         """Say of each law that nothing recorded could check what it lacks, and how to record that."""
         for answer in self.of(NOT_CHECKED):
             missing = [name for name in answer.rule.needs if name not in self.recorded]
-            answer.lacks = _HOW.get(missing[0], missing[0]) if missing else answer.lacks or "calls that it is about"
+            if self.imported and answer.lacks:
+                continue  # files name no settings, so a law goes by what it finds in them
+            answer.lacks = (
+                (_IN_FILES if self.imported else _HOW).get(missing[0], missing[0])
+                if missing
+                else answer.lacks or "calls that it is about"
+            )
         if self.unreadable:
             self.left = [NotChecked(READ, f"{plural(len(self.unreadable), 'dump')} that cannot be read")]
 
@@ -74,9 +88,11 @@ class LintFindings(Findings):
 
     def verdict(self) -> Verdict:
         """Return the verdict: WRONG if a law fails, RIGHT if some hold, else NOT CHECKED."""
-        following = dict.fromkeys((RIGHT, UNCHECKED), "actordbg check")
+        files = " ".join(map(in_shell, self.files))
+        following = dict.fromkeys((RIGHT, UNCHECKED), f"actordbg check {files}".rstrip())
         if self.broken:
-            following[WRONG] = f"actordbg dump show {self.found[0].place['dump']}"
+            shown = self.found[0].place.get("dump")
+            following[WRONG] = f"actordbg dump show {shown}" if shown else f"actordbg dump import {files}"
         return verdict_of(self, f"{self.in_words()} on {plural(self.dumps, 'dump')}", following)
 
 
@@ -97,7 +113,7 @@ def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lam
                 total.looked_at += answer.looked_at
                 total.found += answer.found
                 total.lacks = answer.lacks or total.lacks
-    findings.read = {call.record.dump_id for call in kept}
+    findings.read, findings.imported = {call.record.dump_id for call in kept}, all(call.imported for call in kept)
     for law, total in zip(LAWS, findings.outcomes, strict=True):
         if law.over_calls:
             answer = Answer(law)

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from actordbg.base.units import plural
-from actordbg.document.blocks import ROLLOUT, TRAINER
-from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_dump_id, timestamp_of
+from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
+from actordbg.formats.dump_record import IMPORTED, LOSS, OUTPUT_PREFIX, DumpRecord, make_dump_id, timestamp_of
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.recorded.loss_terms import loss_terms
@@ -50,6 +50,13 @@ def shifted(values: Numbers, by: int, fill: float = 0) -> Numbers:
 def side_of(name: str) -> str:
     """Return the side that a tensor comes from."""
     return ROLLOUT if name == "rollout_log_probs" else TRAINER
+
+
+def side_apart(call: RecordedCall, name: str) -> str:
+    """Return the side that is wrong where a tensor is not of the tokens or rows of the trainer's log-probs. Those that were
+    recorded in a loss are of its rows; in a file either may have been moved.
+    """
+    return EITHER if call.imported else side_of(name)
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,11 @@ class RecordedCall:
     def is_loss(self) -> bool:
         """Check whether the call is a loss."""
         return self.record.point == LOSS
+
+    @property
+    def imported(self) -> bool:
+        """Check whether the call was read from a file that a run left behind: models, settings and order are not known then."""
+        return self.record.source == IMPORTED
 
     @property
     def fp32(self) -> bool:

@@ -96,6 +96,11 @@ def _positive(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 under the action mask", highest, side_of(name))
 
 
+def _scorer(call: RecordedCall) -> str:
+    """Return the name of the log-probs that the rollout's are held against: the old ones, or else those of the loss."""
+    return "old_log_probs" if "old_log_probs" in call.log_probs() else "log_probs"
+
+
 def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
     """Mark actions whose log-prob is exactly 0.0, and by another side is not, bool [B, A]; None if that cannot be told."""
     known = call.log_probs()
@@ -109,7 +114,7 @@ def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
 
 def _ahead(call: RecordedCall) -> Numbers | None:
     """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. None if that cannot be told."""
-    if (zeros := _zeros(call, "rollout_log_probs", "old_log_probs")) is None:
+    if (zeros := _zeros(call, "rollout_log_probs", _scorer(call))) is None:
         return None
     said = (call.log_probs()["rollout_log_probs"] != 0) & call.active
     return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
@@ -117,7 +122,7 @@ def _ahead(call: RecordedCall) -> Numbers | None:
 
 def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
-        for name, other in (("rollout_log_probs", "old_log_probs"), ("old_log_probs", "log_probs")):
+        for name, other in (("rollout_log_probs", _scorer(call)), ("old_log_probs", "log_probs")):
             if (bad := _zeros(call, name, other)) is None:
                 continue
             if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
@@ -130,10 +135,14 @@ def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
 def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for call in calls:
         said = call.log_probs().get("rollout_log_probs")
+        real: Numbers = True if said is None or call.real is None else call.real[:, 1:][:, -said.shape[1] :]
         spoken: Numbers = said != 0
+        within: Numbers = spoken & real
         for by in (-1, 1, -2, 2) if said is not None else ():
             assert call.active is not None
-            bad = call.active.any(1) & (shifted(spoken, by) == call.active).all(1) & (call.active != spoken).any(1)
+            whole = (shifted(spoken, by) == call.active).all(1) & (call.active != spoken).any(1)
+            cut = (shifted(within, by) & real == call.active).all(1) & (call.active != within).any(1)  # at the row's end
+            bad = call.active.any(1) & (whole | cut)
             kept = call.active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
             if (bad & kept).any() or bad.sum() * 2 > call.active.any(1).sum():
                 words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
@@ -329,7 +338,7 @@ LAWS = (
     RecordedLaw(
         "placeholder", "no log-prob of an action is a placeholder 0.0", "SkyRL PR#2148",
         "mask tokens that the engine did not sample (an appended end token, tool output)",
-        (*_OF_LOSS, "old_log_probs"), ROLLOUT, judge=_placeholder, over_calls=False,
+        (*_OF_LOSS, "rollout_log_probs"), ROLLOUT, judge=_placeholder, over_calls=False,
     ),
     RecordedLaw(
         "end", "a response ends with one end token", "open-instruct PR#1041",

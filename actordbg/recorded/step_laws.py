@@ -14,7 +14,17 @@ import numpy as np
 
 from actordbg.base.units import plural, release
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
-from actordbg.recorded.recorded_calls import BY_ROW, Answer, Numbers, RecordedCall, Terms, aggregation, shifted, side_of
+from actordbg.formats.dump_record import IMPORTED
+from actordbg.recorded.recorded_calls import (
+    BY_ROW,
+    Answer,
+    Numbers,
+    RecordedCall,
+    Terms,
+    aggregation,
+    shifted,
+    side_apart,
+)
 
 MOVED = {True: 1e-4, False: 0.02}
 """Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
@@ -109,7 +119,8 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if first.record.step != 0 or first.record.role != "policy loss":
             continue
         policy, theirs = (models.get((first.record.run, role)) for role in ("policy", "reference"))
-        if policy and theirs and policy != theirs:  # a reference may be another model by design
+        other = policy and theirs and policy != theirs
+        if other or first.record.source == IMPORTED:  # a reference may be another model by design
             answer.lacks = "a reference of the policy's own model"
             continue
         apart: list[Numbers] = []
@@ -166,7 +177,7 @@ def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 near = [at for at in near if nearest[at][0] < AS_ANOTHER]
             for call, row in [rows[at] for at in near[:1]]:
                 text = f"{words}: {name} are those of another row, in {len(near)} of {plural(len(rows), 'row')}"
-                answer.violated(call, text, row, side=side_of(name))
+                answer.violated(call, text, row, side=side_apart(call, name))
         if {ROLLOUT, TRAINER} <= {finding.side for finding in answer.found}:  # both sides were right of what had other rows later
             answer.found = [replace(finding, side=TRAINER) for finding in answer.found]
 
@@ -188,7 +199,7 @@ def alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 if late.any():
                     bad, words = late, f"{name} are shifted by {by:+} against those of the loss"
                     break
-            answer.rows(call, bad, words, side=side_of(name))
+            answer.rows(call, bad, words, side=side_apart(call, name))
 
 
 def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
@@ -357,7 +368,10 @@ def duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for key, value in zip(call.row_keys, call.surprisal, strict=False)
     }
     for call in calls:
-        record, apart = call.record, call.fact("dp_size") == call.record.world_size
+        if call.record.role == ROLLOUT:
+            continue  # as sampled, perhaps for an evaluation; greedy rows are equal
+        record, ranks = call.record, call.fact("dp_size")
+        apart = ranks is not None and ranks == record.world_size
         together: Hashable = record.dump_id
         if call.is_loss and record.step is not None:  # ranks of a ring or of tensor parallelism have the same rows
             together = (record.run, record.step, record.role, None if apart else record.rank)

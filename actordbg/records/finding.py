@@ -17,9 +17,9 @@ from actordbg.base.units import grouped, plural, with_handles
 
 KEPT, BROKEN, NOT_CHECKED, RAISED = "kept", "broken", "not-checked", "raised"
 """How a rule stands: it holds, it does not, it could not be checked, its check raised."""
-PLACES = ("dump", "conversation", "turn", "row", "token", "module", "parameter", "step", "rank", "cell")
+PLACES = ("file", "dump", "conversation", "turn", "row", "token", "module", "parameter", "step", "rank", "cell")
 """What a place may name, in the order in which a table shows it."""
-_OF_DATA = ("dump", "conversation", "turn", "row", "token")
+_OF_DATA = ("file", "dump", "conversation", "turn", "row", "token")
 """Places that the clause of a finding does not name."""
 ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
 """What to do where rows depend on each other, whoever found it."""
@@ -84,7 +84,7 @@ class Finding:
     def where(self) -> str:
         """Return where in the data it is: "row 2 of 0619T052608-9f3a2c"; "" for the whole of what was judged."""
         place = {name: self.place[name] for name in _OF_DATA if name in self.place}
-        whole = place.pop("dump", None) or place.pop("conversation", None)
+        whole = next((place.pop(name) for name in ("file", "dump", "conversation") if name in place), None)
         parts = ", ".join(f"{name} {value}" for name, value in place.items())
         if whole is None:
             return parts

@@ -1,4 +1,4 @@
-"""`actordbg check PATH...`: a store, a folder of old pickles, a pickle or a dump, with nothing done before."""
+"""`actordbg check PATH...`: a store, a folder of old pickles, files of a run or a dump, with nothing done before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import typer
 from commandline import invoke
 from replaycases import old_pickle
+from runfiles import written
 
 from actordbg.api import checks as checking
 from actordbg.base.errors import CorruptDump, UsageError
@@ -40,7 +41,9 @@ def test_whatever_one_has_is_checked_with_one_command(tmp_path: Path, planned: l
     create_dumps(other, 3, batch_size=1, seq_len=24, vocab_size=64, seed=2)
     invoke(ours, "check", "other")
     invoke(ours, "check", str(next(iter(other.iter_dumps()))))
-    assert planned == [(ours.root, 1), (ours.root, 1), (other.root, 3), (ours.root, 1)]
+    written("prime-rl", tmp_path)
+    invoke(ours, "check", "out")  # two forwards of eight rows; their losses are not replayed
+    assert planned == [(ours.root, 1), (ours.root, 1), (other.root, 3), (ours.root, 1), (ours.root, 2)]
 
 
 def test_a_file_brings_its_store_or_gets_a_new_one(tmp_path: Path, planned: list[tuple[Path, int]]) -> None:
@@ -52,18 +55,18 @@ def test_a_file_brings_its_store_or_gets_a_new_one(tmp_path: Path, planned: list
 
 
 def test_a_path_that_is_nothing_of_these_is_refused(tmp_path: Path, planned: list[tuple[Path, int]]) -> None:
-    store = Store(tmp_path / "store")
+    store, new = Store(tmp_path / "store").create(), Store(tmp_path / "new")
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.pkl").write_text("no pickle")
     (tmp_path / "notes.txt").write_text("hello")
     for words, error, message in (
         (["nowhere"], UsageError, "nowhere does not exist"),
-        (["notes.txt"], UsageError, "notes.txt is not a dump, a pack or an old pickle"),
-        (["empty"], UsageError, r"no \*.pkl below empty"),
-        (["empty", "bad"], UsageError, "empty is a folder: check it alone"),
+        (["notes.txt"], CorruptDump, "notes.txt: it is no file that is read"),
+        (["empty"], UsageError, "no file below empty that can be imported"),
+        (["store", "bad"], UsageError, "store is a store: check it alone"),
         (["bad"], CorruptDump, "no file below bad could be imported"),
     ):
         with pytest.raises(error, match=message):
-            invoke(store, "check", *words)
-    assert not planned and not store.exists()
+            invoke(new, "check", *words)
+    assert not planned and not new.exists() and not list(store.iter_dumps())

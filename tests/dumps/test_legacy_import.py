@@ -17,7 +17,7 @@ from commandline import invoke
 from replaycases import old_pickle
 
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
-from actordbg.dumps.importer import find_pickles, import_paths, run_name
+from actordbg.dumps.importer import find_files, import_paths, run_name
 from actordbg.formats.dumpfile import read_record
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -128,10 +128,10 @@ def test_an_impossible_run_name_is_a_usage_error(store, pickles, run: str):
 
 def test_no_pickles_is_a_usage_error(store, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=r"no \*\.pkl"):
+    with pytest.raises(UsageError, match=r"no file below .* that can be imported"):
         import_paths(store, [tmp_path / "empty"])
     with pytest.raises(UsageError, match="does not exist"):
-        find_pickles([tmp_path / "nowhere"])
+        find_files([tmp_path / "nowhere"])
 
 
 def test_the_command_answers_in_json_and_in_words_and_names_what_it_refuses(pickles, tmp_path):

@@ -593,7 +593,7 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
 @pytest.mark.parametrize(("theirs", "judged"), [("sft", True), ("another", False), (None, True)])
 def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs: str | None, judged: bool) -> None:
     def call(role: str, model: str | None, **heads: Any) -> Any:
-        record = SimpleNamespace(run="r", role=role, model_name=model, step=0, dump_id="d", actor={})
+        record = SimpleNamespace(run="r", role=role, model_name=model, step=0, dump_id="d", actor={}, source="capture")
         return SimpleNamespace(record=record, is_loss="loss" in role, heads=heads, row_keys=(b"k",), fp32=True)
 
     own = np.full((1, 4), -1.0)

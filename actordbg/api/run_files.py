@@ -1,0 +1,113 @@
+"""What `check PATH...` and `lint PATH...` are given: stores, dumps, packs, old pickles, and the files that a run left behind.
+
+A store is used itself. Dump files and packs are selected as files. Everything else is imported first: by `check` into the store,
+by `lint` into one of its own, which is gone afterwards, so that its findings name files and their rows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from actordbg.api.checks import lint_newest, linted
+from actordbg.api.client import Client
+from actordbg.api.desk import Desk, DumpSelection
+from actordbg.base.errors import CorruptDump, UsageError
+from actordbg.base.units import plural
+from actordbg.catalog.selections import joined
+from actordbg.document.command_result import CommandResult
+from actordbg.dumps.importer import ImportSummary, find_files, import_paths
+from actordbg.dumps.layouts import columns_of
+from actordbg.formats.dump_record import SUFFIX
+from actordbg.recorded.lint import lint_answer
+from actordbg.records.finding import Finding
+from actordbg.store.layout import Store
+from actordbg.store.pack_bytes import PACK_SUFFIX
+from actordbg.store.places import places_of, read_record
+
+
+def store_of_paths(
+    usual: Store, paths: Sequence[Path], chosen: DumpSelection, client: Client, columns: Sequence[str] = ()
+) -> tuple[Store, DumpSelection]:
+    """Return the store to check and what the paths select: a store is checked instead of the usual one, dumps and packs are
+    selected as files, and other files and folders are imported first and checked alone.
+
+    Where there is no store, that of the first dump is used, else one is made. columns: see `layouts.columns_of`. Raises
+    UsageError for a path that does not exist, and for a store or dumps beside other paths; CorruptDump if nothing is imported.
+    """
+    dumps = [path for path in paths if _is_dump(path)]
+    if paths and len(dumps) == len(paths):
+        if not usual.exists():
+            near = [folder for folder in paths[0].resolve().parents if Store(folder).exists()]
+            usual = Store(near[0]) if near else usual.create()
+            client.note(f"using the store {usual.root}" if near else f"using a new store, {usual.root}")
+        return usual, replace(chosen, files=(*chosen.files, *paths))
+    if not paths:
+        return usual, chosen
+    if stores := [path for path in paths if Store(path).exists()]:
+        if len(paths) > 1 or chosen.files:
+            raise UsageError(f"{stores[0]} is a store: check it alone", hint="name one store, or files")
+        return Store(stores[0]), chosen
+    if dumps or chosen.files:
+        raise UsageError(f"{(dumps or chosen.files)[0]} is a dump: check it alone", hint="name dumps, or files of a run")
+    if usual.exists():
+        usual.require_writable()
+    summary = imported(usual, paths, client, columns)
+    client.note(f"{plural(summary.added, 'dump')} imported into {usual.root}, {summary.present:,} already there")
+    ids = ", ".join(f"'{dump_id}'" for dump_id in summary.dump_ids)
+    every = joined(chosen.where, f"dump_id in ({ids})")
+    return usual, replace(chosen, where=joined(every, "point = 'forward'"), with_losses=every)
+
+
+def imported(store: Store, paths: Sequence[Path], client: Client, columns: Sequence[str]) -> ImportSummary:
+    """Import files and folders, and note what was refused. Raises CorruptDump if nothing was imported."""
+    parts = columns_of(columns)
+    with client.progress("importing", len(find_files(paths))) as advance:
+        summary = import_paths(store, paths, columns=parts, on_file=lambda dump_id: advance(1))
+    refused = [f"refused[{each.code}]: {each.path}: {each.reason}" for each in summary.refused]
+    if not summary.dump_ids and len(refused) == 1 and not paths[0].is_dir():
+        raise CorruptDump(
+            f"{summary.refused[0].path}: {summary.refused[0].reason}", hint="docs/reference/layouts.md lists what is read"
+        )
+    client.note_some([*summary.notes, *refused])
+    if not summary.dump_ids:
+        raise CorruptDump(f"no file below {paths[0]} could be imported", hint="`actordbg dump import` names every bad file")
+    return summary
+
+
+def linted_files(
+    desk: Desk, paths: Sequence[Path], where: str | None, max_inputs: int | None, columns: Sequence[str]
+) -> CommandResult:
+    """Check the laws on files that a run left behind, or on the dumps of a store. Raises as `store_of_paths`."""
+    if len(paths) == 1 and Store(paths[0]).exists():
+        return linted(replace(desk, store=Store(paths[0])), where, max_inputs)
+    if given := [path for path in paths if _is_dump(path)]:
+        raise UsageError(f"{given[0]} is a dump", hint="name its store, or `actordbg lint --where \"dump_id='ID'\"`")
+    with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
+        store = Store(Path(folder) / "store")
+        imported(store, paths, desk.client, columns)
+        with desk.client.progress("reading", None) as advance:
+            findings = lint_newest(replace(desk, store=store), where, max_inputs, advance)
+        if not findings.dumps:
+            raise replace(desk, store=store).nothing("lint", where)
+        origins = {record.dump_id: record.origin for record in map(read_record, places_of(store))}
+    for outcome in findings.outcomes:
+        outcome.found = [_in_file(finding, origins) for finding in outcome.found]
+    findings.files = [str(path) for path in paths]
+    return lint_answer(findings)
+
+
+def _in_file(finding: Finding, origins: dict[str, dict[str, object]]) -> Finding:
+    """Name the file and its row instead of the dump that was made of them."""
+    place = dict(finding.place)
+    origin = origins.get(str(place.pop("dump", "")), {})
+    first = origin.get("row", 0)
+    if "row" in place and isinstance(first, int):
+        place["row"] += first
+    return replace(finding, place={"file": origin.get("name", ""), **place})
+
+
+def _is_dump(path: Path) -> bool:
+    return not path.is_dir() and str(path).partition("#")[0].endswith((SUFFIX, PACK_SUFFIX))

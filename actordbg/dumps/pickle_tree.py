@@ -1,0 +1,149 @@
+"""The pickle of a `torch.save` archive as a tree of plain data, read by the inert machine: tensors are places in the archive.
+
+A trainer's debug file holds dicts, lists, numbers, texts and tensors, millions of values. `tree` reads them with the machine
+that reads old pickles, with larger limits and the opcodes that such files need. A tensor becomes `{TENSOR: [storage, dtype,
+elements, offset, shape, strides]}`. What is neither (numpy arrays, dtypes) becomes `{LEFT_OUT: what}`: nothing is looked up. A
+mention of anything else, such as `os.system` or a trainer's own class, refuses the file.
+
+Floats that JSON lacks become the texts that `float` reads: "nan", "inf", "-inf". Standard library only: it runs in the
+decoding process.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+
+from actordbg.dumps.decode import DTYPES
+from actordbg.dumps.pickle_machine import STEPS, Machine, Name, Persistent, PickleCall, Span, corrupt, unsafe
+
+TENSOR, LEFT_OUT = "$tensor", "$left out"
+MOST_VALUES = 2**25
+"""Values of a tree: bounded while it is walked, because values may contain each other many times through the memo."""
+MOST_LEVELS = 16
+_REBUILD = "torch._utils._rebuild_tensor_v2"
+_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy._core.numeric", "numpy.core.numeric")
+_PLAIN = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "Size", "device")
+NAMES = frozenset(
+    [
+        ("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict"), ("_codecs", "encode"),
+        ("numpy", "ndarray"), ("numpy", "dtype"), *(("torch", name) for name in (*DTYPES, *_PLAIN)),
+        *((module, name) for module in _NUMPY for name in ("_reconstruct", "scalar", "_frombuffer")),
+    ]
+)  # fmt: skip
+"""Globals that such a file may mention."""
+
+
+class TreeMachine(Machine):
+    """Interprets the pickle of an archive: more opcodes, longer texts, numbers as keys, and objects that stay notes."""
+
+    most_opcodes, most_text = 2**26, 2**24
+
+    @property
+    def steps(self) -> Mapping[bytes, Callable[[Machine], None]]:
+        """What each opcode does; others are refused."""
+        return _STEPS
+
+
+def _float(m: Machine) -> None:
+    start = m.take(8)
+    m.stack.extend(struct.unpack_from(">d", m.data, start))
+
+
+def _reduce(m: Machine) -> None:
+    STEPS[b"R"](m)
+    call = m.stack[-1]
+    if isinstance(call, PickleCall) and str(call.function) == "collections.OrderedDict" and not call.arguments:
+        m.stack[-1] = {}
+
+
+def _build(m: Machine) -> None:
+    m.pop()  # the state of an object that stays a note
+    if not isinstance(m.top(object), PickleCall):
+        raise unsafe("asks to set the state of something that is not an array")
+
+
+def _set_items(m: Machine) -> None:
+    pairs = m.pop_mark()
+    _set(m, pairs)
+
+
+def _set_item(m: Machine) -> None:
+    value, key = m.pop(), m.pop()
+    _set(m, [key, value])
+
+
+def _set(m: Machine, pairs: list[object]) -> None:
+    target = m.top(dict)
+    if len(pairs) % 2:
+        raise corrupt("a dict entry without a value")
+    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+        if type(key) not in (str, int, bool, float, type(None)):
+            raise corrupt("a dict key is neither a text nor a number")
+        target[str(key)] = value
+
+
+_STEPS = {**STEPS, b"G": _float, b"R": _reduce, b"b": _build, b"s": _set_item, b"u": _set_items}
+
+
+def tree(data: bytes) -> object:
+    """Return the pickle's value as dicts, lists, numbers, texts and None. Raises UnsafeInput or CorruptDump, and nothing else."""
+    machine = TreeMachine(data, 0, len(data), NAMES)
+    value = machine.run()
+    if machine.position != len(data):
+        raise corrupt(f"{len(data) - machine.position} bytes after the end of the pickle")
+    return _Walk().plain(value, 0)
+
+
+class _Walk:
+    """Copies a value of the machine as plain data. left: how many more values it may have."""
+
+    def __init__(self) -> None:
+        self.left = MOST_VALUES
+
+    def plain(self, value: object, level: int) -> object:
+        """Return a copy without notes, in which nothing is shared."""
+        kind = type(value)
+        if kind is float:
+            return value if value - value == 0 else str(value)  # type: ignore[operator]
+        if value is None or kind in (bool, int, str):
+            return value
+        if level > MOST_LEVELS:
+            raise unsafe(f"values are nested deeper than {MOST_LEVELS} levels")
+        if isinstance(value, dict):
+            self._count(len(value))
+            return {key: self.plain(part, level + 1) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            self._count(len(value))
+            return [self.plain(part, level + 1) for part in value]
+        if isinstance(value, PickleCall) and str(value.function) == _REBUILD:
+            return {TENSOR: _tensor(value)}
+        return {LEFT_OUT: _words(value)}
+
+    def _count(self, values: int) -> None:
+        self.left -= values + 1
+        if self.left < 0:
+            raise unsafe(f"more than {MOST_VALUES} values")
+
+
+def _words(value: object) -> str:
+    if isinstance(value, Span):
+        return "bytes"
+    return str(value.function if isinstance(value, PickleCall) else value if isinstance(value, Name) else "an object")
+
+
+def _tensor(call: PickleCall) -> list[object]:
+    """Describe a tensor of `_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`."""
+    if len(call.arguments) not in (6, 7):
+        raise corrupt(f"a tensor is rebuilt with {len(call.arguments)} arguments")
+    storage, offset, shape, strides, *_ = call.arguments
+    identity = storage.identity if isinstance(storage, Persistent) else None
+    if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
+        raise unsafe("a tensor holds something that is not a storage")
+    _, kind, key, _, elements = identity
+    dtype = DTYPES.get(kind.name) if isinstance(kind, Name) and kind.module == "torch" else None
+    sizes = [*shape, *strides, offset, elements] if type(shape) is tuple and type(strides) is tuple else [None]
+    plain = type(key) is str and key.isalnum() and all(type(size) is int and 0 <= size < 2**48 for size in sizes)
+    if dtype is None or not plain or len(shape) != len(strides) or len(shape) > 8:  # type: ignore[arg-type]
+        raise corrupt("a tensor is not described as torch describes it")
+    return [key, dtype[0], elements, offset, list(shape), list(strides)]  # type: ignore[call-overload]

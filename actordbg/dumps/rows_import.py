@@ -1,0 +1,190 @@
+"""Rows of a run's files as dumps: a forward for a few rows, and beside it a loss if the file has what a trainer computed.
+
+They are the records that an adapter writes (decision 0079): `sequences` and `attention_mask` [B, S], padded on the right;
+`action_mask`, log-probs and other values [B, S-1], where column j is of token j + 1. So every command reads them as it reads a
+recorded call. A file without log-probs or advantages of a trainer gives forwards alone, beside them the rollout's log-probs.
+
+A dump has rows of one step and rank, and one set of parts. A row with values that do not fit its tokens is a dump of its own,
+with those values as they are: the law `lengths` names them. Ids are made of the file's SHA-256: a second import adds nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actordbg.base.errors import ActordbgError, CorruptDump, EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported
+from actordbg.dumps import containers
+from actordbg.dumps.child_pool import LegacyReader
+from actordbg.dumps.layouts import MASK, OF_TOKENS, Fields, Layout, Row, Values, layout_of, row_of
+from actordbg.formats.dump_record import (
+    FORWARD,
+    IMPORTED,
+    LOSS,
+    OUTPUT_PREFIX,
+    DumpRecord,
+    contiguous_strides,
+    format_timestamp,
+    make_dump_id,
+)
+from actordbg.formats.encoding import PlainTensor
+from actordbg.formats.nested_values import CONTEXT
+
+MOST_ROWS, MOST_PLACES = 8, 2**16
+"""Most rows of a dump, and most positions of several, padding included."""
+_OF_LOSS = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages")
+"""Parts that a loss got, by its own names; others are beside them."""
+
+
+class RowFile:
+    """A file of rows. notes: what a reader has to know of it. left_out: rows that are none, in words."""
+
+    def __init__(self, path: Path, kind: str, columns: dict[str, str], trees: LegacyReader) -> None:
+        self.path, self._kind, self._columns, self._trees = path, kind, columns, trees
+        self.layout: Layout | None = None
+        self.notes: list[str] = []
+        self.left_out: list[str] = []
+        stat = path.stat()
+        self._time = format_timestamp(datetime.fromtimestamp(stat.st_mtime, timezone.utc))
+        self._digest = ""
+
+    def dumps(self) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
+        """Yield the dumps. Raises CorruptDump, UnsafeInput, Unsupported and OSError, also after some."""
+        number, kept = 0, list[Row]()
+        for row in self._rows():
+            if kept and not _together([*kept, row]):
+                yield from self._dumps_of(kept, number)
+                number, kept = number + 2, []
+            kept.append(row)
+        if kept:
+            yield from self._dumps_of(kept, number)
+        elif not self.left_out:
+            raise CorruptDump("it has no rows", hint="look at what wrote it")
+
+    def _rows(self) -> Iterator[Row]:
+        at = 0
+        for content in containers.contents(self.path, self._kind, self._trees):
+            layout = self.layout or self._known(content)
+            step = layout.step(content, self.path) if isinstance(content, dict) else None
+            for fields in layout.rows(content):
+                row = self._row(layout, fields, at)
+                at += 1
+                if row is not None:
+                    row.step = row.step if row.step is not None else step if step is not None else 0
+                    yield row
+
+    def _known(self, content: Any) -> Layout:
+        """Return the layout of the first content, and begin: nothing is written for a file without one."""
+        layout = layout_of(content, self._kind, self._columns)
+        if layout is None:
+            names = content[0] if isinstance(content, list) and content else content
+            listed = ", ".join(sorted(map(str, names))[:8]) if isinstance(names, dict) else type(content).__name__
+            raise containers.text_error(names) or Unsupported(
+                f"it is {self._kind} without token ids: {listed:.200}",
+                hint="docs/reference/layouts.md lists what is read; name its columns with --column ids=NAME",
+            )
+        self.layout = layout
+        if why := layout.incomplete(self.path):
+            self.notes.append(why)
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            for block in iter(partial(file.read, 2**20), b""):
+                digest.update(block)
+        digest.update(repr(sorted(self._columns.items())).encode() if self._columns else b"")
+        self._digest = digest.hexdigest()[:16]
+        return layout
+
+    def _row(self, layout: Layout, fields: Fields, number: int) -> Row | None:
+        try:
+            row = row_of(layout, fields, number)
+        except ActordbgError as error:
+            self.left_out.append(error.message)
+            return None
+        if row is None:
+            self.left_out.append(f"row {number}: it has fewer than two tokens")
+        return row
+
+    def _dumps_of(self, rows: Sequence[Row], number: int) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
+        assert self.layout is not None
+        first, arrays, about = rows[0], _padded(rows), {"name": self.path.name, "layout": self.layout.name, "row": rows[0].number}
+        given = {name: arrays.pop(name) for name in ("sequences", "attention_mask", MASK)}
+        rewards = {CONTEXT + "rewards": np.array([row.reward for row in rows])} if first.reward is not None else {}
+        if learned := bool({"log_probs", "advantages"} & arrays.keys()):
+            shown = {"log_probs": "action_log_probs", "entropy": "entropy"} if "log_probs" in arrays else {}
+            beside = {
+                OUTPUT_PREFIX + new: arrays[name] for name, new in shown.items() if name in arrays and name not in first.odd
+            }
+        else:
+            beside = {CONTEXT + name: values for name, values in arrays.items()} | rewards
+        (batch, length), actions = given["sequences"].shape, given[MASK].shape[1]
+        common: dict[str, Any] = {
+            "rank": first.rank, "step": first.step, "source": IMPORTED, "timestamp": self._time, "batch_size": batch,
+            "seq_len": length, "tokens": int(given["attention_mask"].sum()), "action_len": actions,
+            "actor": {"trainer": self.layout.name, "adapter": self.layout.name}, "origin": about, "run": "",
+        }  # fmt: skip
+        forward = DumpRecord(dump_id=self._id(number), role="policy" if learned else "rollout", point=FORWARD, **common)
+        yield forward, _plain(given | beside)
+        if learned:
+            arguments = {CONTEXT + "forward": forward.dump_id}
+            more = {name if name in _OF_LOSS else CONTEXT + name: values for name, values in arrays.items() if name != "entropy"}
+            loss: dict[str, Any] = {"role": "policy loss", "point": LOSS, "replayable": False, "arguments": arguments}
+            yield DumpRecord(dump_id=self._id(number + 1), **common, **loss), _plain(given | more | rewards)
+
+    def _id(self, number: int) -> str:
+        return make_dump_id(self._time, number, 0, self._digest)
+
+
+def _together(rows: Sequence[Row]) -> bool:
+    """Check whether rows may share a dump."""
+    first, last = rows[0], rows[-1]
+    longest = max(len(row.ids) for row in rows)
+    alike = all(getattr(first, name) == getattr(last, name) for name in ("step", "rank"))
+    alike = alike and first.values.keys() == last.values.keys() and (first.reward is None) == (last.reward is None)
+    return alike and not first.odd and not last.odd and len(rows) <= MOST_ROWS and len(rows) * longest <= MOST_PLACES
+
+
+def _padded(rows: Sequence[Row]) -> dict[str, Values]:
+    """Return the arrays of a dump: ids and masks, and the values of each part, [B, S-1]; those that do not fit as they are."""
+    longest = max(len(row.ids) for row in rows)
+    arrays: dict[str, Values] = {
+        "sequences": np.zeros((len(rows), longest), np.int64), "attention_mask": np.zeros((len(rows), longest), np.int64),
+    }  # fmt: skip
+    for at, row in enumerate(rows):
+        arrays["sequences"][at, : len(row.ids)] = row.ids
+        arrays["attention_mask"][at, : len(row.ids)] = 1
+        for name in (part for part in OF_TOKENS if part in row.values):
+            wide = arrays.setdefault(name, np.zeros((len(rows), longest - 1)))
+            end = len(row.ids) - 1
+            values = row.values[name][-end:]  # of the first token there is nothing to learn
+            wide[at, end - len(values) : end] = values
+        for name, values in row.odd.items():
+            arrays[name] = values.reshape(1, -1)
+    arrays[MASK] = arrays[MASK] != 0
+    return arrays
+
+
+def _plain(arrays: dict[str, Values]) -> dict[str, PlainTensor]:
+    tensors = {}
+    for name, values in arrays.items():
+        if values.dtype.kind == "f" and not (np.abs(values) > np.finfo(np.float32).max).any(where=np.isfinite(values)):
+            values = values.astype(np.float32)
+        tensors[name] = PlainTensor(values.dtype.name, np.ascontiguousarray(values), contiguous_strides(values.shape))
+    return tensors
+
+
+def problem_of(error: ActordbgError | OSError, path: Path) -> ActordbgError:
+    """Return why a file is refused, named for what it is where that is known; a problem of the store or of starting as it is."""
+    if isinstance(error, OSError):
+        return EnvironmentProblem(f"cannot be read: {error.strerror or error}", hint="check its permissions")
+    if error.code in (StoreProblem.code, LaunchProblem.code, EnvironmentProblem.code):
+        return error
+    known = containers.other_at(path)
+    if known is None or isinstance(error, Unsupported):
+        return known or error
+    return type(error)(f"{known.message} ({known.hint})", hint=known.hint)

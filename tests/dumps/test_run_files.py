@@ -1,0 +1,226 @@
+"""Files that runs leave behind: each writer's becomes the rows that it holds, healthy ones are right, faults are named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runfiles
+from runfiles import WRITERS, MadeRow, written
+
+from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
+from actordbg.dumps.importer import ImportSummary, import_paths
+from actordbg.formats.dump_record import LOSS
+from actordbg.recorded.lint import LintFindings, lint
+from actordbg.recorded.recorded_calls import RecordedCall
+from actordbg.store.layout import Store
+
+ROLLOUTS = ("slime-rollout",)
+LEARNED = tuple(name for name in WRITERS if name not in ROLLOUTS)
+REWARDED = tuple(name for name in LEARNED if name != "prime-rl")
+NAMED = {
+    "log-probs shifted by one": ("alignment", EITHER, LEARNED),
+    "mask off by one": ("mask", TRAINER, tuple(WRITERS)),
+    "NaN": ("finite", ROLLOUT, tuple(WRITERS)),
+    "positive log-prob": ("log-probs", ROLLOUT, tuple(WRITERS)),
+    "advantage of another group": ("rewards", TRAINER, REWARDED),
+    "placeholder": ("placeholder", ROLLOUT, LEARNED),
+    "log-probs of other rows": ("rows", EITHER, LEARNED),
+}
+"""The law that names each fault, the side, and the writers whose files show it."""
+
+
+def imported(store: Store, *paths: Path, **options: Any) -> ImportSummary:
+    return import_paths(store, paths, **options)
+
+
+def judged(store: Store) -> LintFindings:
+    return lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
+
+
+def rows_in(store: Store, *, losses: bool) -> Iterator[tuple[RecordedCall, int]]:
+    """The rows of the forwards or of the losses, in the file's order."""
+    calls = [RecordedCall.read(str(path)) for path in store.iter_dumps()]
+    for call in sorted(calls, key=lambda call: call.record.dump_id):
+        if (call.record.point == LOSS) == losses:
+            yield from ((call, row) for row in range(call.rows))
+
+
+def values_of(call: RecordedCall, row: int, name: str) -> np.ndarray[Any, Any] | None:
+    """The values of a row's actions; None if they were not recorded."""
+    values, active = call.array(name), call.active
+    assert active is not None
+    return None if values is None else values[row][active[row]]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name: str, store: Store, tmp_path: Path) -> None:
+    path, rows = written(name, tmp_path)
+    summary = imported(store, path)
+    assert not summary.refused and summary.present == 0
+    of_forwards = list(rows_in(store, losses=False))
+    assert len(of_forwards) == len(rows)
+    for (call, at), row in zip(of_forwards, rows, strict=True):
+        assert call.sequences is not None and call.real is not None
+        assert call.sequences[at][call.real[at]].tolist() == row.ids
+        assert call.actions is not None and call.active is not None
+        assert call.actions[at][call.active[at]].tolist() == row.response
+    for (call, at), row in zip(rows_in(store, losses=name in LEARNED), rows, strict=True):
+        assert_values(call, at, row, learned=name in LEARNED)
+        if name in REWARDED:
+            expected = runfiles.normalized_rewards(rows)[rows.index(row)] if name.endswith("-train") else row.reward
+            assert call.array("rewards")[at] == pytest.approx(expected, abs=1e-6)  # type: ignore[index]
+    findings = judged(store)
+    assert findings.found == [] and len(findings.held) >= (11 if name in LEARNED else 5)
+    assert ("rewards" in {rule.name for rule in findings.held}) == (name in REWARDED)
+
+
+def assert_values(call: RecordedCall, at: int, row: MadeRow, *, learned: bool) -> None:
+    expected = {"rollout_log_probs": row.rollout}
+    if learned:
+        expected |= {"log_probs": row.log_probs, "advantages": row.advantages}
+        assert call.forward_id == call.record.dump_id.replace(*_numbers(call.record.dump_id))
+    for name, values in expected.items():
+        got = values_of(call, at, name)
+        assert got is not None and np.allclose(got, np.array(values, np.float32), atol=1e-6), name
+
+
+def _numbers(dump_id: str) -> tuple[str, str]:
+    """The number of a loss in its dump id, and that of its forward."""
+    number = dump_id.split("-")[1]
+    return f"-{number}-", f"-{int(number) - 1:06d}-"
+
+
+@pytest.mark.parametrize(("fault", "name"), [(fault, name) for fault, (_, _, names) in NAMED.items() for name in names])
+def test_a_fault_is_named_with_its_side(fault: str, name: str, store: Store, tmp_path: Path) -> None:
+    law, side, _ = NAMED[fault]
+    imported(store, written(name, tmp_path, fault)[0])
+    found = {(finding.rule.name, finding.of_side) for finding in judged(store).found}
+    assert (law, side) in found, found
+
+
+def test_the_record_says_where_a_row_came_from(store: Store, tmp_path: Path) -> None:
+    imported(store, written("prime-rl", tmp_path)[0])
+    calls = [call for call, row in rows_in(store, losses=False) if row == 0]
+    assert [call.record.origin for call in calls] == [
+        {"name": "rank_1.jsonl", "layout": "prime-rl", "row": 0}, {"name": "rank_1.jsonl", "layout": "prime-rl", "row": 8},
+    ]  # fmt: skip
+    record = calls[0].record
+    assert (record.run, record.step, record.rank, record.role, record.source) == ("out", 4, 1, "policy", "import")
+    assert record.actor["adapter"] == "prime-rl" and record.replayable
+
+
+def test_nothing_is_imported_twice_whatever_a_file_is_called(store: Store, tmp_path: Path) -> None:
+    path, _ = written("nemo-rl", tmp_path)
+    first = imported(store, path)
+    moved = path.rename(tmp_path / "logs" / "renamed")
+    os.utime(moved, (1, 1))
+    again = imported(store, moved)
+    assert (first.added, again.added, again.present) == (4, 0, 4) and again.dump_ids == first.dump_ids
+    assert imported(store, moved, columns={"ids": "token_ids"}).added, "other columns are other rows"
+
+
+def test_a_folder_is_searched_by_content(store: Store, tmp_path: Path) -> None:
+    for name in ("slime-rollout", "slime-train", "prime-rl"):
+        written(name, tmp_path / "job")
+    (tmp_path / "job" / "notes.md").write_text("# notes\n{")
+    (tmp_path / "job" / "config.json").write_text('{\n "a": 1\n}')
+    summary = imported(store, tmp_path / "job")
+    assert summary.refused == [] and sorted(summary.runs) == ["out", "rollout_data", "train_data"]
+
+
+def test_what_a_file_lacks_is_said(store: Store, tmp_path: Path) -> None:
+    path, _ = written("prime-rl", tmp_path)
+    (path.parent / "STABLE").unlink()
+    slime, _ = written("slime-rollout", tmp_path)
+    notes = imported(store, path, slime).notes
+    assert [note.partition(": ")[2] for note in notes] == [
+        "its folder has no STABLE: prime-rl had not finished this step",
+        "1 row left out: row 16: it has fewer than two tokens",
+    ]
+    lacks = {each.rule.name: each.by for each in judged(store).not_checked}
+    assert "rewards" in lacks and "ratio" in lacks and "policy losses" not in " ".join(lacks.values())
+
+
+def test_rows_with_values_of_another_length_are_named(store: Store, tmp_path: Path) -> None:
+    _, rows = written("slime-rollout", tmp_path)
+    rows[3].rollout.append(-0.5)
+    rows[7].mask.append(1)
+    summary = imported(store, runfiles.slime_rollout(tmp_path, rows))
+    assert any("row 7: its loss_mask has" in note for note in summary.notes), summary.notes
+    (finding,) = judged(store).found
+    assert finding.rule.name == "lengths" and "rollout_log_probs is [1, " in finding.said
+
+
+def test_on_policy_zeros_and_masked_rows_of_nemo_rl_are_no_faults(store: Store, tmp_path: Path) -> None:
+    _, rows = written("nemo-rl", tmp_path)
+    for row in rows:
+        row.log_probs = [0.0] * len(row.log_probs)
+        row.prompt, row.response = row.prompt[:3], row.response
+    path = runfiles.nemo_rl(tmp_path, rows, filtered=False)
+    text = path.read_text().replace("-3.0", "0.0")
+    lines = text.splitlines(keepends=True)
+    lines[2] = lines[2].replace('"sample_loss_mask": [1.0]', '"sample_loss_mask": [0.0]')
+    path.write_text("".join(lines))
+    imported(store, path)
+    assert judged(store).found == []
+    (call, row) = list(rows_in(store, losses=True))[2]
+    assert call.counts is not None and call.counts[row] == 0 and call.array("log_probs") is None
+
+
+def test_tokens_that_no_engine_sampled_do_not_count_in_prime_rl(store: Store, tmp_path: Path) -> None:
+    path, rows = written("prime-rl", tmp_path)
+    rows[0].rollout = [0.0] * len(rows[0].rollout)
+    runfiles.prime_rl(tmp_path, rows)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[0] = lines[0].replace(
+        '"rl_weights":[' + "null," * (len(rows[0].ids) - 1) + "null]", f'"rl_weights":{[0.0] * len(rows[0].ids)}'
+    )
+    path.write_text("".join(lines))
+    imported(store, path)
+    assert judged(store).found == []
+
+
+def test_a_part_of_context_parallelism_and_an_unknown_schema_are_refused(store: Store, tmp_path: Path) -> None:
+    _, rows = written("miles-train", tmp_path)
+    path, _ = written("prime-rl", tmp_path)
+    path.write_text(path.read_text().replace('"schema_version":1', '"schema_version":2'))
+    summary = imported(store, runfiles.miles_train(tmp_path, rows, cp_size=2), path)
+    assert [each.code for each in summary.refused] == ["unsupported", "newer-format"] and not summary.added
+    assert "2 ranks of context parallelism" in summary.refused[0].reason
+
+
+@pytest.mark.parametrize("align", ["own", "next"])
+def test_columns_have_the_names_that_the_user_gives(align: str, store: Store, tmp_path: Path) -> None:
+    """Values of all tokens are of the token itself, or of the one behind it, which only the user can know."""
+    row = runfiles.made_rows()[0]
+    values = row.wide(row.log_probs, outside=-9.0)
+    table = {"my_ids": np.array([row.ids]), "lp": np.array([[*values[1:], -9.0] if align == "next" else values])}
+    np.savez(tmp_path / "x", **table)
+    given = {"ids": "my_ids", "log_probs": "lp", "align": align}
+    imported(store, tmp_path / "x.npz", columns=given)
+    ((call, at),) = rows_in(store, losses=True)
+    got = values_of(call, at, "log_probs")
+    assert got is not None and np.allclose(got[-len(row.response) :], row.log_probs, atol=1e-6)
+    refused = imported(store, tmp_path / "x.npz", columns={"ids": "nope"}).refused
+    assert "no 'nope' for --column ids (it has lp, my_ids)" in refused[0].reason
+
+
+def test_healthy_advantages_that_were_clipped_or_of_no_known_estimator_are_not_called_wrong(store: Store, tmp_path: Path) -> None:
+    rows = runfiles.made_rows()
+    runfiles.estimate(rows, runfiles.leave_one_out)
+    most = sorted(abs(row.advantages[0]) for row in rows)[-4]
+    for row in rows:
+        row.advantages = [max(-most, min(most, value)) for value in row.advantages]
+    imported(store, runfiles.nemo_rl(tmp_path / "clipped", rows))
+    clipped = judged(store)
+    assert clipped.found == [] and clipped["rewards"].looked_at
+    for at, row in enumerate(rows):
+        row.advantages = [0.1 * at - 0.7] * len(row.advantages)
+    other = Store(tmp_path / "other")
+    imported(other, runfiles.nemo_rl(tmp_path / "unknown", rows))
+    assert judged(other).found == [] and judged(other)["rewards"].lacks == "an estimator of advantages that is known"

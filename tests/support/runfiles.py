@@ -1,0 +1,284 @@
+"""Files that runs leave behind, as their writers lay them out, of the same made-up rows: healthy, or with a planted fault."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+GROUPS, SAMPLES, END = 4, 4, 2
+NAN = float("nan")
+
+
+@dataclass
+class MadeRow:
+    """A row: values are those of its response. advantage: of each token, made of the reward as the writer's trainer makes it."""
+
+    prompt: list[int]
+    response: list[int]
+    mask: list[int]
+    log_probs: list[float]
+    rollout: list[float]
+    reward: float
+    advantages: list[float]
+
+    @property
+    def ids(self) -> list[int]:
+        return self.prompt + self.response
+
+    def wide(self, values: list[Any], outside: Any = 0.0) -> list[Any]:
+        """Values of all tokens: `outside` at the prompt."""
+        return [outside] * len(self.prompt) + values
+
+
+def made_rows(seed: int = 1) -> list[MadeRow]:
+    """Groups of a prompt, with rewards and lengths of their own, and advantages that are 0; a writer makes those."""
+    chance, rows = random.Random(seed), []
+    for _ in range(GROUPS):
+        prompt = [chance.randrange(10, 90) for _ in range(chance.randrange(4, 7))]
+        for _ in range(SAMPLES):
+            count = chance.randrange(9, 20)
+            own = [-chance.random() * 2 - 0.05 for _ in range(count)]
+            rows.append(
+                MadeRow(
+                    list(prompt), [chance.randrange(10, 90) for _ in range(count - 1)] + [END], [1] * count, own,
+                    [value + chance.gauss(0, 0.01) for value in own], chance.random(), [0.0] * count,
+                )
+            )  # fmt: skip
+            rows[-1].rollout = [min(value, -1e-4) for value in rows[-1].rollout]
+    return rows
+
+
+def estimate(rows: list[MadeRow], of_group: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Set the advantages of each group from its rewards."""
+    for first in range(0, len(rows), SAMPLES):
+        group = rows[first : first + SAMPLES]
+        for row, value in zip(group, of_group(torch.tensor([row.reward for row in group])).tolist(), strict=True):
+            row.advantages = [value] * len(row.response)
+
+
+def normalized(rewards: torch.Tensor) -> torch.Tensor:
+    """slime's rewards of GRPO, and TRL's advantages."""
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+
+
+def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
+    """NeMo-RL's advantages of GRPO."""
+    others = [torch.cat((rewards[:at], rewards[at + 1 :])) for at in range(len(rewards))]
+    return torch.stack([(own - other.mean()) / (other.std() + 1e-6) for own, other in zip(rewards, others, strict=True)])
+
+
+Fault = Callable[[list[MadeRow]], None]
+
+
+def shifted(rows: list[MadeRow]) -> None:
+    for row in rows:
+        row.rollout = [*row.rollout[1:], row.rollout[0]]
+
+
+def mask_late(rows: list[MadeRow]) -> None:
+    for row in rows:
+        row.mask = [0, *row.mask[:-1]]
+
+
+def not_a_number(rows: list[MadeRow]) -> None:
+    rows[5].rollout[3] = NAN
+
+
+def positive(rows: list[MadeRow]) -> None:
+    rows[6].rollout[2] = 0.7
+
+
+def other_group(rows: list[MadeRow]) -> None:
+    rows[1].advantages = [rows[6].advantages[0]] * len(rows[1].response)
+
+
+def placeholder(rows: list[MadeRow]) -> None:
+    rows[2].rollout[4], rows[2].log_probs[4] = 0.0, -1.5
+
+
+def other_rows(rows: list[MadeRow]) -> None:
+    for a, b in ((0, 9), (3, 12)):
+        count = min(len(rows[a].rollout), len(rows[b].rollout))
+        rows[a].rollout[:count], rows[b].rollout[:count] = rows[b].rollout[:count], rows[a].rollout[:count]
+
+
+FAULTS: dict[str, Fault] = {
+    "log-probs shifted by one": shifted, "mask off by one": mask_late, "NaN": not_a_number, "positive log-prob": positive,
+    "advantage of another group": other_group, "placeholder": placeholder, "log-probs of other rows": other_rows,
+}  # fmt: skip
+
+
+def _file(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def slime_rollout(folder: Path, rows: list[MadeRow]) -> Path:
+    """`save_debug_rollout_data`: dicts of `Sample.to_dict`; the last was aborted before its first token."""
+    samples = [
+        {"group_index": at // SAMPLES, "index": at, "rollout_id": None, "prompt": "p" * 9000, "tokens": row.ids, "response": "r",
+         "response_length": len(row.response), "reward": row.reward, "loss_mask": row.mask, "rollout_log_probs": row.rollout,
+         "status": "completed", "metadata": {"tools": np.ones(3), 1: "one"}, "remove_sample": False, "label": None}
+        for at, row in enumerate(rows)
+    ]  # fmt: skip
+    aborted = {
+        **samples[0],
+        "tokens": [],
+        "response_length": 0,
+        "loss_mask": None,
+        "rollout_log_probs": None,
+        "status": "aborted",
+    }
+    torch.save({"rollout_id": 3, "samples": [*samples, aborted]}, _file(folder / "rollout_data" / "3.pt"))
+    return folder / "rollout_data" / "3.pt"
+
+
+def _trained(rows: list[MadeRow]) -> dict[str, list[Any]]:
+    tensors = {name: [torch.tensor(getattr(row, at)) for row in rows] for name, at in
+               (("log_probs", "log_probs"), ("rollout_log_probs", "rollout"), ("advantages", "advantages"))}  # fmt: skip
+    return {
+        "tokens": [torch.tensor(row.ids) for row in rows], "response_lengths": [len(row.response) for row in rows],
+        "total_lengths": [len(row.ids) for row in rows], "loss_masks": [torch.tensor(row.mask, dtype=torch.int) for row in rows],
+        "ref_log_probs": [torch.tensor(row.log_probs) - 0.5 for row in rows], **tensors, "returns": tensors["advantages"],
+        "rewards": normalized_rewards(rows),
+    }  # fmt: skip
+
+
+def normalized_rewards(rows: list[MadeRow]) -> list[float]:
+    """Each row's reward after slime's normalization of groups."""
+    groups = torch.tensor([row.reward for row in rows]).view(-1, SAMPLES)
+    return [value for group in groups for value in normalized(group).tolist()]
+
+
+def slime_train(folder: Path, rows: list[MadeRow]) -> Path:
+    """`save_debug_train_data`, format_version 2: samples of both shards in the rollout's order."""
+    columns = _trained(rows)
+    samples = [
+        {"data_parallel_rank": at % 2, "rollout_position": at, **{name: values[at] for name, values in columns.items()}}
+        for at in range(len(rows))
+    ]
+    shards = [{"rank": rank, "data_parallel_rank": rank, "micro_batch_indices": [[0]]} for rank in (0, 1)]
+    data = {"format_version": 2, "rollout_id": 0, "rank": 0, "samples": samples, "dp_shards": shards, "raw_reward": [1.0]}
+    torch.save(data, _file(folder / "train_data" / "0.pt"))
+    return folder / "train_data" / "0.pt"
+
+
+def miles_train(folder: Path, rows: list[MadeRow], cp_size: int = 1) -> Path:
+    """miles' file of a rank."""
+    data = {"rollout_id": 0, "rank": 1, "rollout_data": _trained(rows), "cp_rank": 0, "cp_size": cp_size, "qkv_format": "thd"}
+    torch.save(data, _file(folder / "train_data" / "0_1.pt"))
+    return folder / "train_data" / "0_1.pt"
+
+
+def prime_rl(folder: Path, rows: list[MadeRow]) -> Path:
+    """prime-rl's token export: what is not finite is null."""
+    path = _file(folder / "out" / "token_exports" / "step_4" / "rank_1.jsonl")
+    with path.open("w") as file:
+        for at, row in enumerate(rows):
+            count = len(row.ids)
+            record = {
+                "schema_version": 1, "step": 4, "rank": 1, "micro_step": at // 4, "micro_sequence_idx": at % 4,
+                "export_sequence_idx": at, "env_name": "math", "token_ids": row.ids, "position_ids": list(range(count)),
+                "loss_mask": row.wide([bool(each) for each in row.mask], outside=False), "advantages": row.wide(row.advantages),
+                "inference_logprobs": row.wide([None if value != value else value for value in row.rollout]),
+                "trainer_logprobs": row.wide(row.log_probs, outside=-11.0), "entropy": [1.0] * count,
+                "rl_weights": [None] * count, "ref_kl_weights": [None] * count, "mismatch_kl": [None] * count,
+            }  # fmt: skip
+            file.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
+    (path.parent / "STABLE").touch()
+    return path
+
+
+def nemo_rl(folder: Path, rows: list[MadeRow], *, filtered: bool = True) -> Path:
+    """NeMo-RL's train data: every field a list of one, padded; with dynamic sampling `rewards` are of other rows."""
+    path, longest = _file(folder / "logs" / "train_data_step8.jsonl"), max(len(row.ids) for row in rows)
+
+    def padded(values: list[Any]) -> list[list[Any]]:
+        return [values + [0] * (longest - len(values))]
+
+    with path.open("w") as file:
+        for at, row in enumerate(rows):
+            rewards = {"rewards": [1.0 - row.reward], "filtered_rewards": [row.reward]} if filtered else {"rewards": [row.reward]}
+            record = {
+                "content": ["text"], **rewards, "input_lengths": [len(row.ids)], "token_ids": padded(row.ids),
+                "token_loss_mask": padded(row.wide(row.mask, outside=0)), "sample_loss_mask": [1.0],
+                "advantages": [[row.advantages[0]] * longest], "generation_logprobs": padded(row.wide(row.rollout)),
+                "prev_logprobs": padded(row.wide(row.log_probs, outside=-3.0)), "idx": at,
+            }  # fmt: skip
+            file.write(json.dumps(record) + "\n")
+    return path
+
+
+def columns(rows: list[MadeRow]) -> dict[str, np.ndarray[Any, Any]]:
+    """Padded columns of a plain table, on the left, with the usual names; values of the response in a window of its own."""
+    longest, widest = max(len(row.ids) for row in rows), max(len(row.response) for row in rows)
+    table = {
+        "input_ids": np.zeros((len(rows), longest), np.int64), "attention_mask": np.zeros((len(rows), longest), np.int64),
+        "response_mask": np.zeros((len(rows), widest), np.int64), "rewards": np.array([row.reward for row in rows]),
+        **{name: np.zeros((len(rows), widest), np.float32) for name in ("log_probs", "rollout_log_probs", "advantages")},
+    }  # fmt: skip
+    for at, row in enumerate(rows):
+        table["input_ids"][at, longest - len(row.ids) :], table["attention_mask"][at, longest - len(row.ids) :] = row.ids, 1
+        for name, values in (("response_mask", row.mask), ("log_probs", row.log_probs), ("rollout_log_probs", row.rollout),
+                             ("advantages", row.advantages)):  # fmt: skip
+            table[name][at, widest - len(values) :] = values
+    return table
+
+
+def npz(folder: Path, rows: list[MadeRow]) -> Path:
+    np.savez_compressed(_file(folder / "t" / "rows.npz"), allow_pickle=True, names=np.array(["a"], object), **columns(rows))
+    return folder / "t" / "rows.npz"
+
+
+def safetensors(folder: Path, rows: list[MadeRow]) -> Path:
+    save_file({name: torch.from_numpy(values) for name, values in columns(rows).items()}, _file(folder / "t" / "rows.st"))
+    return folder / "t" / "rows.st"
+
+
+def torch_dict(folder: Path, rows: list[MadeRow]) -> Path:
+    torch.save({name: torch.from_numpy(values) for name, values in columns(rows).items()}, _file(folder / "t" / "rows.bin"))
+    return folder / "t" / "rows.bin"
+
+
+def _plain_rows(rows: list[MadeRow]) -> list[dict[str, Any]]:
+    return [
+        {"input_ids": row.ids, "loss_mask": row.wide(row.mask, outside=0), "logprobs": row.wide(row.log_probs),
+         "rollout_logprobs": row.wide(row.rollout), "advantages": row.wide(row.advantages), "reward": row.reward}
+        for row in rows
+    ]  # fmt: skip
+
+
+def json_lines(folder: Path, rows: list[MadeRow]) -> Path:
+    _file(folder / "t" / "rows.log").write_text("".join(json.dumps(row) + "\n" for row in _plain_rows(rows)))
+    return folder / "t" / "rows.log"
+
+
+def parquet(folder: Path, rows: list[MadeRow]) -> Path:
+    pyarrow = __import__("pyarrow.parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_plain_rows(rows)), _file(folder / "t" / "rows.table"))
+    return folder / "t" / "rows.table"
+
+
+Writer = Callable[[Path, list[MadeRow]], Path]
+WRITERS: dict[str, Writer] = {
+    "slime-rollout": slime_rollout, "slime-train": slime_train, "miles-train": miles_train, "prime-rl": prime_rl,
+    "nemo-rl": nemo_rl, "npz": npz, "safetensors": safetensors, "torch.save": torch_dict, "JSON lines": json_lines,
+    "parquet": parquet,
+}  # fmt: skip
+
+
+def written(name: str, folder: Path, *faults: str) -> tuple[Path, list[MadeRow]]:
+    """Write the file of a writer, of healthy rows and then of these faults; return it, and the rows."""
+    rows = made_rows()
+    estimate(rows, leave_one_out if name == "nemo-rl" else normalized)
+    for fault in faults:
+        FAULTS[fault](rows)
+    return WRITERS[name](folder, rows), rows
