@@ -16,6 +16,7 @@ from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.load_replays import pictures
 from actordbg.judge.replay_list import listed
+from actordbg.measure.curve_rules import judge_logs
 from actordbg.recorded.lint import LintFindings, keep, lint, lint_answer
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
@@ -57,6 +58,8 @@ def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: i
     if not chosen.files:
         with desk.client.progress("reading", None) as advance:
             findings = lint_newest(desk, chosen.with_losses or of_all, on_dump=advance)
+        if chosen.logs:
+            findings.outcomes = [*findings.outcomes, *judge_logs(chosen.logs)]
     checked = replace(_run(desk, plan.spec, recorded), lint=findings)
     return check_answer(desk.store, checked, of=of, recorded=own)
 

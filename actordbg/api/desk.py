@@ -24,6 +24,7 @@ from actordbg.config.consent import typed_again
 from actordbg.config.replay_config import ENDPOINT, SETTINGS, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, Settings, build_config
 from actordbg.formats.dump_record import DumpRecord
+from actordbg.measure.log_lines import TrainLog
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Plan, affordable_laws, make_plan
@@ -207,7 +208,8 @@ class DumpSelection:
     """Which dumps to replay: a condition or files, at most `max_inputs` of them in this order (time, length or shuffle).
 
     failed: only dumps whose last verdict is WRONG or FAILED. longest, diverse: the N longest, or the N most different.
-    with_losses: the same condition, and losses, which are not replayed; None for `where` itself.
+    with_losses: the same condition, and losses, which are not replayed; None for `where` itself. logs: of the run, whose curves
+    are judged too.
     """
 
     where: str | None = None
@@ -219,6 +221,7 @@ class DumpSelection:
     longest: int | None = None
     diverse: int | None = None
     with_losses: str | None = None
+    logs: Sequence[TrainLog] = ()
 
     def sampled(self, count: int) -> DumpSelection:
         """Return a diverse sample, unless something selects particular dumps."""

@@ -69,14 +69,17 @@ class PlainCommands:
         `dump enable --calls forward,loss`.
 
         Takes seconds for a thousand dumps. A dump that breaks a law is WRONG in `dump ls`, `--where` and `--lf` from then on.
-        With PATH, checks the files that a run left behind, of slime, miles, prime-rl or NeMo-RL, or a table of rows, and leaves
-        nothing in the store.
+        With PATH, checks the files that a run left behind, and leaves nothing in the store: rows of slime, miles, prime-rl or
+        NeMo-RL, tables of rows, and logs of any trainer or tracker, whose curves are held against what a training may do (KL,
+        entropy, norms, clipping, lengths, rewards, the engine's distance).
 
         Exit code: 1 if a law fails or nothing could be checked; 4 if no file could be read; 5 if no dump was selected.
 
         Example: actordbg lint --where "timestamp > now() - '2h'"
 
         Example: actordbg lint rollout_data/ train_data/12.pt
+
+        Example: actordbg lint trainer_state.json
 
         Args:
             paths (PATH): A store, or files and folders of a run (default: the store's dumps).

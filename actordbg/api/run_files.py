@@ -15,12 +15,15 @@ from actordbg.api.checks import lint_newest, linted
 from actordbg.api.client import Client
 from actordbg.api.desk import Desk, DumpSelection
 from actordbg.base.errors import CorruptDump, UsageError
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
 from actordbg.catalog.selections import joined
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.importer import ImportSummary, find_files, import_paths
 from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import SUFFIX
+from actordbg.measure.curve_rules import answer, curve_table, judge_logs, logs_below
+from actordbg.measure.log_lines import TrainLog
 from actordbg.recorded.lint import lint_answer
 from actordbg.records.finding import Finding
 from actordbg.store.layout import Store
@@ -54,18 +57,27 @@ def store_of_paths(
         raise UsageError(f"{(dumps or chosen.files)[0]} is a dump: check it alone", hint="name dumps, or files of a run")
     if usual.exists():
         usual.require_writable()
-    summary = imported(usual, paths, client, columns)
+    logs, files = logs_and_others(paths)
+    if not files:
+        raise UsageError(
+            f"{paths[0]} is a log, without rows to replay", hint=f"`actordbg lint {in_shell(str(paths[0]))}` judges its curves"
+        )
+    summary = imported(usual, files, client, columns)
     client.note(f"{plural(summary.added, 'dump')} imported into {usual.root}, {summary.present:,} already there")
     ids = ", ".join(f"'{dump_id}'" for dump_id in summary.dump_ids)
     every = joined(chosen.where, f"dump_id in ({ids})")
-    return usual, replace(chosen, where=joined(every, "point = 'forward'"), with_losses=every)
+    return usual, replace(chosen, where=joined(every, "point = 'forward'"), with_losses=every, logs=logs)
 
 
-def imported(store: Store, paths: Sequence[Path], client: Client, columns: Sequence[str]) -> ImportSummary:
-    """Import files and folders, and note what was refused. Raises CorruptDump if nothing was imported."""
+def imported(
+    store: Store, paths: Sequence[Path], client: Client, columns: Sequence[str], *, may_be_none: bool = False
+) -> ImportSummary:
+    """Import files and folders, and note what was refused. Raises CorruptDump if nothing was imported, unless that may be."""
     parts = columns_of(columns)
     with client.progress("importing", len(find_files(paths))) as advance:
         summary = import_paths(store, paths, columns=parts, on_file=lambda dump_id: advance(1))
+    if may_be_none and not summary.dump_ids:
+        return summary
     refused = [f"refused[{each.code}]: {each.path}: {each.reason}" for each in summary.refused]
     if not summary.dump_ids and len(refused) == 1 and not paths[0].is_dir():
         raise CorruptDump(
@@ -80,14 +92,21 @@ def imported(store: Store, paths: Sequence[Path], client: Client, columns: Seque
 def linted_files(
     desk: Desk, paths: Sequence[Path], where: str | None, max_inputs: int | None, columns: Sequence[str]
 ) -> CommandResult:
-    """Check the laws on files that a run left behind, or on the dumps of a store. Raises as `store_of_paths`."""
+    """Check the laws on files that a run left behind and the curves of its logs, or the laws on the dumps of a store.
+
+    Raises as `store_of_paths`.
+    """
     if len(paths) == 1 and Store(paths[0]).exists():
         return linted(replace(desk, store=Store(paths[0])), where, max_inputs)
     if given := [path for path in paths if _is_dump(path)]:
         raise UsageError(f"{given[0]} is a dump", hint="name its store, or `actordbg lint --where \"dump_id='ID'\"`")
+    logs, files = logs_and_others(paths)
+    if not files:
+        return answer(logs)
     with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
         store = Store(Path(folder) / "store")
-        imported(store, paths, desk.client, columns)
+        if not imported(store, files, desk.client, columns, may_be_none=bool(logs)).dump_ids:
+            return answer(logs)
         with desk.client.progress("reading", None) as advance:
             findings = lint_newest(replace(desk, store=store), where, max_inputs, advance)
         if not findings.dumps:
@@ -96,7 +115,18 @@ def linted_files(
     for outcome in findings.outcomes:
         outcome.found = [_in_file(finding, origins) for finding in outcome.found]
     findings.files = [str(path) for path in paths]
-    return lint_answer(findings)
+    if logs:
+        findings.outcomes = [*findings.outcomes, *judge_logs(logs)]
+    return lint_answer(findings, *([curve_table(logs)] if logs else []))
+
+
+def logs_and_others(paths: Sequence[Path]) -> tuple[list[TrainLog], list[Path]]:
+    """Return the logs among files and below folders, and the other files that may have rows. Raises as `find_files`."""
+    logs = logs_below(paths)
+    known = {log.path for log in logs}
+    if known.issuperset(map(str, paths)):
+        return logs, []
+    return logs, [path for path in find_files(paths) if str(path) not in known]
 
 
 def _in_file(finding: Finding, origins: dict[str, dict[str, object]]) -> Finding:

@@ -61,9 +61,9 @@ class Other:
 
 
 OTHERS = (
-    Other(b"SQLite format 3\0", "an SQLite database", "trackio's metrics: `actordbg compare-logs A.db B.db`", True),
-    Other(b":W&B", "an offline run of W&B: a log without rows", "`wandb sync`, export it as CSV: `actordbg compare-logs`", True),
-    Other(b"brain.Event:", "TensorBoard's events", "`actordbg compare-logs A B`"),
+    Other(b"SQLite format 3\0", "an SQLite database", "trackio's metrics: `actordbg lint FILE` judges them", True),
+    Other(b":W&B", "an offline run of W&B: a log without rows", "`wandb sync`, export it as CSV: `actordbg lint FILE`", True),
+    Other(b"brain.Event:", "TensorBoard's events", "`actordbg lint FILE` judges them"),
     Other(b"\xdc\x00\x10", "prime-rl's micro-batches (rollouts/step_N/rank_R.bin): msgpack without names",
           "prime-rl's `--enable-token-export` writes token_exports/, which is read"),
     Other(b"DataProto", "a DataProto of verl: a pickle of its classes",
@@ -79,7 +79,7 @@ OTHERS = (
     Other(b"pg_config", "torch's flight recorder of collectives", "`torchfrtrace` reads it; docs/how-to/a-rank-hangs.md"),
     Other(b'"traceEvents"', "a trace of torch's profiler", "chrome://tracing or Perfetto show it: it holds no rows"),
     Other(b'"dump_data_dir"', "a dump of msprobe: figures of operations", "`msprobe compare` reads it: it holds no rows"),
-    Other(b'"log_history"', "transformers' trainer_state.json", "`actordbg compare-logs A B`"),
+    Other(b'"log_history"', "transformers' trainer_state.json", "`actordbg lint FILE` judges it"),
     Other(b"\x1f\x8b", "compressed with gzip", "decompress it first", True),
     Other(b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it first", True),
 )  # fmt: skip

@@ -20,14 +20,14 @@ from actordbg.base.errors import ActordbgError, StoreProblem
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import origin_of
 from actordbg.base.units import grouped, new_replay_id, plural
-from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, in_words, verdict_of
 from actordbg.formats.dump_record import LOSS, now_timestamp
 from actordbg.recorded.recorded_calls import Answer, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.comparison_record import LintRecord
-from actordbg.records.finding import NOT_CHECKED, Findings, NotChecked, Rule
+from actordbg.records.finding import NOT_CHECKED, Findings, NotChecked, Rule, RuleOutcome
 from actordbg.store.layout import Store
 
 _HOW = {
@@ -51,7 +51,7 @@ class LintFindings(Findings):
     messages of those that could not be read. imported: all dumps were made of files; files: their names, if there are no others.
     """
 
-    outcomes: Sequence[Answer] = field(default_factory=lambda: [Answer(law) for law in LAWS])
+    outcomes: Sequence[RuleOutcome] = field(default_factory=lambda: [Answer(law) for law in LAWS])
     recorded: set[str] = field(default_factory=set)
     read: set[str] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
@@ -143,10 +143,10 @@ def _read(store: Path, path: str) -> tuple[RecordedCall | str, list[Answer], set
         return f"{path}: {getattr(error, 'message', error)}", [], set()
 
 
-def lint_answer(findings: LintFindings) -> CommandResult:
-    """Return what `actordbg lint` says."""
+def lint_answer(findings: LintFindings, *more: Block) -> CommandResult:
+    """Return what `actordbg lint` says. more: blocks after the verdict."""
     about = {"dumps": findings.dumps, "unreadable": findings.unreadable}
-    return answer_of(findings, findings.verdict(), title="laws of recorded data", **about)
+    return answer_of(findings, findings.verdict(), *more, title="laws of recorded data", **about)
 
 
 def keep(store: Store, findings: LintFindings) -> None:

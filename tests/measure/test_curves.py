@@ -8,9 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from actordbg.base.errors import UsageError
+from actordbg.cli.app import app
 from actordbg.measure.curve_rules import RULES, answer
 from actordbg.measure.log_lines import read_log
+from actordbg.store.layout import Store
 
 STEPS = 300
 Run = dict[str, np.ndarray]
@@ -52,7 +56,7 @@ def written(folder: Path, run: Run) -> str:
 
 
 def judged(folder: Path, run: Run) -> set[str]:
-    result = answer(read_log(written(folder, run), every=True))
+    result = answer([read_log(written(folder, run), every=True)])
     assert result.verdict in ("RIGHT", "WRONG")
     return {rule["rule"] for rule in result["rules"] if rule["state"] == "broken"}
 
@@ -132,7 +136,7 @@ def test_a_reward_that_falls_is_named_with_its_best_step(tmp_path: Path):
     run = healthy(5)
     run["reward"] = run["reward"][::-1].copy()
     run["reward"][12] = 2.0
-    result = answer(read_log(written(tmp_path, run), every=True))
+    result = answer([read_log(written(tmp_path, run), every=True)])
     broken = {finding["rule"]: finding for finding in result["findings"]}
     assert broken["reward kept"]["place"] == {"step": 13} and "the best step was 13" in broken["reward kept"]["said"]
 
@@ -146,7 +150,7 @@ PRIME = '{{"step": {step}, "mismatch_kl/all/mean": 0.0009, "optim/grad_norm": 0.
 def test_the_names_of_each_trainer_are_known(tmp_path: Path, line: str):
     log = tmp_path / "log"
     log.write_text("\n".join(line.format(step=step, kl=0.3 if step == 1 else 0.31) for step in range(1, 20)))
-    result = answer(read_log(str(log), every=True))
+    result = answer([read_log(str(log), every=True)])
     states = {rule["rule"]: rule["state"] for rule in result["rules"]}
     assert states["reference at start"] == "broken" and states["rollout agrees"] == states["no norm spikes"] == "kept"
     assert states["loss scale kept"] == "not-checked"
@@ -154,12 +158,54 @@ def test_the_names_of_each_trainer_are_known(tmp_path: Path, line: str):
 
 def test_what_is_not_logged_or_too_short_is_not_checked(tmp_path: Path):
     run = {name: values[:8] for name, values in healthy(1).items()}
-    result = answer(read_log(written(tmp_path, run), every=True))
+    result = answer([read_log(written(tmp_path, run), every=True)])
     held = {rule["rule"] for rule in result["rules"] if rule["state"] == "kept"}
     assert held == {"finite curves", "reference at start", "loss scale kept"}
     (tmp_path / "other.log").write_text("loading took: 3 s\n")
-    assert answer(read_log(str(tmp_path / "other.log"), every=True)).verdict == "NOT CHECKED"
+    assert answer([read_log(str(tmp_path / "other.log"), every=True)]).verdict == "NOT CHECKED"
     (tmp_path / "losses.log").write_text("\n".join(f"step {step} loss: {1 / step}" for step in range(1, 40)))
-    result = answer(read_log(str(tmp_path / "losses.log"), every=True))
+    result = answer([read_log(str(tmp_path / "losses.log"), every=True)])
     assert result.verdict == "NOT CHECKED", "finite losses say nothing of the training"
     assert {name for rule in RULES for name in rule.needs} >= {"entropy", "loss scale"}
+
+
+def lint(store: Store, *words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["--store", str(store.root), "lint", *map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_lint_judges_logs_by_their_content(tmp_path: Path, store: Store):
+    run = healthy(4)
+    state = Path(written(tmp_path, run))
+    log = state.rename(tmp_path / "out.txt")
+    code, said = lint(store, log)
+    assert code == 0 and said.startswith("RIGHT: the curves of out.txt keep 16 rules"), said
+    FAULTS["KL bounded"](run)
+    log.write_text(Path(written(tmp_path, run)).read_text())
+    code, said = lint(store, log, "--json")
+    answer = json.loads(said)
+    assert code == 1 and [finding["rule"] for finding in answer["findings"]] == ["KL bounded"]
+    assert answer["findings"][0]["place"]["file"] == "out.txt" and answer["logs"] == [str(log)]
+
+
+def test_of_a_run_folder_rows_and_the_last_checkpoints_log_are_judged_together(tmp_path: Path, store: Store):
+    folder, run = tmp_path / "run", healthy(6)
+    FAULTS["rollout agrees"](run)
+    for last in (100, 250):
+        (folder / f"checkpoint-{last}").mkdir(parents=True)
+        written(folder / f"checkpoint-{last}", {name: values[:last] for name, values in run.items()})
+    (folder / "checkpoint-250" / "scheduler.json").write_text('{"kind": "cosine"}')
+    code, said = lint(store, folder)
+    assert code == 1 and "WRONG: rollout engine and trainer disagree since step 151, in trainer_state.json\n" in said
+    assert " 250 " in said, "the steps of the last checkpoint"
+    row = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "log_probs": [0.0, 0.0, -1.0, 0.5]}
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    code, said = lint(store, folder, "--json")
+    files = {finding["rule"]: finding["place"]["file"] for finding in json.loads(said)["findings"]}
+    assert code == 1 and files["rollout agrees"] == "trainer_state.json" and "rows.jsonl" in files.values()
+
+
+def test_a_log_is_nothing_to_replay(tmp_path: Path, store: Store):
+    log = written(tmp_path, healthy(0))
+    result = CliRunner().invoke(app, ["--store", str(store.root), "check", log])
+    assert isinstance(result.exception, UsageError) and "actordbg lint" in str(result.exception.hint)
