@@ -138,7 +138,7 @@ def test_a_reward_that_falls_is_named_with_its_best_step(tmp_path: Path):
     run["reward"][12] = 2.0
     result = answer([read_log(written(tmp_path, run), every=True)])
     broken = {finding["rule"]: finding for finding in result["findings"]}
-    assert broken["reward kept"]["place"] == {"step": 13} and "the best step was 13" in broken["reward kept"]["said"]
+    assert broken["reward kept"]["place"]["step"] == 13 and "the best step was 13" in broken["reward kept"]["said"]
 
 
 OPENRLHF = "(PolicyModelActor pid=7) Global step {step}: {{'policy_loss': -0.01, 'kl': {kl}, 'vllm_kl': 0.0011, 'actor_grad_norm': 0.{step}1}}"
@@ -171,7 +171,7 @@ def test_what_is_not_logged_or_too_short_is_not_checked(tmp_path: Path):
 
 def lint(store: Store, *words: object) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["--store", str(store.root), "lint", *map(str, words)])
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout
 
 
 def test_lint_judges_logs_by_their_content(tmp_path: Path, store: Store):
