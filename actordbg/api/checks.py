@@ -11,7 +11,7 @@ from actordbg.api.client import Advance, Client
 from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.base.errors import CorruptDump, StoreProblem, UsageError
 from actordbg.base.units import plural
-from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
+from actordbg.catalog.query import Catalog, count_dumps, open_fresh, select_dumps
 from actordbg.catalog.selections import joined
 from actordbg.document.blocks import WRONG, Items, Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
@@ -102,15 +102,16 @@ def lint_newest(
     desk: Desk, where: str | None, most: int | None = LINTED, on_dump: Advance = lambda *_, **__: None
 ) -> LintFindings:
     """Check the laws of the recorded data on the newest dumps, losses included, that a condition selects."""
-    rows = select_dumps(open_fresh(desk.store, where), where, order="newest", limit=most, losses=True)
+    catalog = open_fresh(desk.store, where)
+    rows = select_dumps(catalog, where, order="newest", limit=most, losses=True)
     on_dump(0, total=len(rows))
-    return kept(desk, lint(desk.store.root, [row.path for row in rows], on_dump))
+    return kept(desk, catalog, lint(desk.store.root, [row.path for row in rows], on_dump))
 
 
-def kept(desk: Desk, findings: LintFindings) -> LintFindings:
+def kept(desk: Desk, catalog: Catalog, findings: LintFindings) -> LintFindings:
     """Keep what laws of recorded data say of dumps for their last verdicts, or note why that cannot be. Returns the findings."""
     try:
-        keep(desk.store, findings)
+        keep(catalog, findings)
     except StoreProblem as problem:  # of another user, or read-only
         desk.client.note(f"not kept for the dumps' last verdicts: {problem.message}")
     return findings

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
 from actordbg.base.owners import whose
-from actordbg.base.units import LAST, plural
+from actordbg.base.units import LAST, grouped, plural
 from actordbg.catalog import query
 from actordbg.catalog.columns import DumpRow
+from actordbg.catalog.dump_verdicts import LINTED
 from actordbg.catalog.lab_columns import Comparison, ReplayRow
 from actordbg.catalog.selections import no_match
 from actordbg.catalog.where import quoted
@@ -28,7 +29,7 @@ from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import restrict, summarise
 from actordbg.recorded.lint import LintFindings
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
-from actordbg.records.finding import BROKEN, Finding
+from actordbg.records.finding import Finding
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.records.run_files import read_counters
@@ -96,21 +97,15 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
 
 
 _REASONS = "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id"
-_LINTED = """SELECT law, dump_id, l.verdict, max(l.created_at) FROM lint_answer AS l JOIN result AS r USING (dump_id)
-WHERE r.replay_id = ? AND l.origin IS NULL GROUP BY law, dump_id"""
-"""The newest answers of laws of recorded data on the dumps of a replay."""
 
 
 def _linted(catalog: query.Catalog, replays: Sequence[ReplayData]) -> LintFindings:
     """Return the laws of recorded data that lints found broken in dumps of these replays."""
-    findings = LintFindings()
-    laws = {outcome.rule.name: outcome for outcome in findings.outcomes}
-    for data in replays:
-        inputs = {result.dump_id for result in data.results}
-        for law, dump_id, answer, _ in query.answers(catalog, _LINTED, (data.spec.replay_id,)):
-            if answer == BROKEN and law in laws and dump_id in inputs:
-                said = f"it does not hold that {laws[law].rule.holds}"
-                laws[law].found.append(Finding(laws[law].rule, said, {"dump": dump_id}))
+    findings, inputs = LintFindings(), {result.dump_id for data in replays for result in data.results}
+    broken = grouped((law, dump_id) for dump_id, law, _ in query.answers(catalog, LINTED.format("")) if dump_id in inputs)
+    for outcome in findings.outcomes:
+        said = f"it does not hold that {outcome.rule.holds}"
+        outcome.found = [Finding(outcome.rule, said, {"dump": dump_id}) for dump_id in broken.get(outcome.rule.name, ())]
     return findings
 
 
