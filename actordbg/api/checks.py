@@ -22,7 +22,7 @@ from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.load_replays import pictures
 from actordbg.judge.replay_list import listed
-from actordbg.recorded.lint import LintFindings, keep, lint, lint_answer
+from actordbg.recorded.lint import LintFindings, keep, lint, lint_answer, with_known
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import PICKLES
@@ -65,6 +65,7 @@ def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: i
     if not chosen.files:
         with desk.client.progress("reading", None) as advance:
             findings = lint_newest(desk, of_all, on_dump=advance)
+        findings = with_known(open_fresh(desk.store), findings, {item.dump_id for item in plan.spec.inputs})
     checked = replace(_run(desk, plan.spec, recorded), lint=findings)
     return check_answer(desk.store, checked, of=of, recorded=own)
 

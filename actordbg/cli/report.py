@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,7 +65,6 @@ def replays(
         limit: At most N replays; 0 for all (default: 20; with --json all).
     """
     from actordbg.cli.terminal import opened
-    from actordbg.judge.replay_list import shown_verdict
 
     rows = opened(ctx).replays(everything=everything)
     shown = rows[: (0 if output.wanted.whole else _ROWS) if limit is None else limit] or rows
@@ -73,7 +72,7 @@ def replays(
         named = ["name"] if any(replay["name"] for replay in shown) else []
         cells = [
             (replay["handle"] or "", *[replay[name] or "" for name in ("replay_id", *named)], ago(replay["created_at"]),
-             passed_of(replay), shown_verdict(replay), replay["configuration"])
+             passed_of(replay), _verdict(replay), replay["configuration"])
             for replay in shown
         ]  # fmt: skip
         if shown:
@@ -85,3 +84,7 @@ def replays(
     if len(rows) > len(shown):
         note(f"{len(rows) - len(shown):,} more; pass --limit 0 to list all")
     require_some(len(rows))
+
+
+def _verdict(replay: dict[str, Any]) -> str:
+    return f"theirs: {replay['verdict']}" if replay["whose"] else str(replay["verdict"])

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
 from actordbg.base.owners import whose
-from actordbg.base.units import LAST, grouped, plural
+from actordbg.base.units import LAST, plural
 from actordbg.catalog import query
 from actordbg.catalog.columns import DumpRow
-from actordbg.catalog.dump_verdicts import LINTED
 from actordbg.catalog.lab_columns import Comparison, ReplayRow
 from actordbg.catalog.selections import no_match
 from actordbg.catalog.where import quoted
@@ -27,9 +26,8 @@ from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import restrict, summarise
-from actordbg.recorded.lint import LintFindings
+from actordbg.recorded.lint import LintFindings, with_known
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
-from actordbg.records.finding import Finding
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.records.run_files import read_counters
@@ -93,20 +91,11 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
         selection = f"the whole store, {selection}"
     elif names == [LAST]:
         selection = "the last replay"
-    return Material(tuple(replays), selection, tuple(notes), _linted(catalog, replays))
+    inputs = {result.dump_id for data in replays for result in data.results}
+    return Material(tuple(replays), selection, tuple(notes), with_known(catalog, LintFindings(), inputs))
 
 
 _REASONS = "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id"
-
-
-def _linted(catalog: query.Catalog, replays: Sequence[ReplayData]) -> LintFindings:
-    """Return the laws of recorded data that lints found broken in dumps of these replays."""
-    findings, inputs = LintFindings(), {result.dump_id for data in replays for result in data.results}
-    broken = grouped((law, dump_id) for dump_id, law, _ in query.answers(catalog, LINTED.format("")) if dump_id in inputs)
-    for outcome in findings.outcomes:
-        said = f"it does not hold that {outcome.rule.holds}"
-        outcome.found = [Finding(outcome.rule, said, {"dump": dump_id}) for dump_id in broken.get(outcome.rule.name, ())]
-    return findings
 
 
 def _left_open(catalog: query.Catalog, rows: Sequence[ReplayRow]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from actordbg.formats.dump_record import LOSS, now_timestamp
 from actordbg.recorded.recorded_calls import Answer, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.comparison_record import LintRecord
-from actordbg.records.finding import NOT_CHECKED, Findings, NotChecked, Rule
+from actordbg.records.finding import NOT_CHECKED, Finding, Findings, NotChecked, Rule
 
 _HOW = {
     LOSS: "policy losses (dump enable --calls forward,loss)",
@@ -150,6 +150,16 @@ def keep(catalog: Catalog, findings: LintFindings) -> None:
     if new or kept:
         record = LintRecord(new_replay_id(), now_timestamp(), new, grouped(kept), {law: looked[law] for law in new})
         catalog.store.publish_text(catalog.store.lints / f"{record.lint_id}.json", record.to_json())
+
+
+def with_known(catalog: Catalog, findings: LintFindings, dumps: Collection[str]) -> LintFindings:
+    """Add to findings what lints of more data found broken in these dumps, and return them."""
+    found = {(finding.rule.name, finding.place["dump"]) for finding in findings.found}
+    for dump_id, law, _ in answers(catalog, LINTED.format("")):
+        for outcome in findings.outcomes:
+            if outcome.rule.name == law and dump_id in dumps and (law, dump_id) not in found:
+                outcome.found.append(Finding(outcome.rule, f"it does not hold that {outcome.rule.holds}", {"dump": dump_id}))
+    return findings
 
 
 def with_lint(verdict: Verdict, findings: LintFindings) -> Verdict:

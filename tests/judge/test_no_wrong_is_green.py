@@ -318,6 +318,21 @@ def test_a_right_replay_takes_no_broken_law_of_recorded_data_away(store: Store, 
     assert verdicts_of(store)[bad][0] != WRONG
 
 
+@pytest.mark.slow
+def test_a_check_of_fewer_dumps_says_what_a_lint_of_more_found_in_its_dumps(
+    store: Store, lint_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = publish(store, 2, length=16)
+    for name, truth in (("r-01", None), ("r-90", "fp64"), ("r-91", "fp32")):
+        write_replay(store, name, inputs, truth=truth, change=lambda index, _: tensors(index))
+    lint_of(store, ("ratio", inputs[0].dump_id), looked_at=9)
+    lint_of(store, looked_at=5)  # as few as the check's
+    monkeypatch.setattr(checks, "_run", lambda *_: run_check(store, load_spec(store, "r-01")))
+    said = invoke(store, "check", "--where", f"dump_id='{inputs[0].dump_id}'")
+    assert said.exit_code == 1 and said.stdout.startswith(WRONG) and "recorded data: ratio" in said.stdout, said.output
+    assert invoke(store, "check", "--where", f"dump_id='{inputs[1].dump_id}'").stdout.startswith("RIGHT")
+
+
 def test_laws_of_recorded_data_that_hold_judge_no_dump_and_take_back_what_they_judge_as_well(store: Store, lint_of: Any) -> None:
     first, second = (item.dump_id for item in publish(store, 2, length=16))
     lint_of(store)
