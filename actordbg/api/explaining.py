@@ -24,7 +24,7 @@ from actordbg.judge.explained_sides import ExplainedEngine, ExplainedRollout, ex
 from actordbg.judge.load_replays import load
 from actordbg.judge.token_charts import heat_chart
 from actordbg.locate.verdict import lines_of, verdict_of
-from actordbg.recorded.lint import lint
+from actordbg.recorded.lint import lint, with_known
 from actordbg.records.comparison_record import MODEL, ComparisonRecord
 from actordbg.records.finding import NotChecked
 from actordbg.records.journal import SPEC
@@ -107,6 +107,7 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
         (data,) = load(store, [spec.replay_id]).replays
     why = why or ("" if passed else "no input passed")
     findings = kept(desk, open_fresh(store), lint(store.root, [given.path for given in spec.inputs]))
+    findings = with_known(open_fresh(store), findings, {given.dump_id for given in spec.inputs})
     check = CheckedReplay(data, record, why, own, lint=findings)
     if passed:
         check = replace(check, located=_located_before(desk, spec))

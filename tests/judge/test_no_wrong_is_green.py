@@ -23,7 +23,7 @@ from replaycases import publish
 from reportcases import said_once
 
 import actordbg
-from actordbg.api import checks
+from actordbg.api import checks, explaining
 from actordbg.api.checks import CheckResult, check_answer
 from actordbg.api.pytest_plugin import Checker
 from actordbg.base.errors import BadResult, StoreProblem
@@ -319,7 +319,7 @@ def test_a_right_replay_takes_no_broken_law_of_recorded_data_away(store: Store, 
 
 
 @pytest.mark.slow
-def test_a_check_of_fewer_dumps_says_what_a_lint_of_more_found_in_its_dumps(
+def test_a_check_and_an_explanation_of_fewer_dumps_say_what_a_lint_of_more_found_in_them(
     store: Store, lint_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = publish(store, 2, length=16)
@@ -331,6 +331,9 @@ def test_a_check_of_fewer_dumps_says_what_a_lint_of_more_found_in_its_dumps(
     said = invoke(store, "check", "--where", f"dump_id='{inputs[0].dump_id}'")
     assert said.exit_code == 1 and said.stdout.startswith(WRONG) and "recorded data: ratio" in said.stdout, said.output
     assert invoke(store, "check", "--where", f"dump_id='{inputs[1].dump_id}'").stdout.startswith("RIGHT")
+    monkeypatch.setattr(explaining, "run_located", lambda *_: ("", []))
+    said = invoke(store, "explain", "r-01")
+    assert said.exit_code == 1 and said.stdout.startswith(WRONG) and "the ratio is 1" in said.stdout, said.output
 
 
 def test_laws_of_recorded_data_that_hold_judge_no_dump_and_take_back_what_they_judge_as_well(store: Store, lint_of: Any) -> None:
