@@ -8,7 +8,7 @@ from typing import Any
 from actordbg.api.client import Advance
 from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.base.errors import StoreProblem
-from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
+from actordbg.catalog.query import Catalog, count_dumps, open_fresh, select_dumps
 from actordbg.document.blocks import WRONG, Items, Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.judge.check import ROUNDING, TRUTH, CheckedReplay, check_blocks, check_data, run_check
@@ -17,7 +17,7 @@ from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.load_replays import pictures
 from actordbg.judge.replay_list import listed
 from actordbg.measure.curve_rules import judge_logs
-from actordbg.recorded.lint import LintFindings, keep, lint, lint_answer
+from actordbg.recorded.lint import LintFindings, keep, lint, lint_answer, with_known
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import COMPLETE, Progress, load_spec
@@ -58,6 +58,7 @@ def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: i
     if not chosen.files:
         with desk.client.progress("reading", None) as advance:
             findings = lint_newest(desk, chosen.with_losses or of_all, on_dump=advance)
+        findings = with_known(open_fresh(desk.store), findings, {item.dump_id for item in plan.spec.inputs})
         if chosen.logs:
             findings.outcomes = [*findings.outcomes, *judge_logs(chosen.logs)]
     checked = replace(_run(desk, plan.spec, recorded), lint=findings)
@@ -97,15 +98,16 @@ def lint_newest(
     desk: Desk, where: str | None, most: int | None = LINTED, on_dump: Advance = lambda *_, **__: None
 ) -> LintFindings:
     """Check the laws of the recorded data on the newest dumps, losses included, that a condition selects."""
-    rows = select_dumps(open_fresh(desk.store, where), where, order="newest", limit=most, losses=True)
+    catalog = open_fresh(desk.store, where)
+    rows = select_dumps(catalog, where, order="newest", limit=most, losses=True)
     on_dump(0, total=len(rows))
-    return kept(desk, lint(desk.store.root, [row.path for row in rows], on_dump))
+    return kept(desk, catalog, lint(desk.store.root, [row.path for row in rows], on_dump))
 
 
-def kept(desk: Desk, findings: LintFindings) -> LintFindings:
+def kept(desk: Desk, catalog: Catalog, findings: LintFindings) -> LintFindings:
     """Keep what laws of recorded data say of dumps for their last verdicts, or note why that cannot be. Returns the findings."""
     try:
-        keep(desk.store, findings)
+        keep(catalog, findings)
     except StoreProblem as problem:  # of another user, or read-only
         desk.client.note(f"not kept for the dumps' last verdicts: {problem.message}")
     return findings

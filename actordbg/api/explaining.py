@@ -14,6 +14,7 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_columns import ComparisonRun
+from actordbg.catalog.query import open_fresh
 from actordbg.compare.sides import GOLDEN, TRUTH
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
@@ -23,7 +24,7 @@ from actordbg.judge.explained_sides import ExplainedEngine, ExplainedRollout, ex
 from actordbg.judge.load_replays import load
 from actordbg.judge.token_charts import heat_chart
 from actordbg.locate.verdict import lines_of, verdict_of
-from actordbg.recorded.lint import lint
+from actordbg.recorded.lint import lint, with_known
 from actordbg.records.comparison_record import MODEL, ComparisonRecord
 from actordbg.records.finding import NotChecked
 from actordbg.records.journal import SPEC
@@ -105,7 +106,8 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
             why = problem.message
         (data,) = load(store, [spec.replay_id]).replays
     why = why or ("" if passed else "no input passed")
-    findings = kept(desk, lint(store.root, [given.path for given in spec.inputs]))
+    findings = kept(desk, open_fresh(store), lint(store.root, [given.path for given in spec.inputs]))
+    findings = with_known(open_fresh(store), findings, {given.dump_id for given in spec.inputs})
     check = CheckedReplay(data, record, why, own, lint=findings)
     if passed:
         check = replace(check, located=_located_before(desk, spec))

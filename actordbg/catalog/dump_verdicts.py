@@ -88,7 +88,7 @@ class LastVerdict:
     theirs: str | None = None
 
 
-def fold(judgements: Sequence[Judgement], linted: Sequence[str] = (), linted_by_others: Sequence[str] = ()) -> LastVerdict:
+def fold(judgements: Sequence[Judgement], linted: Sequence[str] = ()) -> LastVerdict:
     """Return the last verdict of a dump. judgements: the newest first. linted: the laws of recorded data that it breaks."""
     mine = [each for each in judgements if each.mine and each.configuration is not None]
     theirs = [each for each in judgements if not each.mine and each.configuration is not None]
@@ -97,8 +97,6 @@ def fold(judgements: Sequence[Judgement], linted: Sequence[str] = (), linted_by_
     word, _ = _of_newest(theirs)
     if linted:
         verdict, broken = WRONG, [*linted, *broken]
-    if linted_by_others:
-        word = WRONG
     return LastVerdict(newest.number if newest else None, verdict, ", ".join(broken) or None, word)
 
 
@@ -161,8 +159,8 @@ def fold_news(connection: Connection) -> int:
     names = [name for (name,) in connection.execute("SELECT dump_id FROM unjudged LIMIT ?", (AT_ONCE,))]
     marks = ",".join("?" * len(names))
     judged = _judgements(connection, names, marks)
-    mine, theirs = (_linted(connection, names, marks, mine=mine) for mine in (True, False))
-    verdicts = {name: fold(judged.get(name, []), mine.get(name, []), theirs.get(name, [])) for name in names}
+    linted = grouped((name, law) for name, law, _ in connection.execute(LINTED.format(f"WHERE dump_id IN ({marks})"), names))
+    verdicts = {name: fold(judged.get(name, []), linted.get(name, [])) for name in names}
     rows = ((*vars(verdict).values(), name) for name, verdict in verdicts.items())
     changes = ", ".join(f"{field.name} = ?" for field in fields(LastVerdict))
     connection.executemany(f"UPDATE dump SET {changes} WHERE dump_id = ?", rows)
@@ -170,6 +168,11 @@ def fold_news(connection: Connection) -> int:
     return len(names)
 
 
+LINTED = (
+    "SELECT dump_id, law, looked_at FROM (SELECT dump_id, law, looked_at, verdict, max(created_at) FROM lint_answer {} "
+    f"GROUP BY dump_id, law) WHERE verdict = '{BROKEN}'"
+)
+"""The laws of recorded data that are broken by the newest answer of lints, with dumps. {}: a condition."""
 _RESULTS = (
     "SELECT r.dump_id, r.id, r.replay_id, r.status, r.output_digest, p.configuration, coalesce(p.command, ''), p.accept, "
     "p.origin IS NULL FROM result AS r JOIN replay AS p ON p.replay_id = r.replay_id WHERE r.dump_id IN ({}) "
@@ -212,14 +215,6 @@ def _judgements(connection: Connection, names: Sequence[str], marks: str) -> Map
             if answer not in _UNASKED or rule not in compared.answers:
                 compared.answers[rule] = answer
     return by_dump
-
-
-def _linted(connection: Connection, names: Sequence[str], marks: str, *, mine: bool) -> dict[str, list[str]]:
-    """Return the laws of recorded data that each of these dumps breaks, by the newest answer of lints made here, or elsewhere."""
-    of_some = f"dump_id IN ({marks}) AND (origin IS NULL) = ?"
-    sql = f"SELECT dump_id, law, verdict FROM lint_answer WHERE {of_some} ORDER BY created_at"
-    newest = {(dump_id, law): answer for dump_id, law, answer in connection.execute(sql, (*names, mine))}
-    return grouped(pair for pair, answer in newest.items() if answer == BROKEN)
 
 
 def _models(connection: Connection, replay_ids: Sequence[str]) -> dict[str, str]:

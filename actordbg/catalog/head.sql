@@ -213,7 +213,7 @@ CREATE TABLE lint_answer (
     law VARCHAR NOT NULL,  -- the law: placeholder, ratio, ...
     created_at VARCHAR NOT NULL,  -- UTC time of the lint
     verdict VARCHAR NOT NULL,  -- broken, or kept where an earlier lint says broken
-    origin VARCHAR,  -- who wrote it, if it was downloaded; NULL if it was made in this store
+    looked_at INTEGER NOT NULL,  -- how often the lint judged the law
     PRIMARY KEY (lint_id, dump_id, law)
 );
 

@@ -72,8 +72,8 @@ class LintAnswer(Row, table="lint_answer"):
     """UTC time of the lint"""
     verdict: str
     """broken, or kept where an earlier lint says broken"""
-    origin: str | None
-    """who wrote it, if it was downloaded; NULL if it was made in this store"""
+    looked_at: int
+    """how often the lint judged the law"""
 
 
 class DamagedFile(Row, table="damaged_file"):

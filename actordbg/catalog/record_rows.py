@@ -19,7 +19,7 @@ from typing import Any
 from actordbg.base.errors import CorruptDump
 from actordbg.base.owners import origin_of
 from actordbg.catalog import columns, lab_columns
-from actordbg.catalog.lab_columns import Comparison, ComparisonRun, ReplayColumns
+from actordbg.catalog.lab_columns import Comparison, ComparisonRun, LintAnswer, ReplayColumns
 from actordbg.catalog.tables import shared
 from actordbg.config.as_ran import as_ran, deciding
 from actordbg.config.replay_config import SETTINGS
@@ -55,19 +55,20 @@ def comparison_rows(root: Path, path: str) -> dict[type[columns.Row], list[Row]]
 
 
 def lint_rows(root: Path, path: str) -> dict[type[columns.Row], list[Row]]:
-    """Return the rows of a lint's file, by table; errors as of `comparison_rows`."""
+    """Return the rows of a lint's file, by table, none if it was made elsewhere; errors as of `comparison_rows`."""
     record = LintRecord.from_json(read_regular(root / path))
     if f"lints/{record.lint_id}.json" != path:
         raise CorruptDump(f"the file belongs to {record.lint_id!s:.80}")
-    about = {"lint_id": record.lint_id, "created_at": record.created_at, "origin": origin_of(root / path)}
-    answers = ((BROKEN, record.broken), (KEPT, record.kept))
+    if origin_of(root / path):
+        return {LintAnswer: []}
+    about = {"lint_id": record.lint_id, "created_at": record.created_at}
     rows = [
-        {**about, "dump_id": dump_id, "law": law, "verdict": verdict}
-        for verdict, by_law in answers
+        {**about, "dump_id": dump_id, "law": law, "verdict": verdict, "looked_at": record.looked_at.get(law, 0)}
+        for verdict, by_law in ((BROKEN, record.broken), (KEPT, record.kept))
         for law, dumps in by_law.items()
         for dump_id in dumps
     ]
-    return {lab_columns.LintAnswer: rows}
+    return {LintAnswer: rows}
 
 
 def _comparison_run(record: ComparisonRecord) -> Row:

@@ -175,6 +175,8 @@ class Verdict:
 
     def _beside(self, first: Finding) -> str:
         """Return what is said beside the first line, which has the clause of the first finding, unless in fewer words."""
+        if self.said == first.what:
+            return ""
         if first.what != first.said:
             return self.said
         where = f", in {first.where}" if first.where else ""

@@ -26,9 +26,8 @@ from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import restrict, summarise
-from actordbg.recorded.lint import LintFindings
+from actordbg.recorded.lint import LintFindings, with_known
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
-from actordbg.records.finding import BROKEN, Finding
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.records.run_files import read_counters
@@ -92,26 +91,11 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
         selection = f"the whole store, {selection}"
     elif names == [LAST]:
         selection = "the last replay"
-    return Material(tuple(replays), selection, tuple(notes), _linted(catalog, replays))
+    inputs = {result.dump_id for data in replays for result in data.results}
+    return Material(tuple(replays), selection, tuple(notes), with_known(catalog, LintFindings(), inputs))
 
 
 _REASONS = "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id"
-_LINTED = """SELECT law, dump_id, l.verdict, max(l.created_at) FROM lint_answer AS l JOIN result AS r USING (dump_id)
-WHERE r.replay_id = ? AND l.origin IS NULL GROUP BY law, dump_id"""
-"""The newest answers of laws of recorded data on the dumps of a replay."""
-
-
-def _linted(catalog: query.Catalog, replays: Sequence[ReplayData]) -> LintFindings:
-    """Return the laws of recorded data that lints found broken in dumps of these replays."""
-    findings = LintFindings()
-    laws = {outcome.rule.name: outcome for outcome in findings.outcomes}
-    for data in replays:
-        inputs = {result.dump_id for result in data.results}
-        for law, dump_id, answer, _ in query.answers(catalog, _LINTED, (data.spec.replay_id,)):
-            if answer == BROKEN and law in laws and dump_id in inputs:
-                said = f"it does not hold that {laws[law].rule.holds}"
-                laws[law].found.append(Finding(laws[law].rule, said, {"dump": dump_id}))
-    return findings
 
 
 def _left_open(catalog: query.Catalog, rows: Sequence[ReplayRow]) -> list[str]:

@@ -55,7 +55,7 @@ def document(
 ) -> list[Block]:
     """Build the whole report, top to bottom. pictures: charts by the replay's label. linted: broken laws of recorded data."""
     verdict = together(summary.replays) if summary.replays or not summary.notes else Verdict(UNCHECKED, summary.notes[0])
-    if linted is not None and linted.broken:
+    if linted and linted.broken:
         verdict = with_lint(verdict, linted)
     blocks: list[Block] = [
         Heading("actordbg report", 1),

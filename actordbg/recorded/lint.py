@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from actordbg.base.errors import ActordbgError, StoreProblem
+from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.owners import origin_of
 from actordbg.base.units import grouped, new_replay_id, plural
+from actordbg.catalog.dump_verdicts import LINTED
+from actordbg.catalog.query import Catalog, answers
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, in_words, verdict_of
@@ -27,8 +28,7 @@ from actordbg.formats.dump_record import LOSS, now_timestamp
 from actordbg.recorded.recorded_calls import Answer, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.comparison_record import LintRecord
-from actordbg.records.finding import NOT_CHECKED, Findings, NotChecked, Rule, RuleOutcome
-from actordbg.store.layout import Store
+from actordbg.records.finding import NOT_CHECKED, Finding, Findings, NotChecked, Rule, RuleOutcome
 
 _HOW = {
     LOSS: "policy losses (dump enable --calls forward,loss)",
@@ -149,12 +149,12 @@ def lint_answer(findings: LintFindings, *more: Block) -> CommandResult:
     return answer_of(findings, findings.verdict(), *more, title="laws of recorded data", **about)
 
 
-def keep(store: Store, findings: LintFindings) -> None:
+def keep(catalog: Catalog, findings: LintFindings) -> None:
     """Write what these findings add to what earlier lints said of the dumps, or take back; nothing if that is nothing.
 
     A finding is taken back by a lint that reads its dump and judges its law as often. Raises StoreProblem.
     """
-    known = _known_broken(store)
+    known = {(law, dump_id): looked_at for dump_id, law, looked_at in answers(catalog, LINTED.format(""))}
     looked = {outcome.rule.name: outcome.looked_at for outcome in findings.outcomes}
     broken = {(finding.rule.name, str(finding.place["dump"])) for finding in findings.found}
     kept = [
@@ -164,29 +164,18 @@ def keep(store: Store, findings: LintFindings) -> None:
     ]
     new = grouped(sorted(broken - known.keys()))
     if new or kept:
-        record = LintRecord(
-            lint_id=new_replay_id(),
-            created_at=now_timestamp(),
-            broken=new,
-            kept=grouped(kept),
-            looked_at={law: looked[law] for law in new},
-        )
-        store.publish_text(store.lints / f"{record.lint_id}.json", record.to_json())
+        record = LintRecord(new_replay_id(), now_timestamp(), new, grouped(kept), {law: looked[law] for law in new})
+        catalog.store.publish_text(catalog.store.lints / f"{record.lint_id}.json", record.to_json())
 
 
-def _known_broken(store: Store) -> dict[tuple[str, str], int]:
-    """Return the laws that earlier lints of this store call broken, with their dumps, and how often each was judged."""
-    records = []
-    for path in store.lints.glob("[!.]*.json"):
-        if origin_of(path) is None:
-            with contextlib.suppress(StoreProblem):  # `fsck` names it
-                records.append(LintRecord.from_file(path))
-    known: dict[tuple[str, str], int] = {}
-    for record in sorted(records, key=lambda record: record.created_at):
-        known |= {(law, dump_id): record.looked_at.get(law, 0) for law, dumps in record.broken.items() for dump_id in dumps}
-        for pair in ((law, dump_id) for law, dumps in record.kept.items() for dump_id in dumps):
-            known.pop(pair, None)
-    return known
+def with_known(catalog: Catalog, findings: LintFindings, dumps: Collection[str]) -> LintFindings:
+    """Add to findings what lints of more data found broken in these dumps, and return them."""
+    found = {(finding.rule.name, finding.place["dump"]) for finding in findings.found}
+    for dump_id, law, _ in answers(catalog, LINTED.format("")):
+        for outcome in findings.outcomes:
+            if outcome.rule.name == law and dump_id in dumps and (law, dump_id) not in found:
+                outcome.found.append(Finding(outcome.rule, f"it does not hold that {outcome.rule.holds}", {"dump": dump_id}))
+    return findings
 
 
 def with_lint(verdict: Verdict, findings: LintFindings) -> Verdict:

@@ -16,7 +16,7 @@ from actordbg.document.command_result import CommandResult, as_json_text
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_text
 from actordbg.document.specifications import MOST_MARKS, layer, layered, names, quantity
-from actordbg.records.finding import NotChecked, Rule
+from actordbg.records.finding import Finding, NotChecked, Rule
 
 POINTS = layered([{"x": 1, "y": 2, "k": HOSTILE}, {"x": 3, "y": 4, "k": "b"}], layer("point", color=names("k", HOSTILE)),
                  x=quantity("x", HOSTILE), y=quantity("y", "y"))  # fmt: skip
@@ -88,6 +88,24 @@ def test_the_verdict_stands_first_with_the_toy_model_what_was_not_checked_and_th
     told = " ".join("".join(Read(page_of(3)).texts).split())
     assert "NOT CHECKED (TOY MODEL) 3 of 3 dumps passed" in told and "tokens/s in one worker (TOY MODEL)" in told
     assert "next actordbg compare r1 truth copy" in told and told.count("NOT CHECKED (TOY MODEL)") == 2, "in the title, too"
+
+
+@pytest.mark.parametrize(
+    ("said", "fails", "second"),
+    [
+        ("CLAUSE", "", None), ("short", "short", None), ("CLAUSE; 3 of 8 are wrong", "", "3 of 8 are wrong"),
+        ("recorded data: ratio (slime#774): CLAUSE, in row 1 of 9f3a2c1b; also fails: mask", "", "recorded data: ratio (slime#774); also fails: mask"),
+        ("CLAUSE; the next one", "short", "CLAUSE; the next one"), ("8 of 8 differ", "", "8 of 8 differ"),
+    ],
+)  # fmt: skip
+def test_the_second_line_says_what_the_first_does_not(said: str, fails: str, second: str | None):
+    clause = "the norm is 2 (limit 1; worst: 3)"
+    place = {"dump": "20250619T052608.430740Z-000012-4711-9f3a2c1b7", "row": 1}
+    finding = Finding(Rule("ratio", remedy="look", fails=fails), clause, place)
+    verdict = Verdict("WRONG", said.replace("CLAUSE", clause), findings=[finding])
+    lines = [second.replace("CLAUSE", clause)] if second else []
+    assert verdict.details == [*lines, "do: look"]
+    assert verdict.brief == (fails or clause) + ", in row 1 of 9f3a2c1b"
 
 
 def test_a_dump_id_is_shown_as_a_handle_except_where_it_must_stay_usable():

@@ -23,7 +23,7 @@ from replaycases import publish
 from reportcases import said_once
 
 import actordbg
-from actordbg.api import checks
+from actordbg.api import checks, explaining
 from actordbg.api.checks import CheckResult, check_answer
 from actordbg.api.pytest_plugin import Checker
 from actordbg.base.errors import BadResult, StoreProblem
@@ -318,6 +318,24 @@ def test_a_right_replay_takes_no_broken_law_of_recorded_data_away(store: Store, 
     assert verdicts_of(store)[bad][0] != WRONG
 
 
+@pytest.mark.slow
+def test_a_check_and_an_explanation_of_fewer_dumps_say_what_a_lint_of_more_found_in_them(
+    store: Store, lint_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = publish(store, 2, length=16)
+    for name, truth in (("r-01", None), ("r-90", "fp64"), ("r-91", "fp32")):
+        write_replay(store, name, inputs, truth=truth, change=lambda index, _: tensors(index))
+    lint_of(store, ("ratio", inputs[0].dump_id), looked_at=9)
+    lint_of(store, looked_at=5)  # as few as the check's
+    monkeypatch.setattr(checks, "_run", lambda *_: run_check(store, load_spec(store, "r-01")))
+    said = invoke(store, "check", "--where", f"dump_id='{inputs[0].dump_id}'")
+    assert said.exit_code == 1 and said.stdout.startswith(WRONG) and "recorded data: ratio" in said.stdout, said.output
+    assert invoke(store, "check", "--where", f"dump_id='{inputs[1].dump_id}'").stdout.startswith("RIGHT")
+    monkeypatch.setattr(explaining, "run_located", lambda *_: ("", []))
+    said = invoke(store, "explain", "r-01")
+    assert said.exit_code == 1 and said.stdout.startswith(WRONG) and "the ratio is 1" in said.stdout, said.output
+
+
 def test_laws_of_recorded_data_that_hold_judge_no_dump_and_take_back_what_they_judge_as_well(store: Store, lint_of: Any) -> None:
     first, second = (item.dump_id for item in publish(store, 2, length=16))
     lint_of(store)
@@ -349,13 +367,12 @@ def test_where_nothing_can_be_kept_lint_says_so_and_judges(store: Store, lint_of
     assert verdicts_of(store) == {item.dump_id: (None, None)}
 
 
-def test_what_lint_said_elsewhere_is_theirs(store: Store, lint_of: Any) -> None:
+def test_what_lint_said_elsewhere_is_not_believed(store: Store, lint_of: Any) -> None:
     (item,) = publish(store, 1, length=16)
     lint_of(store, ("ratio", item.dump_id))
     (path,) = store.lints.iterdir()
     path.with_name(f".{path.name}.from").write_text("s3://elsewhere")
     refresh(store, rebuild=True)
-    (row,) = query.select_dumps(store)
-    assert (row.verdict, row.broken, row.theirs) == (None, None, WRONG)
+    assert verdicts_of(store) == {item.dump_id: (None, None)}
     lint_of(store, ("ratio", item.dump_id))
     assert verdicts_of(store) == {item.dump_id: (WRONG, "ratio")}, "and keeps no own answer back"

@@ -16,6 +16,7 @@ import torch
 from casefiles import cases_of
 from catalogcases import record
 from commandline import invoke
+from readers import another_user
 from recordedfields import listed, read_by_laws, unlisted
 from reportcases import said_once
 from torch import Tensor
@@ -616,3 +617,15 @@ def test_ids_that_change_places_where_nothing_else_was_recorded_are_named_as_not
     lacking = {each["rule"]: each["by"] for each in answer["unchecked"]}
     assert lacking["rows"] == lacking["alignment"] == "log-probs beside those of the loss itself"
     assert "rows" not in [each["rule"] for each in answer["findings"]]
+
+
+@pytest.mark.slow
+def test_somebody_who_may_not_write_the_store_gets_the_answer_and_hears_that_it_is_not_kept(store: Store):
+    step = Step()
+    change("rollout_log_probs", (0, 2), 0.0)(step)
+    step.finish()
+    step.publish(store)
+    with another_user(store.root) as other:
+        (said,) = other.run(["lint"])
+    assert said.code == 1 and said.out.startswith("WRONG"), said
+    assert "not kept for the dumps' last verdicts: cannot write" in said.err and not store.lints.exists()
