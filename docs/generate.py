@@ -1,5 +1,5 @@
-"""Writes what follows from the code: the reference pages `docs/reference/cli.md`, `api.md`, `catalog.md`, `fsck.md` and
-`replay-settings.md`, the schemas of results in `docs/reference/json/`, and the schema of a new catalog,
+"""Writes what follows from the code: the reference pages `docs/reference/cli.md`, `api.md`, `catalog.md`, `fsck.md`,
+`layouts.md` and `replay-settings.md`, the schemas of results in `docs/reference/json/`, and the schema of a new catalog,
 `actordbg/catalog/head.sql`.
 
     python docs/generate.py            writes them
@@ -26,6 +26,7 @@ import typer
 from api_page import api_markdown
 from catalog_page import catalog_markdown, schema_sql
 from fsck_page import fsck_markdown
+from layouts_page import layouts_markdown
 from settings_page import settings_markdown
 
 from actordbg.catalog import migrate
@@ -72,6 +73,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "api.md": f"{HEADER}\n{api_markdown()}",
         REFERENCE / "catalog.md": f"{HEADER}\n{catalog_markdown()}",
         REFERENCE / "fsck.md": f"{HEADER}\n{fsck_markdown()}",
+        REFERENCE / "layouts.md": f"{HEADER}\n{layouts_markdown()}",
         REFERENCE / "replay-settings.md": f"{HEADER}\n{settings_markdown()}",
         **{REFERENCE / "json" / f"{name}.schema.json": text for name, text in schemas().items()},
         migrate.SCRIPT: schema_sql(),

@@ -66,25 +66,23 @@ OTHERS = (
     Other(b"brain.Event:", "TensorBoard's events", "`actordbg lint FILE` judges them"),
     Other(b"\xdc\x00\x10", "prime-rl's micro-batches (rollouts/step_N/rank_R.bin): msgpack without names",
           "prime-rl's `--enable-token-export` writes token_exports/, which is read"),
-    Other(b"DataProto", "a DataProto of verl: a pickle of its classes",
-          "`actordbg run --adapter verl` records these rows; or save a plain dict: "
-          "torch.save({**data.batch, 'uid': list(data.non_tensor_batch['uid'])}, 'rows.pt')"),
+    Other(b"verl.protocol", "a DataProto of verl: a pickle of its classes",
+          "`actordbg run --adapter verl` records these rows; or torch.save(dict(data.batch.items()), 'rows.pt')"),
+    Other(b"_rebuild_tensor_batch", "a training input of SkyRL: a pickle of its TensorBatch",
+          "`actordbg run --adapter skyrl` records these rows; or torch.save(dict(batch), 'rows.pt')"),
+    Other(b"openrlhf.trainer", "experiences of OpenRLHF: a pickle of its classes",
+          "`actordbg run --calls forward,loss` records these rows; or torch.save([vars(e) for e in experiences], 'rows.pt')"),
     Other(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", "of torch.save's format before 2020", "torch.save it again, as an archive",
           True),
-    Other(b"_rebuild_tensor_batch", "a training input of SkyRL: a pickle of its TensorBatch",
-          "`actordbg run --adapter skyrl` records these rows; or save a plain dict: torch.save(dict(batch), 'rows.pt')"),
-    Other(b"openrlhf.", "experiences of OpenRLHF: a pickle of its classes",
-          "`actordbg run --calls forward,loss` records these rows; or torch.save([vars(e) for e in experiences], 'rows.pt')"),
-    Other(b"molt.", "a rollout of molt-rl: a pickle of its classes", "torch.save([vars(e) for e in experiences], 'rows.pt')"),
-    Other(b"pg_config", "torch's flight recorder of collectives", "`torchfrtrace` reads it; docs/how-to/a-rank-hangs.md"),
-    Other(b'"traceEvents"', "a trace of torch's profiler", "chrome://tracing or Perfetto show it: it holds no rows"),
+    Other(b"pg_config", "torch's flight recorder of collectives", "`torchfrtrace` reads it: it holds no rows"),
+    Other(b'"traceEvents"', "a trace of torch's profiler", "Perfetto shows it: it holds no rows"),
     Other(b'"dump_data_dir"', "a dump of msprobe: figures of operations", "`msprobe compare` reads it: it holds no rows"),
     Other(b'"log_history"', "transformers' trainer_state.json", "`actordbg lint FILE` judges it"),
     Other(b"\x1f\x8b", "compressed with gzip", "decompress it first", True),
     Other(b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it first", True),
 )  # fmt: skip
 """Files that the door knows and does not read."""
-_TEXTS = (
+TEXTS = (
     ({"input", "output", "step"}, "verl's rollout_data_dir: texts, without token ids",
      "`actordbg run --adapter verl` records the ids"),
     ({"prompt", "completion", "step"}, "TRL's completions: texts, without token ids",
@@ -124,7 +122,7 @@ def other_at(path: Path) -> Unsupported | None:
 def text_error(names: object) -> Unsupported | None:
     """Return the error for rows with these columns, if they are known to have texts only."""
     known = {*names} if isinstance(names, (Mapping, list, set)) else set()
-    for marks, what, way in _TEXTS:
+    for marks, what, way in TEXTS:
         if marks <= known:
             return Unsupported(f"it is {what}", hint=way)
     return None

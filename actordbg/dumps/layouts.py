@@ -248,6 +248,8 @@ def layout_of(content: Any, kind: str, columns: Mapping[str, str]) -> Layout | N
     fields = {part: name for part, name in {**usual, **named}.items() if name}
     if IDS not in fields:
         return None
+    if "log_probs" not in fields and "old_log_probs" in fields:  # the trainer's only ones, as slime and NeMo-RL have them
+        fields["log_probs"] = fields.pop("old_log_probs")
     return replace(TABLE, fields=fields, rows=partial(_of_table, fields[IDS]), aligned=columns.get(ALIGN, OWN))
 
 

@@ -19,7 +19,20 @@ def named(text: str) -> list[str]:
 
 
 def test_there_is_a_recipe_for_each_kind_of_change():
-    kinds = ["setting", "command", "column", "backend", "law", "instrument", "parser", "report", "chart", "adapter", "trainer"]
+    kinds = [
+        "setting",
+        "command",
+        "column",
+        "backend",
+        "law",
+        "instrument",
+        "parser",
+        "layout",
+        "report",
+        "chart",
+        "adapter",
+        "trainer",
+    ]
     assert [title.split()[1] for title in RECIPES] == kinds
 
 

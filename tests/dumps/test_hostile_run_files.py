@@ -1,0 +1,179 @@
+"""Files of a run may be anybody's: nothing in them runs, no claim of a size takes memory, and each is refused with its reason."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commandline import invoke
+from runfiles import written
+
+from actordbg.base.errors import CorruptDump, UnsafeInput
+from actordbg.dumps import pickle_tree
+from actordbg.dumps.importer import import_paths
+from actordbg.formats.dump_record import LOSS
+from actordbg.store.layout import Store
+
+MEMORY = 400 * 2**20
+
+
+class Asks:
+    """A pickle of this asks for a program to run."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch pwned",)
+
+
+def nested(levels: int, *, shared: bool) -> list[Any]:
+    value: list[Any] = [1]
+    for _ in range(levels):
+        value = [value, value] if shared else [value]
+    return value
+
+
+def saved(value: Any, **options: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out, **options)
+    return out.getvalue()
+
+
+def with_pickle(pickled: bytes, kind: int = zipfile.ZIP_STORED, **more: bytes) -> bytes:
+    """An archive as torch.save makes it, around any pickle."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", kind) as archive:
+        for name, data in {"data.pkl": pickled, **more}.items():
+            archive.writestr(f"x/{name}", data)
+    return out.getvalue()
+
+
+def claiming(shape: tuple[int, ...]) -> bytes:
+    """An npz with an array that claims a shape."""
+    array, out = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(array, {"descr": "<i8", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("input_ids.npy", array.getvalue() + bytes(2**20))
+    return out.getvalue()
+
+
+def huge_tensor(elements: int) -> bytes:
+    """An archive whose tensor claims more than its storage has."""
+    good = pickle.dumps({"tokens": [1, 2]}, 2)
+    described = good[:-1] + b"X\x06\x00\x00\x00logits" + b"ctorch._utils\n_rebuild_tensor_v2\n("
+    described += b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
+    described += b"K\x00\x8a\x06" + elements.to_bytes(6, "little") + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtRs."
+    return with_pickle(described, **{"data/0": bytes(16)})
+
+
+def safetensors(shape: list[int], last: int) -> bytes:
+    header = json.dumps({"input_ids": {"dtype": "I64", "shape": shape, "data_offsets": [0, last]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(64)
+
+
+def archive_of_many_names() -> bytes:
+    """A directory that claims to be larger than any that torch.save writes."""
+    data = bytearray(with_pickle(pickle.dumps({}, 2)))
+    data[-10:-6] = (2**30).to_bytes(4, "little")
+    return bytes(data)
+
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
+    "an archive that asks for os.system": (lambda: saved({"tokens": [1], "x": Asks()}), "unsafe-input", "asks for posix.system"),
+    "an archive in an archive's pickle": (
+        lambda: with_pickle(b"\x80\x02ctorch.storage\n_load_from_bytes\nB\x01\0\0\0x\x85R."), "unsafe-input", "_load_from_bytes",
+    ),
+    "a tensor without end": (lambda: huge_tensor(2**46), "unsafe-input", "more elements than its storage"),
+    "nested lists": (lambda: saved({"tokens": [1], "x": nested(60, shared=False)}), "unsafe-input", "nested deeper"),
+    "a compressed pickle": (lambda: with_pickle(bytes(2**25), zipfile.ZIP_DEFLATED), "unsafe-input", "is compressed"),
+    "a large directory": (archive_of_many_names, "unsafe-input", "table of contents claims"),
+    "half an archive": (lambda: saved({"tokens": torch.arange(99)})[:900], "corrupt-dump", "truncated"),
+    "an archive of weights": (lambda: saved({"a.weight": torch.ones(2)}), "unsupported", "without token ids: a.weight"),
+    "an old archive": (lambda: saved({"a": 1}, _use_new_zipfile_serialization=False), "corrupt-dump", "format before 2020"),
+    "an array without end": (lambda: claiming((2**40,)), "unsafe-input", "claims [1099511627776] values"),
+    "an array of zeros": (lambda: claiming((2**27, 2)), "unsafe-input", "values of int64"),
+    "tensors without end": (lambda: safetensors([2**40], 2**43), "unsafe-input", "more than 1073741824 bytes"),
+    "tensors behind the end": (lambda: safetensors([2**20], 2**23), "unsafe-input", "more bytes than the file has"),
+    "a line of 100 MB": (lambda: b'{"token_ids": [' + b"1," * 50_000_000 + b"1]}\n", "unsafe-input", "line 1 has more than"),
+    "a nested line": (lambda: b'{"token_ids": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "corrupt-dump", "nested deeper"),
+    "half a line": (lambda: b'{"token_ids": [1, 2, 3], "loss_m', "corrupt-dump", "is not JSON"),
+    "no JSON": (lambda: b"{'token_ids': [1]}\n", "corrupt-dump", "line 1 is not JSON"),
+    "text": (lambda: b"hello\n", "unsupported", "no file that is read"),
+    "nothing": (lambda: b"", "unsupported", "no file that is read"),
+    "an array of objects": (
+        lambda: (np.savez(out := io.BytesIO(), input_ids=np.array([Asks()], object), allow_pickle=True), out.getvalue())[1],
+        "unsupported", "no arrays of numbers",
+    ),
+    "verl's rollouts": (lambda: b'{"input": "a", "output": "b", "gts": 1, "score": 1.0, "step": 1}\n', "unsupported", "verl's"),
+    "a trace": (lambda: b'{"traceEvents": [], "schemaVersion": 1}\n', "unsupported", "torch's profiler"),
+    "a pretty trainer state": (lambda: b'{\n "log_history": []\n}', "unsupported", "trainer_state.json"),
+    "SQLite": (lambda: b"SQLite format 3\0" + bytes(99), "unsupported", "an SQLite database"),
+    "W&B": (lambda: b":W&B\xe1\xbe\x00" + bytes(99), "unsupported", "an offline run of W&B"),
+    "prime-rl's micro-batches": (lambda: b"\x91\xdc\x00\x10" + bytes(99), "unsupported", "msgpack without names"),
+    "a DataProto": (
+        lambda: with_pickle(b"\x80\x02cverl.protocol\nDataProto\n)\x81."), "unsafe-input", "`actordbg run --adapter verl` records",
+    ),
+}  # fmt: skip
+"""Each file: its bytes, the code of its refusal, and a part of the reason."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_or_foreign_file_is_refused_with_its_reason_and_nothing_runs(
+    name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, code, reason = HOSTILE[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(made())
+    tracemalloc.start()
+    try:
+        summary = import_paths(store, [tmp_path / "file"])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    (refused,) = summary.refused
+    assert (refused.code, reason in refused.reason, summary.added) == (code, True, 0), refused
+    assert not (tmp_path / "pwned").exists() and peak < MEMORY
+
+
+def test_a_file_that_ends_early_keeps_the_rows_before_and_is_named(store: Store, tmp_path: Path) -> None:
+    path, _ = written("prime-rl", tmp_path)
+    path.write_bytes(path.read_bytes()[:-40])
+    summary = import_paths(store, [path])
+    assert summary.added == 2 and summary.refused[0].reason == "truncated: line 16 has no end"
+
+
+def test_lint_judges_files_in_a_store_of_its_own_and_names_file_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store, (path, _) = Store(tmp_path / "none"), written("nemo-rl", tmp_path, "NaN")
+    done = invoke(store, "lint", str(path), "--json")
+    answer = json.loads(done.stdout)
+    assert done.exit_code == 1 and not store.exists()
+    assert [(finding["rule"], finding["side"]) for finding in answer["findings"]] == [("finite", "rollout")]
+    assert answer["findings"][0]["place"] == {"file": "train_data_step8.jsonl", "row": 5}
+    assert answer["next"] == f"actordbg dump import {path}"
+    with pytest.raises(CorruptDump, match="no file that is read"):
+        (tmp_path / "x").write_text("hello")
+        invoke(store, "lint", "x")
+
+
+def test_lint_of_a_stores_folder_is_that_of_the_store(store: Store, tmp_path: Path) -> None:
+    import_paths(store, [written("prime-rl", tmp_path)[0]])
+    done = invoke(Store(tmp_path / "none"), "lint", str(store.root), "--where", f"point = '{LOSS}'", "--quiet")
+    assert "hold on 2 dumps" in done.stdout
+
+
+def test_values_that_contain_each_other_a_billion_times_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickle_tree, "MOST_VALUES", 10_000)
+    with pytest.raises(UnsafeInput, match="more than 10000 values"):
+        pickle_tree.tree(pickle.dumps(nested(15, shared=True), 2))
+    shared = [1, 2]
+    assert pickle_tree.tree(pickle.dumps({"a": shared, 5: shared}, 2)) == {"a": [1, 2], "5": [1, 2]}
