@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import tempfile
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
@@ -176,7 +177,10 @@ def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_fi
     assert link.is_symlink() and "# actordbg report" in target.read_text()
 
 
-def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed: Store, monkeypatch: pytest.MonkeyPatch):
+def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(
+    replayed: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the page stays, for the browser
     shown: list[str] = []
     monkeypatch.setattr(webbrowser, "open_new_tab", lambda address: bool(shown.append(address)))
     done = reported(replayed, "--open")

@@ -396,6 +396,7 @@ def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
     findings = lint(store.root, step.publish(store))
     assert {law.name for law in findings.broken} == laws, findings.in_words()
     assert f": {side} may be wrong: " in findings.verdict().sentence or findings.verdict().wrong == (side,) != (EITHER,)
+    assert len(findings.verdict().headline.split(", in ")[0].split()) <= 16, "what is wrong is read at a glance"
     assert findings.verdict().word == "WRONG" and with_lint(Verdict("RIGHT", "it ran"), findings).word == "WRONG"
 
 

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from commandline import invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from torch._inductor.runtime.runtime_utils import default_cache_dir
 from typer.testing import CliRunner
 
 from actordbg.actor.actors import actors_of
@@ -305,7 +307,11 @@ def test_what_is_executed_later_lies_in_the_users_own_cache(
 ) -> None:
     """Kernels that torch.compile built, and a shortened model that brings code: others may write into a store."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
+    backend._prepare_compiler()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "mine"), "what the user set stays"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # as torch leaves it, below /tmp
     backend._prepare_compiler()
     kernels = tmp_path / "cache" / "actordbg" / "inductor"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(kernels) and kernels.stat().st_mode & 0o777 == 0o700
