@@ -113,7 +113,9 @@ def test_the_index_says_wrong_where_a_module_is_wrong(replayed: Store):
     for number, wrong in ((3, 0), (4, 1)):
         located = replace(result(0, f"r{number}"), extra={"located": {"places": 49, "count": wrong}})
         keep(replayed, replay([given(0, 300)], [located], f"r{number}"), f"2025-06-19T0{number}:30:00.000000Z")
-    assert reported(replayed, "--all").stdout.startswith("4 replays: 1 FAILED, 2 NOT CHECKED, 1 WRONG\n")
+    listed = reported(replayed, "--all")
+    assert listed.stdout.startswith("4 replays: 1 FAILED, 2 NOT CHECKED, 1 WRONG\n")
+    assert "next: actordbg explain " in listed.output, "what is wrong comes before what is new"
 
 
 def test_the_index_breaks_no_word_at_eighty_columns(replayed: Store):

@@ -302,6 +302,14 @@ def test_no_process_of_ours_imports_from_the_current_folder(tmp_path: Path, monk
     assert around["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
 
 
+def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # no folder can be made below it
+    around = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
+    code = "from actordbg.base.owners import own_cache; path = own_cache('inductor'); assert path.is_dir(); print(path)"
+    made = subprocess.run([sys.executable, "-c", code], env=around, capture_output=True, text=True, check=True).stdout
+    assert made.startswith(f"{tmp_path}/actordbg-") and os.listdir(tmp_path) == ["file"]
+
+
 def test_what_is_executed_later_lies_in_the_users_own_cache(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
