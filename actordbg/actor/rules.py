@@ -354,7 +354,8 @@ def refuse(config: ReplayConfig, choices: Choices, facts: Facts) -> None:
 def refuse_hits(hits: Sequence[KnownFailure]) -> None:
     """Raise Unsupported if one of these is a refusal."""
     if stops := [hit for hit in hits if hit.severity == REFUSE]:
-        raise Unsupported("; ".join(hit.message for hit in stops), hint="; or ".join(stops[0].ways_out))
+        workarounds = "; or ".join(stops[0].ways_out)
+        raise Unsupported("; ".join(hit.message for hit in stops), hint=f"try: {workarounds}")
 
 
 def refusal_of(config: ReplayConfig, defaults: DumpRecord | None) -> str | None:

@@ -101,9 +101,11 @@ def _read(path: Path, links: bool) -> tuple[bytes, int]:
 def own_cache(name: str) -> Path:
     """Return a folder for code that runs later (compiled kernels, a model's code): in the user's cache, writable by nobody else.
 
-    Falls back to a new temporary folder. A store is not safe: others may write there.
+    Falls back to a new temporary folder, which goes with this process. A store is not safe: others may write there.
     """
-    from tempfile import mkdtemp  # imported here: every command imports this module
+    import atexit  # imported here: every command imports this module
+    import shutil
+    from tempfile import mkdtemp
 
     folder = user_folder("XDG_CACHE_HOME", "~/.cache") / name
     with contextlib.suppress(OSError):
@@ -111,7 +113,9 @@ def own_cache(name: str) -> Path:
         state = os.lstat(folder)
         if stat.S_ISDIR(state.st_mode) and is_own(state.st_uid) and not state.st_mode & 0o022:
             return folder
-    return Path(mkdtemp(prefix="actordbg-"))
+    folder = Path(mkdtemp(prefix="actordbg-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def user_folder(variable: str, usual: str) -> Path:

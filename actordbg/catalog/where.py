@@ -241,7 +241,7 @@ def _parse(text: str) -> Any:
         raise _too_deep() from None
     except (SqlglotError, AttributeError) as error:  # its parser raises the latter for `'a'{{=}}`
         hint = "remove it from the condition, and use --order, and --limit or --max-inputs" if _CLAUSE.search(text) else ""
-        raise refusal(f"cannot be parsed: {_reason(error, text)}", hint) from None
+        raise refusal(f"syntax error: {_reason(error, text)}", hint) from None
     if len(trees) != 1 or trees[0] is None:
         raise refusal("only one expression is allowed")
     return trees[0]

@@ -97,9 +97,11 @@ def _import_bundle(store: Store, paths: Sequence[str]) -> None:
 
     if len(paths) > 1:
         raise UsageError("a bundle is imported alone", hint="import one bundle, or pickles, at a time")
-    with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
-        path = download(paths[0], Path(folder)) if paths[0].startswith(HUB) else Path(paths[0])
-        summary = open_bundle(store, path)
+    if paths[0].startswith(HUB):
+        with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
+            summary = open_bundle(store, download(paths[0], Path(folder)))
+    else:
+        summary = open_bundle(store, Path(paths[0]))
     keep_answer(vars(summary) | {"store": store.root, "path": paths[0]})
     there = f"; {plural(summary.present, 'file')} already there" if summary.present else ""
     say(f"imported {summary.contents}{there}")

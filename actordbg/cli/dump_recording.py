@@ -213,7 +213,7 @@ def _render(answer: dict[str, Any]) -> None:
         say_next("actordbg replay --where \"recovered='in_flight'\"")
     elif not answer["rings"]:
         say(f"No process left flight recorder files on {answer['host']}.")
-        note("they are on the machine where the process ran: run this there; `actordbg dump status` lists them")
+        note("run this on the machine where the process ran; `actordbg dump status` names it")
 
 
 def _say_ring(report: RingReport) -> None:

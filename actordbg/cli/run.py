@@ -183,8 +183,10 @@ def _told(answer: dict[str, Any]) -> Iterator[str]:
     elif answer["switched_off"]:
         yield f"run {run}: actordbg saw no process call a recorded function"
         if answer["exit_code"] == 0:
-            yield "the trainer may call its model in another way (`actordbg adapters`), or its python may ignore"
-            yield "PYTHONPATH (-I, -E or -S); `actordbg doctor` checks the rest"
+            yield (
+                "the trainer may call its model in another way (`actordbg adapters`), or its python may ignore PYTHONPATH "
+                "(-I, -E or -S); `actordbg doctor` checks the rest"
+            )
     if recovered is not None:
         marks = [dump.recovered for report in recovered["rings"] for dump in report.dumps]
         flying = f", {recovered['in_flight']} from a call in flight" if recovered["in_flight"] else ""

@@ -98,8 +98,10 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
     gap = 1 if tight or sum(widths) + 2 * gaps > room else 2
     excess = sum(widths) + gap * gaps - room
     least = [max(_LEAST, heading) for heading in sizes[0]]
+    words = [max(map(len, " ".join(column).split()), default=0) for column in zip(*lines, strict=True)]
     while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > least[i]]):
-        first = max(wide, key=lambda i: widths[i]) if fold else wide[0]
+        breakable = [i for i in wide if widths[i] > words[i]] or wide  # an id is broken if nothing else can be
+        first = max(breakable, key=lambda i: widths[i]) if fold else wide[0]
         cut = 1 if fold else min(excess, widths[first] - least[first])
         widths[first] -= cut
         excess -= cut

@@ -182,7 +182,9 @@ def _truth(store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
             yield RULED_OUT, known.removesuffix(".")
         return
     yield from _tokens(store, record)
-    worst = record.dumps[0]
+    worst = next(iter(record.mismatches), None)
+    if worst is None:  # every log-prob is within rounding: what is wrong is a place, not a token
+        return
     if record.furthest and worst.worst_tokens:
         token = worst.worst_tokens[0]
         apart = f", {number(token.difference, 3)} nats" if token.difference is not None else ""

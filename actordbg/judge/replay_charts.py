@@ -44,6 +44,8 @@ Values = list[dict[str, Any]]
 _KINDS = {"steady": ACCENT, "first input": PART, "compiled": "#8a6fb0", "did not pass": BAD}
 _BAD = (FAILED, CRASHED, HUNG, STOPPED)
 _MOST_LANES = 64
+_NANOSECONDS = 9
+"""Decimals of a second: calls of a small model follow each other within milliseconds."""
 TRIGGERS = {
     "nan": "#d1495b",
     "exception": "#8a2be2",
@@ -153,14 +155,14 @@ def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] =
         return None
     start = min(mark["a"] for mark in marks)
     for mark in marks:
-        mark["a"] = round(mark["a"] - start, 3)
+        mark["a"] = round(mark["a"] - start, _NANOSECONDS)
     took, ranks = max(mark["a"] for mark in marks), sorted({row.rank for row in rows})
     ranks_marks = _by([mark for mark in marks if mark["q"] in ranks[:_MOST_LANES]], "q")
     drawn = [mark for mine in ranks_marks.values() for mark in mine]
     kept = kept_marks(drawn, lambda mark: bool(mark["g"]))
     width = max((mark["a"] for mark in kept), default=1.0) / 400 or 0.01
     for mark in kept:
-        mark["z"] = round(mark["a"] + width, 3)
+        mark["z"] = round(mark["a"] + width, _NANOSECONDS)
     triggered = [mark for mark in kept if mark["g"]]
     colors = coloured("g", {mark["g"]: TRIGGERS.get(mark["g"], TRIGGERS["before"]) for mark in triggered})
     shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("o", "role"), ("g", "trigger"))
@@ -190,7 +192,10 @@ def _by(rows: Values, key: str) -> dict[Any, Values]:
 
 def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], marked: Values, at: str, colors: Spec, lines: int) -> Spec:
     """Draw bars from `a` to `z`, a line per value of `name`, colored by length, with a point on `marked` rows at field `at`."""
-    length, line = {"field": "n", "type": "quantitative", "title": "seq_len, tokens"}, names(name, None)
+    length: Spec = {"field": "n", "type": "quantitative", "title": "seq_len, tokens"}
+    line = names(name, None)
+    if len({row["n"] for row in rows}) == 1:
+        length["legend"] = None  # a scale of one length has no ticks to read
     since, end = quantity("a", axis), {"field": "z"}
     layers = [layer("bar", rows, {"opacity": 0.9}, x=since, x2=end, y=line, color=length, tooltip=shown)]
     if marked:

@@ -24,7 +24,7 @@ RUNS = Rule("runs", "a call runs, and its log-probs are finite")
 RANKS = Rule(
     "ranks",
     "ranks that ran the same input have the same log-probs, bit for bit",
-    remedy="run it again with one rank: if that is right, look at what differs between ranks",
+    remedy="run it again with one rank; if that is right, look at what differs between ranks",
     fails="ranks differ on the same input",
 )
 LEAKS = Rule(

@@ -15,7 +15,7 @@ from actordbg.catalog import query
 from actordbg.catalog.query import Catalog
 from actordbg.compare.sides import GOLDEN, TRUTH, own_comparisons
 from actordbg.config.as_ran import as_ran, label
-from actordbg.document.blocks import UNCHECKED, Block, Grid, Heading, Paragraph, Verdict, number
+from actordbg.document.blocks import UNCHECKED, WRONG, Block, Grid, Heading, Paragraph, Verdict, number
 from actordbg.judge.verdicts import word_of_row
 from actordbg.records.finding import BROKEN, RAISED
 from actordbg.records.journal import SPEC
@@ -64,6 +64,9 @@ def index_document(catalog: Catalog, *, commands: bool) -> list[Block]:
     replays, total = listed(catalog), len(query.list_replays(catalog))
     counts = ", ".join(f"{count} {word}" for word, count in Counter(replay["verdict"] for replay in replays).items())
     command = f"actordbg report {replays[0]['replay_id']}" if replays else "actordbg status"
+    wrong = [replay["replay_id"] for replay in replays if replay["verdict"] == WRONG and not replay["whose"]]
+    if wrong:
+        command = f"actordbg explain {wrong[0]}"
     others = f"{plural(total - len(replays), 'other')} (truths, variations, matrix cells, other users'):"
     others += " `actordbg replay ls --all`"
     rows = [

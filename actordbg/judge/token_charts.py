@@ -132,8 +132,11 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
         lines.append((*line, context) if texts else line)
     columns = ["row", "position", "token", *pair.names, " - ".join(pair.names)]
     columns += ["text"] if texts else []
-    says = f"{pair.dump_id}: {plural(len(chosen), 'row')}. Worst token circled: {_where(row, position, 1)},"
-    says += f" {number(far[row][position], 3)} nats."
+    within = pair.limit is not None and bool(far[row][position] <= pair.limit)
+    circled = "Largest difference" if within else "Worst token"
+    says = f"{pair.dump_id}: {plural(len(chosen), 'row')}. {circled} circled: {_where(row, position, 1)},"
+    says += f" {number(far[row][position], 3)} nats"
+    says += f", within the limit of {number(pair.limit, 3)}." if within else "."
     says += "" if width == 1 else f" Each field shows the worst of {width} positions."
     left = f"{ROWS} of {plural(len(chosen), 'row')} shown: those with the largest differences." if len(chosen) > ROWS else ""
     return Chart("Token map", says, spec, Grid(columns, lines, {"text"}), left)

@@ -144,6 +144,9 @@ def _deciding(judged: Judged, word: str) -> Iterator[tuple[str, str]]:
     if word == WRONG and own is not None and own.verdict == MISMATCH and judged.compared:
         for name, size in beyond(own):
             yield f"max diff from the run's {name}", f"{number(size, 3)} nats"
+    places = judged.replay.local.places if judged.replay.local else []
+    if word == WRONG and places and places[0].size is not None and truth is not None and not truth.mismatches:
+        yield f"error at {places[0].place['module']}", f"{number(places[0].size, 2)} times a healthy model's"
     if truth is not None and truth.max_abs is not None:
         yield "max diff from the truth", f"{number(truth.max_abs, 2)} nats"
     if laws is not None and not laws.good:

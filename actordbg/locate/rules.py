@@ -5,7 +5,7 @@ from __future__ import annotations
 from actordbg.records.finding import ISOLATION, Rule
 from actordbg.records.locate_record import BACK, GRADIENT, INTO, OUT, Operation, PlaceResult, is_backward
 
-EAGER = "replay with `--attn eager`: if that is right, the kernel or its mask is wrong"
+EAGER = "replay with `--attn eager`; if that is right, the kernel or its mask is wrong"
 SAME_MODEL = Rule(
     "identity",
     "the model's tensors and attributes are the checkpoint's",
@@ -26,7 +26,7 @@ PLACES = {
     OUT: Rule(
         "module",
         "a module's output is the truth's to rounding",
-        fails="{module} computes something else",
+        fails="{module} computes something else than transformers",
     ),
     INTO: Rule(
         "between modules", "what comes into a module is the truth's to rounding", fails="the input of {module} is wrong already"

@@ -59,7 +59,7 @@ def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 
 _FIGURES = {
-    "loss": "loss", "backward_loss": "loss that backward got", "grad_norm": "norm of the gradient", "lr": "learning rate",
+    "loss": "loss", "backward_loss": "loss that backward got", "grad_norm": "gradient norm", "lr": "learning rate",
     "kl_ctl": "coefficient of the KL term",
 }  # fmt: skip
 """Figures of a loss and of its optimizer step that are finite, in words."""
@@ -77,7 +77,7 @@ def _finite(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 named[name] = values
         for name, values in named.items():
             bad: Numbers = ~np.isfinite(values) & call.active
-            answer.rows(call, bad.any(1), f"{name} is not finite under the action mask", side=side_of(name))
+            answer.rows(call, bad.any(1), f"{name} is not finite at an action", side=side_of(name))
         for name, words in _FIGURES.items():
             value = call.array(name)
             if value is not None and not (name == "grad_norm" and call.scaled):
@@ -93,7 +93,7 @@ def _positive(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for name, values in call.log_probs().items():
             assert call.active is not None
             highest = np.where(call.active, values, -1.0).max(1, initial=-1.0)
-            answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 under the action mask", highest, side_of(name))
+            answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 at an action", highest, side_of(name))
 
 
 def _scorer(call: RecordedCall) -> str:
@@ -301,142 +301,151 @@ LAWS = (
     RecordedLaw(
         "lengths", "log-probs, advantages and the action mask have one shape, and the mask covers real tokens only",
         "eval-protocol PR#457", "shift the mask by one: column j of A is token S - A + j", ("action_mask",), TRAINER,
-        judge=_lengths, over_calls=False,
+        fails="the action mask does not fit the tokens", judge=_lengths, over_calls=False,
     ),
     RecordedLaw(
         "finite", "log-probs, advantages, rewards, losses, norms and rates are finite", "NeMo-RL#2100",
-        "replay that dump, and explain it: `actordbg replay`, `actordbg explain`", ("log_probs",), TRAINER,
+        "replay that dump, then run `actordbg explain last`", ("log_probs",), TRAINER,
         judge=_finite, over_calls=False,
     ),
     RecordedLaw(
         "beginning", "a row begins with one BOS", "open-r1 PR#462", "encode a prompt that has a BOS without special tokens",
         ("attention_mask", "bos_token_id"), EITHER, judge=_beginning, over_calls=False,
+        fails="a row begins with two BOS tokens",
     ),
     RecordedLaw(
-        "log-probs", "no log-prob is above 0", "verl#2656", "normalize: log_softmax over the whole vocabulary, in fp32",
+        "log-probs", "no log-prob is above 0", "verl#2656", "normalize with log_softmax over the whole vocabulary, in fp32",
         ("log_probs",), TRAINER, judge=_positive, over_calls=False,
     ),
     RecordedLaw(
         "mask", "the actions of a single response are contiguous and end with its last token", "SkyRL PR#354",
         "build the mask from the sampled ids, not from their text", ("action_mask", "multi_turn"), EITHER,
-        judge=_mask, over_calls=False,
+        fails="the action mask does not fit the response", judge=_mask, over_calls=False,
     ),
     RecordedLaw(
         "actions", "a step has actions to learn from", "trl#6369",
         "let responses end within the completion length, or do not mask truncated ones", _OF_LOSS, "",
-        judge=step_laws.actions,
+        fails="no token counts as an action, so nothing is learned", judge=step_laws.actions,
     ),
     RecordedLaw(
         "alignment", "the log-probs of rollout, old policy and base are those of their own tokens", "ms-swift PR#8196",
         "align log-probs with tokens: the log-prob at t is of the id at t + 1", _OF_LOSS, EITHER,
-        judge=step_laws.alignment, over_calls=False,
+        fails="log-probs belong to the tokens beside theirs", judge=step_laws.alignment, over_calls=False,
     ),
     RecordedLaw(
         "rows", "the log-probs of rollout, old policy and base are those of their own row", "open-instruct#1473",
         "match results by id, not by order", _OF_LOSS, EITHER, judge=step_laws.of_other_rows,
+        fails="log-probs belong to other rows",
     ),
     RecordedLaw(
         "placeholder", "no log-prob of an action is a placeholder 0.0", "SkyRL PR#2148",
         "mask tokens that the engine did not sample (an appended end token, tool output)",
         (*_OF_LOSS, "rollout_log_probs"), ROLLOUT, judge=_placeholder, over_calls=False,
+        fails="a placeholder 0.0 is trained on as a log-prob",
     ),
     RecordedLaw(
         "end", "a response ends with one end token", "open-instruct PR#1041",
         "append an end token only if the engine returned none, and then without a mask", ("action_mask",), ROLLOUT,
-        judge=_ends,
+        fails="a response ends with its end token twice", judge=_ends,
     ),
     RecordedLaw(
         "truncation", "a response without an end token is reported as truncated", "NeMo-RL PR#4042",
         "take truncated from the finish_reason of every turn", (LOSS, "truncated"), ROLLOUT, judge=_truncation,
+        fails="a response was cut off, but not reported as truncated",
     ),
     RecordedLaw(
         "response length", "response_length counts the actions", "OpenRLHF#1243", "use action_mask.sum(-1) instead of the span",
         (LOSS, "response_length"), TRAINER, judge=_response_length, over_calls=False,
+        fails="response_length is not the number of actions",
     ),
     RecordedLaw(
         "duplicates", "no row is in a step twice", "open-instruct#1473",
         "check the sampler of each rank and the order of results", ("sequences",), EITHER,
-        judge=step_laws.duplicates,
+        fails="a row is trained on twice in a step", judge=step_laws.duplicates,
     ),
     RecordedLaw(
         "groups", "all rows of a group have the same prompt", "open-instruct PR#1483",
         "sort results by their index before grouping", (LOSS, "n_samples_per_prompt", "rollout.batch_size"), TRAINER,
-        judge=step_laws.groups,
+        fails="rows of a group have different prompts", judge=step_laws.groups,
     ),
     RecordedLaw(
         "advantages", "a step has advantages that are not 0", "torchforge PR#571",
         "look at the rewards: drop groups whose rewards are all equal, or sample more", (LOSS, "advantages"), "",
-        judge=advantage_laws.advantages,
+        fails="every advantage is 0, so nothing is learned", judge=advantage_laws.advantages,
     ),
     RecordedLaw(
         "advantage of a row", "all tokens of a row have its advantage, unless the estimator gives each its own",
         "slime PR#2235", "expand the advantage of a row over its tokens", _ESTIMATED, TRAINER,
-        judge=advantage_laws.advantage_of_row,
+        fails="tokens of a row have different advantages", judge=advantage_laws.advantage_of_row,
     ),
     RecordedLaw(
         "bound", "an advantage is within what rewards over their standard deviation can give", "NeMo-RL PR#4158",
         "look at the rewards of its group, and at what was done to advantages later", _ESTIMATED, TRAINER,
-        judge=advantage_laws.bound,
+        fails="an advantage is larger than its rewards can give", judge=advantage_laws.bound,
     ),
     RecordedLaw(
         "group mean", "the advantages of a group have mean 0", "AReaL#1419",
         "look how rows are put into groups: results of one prompt are neighbors", _ESTIMATED, TRAINER,
-        judge=advantage_laws.group_mean,
+        fails="advantages of a group do not average to 0", judge=advantage_laws.group_mean,
     ),
     RecordedLaw(
         "rewards", "advantages are what the estimator makes of the rewards", "tt-metal PR#46548",
         "match rewards and rows by id, not by order",
         (*_ESTIMATED, "rewards"), TRAINER, judge=advantage_laws.from_rewards,
+        fails="advantages do not follow from the rewards",
     ),
     RecordedLaw(
         "returns", "advantages are what returns and values give", "tt-metal PR#46548",
         "match advantages and rows by id, not by order",
         (*_ESTIMATED, "returns"), TRAINER, judge=advantage_laws.from_returns,
+        fails="advantages do not follow from returns and values",
     ),
     RecordedLaw(
         "whitening", "whitened advantages have mean 0 and standard deviation 1 over a rollout's tokens", "SkyRL#1305",
         "whiten over the actions of all rows and ranks, once", _ESTIMATED, TRAINER,
-        judge=advantage_laws.whitening,
+        fails="whitened advantages do not have mean 0 and std 1", judge=advantage_laws.whitening,
     ),
     RecordedLaw(
         "importance", "importance weights are exp(old - rollout), clipped or masked as set", "Liger-Kernel#1082",
         "compute weights of the old log-probs and the engine's, once", (*_OF_LOSS, "term_weights", "rollout_log_probs"), TRAINER,
-        judge=_importance, over_calls=False,
+        fails="importance weights are not exp(old - rollout log-probs)", judge=_importance, over_calls=False,
     ),
     RecordedLaw(
         "ratio", "before the first update, the ratio is 1", "slime#774",
         "compute old log-probs by the same weights, temperature and dtype as in training", (*_OF_LOSS, "old_log_probs"), TRAINER,
-        judge=step_laws.ratio,
+        fails="old log-probs differ from the policy's before any update", judge=step_laws.ratio,
     ),
     RecordedLaw(
         "update", "after an update, the ratio is not exactly 1", "tensorforce#312",
         "keep the old log-probs of the rollout instead of those of the last update", (*_OF_LOSS, "old_log_probs", "lr"), TRAINER,
-        judge=step_laws.update,
+        fails="the ratio is exactly 1 although the policy was updated", judge=step_laws.update,
     ),
     RecordedLaw(
         "reference", "before the first update, the policy is its reference", "ms-swift PR#9934",
         "load the reference of the policy's own weights and adapter", _OF_LOSS, TRAINER,
-        judge=step_laws.reference,
+        fails="the reference model differs from the policy before any update", judge=step_laws.reference,
     ),
     RecordedLaw(
         "normalization", "the losses of all micro-batches and ranks add up to the loss of one batch", "ms-swift#10117",
         "divide by the step's tokens (or rows) over all ranks and micro-batches", (LOSS, "loss"), TRAINER,
-        judge=step_laws.normalization,
+        fails="losses of a step are divided by a wrong count", judge=step_laws.normalization,
     ),
     RecordedLaw(
         "accumulation", "every micro-batch's gradient is applied", "OpenRLHF 0.11.2 with DeepSpeed 0.19.6",
         "use ZeRO 3, or drop --train.dynamic_batch_enable", (LOSS, "engine_accumulation", "dynamic_batch"), TRAINER,
-        judge=step_laws.accumulation,
+        fails="only the last micro-batch's gradient is applied", judge=step_laws.accumulation,
     ),
     RecordedLaw(
         "calls", "all ranks make the same number of calls in a step", "ms-swift PR#8102",
         "look at how rows are divided among ranks: each needs as many micro-batches",
         ("every call of several ranks",), TRAINER, judge=step_laws.equal_calls,
+        fails="ranks make different numbers of calls in a step",
     ),
     RecordedLaw(
         "ranks", "all ranks have the same weights", "minimind#853",
-        "compare the ranks: the broadcast at the start, gradients that are not averaged",
+        "compare the ranks, from the broadcast at the start to the averaging of gradients",
         ("recorded weights of several ranks",), TRAINER, judge=_ranks,
+        fails="ranks have different weights",
     ),
     RecordedLaw(
         "temperature", "a row is sampled and scored at one temperature", "trl#4159",
@@ -447,6 +456,7 @@ LAWS = (
         "sampling", "importance correction is not combined with top_p or top_k", "trl#6789",
         "sample with top_p 1 and no top_k, or replay the engine's sampling mask",
         (LOSS, "loss.is_correction_level", "rollout.top_p"), ROLLOUT, judge=_sampling, over_calls=False,
+        fails="importance correction is combined with top_p or top_k",
     ),
 )  # fmt: skip
 """The laws, in the order in which they are named. A fault of shapes or masks comes before what it would also break."""

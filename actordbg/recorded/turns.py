@@ -64,8 +64,8 @@ RULES = tuple(
         ),
         (
             "retokenized",
-            "text was encoded again, into other ids",
-            "text is not encoded again, into other ids",
+            "text was tokenized again, into other ids",
+            "text is not tokenized again, into other ids",
             "verl#3720, SkyRL#123",
             "hand ids from turn to turn, never text",
         ),

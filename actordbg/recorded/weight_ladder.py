@@ -42,7 +42,7 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
             TRAINER,
             "ranks have different weights",
             "all ranks of the trainer have the same weights",
-            "compare the ranks: the broadcast at the start, gradients that are not averaged",
+            "compare the ranks, from the broadcast at the start to the averaging of gradients",
         ),
         (
             "sent",
@@ -75,7 +75,7 @@ RULES = FRESH, SAME, SENT, AS_HELD, ARRIVED, AS_SENT, KNOWN = tuple(
         (
             "known",
             ROLLOUT,
-            "the engine did not know parameters",
+            "the engine skipped parameters that it does not know",
             "the engine takes each parameter that reaches it",
             "look at the names that its loader maps",
         ),

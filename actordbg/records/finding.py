@@ -21,7 +21,7 @@ PLACES = ("file", "dump", "conversation", "turn", "row", "token", "module", "par
 """What a place may name, in the order in which a table shows it."""
 _OF_DATA = ("file", "dump", "conversation", "turn", "row", "token")
 """Places that the clause of a finding does not name."""
-ISOLATION = "replay with `--no-packing`: if that is right, packing passes wrong positions or borders of rows"
+ISOLATION = "replay with `--no-packing`; if that is right, packing passes wrong positions or borders of rows"
 """What to do where rows depend on each other, whoever found it."""
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

@@ -137,6 +137,8 @@ def _in_words(fingerprint: Fingerprint, case: FaultCase, trials: Trials) -> str:
         return ending.words
     if not all(value is not None and value <= case.limit for value in ending.values):
         return "wrong in another way"
+    if case.dtype != "fp32" and ending.values:
+        return f"not shown: rounding alone may be {case.limit:g} nats"
     return f"right, to {case.limit:g} nats" if ending.values else "right"
 
 

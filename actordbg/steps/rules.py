@@ -151,7 +151,7 @@ RULES = {
             "unknown",
             "the reported gradient norm is not that of the step's gradients",
             "the norm is that of the whole step's gradient",
-            "",
+            "look at what changes gradients between backward and the norm: hooks, scaling, clipping",
         ),
         (
             "learning rate",

@@ -95,7 +95,7 @@ def dumps_page(store: Store, asked: Asked = NOTHING) -> str:
         for row in rows
     ]  # fmt: skip
     known = {name: [value for value, _ in query.frequent_values(catalog, name)] for name in FACETS}
-    typed = (("shortest", "S from"), ("longest", "S to"), ("where", "and"))
+    typed = (("shortest", "S at least"), ("longest", "S at most"), ("where", "condition (SQL)"))
     table_of = linked_table(COLUMNS, cells, {"rank", "B", "S", "tokens", "bytes"}, headings("dumps", asked, COLUMNS))
     return _page(blocks, facets_form("dumps", asked, known, typed) + table_of + pager("dumps", asked, count))
 
@@ -251,10 +251,10 @@ def _comparisons(store: Store, asked: Asked, most: int | None = None) -> str:
     for each in query.comparisons(store)[:most]:
         word = f"theirs: {each.verdict}" if rests_on_others(store, each) else each.verdict
         cells: dict[str, str | Link] = {
+            "verdict": word,
             "comparison": link_to("comparisons", each.comparison_id),
             "A": link_to("replays", each.replay_id),
             "B": f"{each.against_kind} {each.against}",
-            "verdict": word,
             "dumps": f"{each.compared}/{each.dumps}",
             "largest, nats": number(each.max_abs, 3),
         }

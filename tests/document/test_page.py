@@ -16,7 +16,14 @@ from actordbg.document.command_result import CommandResult, as_json_text
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_text
 from actordbg.document.specifications import MOST_MARKS, layer, layered, names, quantity
+from actordbg.judge.replay_findings import LEAKS, RANKS
+from actordbg.laws.rules import RULES as LAW_RULES
+from actordbg.locate.rules import EAGER, FORMULA, KERNEL, SAME_MODEL
+from actordbg.recorded.recorded_laws import LAWS
+from actordbg.recorded.turns import RULES as TURN_RULES
+from actordbg.recorded.weight_ladder import RULES as WEIGHT_RULES
 from actordbg.records.finding import Finding, NotChecked, Rule
+from actordbg.steps.rules import RULES as STEP_RULES
 
 POINTS = layered([{"x": 1, "y": 2, "k": HOSTILE}, {"x": 3, "y": 4, "k": "b"}], layer("point", color=names("k", HOSTILE)),
                  x=quantity("x", HOSTILE), y=quantity("y", "y"))  # fmt: skip
@@ -122,6 +129,24 @@ def test_the_title_is_the_page_s_own_and_a_sentence_with_a_colon_is_no_label():
     page = CommandResult(True, {}, [Verdict("RIGHT", "all"), Heading("Laws", 3), items], title="laws of recorded data").to_html()
     assert "<title>RIGHT: laws of recorded data</title>" in page and page.count("<h1") == 1
     assert page.count('class="fact"') == 1 and "<b>response length</b>" in page
+
+
+def test_no_remedy_is_torn_into_a_label_and_its_value():
+    """ "replay with `--no-packing`: if that is right, ..." was a label of four words and half a sentence."""
+    rules = [
+        *LAWS,
+        *STEP_RULES.values(),
+        *LAW_RULES.values(),
+        *TURN_RULES,
+        *WEIGHT_RULES,
+        RANKS,
+        LEAKS,
+        SAME_MODEL,
+        FORMULA,
+        KERNEL,
+    ]
+    pages = {remedy: as_html([Items([remedy])]) for remedy in [*(rule.remedy for rule in rules), EAGER]}
+    assert [remedy for remedy, page in pages.items() if 'class="fact"' in page] == []
 
 
 def test_a_dump_is_drawn_with_its_prompt_padding_response_and_worst_token():

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -114,7 +115,10 @@ def test_no_id_in_a_record_leads_out_of_the_store(field: str, words: list[str], 
     ]
 
 
-def test_a_colleague_gets_a_replay_with_its_dumps_and_comparisons(store: Store, tmp_path: Path) -> None:
+def test_a_colleague_gets_a_replay_with_its_dumps_and_comparisons(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # what is killed leaves nothing in /tmp
     inputs = publish(store, 2, length=16)
     write_replay(store, "20260101T000000-aaaaaa", inputs)
     write_replay(store, "20260101T000001-bbbbbb", inputs, truth="fp32")

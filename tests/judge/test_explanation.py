@@ -81,6 +81,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, str]]] = [
 def test_causes_places_and_what_was_ruled_out_are_named(
     store: Store, replayed: dict[str, Any], word: str, sentences: dict[str, str]
 ) -> None:
+    shown = set(replayed)
     extra, status = replayed.pop("extra", located()), replayed.pop("status", {})
     write_replay(store, "r-01", INPUTS, result=lambda _: {"extra": extra} | status, **replayed)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
@@ -98,6 +99,10 @@ def test_causes_places_and_what_was_ruled_out_are_named(
     if "packing" in replayed:
         compared = CliRunner().invoke(app, ["--store", str(store.root), "compare", "r-01", "truth"]).stdout
         assert "Wrong tokens: behind another row of the pack: 54 of 54" in compared and "next: actordbg explain r-01" in compared
+    if "extra" in shown:  # the log-probs are within rounding
+        assert not any("worst token" in said for said in answer["explanation"]["where"])
+    if extra["located"]["wrong"]:
+        assert answer["figures"][0] == ["error at lm_head", "4.3 times a healthy model's"], "the figure that decides comes first"
     assert len(answer["charts"]) == int(PLACE.what in answer["sentence"])
     text = CliRunner().invoke(app, ["--store", str(store.root), "explain", "r-01", "--format", "md"]).stdout
     assert len(re.findall(r"not checked: |### Not checked", text)) == 1, "what was not checked is said once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,23 @@ def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(id
     assert chart is not None and "3.5" in str(chart.table)
     assert "'w'" not in str(chart.specification) and "between turns" not in str(chart.specification)  # neither text nor turns
     assert "'domainMax': 9.0" in str(chart.specification), "what is allowed stays pale"
+
+
+@pytest.mark.parametrize(("limit", "said"), [(0.1, "Worst token circled"), (9.0, "0.5 nats, within the limit of 9.")])
+def test_a_token_within_its_limit_is_not_called_the_worst(limit: float, said: str):
+    chart = tokens_chart(TokenPair("d", np.array([[-1.0, -2.0]]), np.array([[-1.0, -2.5]]), np.ones((1, 2), bool), limit=limit))
+    assert chart is not None and said in chart.says
+
+
+def test_calls_within_a_millisecond_are_visible_marks_without_a_scale_of_their_only_length(store: Store):
+    publish(store, 3)
+    calls = [SimpleNamespace(**vars(row)) for row in calls_of(store, "made-up")]
+    for number, row in enumerate(calls):
+        row.timestamp, row.seq_len = f"2026-11-01T00:00:00.000{number}00Z", 64
+    chart = run_timeline("made-up", calls)
+    assert chart is not None
+    bars = chart.specification["layer"][0]
+    assert all(mark["z"] > mark["a"] for mark in bars["data"]["values"]) and bars["encoding"]["color"]["legend"] is None
 
 
 def test_dropped_calls_stand_at_their_rank_and_those_of_other_runs_do_not(store: Store):

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import tempfile
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +113,9 @@ def test_the_index_says_wrong_where_a_module_is_wrong(replayed: Store):
     for number, wrong in ((3, 0), (4, 1)):
         located = replace(result(0, f"r{number}"), extra={"located": {"places": 49, "count": wrong}})
         keep(replayed, replay([given(0, 300)], [located], f"r{number}"), f"2025-06-19T0{number}:30:00.000000Z")
-    assert reported(replayed, "--all").stdout.startswith("4 replays: 1 FAILED, 2 NOT CHECKED, 1 WRONG\n")
+    listed = reported(replayed, "--all")
+    assert listed.stdout.startswith("4 replays: 1 FAILED, 2 NOT CHECKED, 1 WRONG\n")
+    assert "next: actordbg explain " in listed.output, "what is wrong comes before what is new"
 
 
 def test_the_index_breaks_no_word_at_eighty_columns(replayed: Store):
@@ -176,7 +179,10 @@ def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_fi
     assert link.is_symlink() and "# actordbg report" in target.read_text()
 
 
-def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed: Store, monkeypatch: pytest.MonkeyPatch):
+def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(
+    replayed: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the page stays, for the browser
     shown: list[str] = []
     monkeypatch.setattr(webbrowser, "open_new_tab", lambda address: bool(shown.append(address)))
     done = reported(replayed, "--open")

@@ -70,6 +70,13 @@ def test_a_text_fits_80_columns_and_a_table_that_is_too_wide_loses_text_never_fi
     assert max(map(len, wrapped.splitlines())) <= 80 and all(word in wrapped for word in words)
 
 
+def test_a_wrapped_table_breaks_no_id_while_a_text_beside_it_can_be_wrapped():
+    row = ("@1", "20261128T233211-178b07", "7 s ago", "0/3 interrupted", "NOT CHECKED", "TOY MODEL (tiny) fp32, packed, plain")
+    columns = ("", "replay", "when", "passed", "verdict", "configuration")
+    lines = grid(Grid(columns, [row], {"", "replay", "verdict", "configuration"}), fold=True).splitlines()
+    assert row[1] in lines[2] and max(map(len, lines)) <= 80, lines
+
+
 def test_what_a_narrow_table_leaves_of_a_parameter_names_its_layer():
     row = (
         "20250619T052754.913437Z-000000-0-86cb69034f0722d6",

@@ -401,6 +401,7 @@ def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
     both = with_lint(Verdict("RIGHT", "it ran"), findings)
     assert findings.verdict().word == both.word == "WRONG" and both.details[0].endswith("it ran")
     assert said_once(findings.verdict()) and said_once(both)
+    assert len(findings.verdict().headline.split(", in ")[0].split()) <= 16, "what is wrong is read at a glance"
 
 
 HEALTHY: dict[str, Callable[[Step], Any]] = {

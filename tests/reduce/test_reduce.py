@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -61,11 +62,11 @@ from actordbg.reduce.case import (
 )  # fmt: skip
 from actordbg.reduce.fingerprint import Fingerprint, _of_failure, fingerprint_of
 from actordbg.reduce.handover import Script, issue_text, script_of, title_of
-from actordbg.reduce.reduction import Reduction
+from actordbg.reduce.reduction import Reduction, _in_words
 from actordbg.reduce.script import _flat, _main, in_a_folder, render
 from actordbg.reduce.shrink import Shrinker, ddmin, least
 from actordbg.reduce.suspects import Checks
-from actordbg.reduce.trial_host import _attempt, _without_folder
+from actordbg.reduce.trial_host import RETURNED, _attempt, _without_folder
 from actordbg.reduce.trials import Ending, OutOfBudget, Trials
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
@@ -498,6 +499,16 @@ def test_no_answer_on_a_commands_input_is_consent_to_code(store: Store, tmp_path
 
 def reduced(fingerprint: Fingerprint, case: FaultCase, **more: Any) -> Reduction:
     return Reduction("r", "2026", fingerprint, case, "", 1, 1.0, True, True, True, **({"versions": {"torch": "2.13.0"}} | more))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"), [("fp32", "right, to 0.0001 nats"), ("bf16", "not shown: rounding alone may be 0.1 nats")]
+)
+def test_a_fault_that_rounding_hides_is_not_called_right(dtype: str, said: str) -> None:
+    """A reader whose red replay ran in bf16 takes "in bf16: right" for the contrary of it."""
+    trials: Any = SimpleNamespace(ending=lambda case: Ending(RETURNED, values=(1e-5,)))
+    fingerprint: Any = SimpleNamespace(shown_by=lambda case, ending: False)
+    assert _in_words(fingerprint, replace(CASE, dtype=dtype), trials) == said
 
 
 def test_an_issue_says_what_each_project_would_need() -> None:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from commandline import invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
+from torch._inductor.runtime.runtime_utils import default_cache_dir
 from typer.testing import CliRunner
 
 from actordbg.actor.actors import actors_of
@@ -300,12 +302,24 @@ def test_no_process_of_ours_imports_from_the_current_folder(tmp_path: Path, monk
     assert around["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
 
 
+def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # no folder can be made below it
+    around = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
+    code = "from actordbg.base.owners import own_cache; path = own_cache('inductor'); assert path.is_dir(); print(path)"
+    made = subprocess.run([sys.executable, "-c", code], env=around, capture_output=True, text=True, check=True).stdout
+    assert made.startswith(f"{tmp_path}/actordbg-") and os.listdir(tmp_path) == ["file"]
+
+
 def test_what_is_executed_later_lies_in_the_users_own_cache(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Kernels that torch.compile built, and a shortened model that brings code: others may write into a store."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
+    backend._prepare_compiler()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "mine"), "what the user set stays"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # as torch leaves it, below /tmp
     backend._prepare_compiler()
     kernels = tmp_path / "cache" / "actordbg" / "inductor"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(kernels) and kernels.stat().st_mode & 0o777 == 0o700

@@ -274,9 +274,11 @@ def change_compilation(backend: Backend, config: ReplayConfig) -> None:
 
 def _prepare_compiler() -> None:
     """Set up torch.compile for this process. Compiled kernels, which later processes load and run, are kept in the user's
-    own cache unless TORCHINDUCTOR_CACHE_DIR is set: never in a store, where others may write.
+    own cache unless the user set TORCHINDUCTOR_CACHE_DIR: never in a store or in /tmp, where others may write.
     """
-    if not os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+    from torch._inductor.runtime.runtime_utils import default_cache_dir  # type: ignore[attr-defined]
+
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", "") in ("", default_cache_dir()):  # torch sets its own default when imported
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own_cache("inductor"))
     import torch._dynamo.config as config
 
