@@ -4,7 +4,7 @@
 # Surprise: since version 5 the default is the checkpoint's dtype, where it was fp32. An AdamW over such a model has no master weights: at a
 #   learning rate of 1e-6, 2 % of the elements have moved after 20 steps, and 99.6 % where fp32 was asked for. The loss is as usual.
 # Guess: fp32, the default of version 4, so that a trainer's own autocast decides what is computed in bf16.
-# Versions: transformers 5.15.0, torch 2.13.0, CPU. Seen 2026-11-28: 1.9 % (1e-6) and 15 % (1e-5) of the elements moved; 99.6 % in fp32.
+# Versions: transformers 5.0.0 and 5.24.0, torch 2.13.0, CPU. Seen 2026-11-28: 1.9 % (1e-6) and 15 % (1e-5) of the elements moved; 99.6 % in fp32.
 # Source: transformers/modeling_utils.py, `from_pretrained`: `dtype` None becomes "auto". A step of 1e-6 is below half a unit in the last
 #   place of a bf16 weight above 2.6e-4 (8 bits of significand), so adding it gives the weight again.
 # For RLHF: a script written for version 4 loads, trains, logs a loss and a gradient norm, and its policy stays where it was: KL 0, reward
@@ -12,7 +12,8 @@
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet torch==2.13.0 transformers==5.15.0
+for version in 5.0.0 5.24.0; do
+"$folder/venv/bin/pip" install --quiet torch==2.13.0 "transformers==$version"
 "$folder/venv/bin/python" -W ignore - "$folder" <<'PYTHON'
 import sys
 
@@ -39,3 +40,4 @@ for words, asked in (("no dtype", {}), ("dtype fp32", {"dtype": torch.float32}))
 assert moved["no dtype", 1e-6] < 0.05 and moved["no dtype", 1e-5] < 0.25, moved
 assert min(moved["dtype fp32", rate] for rate in (1e-6, 1e-5)) > 0.99, moved
 PYTHON
+done

@@ -4,7 +4,7 @@
 # Surprise: two rows packed into one, with position_ids that begin anew and no mask, are kept apart only with use_cache=False. With the
 #   default the second row's log-probs move by nats when the first row changes. Nothing warns. GPT-OSS leaks without the cache too.
 # Guess: position_ids that begin anew are enough, or at least train() turns the cache off.
-# Versions: torch 2.13.0, transformers 5.24.0, CPU, fp32, random weights. Seen 2026-11-28: Llama 3.9 nats with the cache, 0 without;
+# Versions: torch 2.13.0, transformers 5.0.0 and 5.24.0, CPU, fp32, random weights. Seen 2026-11-28: Llama 3.9 nats with the cache, 0 without;
 #   LFM2 3.6 and 0; GPT-OSS 4.1 and 4.1.
 # Source: transformers/masking_utils.py, `_preprocess_mask_arguments`: packed rows are looked for only where there is no cache and no
 #   mask; the model makes the cache before it makes the mask. GPT-OSS' own forward does not pass on what the mask needs.
@@ -13,7 +13,8 @@
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet torch==2.13.0 transformers==5.24.0
+for version in 5.0.0 5.24.0; do
+"$folder/venv/bin/pip" install --quiet torch==2.13.0 "transformers==$version"
 "$folder/venv/bin/python" - <<'PYTHON'
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -46,3 +47,4 @@ for (family, cache), nats in found.items():
 assert all(found[family, None] > 0.1 for family in ("llama", "lfm2", "gpt_oss")), "the default does not leak any more"
 assert found["llama", False] == found["lfm2", False] == 0 and found["gpt_oss", False] > 0.1, "without the cache it changed"
 PYTHON
+done

@@ -4,7 +4,7 @@
 # Surprise: selective_log_softmax takes logits in bf16 and returns bf16: a log-prob of -8 has steps of 0.03 nats. Two calls on equal
 #   logits agree, but against the same logits' log-probs in fp32 the ratio is wrong by up to 6 %, without any other model involved.
 # Guess: the reduction is done in fp32 (as OpenRLHF does, which casts the logits first), or at least the result is.
-# Versions: torch 2.13.0, trl 1.16.0, transformers 5.24.0, CPU (with Triton and a GPU another branch is taken). Seen 2026-11-28:
+# Versions: torch 2.13.0, trl 1.0.0 and 1.16.0, transformers 5.24.0, CPU (with Triton and a GPU another branch is taken). Seen 2026-11-28:
 #   largest difference 0.058 nats over 64 tokens of a vocabulary of 1,000; the ratio is off by 0.060.
 # Source: trl/trainer/utils.py, `selective_log_softmax`: fp32 and fp64 go through logsumexp, every other dtype through log_softmax in its
 #   own dtype, row by row.
@@ -13,7 +13,8 @@
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet torch==2.13.0 transformers==5.24.0 trl==1.16.0
+for version in 1.0.0 1.16.0; do
+"$folder/venv/bin/pip" install --quiet torch==2.13.0 transformers==5.24.0 "trl==$version"
 "$folder/venv/bin/python" - <<'PYTHON'
 import torch
 from trl.trainer.utils import selective_log_softmax
@@ -27,3 +28,4 @@ ratio = (rounded.float() - exact).exp().sub(1).abs().max().item()
 print(f"{rounded.dtype}: up to {difference:.3f} nats from fp32 of the same logits; the ratio is off by up to {ratio:.3f}")
 assert rounded.dtype == torch.bfloat16 and 0.01 < difference < 0.2 and ratio > 0.01
 PYTHON
+done
