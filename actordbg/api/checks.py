@@ -16,7 +16,7 @@ from actordbg.judge.explanation import explain
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.load_replays import pictures
 from actordbg.judge.replay_list import listed
-from actordbg.measure.curve_rules import judge_logs
+from actordbg.measure.run_logs import judge_logs
 from actordbg.recorded.lint import LintFindings, keep, lint, lint_answer, with_known
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec

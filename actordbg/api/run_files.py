@@ -22,8 +22,8 @@ from actordbg.document.command_result import CommandResult
 from actordbg.dumps.importer import ImportSummary, find_files, import_paths
 from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import SUFFIX
-from actordbg.measure.curve_rules import answer, curve_table, judge_logs, logs_below
 from actordbg.measure.log_lines import TrainLog
+from actordbg.measure.run_logs import answer, curve_table, judge_logs, logs_below
 from actordbg.recorded.lint import lint_answer
 from actordbg.records.finding import Finding
 from actordbg.store.layout import Store

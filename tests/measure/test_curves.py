@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import UsageError
 from actordbg.cli.app import app
-from actordbg.measure.curve_rules import RULES, answer
+from actordbg.measure.curve_rules import RULES
 from actordbg.measure.log_lines import read_log
+from actordbg.measure.run_logs import answer
 from actordbg.store.layout import Store
 
 STEPS = 300

@@ -1,0 +1,92 @@
+"""The logs of a run, found by content among its files, and what their curves say: `answer(logs_below([Path("run")]))`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.units import plural
+from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Grid, number
+from actordbg.document.command_result import CommandResult
+from actordbg.document.found import answer_of, verdict_of
+from actordbg.measure.curve_rules import RULES, judge
+from actordbg.measure.curves import LEAST, curves_of
+from actordbg.measure.log_lines import TrainLog, read_log
+from actordbg.records.finding import Findings, RuleOutcome
+
+MOST_BYTES = 2**27
+"""Largest file that is looked at for a log."""
+
+
+def log_at(path: Path) -> TrainLog | None:
+    """Return a file's figures, if it is a log with a curve that is known; None for anything else, told by its content."""
+    with contextlib.suppress(UsageError, EnvironmentProblem, OSError):
+        if path.is_file() and path.stat().st_size <= MOST_BYTES and not _has_lists(path):
+            log = read_log(str(path), every=True)
+            return log if curves_of(log).of else None
+    return None
+
+
+def _has_lists(path: Path) -> bool:
+    """Check whether a file begins with JSON that has a list in it: a row of tokens, and no row of figures."""
+    with path.open("rb") as file:
+        line = file.readline(2**16).lstrip()
+    return line.startswith(b"{") and line.rstrip().endswith(b"}") and b"[" in line
+
+
+def logs_below(paths: Sequence[Path]) -> list[TrainLog]:
+    """Return the logs among files and below folders. Of several states of one run, a checkpoint each, the longest is taken."""
+    files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    logs: dict[tuple[str, ...], TrainLog] = {}
+    for file in files:
+        if log := log_at(file):
+            # Checkpoints of one run have the same metrics, under the same name, one folder apart.
+            same = (file.name, str(file.parents[min(1, len(file.parents) - 1)]), *sorted(log.metrics))
+            if same not in logs or _steps_of(log) > _steps_of(logs[same]):
+                logs[same] = log
+    return list(logs.values())
+
+
+def _steps_of(log: TrainLog) -> int:
+    return max(log.metrics.values(), default=0)
+
+
+def judge_logs(logs: Sequence[TrainLog]) -> list[RuleOutcome]:
+    """Return the outcome of each rule over several logs; a finding names its log."""
+    together = [RuleOutcome(each.rule) for each in RULES]
+    for log in logs:
+        for whole, outcome in zip(together, judge(curves_of(log)).outcomes, strict=True):
+            whole.looked_at += outcome.looked_at
+            whole.found += [replace(found, place={"file": Path(log.path).name, **found.place}) for found in outcome.found]
+            whole.lacks = outcome.lacks or whole.lacks
+    return together
+
+
+def curve_table(logs: Sequence[TrainLog]) -> Grid:
+    """Return a table of the known curves of logs."""
+    head: Sequence[str] = ("log", "metric", "steps", "first third", "last third", "trend")
+    rows: list[Sequence[str]] = [
+        (Path(log.path).name, curve.name, str(len(curve.values)), number(curve.early, 3), number(curve.late, 3), curve.trend.word)
+        for log in logs
+        for curve in curves_of(log).of.values()
+        if curve.values
+    ]
+    if len(logs) == 1:
+        head, rows = head[1:], [row[1:] for row in rows]
+    return Grid(head, rows, {"log", "metric", "trend"}, wraps=True)
+
+
+def answer(logs: Sequence[TrainLog]) -> CommandResult:
+    """Return what the curves of logs say: the verdict, and a table of the curves. The logs were read with all metrics."""
+    names = ", ".join(Path(log.path).name for log in logs)
+    findings = Findings(judge_logs(logs))
+    held = len(findings.held)
+    right = f"the curves of {names} keep {plural(held, 'rule')}; a fault that leaves them as they are is not seen"
+    verdict = verdict_of(findings, right, {RIGHT: "actordbg check", WRONG: "actordbg dump enable --calls forward,loss"})
+    if held < 2 and not findings.found:
+        # All figures are finite, which says nothing of a training's course.
+        verdict = replace(verdict, word=UNCHECKED, said=f"{names} has no known curve of {LEAST} steps")
+    return answer_of(findings, verdict, curve_table(logs), title=f"curves of {names}", logs=[log.path for log in logs])
