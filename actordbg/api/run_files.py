@@ -53,8 +53,8 @@ def store_of_paths(
         if len(paths) > 1 or chosen.files:
             raise UsageError(f"{stores[0]} is a store: check it alone", hint="name one store, or files")
         return Store(stores[0]), chosen
-    if dumps or chosen.files:
-        raise UsageError(f"{(dumps or chosen.files)[0]} is a dump: check it alone", hint="name dumps, or files of a run")
+    if alone := [*dumps, *chosen.files]:
+        raise UsageError(f"{alone[0]} is a dump: check it alone", hint="name dumps, or files of a run")
     if usual.exists():
         usual.require_writable()
     logs, files = logs_and_others(paths)

@@ -177,7 +177,7 @@ LAYOUTS = (
         frozenset(("rollout_id", "samples")),
         {IDS: "tokens", RESPONSE: "response_length", MASK: "loss_mask", "rollout_log_probs": "rollout_log_probs",
          "rewards": "reward"},
-        ARCHIVE, _samples, _rollout,
+        container=ARCHIVE, rows=_samples, step=_rollout,
         notes="Masks and log-probs cover the response. Both may be None: a mask that is None counts all of it. Aborted samples "
         "are in it. Rows of an evaluation look the same: only the file's name says `eval_`. So no row is judged as trained on.",
     ),
@@ -185,13 +185,14 @@ LAYOUTS = (
         "slime-train", "slime: --save-debug-train-data",
         f"{_SLIME} slime/observability/train_data_utils.py, slime/backends/megatron_utils/actor.py",
         frozenset(("format_version", "samples", "dp_shards")), {**_TRAINED, "rank": "data_parallel_rank"},
-        ARCHIVE, _samples, _rollout,
+        container=ARCHIVE, rows=_samples, step=_rollout,
         notes="`log_probs` are the policy's before the first update of the rollout, or of the training's own forward. `rewards` "
         "are those that were trained on: after the normalization of groups.",
     ),
     Layout(
         "miles-train", "miles: --save-debug-train-data", f"{_MILES} miles/utils/train_dump_utils.py",
-        frozenset(("rollout_id", "rank", "rollout_data")), {**_TRAINED, "rank": "rank"}, ARCHIVE, _of_miles, _rollout,
+        frozenset(("rollout_id", "rank", "rollout_data")), {**_TRAINED, "rank": "rank"},
+        container=ARCHIVE, rows=_of_miles, step=_rollout,
         notes="A file for each rank. Ranks of tensor parallelism have the same rows. Files of context parallelism are refused: "
         "each has a part of every row.",
     ),
@@ -201,7 +202,7 @@ LAYOUTS = (
         frozenset(("schema_version", "token_ids", "inference_logprobs", "trainer_logprobs", "loss_mask")),
         {IDS: "token_ids", MASK: "loss_mask", "log_probs": "trainer_logprobs", "rollout_log_probs": "inference_logprobs",
          "advantages": "advantages", "entropy": "entropy", "step": "step", "rank": "rank"},
-        JSON_LINES, _of_prime, incomplete=_unstable, folder=3,
+        container=JSON_LINES, rows=_of_prime, incomplete=_unstable, folder=3,
         notes="null is a value that is not finite. A step is complete only beside STABLE. The writer leaves out sequences "
         "without a trained token. Tokens of a cross-entropy alone do not count as actions here: no engine sampled them.",
     ),
@@ -212,7 +213,7 @@ LAYOUTS = (
         {IDS: "token_ids", LENGTH: "input_lengths", MASK: "token_loss_mask", SAMPLE: "sample_loss_mask",
          "log_probs": "prev_logprobs", "rollout_log_probs": "generation_logprobs", "advantages": "advantages",
          "rewards": "rewards"},
-        JSON_LINES, _of_nemo, _step_in_name,
+        container=JSON_LINES, rows=_of_nemo, step=_step_in_name,
         notes="Each field is a list of one, padded to the longest row of the batch. Under dynamic sampling `rewards` are of rows "
         "before the filter, so `filtered_rewards` are read. `prev_logprobs` that are all 0 were not computed. Only the file's "
         "name has the step.",
@@ -302,7 +303,7 @@ def _row(layout: Layout, given: Mapping[str, Any], number: int) -> Row | None:
     cut[MASK] = _mask(cut, tokens, response) * (float(np.ravel(given[SAMPLE])[0]) if SAMPLE in given else 1.0)
     reward = _one(given.get("rewards"))
     step, rank = (_whole(given.get(name)) for name in ("step", "rank"))
-    return Row(tokens, cut, number, step, rank or 0, reward, odd)
+    return Row(tokens, cut, number, step, rank or 0, reward=reward, odd=odd)
 
 
 def _lengths(layout: Layout, values: Mapping[str, Values], total: int, response: int | None) -> set[int]:
@@ -348,9 +349,11 @@ def columns_of(texts: Sequence[str]) -> dict[str, str]:
     """Parse `--column PART=NAME`. Raises Unsupported."""
     columns = dict(text.partition("=")[::2] for text in texts)
     wrong = [part for part, name in columns.items() if part not in (*USUAL, ALIGN) or not name]
-    if wrong or columns.get(ALIGN, OWN) not in (OWN, NEXT):
+    if columns.get(ALIGN, OWN) not in (OWN, NEXT):
+        wrong.append(ALIGN)
+    if wrong:
         raise Unsupported(
-            f"--column {wrong[0] if wrong else 'align'!r:.60} is not PART=NAME",
+            f"--column {wrong[0]!r:.60} is not PART=NAME",
             hint=f"parts: {', '.join((*USUAL, ALIGN))} (own, next)",
         )
     return columns

@@ -181,7 +181,8 @@ def _plain(arrays: dict[str, Values]) -> dict[str, PlainTensor]:
 def problem_of(error: ActordbgError | OSError, path: Path) -> ActordbgError:
     """Return why a file is refused, named for what it is where that is known; a problem of the store or of starting as it is."""
     if isinstance(error, OSError):
-        return EnvironmentProblem(f"cannot be read: {error.strerror or error}", hint="check its permissions")
+        why = error.strerror or str(error)
+        return EnvironmentProblem(f"cannot be read: {why}", hint="check its permissions")
     if error.code in (StoreProblem.code, LaunchProblem.code, EnvironmentProblem.code):
         return error
     known = containers.other_at(path)

@@ -116,7 +116,9 @@ def test_the_house_weighs_no_more_than_the_decisions_allow():
     }  # fmt: skip
     limits = weight_limits()
     assert limits.keys() == actual.keys()
-    assert {name: count for name, count in actual.items() if count > limits[name]} == {}, "lighten it, or say what it buys"
+    assert {name: count for name, count in actual.items() if count > limits[name]} == {}, (
+        "lighten it, or say in docs/decisions/weight.md what it buys"
+    )
     assert {name: count for name, count in actual.items() if count < 0.98 * limits[name] - 1} == {}, "lower the limit"
 
 
