@@ -22,7 +22,7 @@ from actordbg.base.errors import UsageError
 from actordbg.base.option import Option
 from actordbg.cli import output, place_of
 from actordbg.cli.options import Given, of_values, option, take_consent
-from actordbg.config import accelerate_file, consent, sources
+from actordbg.config import consent, sources
 from actordbg.config.replay_config import ANY_WIDER, SETTINGS, TRAINING_AXES, TRUTHS
 from actordbg.config.setting import Setting
 
@@ -57,7 +57,7 @@ def options_of_settings(command: str) -> Iterator[inspect.Parameter]:
     facts: dict[str, Any] = {"metavar": "FILE", "rank": 17, "is_eager": True, "callback": _config_read}
     yield option(_CONFIG, Path | None, None, text, **facts)
     text = "Settings from an `accelerate config` file; flags win."
-    yield option(_ACCELERATE, str | None, None, text, accelerate_file.FLAG, metavar="FILE|default|JSON", rank=30)
+    yield option(_ACCELERATE, str | None, None, text, metavar="FILE|default|JSON", rank=30)
     for setting in _settings_of(command):
         if _takes_list(setting, command):
             yield _axis(setting)
@@ -125,7 +125,9 @@ def merged_settings(command: str, **options: Any) -> Given:
         _add(given, chosen, value, f"--set {words}")
     lists = [setting.name for setting in known.values() if _takes_list(setting, command)]
     if (config := options.get(_ACCELERATE)) is not None:
-        given = accelerate_file.with_accelerate(given, config, lists, output.note)
+        from actordbg.config.accelerate_file import with_accelerate
+
+        given = with_accelerate(given, config, lists, output.note)
     if (file := options.get(_CONFIG)) is not None:
         added = sources.beneath(given, sources.settings_in(file.table, f"{file.name}: [replay]", known.values(), lists))
         summary = ", ".join(f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items())

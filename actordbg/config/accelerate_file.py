@@ -64,8 +64,8 @@ def with_accelerate(
 def read_accelerate(config: str | Mapping[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
     """Read a config: its name in words, the settings, and the keys that are on and not used, with their values.
 
-    config: a file, `default` for accelerate's own, or a mapping, also as JSON. Raises UsageError for what is none of these or has
-    an invalid value, Unsupported for fp8 and for several machines.
+    config: a file, `default` for accelerate's own, or a mapping, also as JSON. Raises UsageError for anything else and for
+    invalid values, Unsupported for fp8 and for several machines.
     """
     name, data = _load(config)
     if not isinstance(data, Mapping) or "distributed_type" not in data:

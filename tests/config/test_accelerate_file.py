@@ -69,7 +69,7 @@ def test_a_config_gives_settings_and_what_is_not_used_is_named(
         ("nowhere.yaml", UsageError, r"nowhere\.yaml is not a file"),
     ],
 )
-def test_what_is_no_config_or_cannot_run_is_refused(config: str, error: type[ActordbgError], words: str) -> None:
+def test_a_config_that_is_invalid_or_cannot_run_is_refused(config: str, error: type[ActordbgError], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
         read_accelerate(config)
     assert caught.value.hint
