@@ -33,10 +33,21 @@ class Client:
         self._advance, self.accept_others = on_progress, accept_others
 
     def settings(self, given: Mapping[str, Any], lists: Collection[str] = ()) -> dict[str, Any]:
-        """Return given settings by name; those of `lists` as comma lists. Raises UsageError for unknown or invalid ones."""
+        """Return given settings by name; those of `lists` as comma lists. Raises UsageError for unknown or invalid ones.
+
+        `accelerate_config` (a mapping, a file, or "default") adds the settings of an accelerate config.
+        """
+        given = dict(given)
+        accelerate = given.pop("accelerate_config", None)
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
-        return settings_in(plain, "settings", SETTINGS.values(), lists)
+        settings = settings_in(plain, "settings", SETTINGS.values(), lists)
+        if accelerate is None:
+            return settings
+        from actordbg.config.accelerate_file import with_accelerate
+
+        config = os.fspath(accelerate) if isinstance(accelerate, os.PathLike) else accelerate
+        return with_accelerate(settings, config, lists, self.note)
 
     @contextlib.contextmanager
     def consent(self, given: bool) -> Iterator[None]:

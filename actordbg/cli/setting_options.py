@@ -30,7 +30,7 @@ TruthDtype = Annotated[str | None, Option(metavar="fp32|fp64", help="Dtype of th
 _ACTOR, _AXES = "Configuration", "Axes (comma-separated lists)"
 _SHORT = "short_"
 _TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
-_SET, _CONFIG = "set_", "config"
+_SET, _CONFIG, _ACCELERATE = "set_", "config", "accelerate_config"
 
 
 def bare_values(command: str) -> dict[str, str]:
@@ -56,6 +56,8 @@ def options_of_settings(command: str) -> Iterator[inspect.Parameter]:
     text = "Read settings and inputs from a TOML or YAML file (`actordbg replay --print-config` prints one)."
     facts: dict[str, Any] = {"metavar": "FILE", "rank": 17, "is_eager": True, "callback": _config_read}
     yield option(_CONFIG, Path | None, None, text, **facts)
+    text = "Settings from an `accelerate config` file; flags win."
+    yield option(_ACCELERATE, str | None, None, text, metavar="FILE|default|JSON", rank=30)
     for setting in _settings_of(command):
         if _takes_list(setting, command):
             yield _axis(setting)
@@ -121,8 +123,12 @@ def merged_settings(command: str, **options: Any) -> Given:
             raise UsageError(f"--set {words:.60} has no value", hint=f"--set {words:.60}=VALUE; {chosen.hint}")
         value = text if _takes_list(chosen, command) else _parsed(chosen, text, f"--set {name}:")
         _add(given, chosen, value, f"--set {words}")
+    lists = [setting.name for setting in known.values() if _takes_list(setting, command)]
+    if (config := options.get(_ACCELERATE)) is not None:
+        from actordbg.config.accelerate_file import with_accelerate
+
+        given = with_accelerate(given, config, lists, output.note)
     if (file := options.get(_CONFIG)) is not None:
-        lists = [setting.name for setting in known.values() if _takes_list(setting, command)]
         added = sources.beneath(given, sources.settings_in(file.table, f"{file.name}: [replay]", known.values(), lists))
         taken = [f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items()]
         taken = taken or ["nothing beyond the given flags"]

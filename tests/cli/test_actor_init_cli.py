@@ -17,7 +17,7 @@ def init(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_builds_and_runs_and_says_what_it_built(tmp_path: Path):
-    done = init(tmp_path / "store", "--num-layers", "1", "--packing", "--backward", "--json")
+    done = init(tmp_path / "store", "--num-layers", "1", "--packing", "--backward", "--save", str(tmp_path / "saved"), "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["ok"]
@@ -28,7 +28,13 @@ def test_it_builds_and_runs_and_says_what_it_built(tmp_path: Path):
     assert answer["peak_memory_bytes"] > 50_000_000
     assert [finding["id"] for finding in answer["known_failures"]] == ["vocabulary-folded"]
     assert "info[vocabulary-folded]" in done.stderr
-    assert list(tmp_path.iterdir()) == [], "it leaves nothing"
+    saved = tmp_path / "saved"
+    assert list(tmp_path.iterdir()) == [saved] and answer["saved"] == str(saved), "it leaves nothing else"
+    assert json.loads((saved / "config.json").read_text())["num_hidden_layers"] == 1
+    again = init(tmp_path / "store", "--model", str(saved), "--save", str(saved), "--json")
+    assert again.returncode == 3 and "is not an empty folder" in again.stderr
+    built = json.loads(init(tmp_path / "store", "--model", str(saved), "--dtype", "fp32", "--json").stdout)
+    assert built["resolved"]["parameters"] == answer["resolved"]["parameters"]
 
 
 @pytest.mark.parametrize(
