@@ -1,8 +1,8 @@
 """The layouts of files that runs leave behind: which field of a file is which part of a row. `LAYOUTS` is the table.
 
 A layout says by which fields a file of it is known, where its rows are, and what their fields are called. `row_of` makes a
-`FileRow` of any of them: its real tokens, and values beside them. Every list of values ends with the row: the last value is that of the
-last token, whether a list covers all tokens, all but the first, or the response only. So one rule places all of them.
+`FileRow` of any of them: its real tokens, and values beside them. Every list of values ends with the row: the last value is
+that of the last token, whether a list covers all tokens, all but the first, or the response only. So one rule places all.
 
 A layout is data, and a function only where a writer did something that a name cannot say. `docs/reference/layouts.md` is written
 from the table; CONTRIBUTING.md has the recipe for another one.
