@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actordbg.dumps.containers import OTHERS, TEXTS
-from actordbg.dumps.layouts import ALIGN, LAYOUTS, PARTS, RESPONSE, TABLE, USUAL, Layout
+from actordbg.dumps.layouts import ALIGN, LAYOUTS, PARTS, RESPONSE, TABLE, USUAL, FileLayout
 from actordbg.recorded.recorded_laws import LAWS
 
 INTRODUCTION = """\
@@ -37,7 +37,7 @@ LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
 """The laws that a file can be asked, each with the parts that it needs, one set or another."""
 
 
-def asked(layout: Layout) -> list[str]:
+def asked(layout: FileLayout) -> list[str]:
     """Return the names of the laws that rows of a layout can be asked."""
     parts = {*layout.parts}
     return [law.name for law in LAWS if any(needs <= parts for needs in LAWS_OF.get(law.name, ()))]
@@ -61,8 +61,8 @@ def layouts_markdown() -> str:
         lines += [
             f"- holds: {', '.join(f'{NAMES[part]} (`{layout.fields[part]}`)' for part in layout.parts)}",
             f"- lacks: {', '.join(lacks)}; settings, weights and the order of calls",
-            f"- laws that are asked: {', '.join(asked(layout))}",
-            f"- laws that cannot be asked: {', '.join(others)}",
+            f"- laws that judge it: {', '.join(asked(layout))}",
+            f"- laws that cannot judge it: {', '.join(others)}",
             f"- {layout.notes}",
             "",
         ]
@@ -70,7 +70,7 @@ def layouts_markdown() -> str:
     lines += [f"| {other.what} | {other.way} |" for other in OTHERS]
     lines += [f"| {what} | {way} |" for _, what, way in TEXTS]
     lines += [
-        "", "Anything else is refused as no file that is read. A plain pickle is read if it is one of the old recorder's.",
+        "", "Anything else is refused: it is not a file that is read. A plain pickle is read if it is one of the old recorder's.",
         "", "Limits: 1 GiB of arrays, 512 MiB of a `torch.save` archive's pickle, 64 MiB a line of JSON.",
         "A parquet file takes as much memory as its largest row group.",
     ]  # fmt: skip

@@ -39,6 +39,7 @@ from actordbg.dumps.decode import (
 )
 from actordbg.dumps.decode_child import DUMP, EXIT_AUDIT, EXIT_MEMORY, TREE
 from actordbg.dumps.pickle_machine import corrupt, unsafe
+from actordbg.dumps.pickle_tree import MOST_VALUES
 from actordbg.formats.record_reading import strict_json
 
 _BOOT = (
@@ -107,11 +108,11 @@ class LegacyReader:
     def tree(self, data: bytes) -> Any:
         """Decode the bytes of a pickle as plain data (`pickle_tree`) in the child. Raises as `decode`."""
         try:
-            answer = msgspec.json.decode(self._answer(data))
+            answer = strict_json(self._answer(data), most=2 * MOST_VALUES)
             if "error" in answer:
                 raise _ERRORS[answer["error"]](str(answer["message"]))
             return answer["ok"]
-        except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             raise unsafe(_INVALID) from None
 
     def _answer(self, data: bytes) -> bytes:

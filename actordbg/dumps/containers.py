@@ -7,7 +7,7 @@
 | parquet | pyarrow, where it is installed | one dict of columns for each batch of rows |
 | JSON lines | strict JSON, a line at a time | one dict for each line |
 
-Sizes that a file claims are checked before memory is taken for them. What is none of these is named, with the way to get what
+Sizes that a file claims are checked before memory is taken for them. Any other file is named, with the way to get what
 it holds: `OTHERS` is the table.
 """
 

@@ -173,7 +173,7 @@ class _Import:
             if kind == PICKLE or path.suffix in PICKLES:
                 self._pickle(path)
             elif kind == UNKNOWN:
-                raise Unsupported("it is no file that is read", hint="docs/reference/layouts.md lists those that are")
+                raise Unsupported("it is not a file that is read", hint="docs/reference/layouts.md lists those that are")
             else:
                 self._rows(RowFile(path, kind, self.columns, self.trees))
         except (ActordbgError, OSError) as problem:

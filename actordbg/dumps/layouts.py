@@ -1,8 +1,8 @@
 """The layouts of files that runs leave behind: which field of a file is which part of a row. `LAYOUTS` is the table.
 
-A layout says by which fields a file of it is known, where its rows are, and what their fields are called. `row_of` makes a `Row`
-of any of them: its real tokens, and values beside them. Every list of values ends with the row: the last value is that of the
-last token, whether a list covers all tokens, all but the first, or the response only. So one rule places all of them.
+A layout says by which fields a file of it is known, where its rows are, and what their fields are called. `row_of` makes a
+`FileRow` of any of them: its real tokens, and values beside them. Every list of values ends with the row: the last value is
+that of the last token, whether a list covers all tokens, all but the first, or the response only. So one rule places all.
 
 A layout is data, and a function only where a writer did something that a name cannot say. `docs/reference/layouts.md` is written
 from the table; CONTRIBUTING.md has the recipe for another one.
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from actordbg.base.errors import NewerFormat, Unsupported
+from actordbg.base.errors import NewerFormat, Unsupported, UsageError
 from actordbg.dumps.containers import ARCHIVE, JSON_LINES
 from actordbg.dumps.pickle_machine import corrupt
 
@@ -45,7 +45,7 @@ Fields: TypeAlias = Mapping[str, Any]
 
 
 @dataclass
-class Row:
+class FileRow:
     """A row of a file. ids: its real tokens [T]. values: by part, [L] with L <= T, of its last L tokens. odd: parts whose values
     do not fit it. number: its place in the file.
     """
@@ -60,7 +60,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """How a writer lays out rows. marks: fields by which a file is known: of the whole value, or of a row, if that is its unit.
 
     source: where the fields were read, and in which version. container: None for any. fields: the writer's name of each part.
@@ -171,7 +171,7 @@ _TRAINED = {
 }  # fmt: skip
 """Fields of the rows that slime and miles train on."""
 LAYOUTS = (
-    Layout(
+    FileLayout(
         "slime-rollout", "slime and miles: --save-debug-rollout-data",
         f"{_SLIME} slime/observability/rollout_data_utils.py, slime/utils/types.py; {_MILES} miles/ray/rollout/debug_data.py",
         frozenset(("rollout_id", "samples")),
@@ -181,7 +181,7 @@ LAYOUTS = (
         notes="Masks and log-probs cover the response. Both may be None: a mask that is None counts all of it. Aborted samples "
         "are in it. Rows of an evaluation look the same: only the file's name says `eval_`. So no row is judged as trained on.",
     ),
-    Layout(
+    FileLayout(
         "slime-train", "slime: --save-debug-train-data",
         f"{_SLIME} slime/observability/train_data_utils.py, slime/backends/megatron_utils/actor.py",
         frozenset(("format_version", "samples", "dp_shards")), {**_TRAINED, "rank": "data_parallel_rank"},
@@ -189,14 +189,14 @@ LAYOUTS = (
         notes="`log_probs` are the policy's before the first update of the rollout, or of the training's own forward. `rewards` "
         "are those that were trained on: after the normalization of groups.",
     ),
-    Layout(
+    FileLayout(
         "miles-train", "miles: --save-debug-train-data", f"{_MILES} miles/utils/train_dump_utils.py",
         frozenset(("rollout_id", "rank", "rollout_data")), {**_TRAINED, "rank": "rank"},
         container=ARCHIVE, rows=_of_miles, step=_rollout,
         notes="A file for each rank. Ranks of tensor parallelism have the same rows. Files of context parallelism are refused: "
         "each has a part of every row.",
     ),
-    Layout(
+    FileLayout(
         "prime-rl", "prime-rl: --enable-token-export (token_exports/step_N/rank_R.jsonl)",
         "prime-rl 559b447 src/prime_rl/trainer/rl/token_export.py, train.py",
         frozenset(("schema_version", "token_ids", "inference_logprobs", "trainer_logprobs", "loss_mask")),
@@ -206,7 +206,7 @@ LAYOUTS = (
         notes="null is a value that is not finite. A step is complete only beside STABLE. The writer leaves out sequences "
         "without a trained token. Tokens of a cross-entropy alone do not count as actions here: no engine sampled them.",
     ),
-    Layout(
+    FileLayout(
         "nemo-rl", "NeMo-RL: train_data_stepN.jsonl of GRPO and PPO",
         "NeMo-RL 7ea279a nemo_rl/algorithms/grpo.py, nemo_rl/utils/logger.py",
         frozenset(("token_ids", "token_loss_mask", "generation_logprobs", "input_lengths")),
@@ -220,7 +220,7 @@ LAYOUTS = (
     ),
 )  # fmt: skip
 """The layouts of writers."""
-TABLE = Layout(
+TABLE = FileLayout(
     "table", "plain tables: npz, safetensors, a dict or a list of dicts by torch.save, JSON lines, parquet", "their columns",
     frozenset(), {part: names[0] for part, names in USUAL.items()},
     notes="Columns are known by their usual names, or by `--column PART=NAME`. The value at a token is that of the token itself; "
@@ -228,7 +228,7 @@ TABLE = Layout(
 )  # fmt: skip
 
 
-def layout_of(content: Any, kind: str, columns: Mapping[str, str]) -> Layout | None:
+def layout_of(content: Any, kind: str, columns: Mapping[str, str]) -> FileLayout | None:
     """Return the layout of a content, by its fields: a writer's, else that of a plain table; None if it has no token ids.
 
     columns: the user's names of parts, which make it a plain table. Raises Unsupported for a name that it does not have.
@@ -265,7 +265,7 @@ def _of_table(ids: str, content: Any) -> Iterator[Fields]:
         yield from _transposed(content, ids)
 
 
-def row_of(layout: Layout, record: Fields, number: int) -> Row | None:
+def row_of(layout: FileLayout, record: Fields, number: int) -> FileRow | None:
     """Return a row of a file; None if it has fewer than two tokens. Raises CorruptDump if it cannot be one."""
     given = {part: record[name] for part, name in layout.fields.items() if record.get(name) is not None}
     try:
@@ -274,7 +274,7 @@ def row_of(layout: Layout, record: Fields, number: int) -> Row | None:
         raise corrupt(f"row {number}: {error!s:.200}") from None
 
 
-def _row(layout: Layout, given: Mapping[str, Any], number: int) -> Row | None:
+def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow | None:
     ids = _numbers(IDS, given[IDS])
     if ids.ndim != 1 or (ids != np.floor(ids)).any() or (ids < 0).any() or (ids >= 2**31).any():
         raise ValueError(f"its {layout.fields[IDS]} are not token ids")
@@ -303,10 +303,10 @@ def _row(layout: Layout, given: Mapping[str, Any], number: int) -> Row | None:
     cut[MASK] = _mask(cut, tokens, response) * (float(np.ravel(given[SAMPLE])[0]) if SAMPLE in given else 1.0)
     reward = _one(given.get("rewards"))
     step, rank = (_whole(given.get(name)) for name in ("step", "rank"))
-    return Row(tokens, cut, number, step, rank or 0, reward=reward, odd=odd)
+    return FileRow(tokens, cut, number, step=step, rank=rank or 0, reward=reward, odd=odd)
 
 
-def _lengths(layout: Layout, values: Mapping[str, Values], total: int, response: int | None) -> set[int]:
+def _lengths(layout: FileLayout, values: Mapping[str, Values], total: int, response: int | None) -> set[int]:
     """Return how many values a part may have: those of the response, of the mask, of all tokens, or of all but the first."""
     if response is not None and layout.container:
         return {response}
@@ -346,14 +346,11 @@ def _whole(value: Any) -> int | None:
 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str]:
-    """Parse `--column PART=NAME`. Raises Unsupported."""
+    """Parse `--column PART=NAME`. Raises UsageError."""
     columns = dict(text.partition("=")[::2] for text in texts)
-    wrong = [part for part, name in columns.items() if part not in (*USUAL, ALIGN) or not name]
-    if columns.get(ALIGN, OWN) not in (OWN, NEXT):
-        wrong.append(ALIGN)
-    if wrong:
-        raise Unsupported(
-            f"--column {wrong[0]!r:.60} is not PART=NAME",
-            hint=f"parts: {', '.join((*USUAL, ALIGN))} (own, next)",
-        )
+    for part, name in columns.items():
+        if part not in (*USUAL, ALIGN) or not name or (part == ALIGN and name not in (OWN, NEXT)):
+            raise UsageError(
+                f"--column {part:.60}={name:.60} is not PART=NAME", hint=f"parts: {', '.join(USUAL)}; {ALIGN}=own, next"
+            )
     return columns

@@ -121,7 +121,7 @@ class Machine:
 
     @property
     def steps(self) -> Mapping[bytes, Callable[[Machine], None]]:
-        """What each opcode does; others are refused."""
+        """Return what each opcode does; others are refused."""
         return STEPS
 
     def _result(self) -> object:

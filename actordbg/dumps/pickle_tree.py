@@ -41,7 +41,7 @@ class TreeMachine(Machine):
 
     @property
     def steps(self) -> Mapping[bytes, Callable[[Machine], None]]:
-        """What each opcode does; others are refused."""
+        """Return what each opcode does; others are refused."""
         return _STEPS
 
 

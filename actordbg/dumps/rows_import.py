@@ -22,7 +22,7 @@ import numpy as np
 from actordbg.base.errors import ActordbgError, CorruptDump, EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported
 from actordbg.dumps import containers
 from actordbg.dumps.child_pool import LegacyReader
-from actordbg.dumps.layouts import MASK, OF_TOKENS, Fields, Layout, Row, Values, layout_of, row_of
+from actordbg.dumps.layouts import MASK, OF_TOKENS, Fields, FileLayout, FileRow, Values, layout_of, row_of
 from actordbg.formats.dump_record import (
     FORWARD,
     IMPORTED,
@@ -43,11 +43,11 @@ _OF_LOSS = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages")
 
 
 class RowFile:
-    """A file of rows. notes: what a reader has to know of it. left_out: rows that are none, in words."""
+    """A file of rows. notes: what a reader has to know of it. left_out: why rows were left out, in words."""
 
     def __init__(self, path: Path, kind: str, columns: dict[str, str], trees: LegacyReader) -> None:
         self.path, self._kind, self._columns, self._trees = path, kind, columns, trees
-        self.layout: Layout | None = None
+        self.layout: FileLayout | None = None
         self.notes: list[str] = []
         self.left_out: list[str] = []
         stat = path.stat()
@@ -56,7 +56,7 @@ class RowFile:
 
     def dumps(self) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
         """Yield the dumps. Raises CorruptDump, UnsafeInput, Unsupported and OSError, also after some."""
-        number, kept = 0, list[Row]()
+        number, kept = 0, list[FileRow]()
         for row in self._rows():
             if kept and not _together([*kept, row]):
                 yield from self._dumps_of(kept, number)
@@ -67,7 +67,7 @@ class RowFile:
         elif not self.left_out:
             raise CorruptDump("it has no rows", hint="look at what wrote it")
 
-    def _rows(self) -> Iterator[Row]:
+    def _rows(self) -> Iterator[FileRow]:
         at = 0
         for content in containers.contents(self.path, self._kind, self._trees):
             layout = self.layout or self._known(content)
@@ -79,7 +79,7 @@ class RowFile:
                     row.step = row.step if row.step is not None else step if step is not None else 0
                     yield row
 
-    def _known(self, content: Any) -> Layout:
+    def _known(self, content: Any) -> FileLayout:
         """Return the layout of the first content, and begin: nothing is written for a file without one."""
         layout = layout_of(content, self._kind, self._columns)
         if layout is None:
@@ -100,7 +100,7 @@ class RowFile:
         self._digest = digest.hexdigest()[:16]
         return layout
 
-    def _row(self, layout: Layout, fields: Fields, number: int) -> Row | None:
+    def _row(self, layout: FileLayout, fields: Fields, number: int) -> FileRow | None:
         try:
             row = row_of(layout, fields, number)
         except ActordbgError as error:
@@ -110,7 +110,7 @@ class RowFile:
             self.left_out.append(f"row {number}: it has fewer than two tokens")
         return row
 
-    def _dumps_of(self, rows: Sequence[Row], number: int) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
+    def _dumps_of(self, rows: Sequence[FileRow], number: int) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
         assert self.layout is not None
         first, arrays, about = rows[0], _padded(rows), {"name": self.path.name, "layout": self.layout.name, "row": rows[0].number}
         given = {name: arrays.pop(name) for name in ("sequences", "attention_mask", MASK)}
@@ -140,7 +140,7 @@ class RowFile:
         return make_dump_id(self._time, number, 0, self._digest)
 
 
-def _together(rows: Sequence[Row]) -> bool:
+def _together(rows: Sequence[FileRow]) -> bool:
     """Check whether rows may share a dump."""
     first, last = rows[0], rows[-1]
     longest = max(len(row.ids) for row in rows)
@@ -149,7 +149,7 @@ def _together(rows: Sequence[Row]) -> bool:
     return alike and not first.odd and not last.odd and len(rows) <= MOST_ROWS and len(rows) * longest <= MOST_PLACES
 
 
-def _padded(rows: Sequence[Row]) -> dict[str, Values]:
+def _padded(rows: Sequence[FileRow]) -> dict[str, Values]:
     """Return the arrays of a dump: ids and masks, and the values of each part, [B, S-1]; those that do not fit as they are."""
     longest = max(len(row.ids) for row in rows)
     arrays: dict[str, Values] = {

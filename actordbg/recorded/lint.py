@@ -39,7 +39,7 @@ _IN_FILES = {
     LOSS: "a trainer's log-probs or advantages, which these files lack",
     "log_probs": "log-probs, which these files lack",
 }
-"""The same, where all dumps were made of files that a run left behind."""
+"""What a law needs, where all dumps were made of files that a run left behind."""
 READ = Rule("readable", "every dump can be read")
 _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 """What a law raises on facts of a type that no recorder writes."""

@@ -107,8 +107,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "a nested line": (lambda: b'{"token_ids": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "corrupt-dump", "nested deeper"),
     "half a line": (lambda: b'{"token_ids": [1, 2, 3], "loss_m', "corrupt-dump", "is not JSON"),
     "no JSON": (lambda: b"{'token_ids': [1]}\n", "corrupt-dump", "line 1 is not JSON"),
-    "text": (lambda: b"hello\n", "unsupported", "no file that is read"),
-    "nothing": (lambda: b"", "unsupported", "no file that is read"),
+    "text": (lambda: b"hello\n", "unsupported", "not a file that is read"),
+    "nothing": (lambda: b"", "unsupported", "not a file that is read"),
     "an array of objects": (
         lambda: (np.savez(out := io.BytesIO(), input_ids=np.array([Asks()], object), allow_pickle=True), out.getvalue())[1],
         "unsupported", "no arrays of numbers",
@@ -160,7 +160,7 @@ def test_lint_judges_files_in_a_store_of_its_own_and_names_file_and_row(tmp_path
     assert [(finding["rule"], finding["side"]) for finding in answer["findings"]] == [("finite", "rollout")]
     assert answer["findings"][0]["place"] == {"file": "train_data_step8.jsonl", "row": 5}
     assert answer["next"] == f"actordbg dump import {path}"
-    with pytest.raises(CorruptDump, match="no file that is read"):
+    with pytest.raises(CorruptDump, match="not a file that is read"):
         (tmp_path / "x").write_text("hello")
         invoke(store, "lint", "x")
 

@@ -12,8 +12,10 @@ import pytest
 import runfiles
 from runfiles import WRITERS, MadeRow, written
 
+from actordbg.base.errors import UsageError
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.dumps.importer import ImportSummary, import_paths
+from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import LOSS
 from actordbg.recorded.lint import LintFindings, lint
 from actordbg.recorded.recorded_calls import RecordedCall
@@ -208,6 +210,9 @@ def test_columns_have_the_names_that_the_user_gives(align: str, store: Store, tm
     assert got is not None and np.allclose(got[-len(row.response) :], row.log_probs, atol=1e-6)
     refused = imported(store, tmp_path / "x.npz", columns={"ids": "nope"}).refused
     assert "no 'nope' for --column ids (it has lp, my_ids)" in refused[0].reason
+    for wrong in ("ids", "tokens=x", "align=left"):
+        with pytest.raises(UsageError, match="is not PART=NAME"):
+            columns_of([wrong])
 
 
 def test_healthy_advantages_that_were_clipped_or_of_no_known_estimator_are_not_called_wrong(store: Store, tmp_path: Path) -> None:
