@@ -126,14 +126,19 @@ TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
 }
 """Package -> the first version without the trap, and the trap."""
 
-KNOWN_FAILURES = (
+KNOWN_FAILURES: tuple[tuple[str, dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]], str, str], ...] = (
     (
-        "dynamic batches", {TRAINER.package: (0, 11), "deepspeed": (0, 19)},
+        "dynamic batches", {TRAINER.package: ((0, 11), None), "deepspeed": ((0, 19), None)},
         "train.dynamic_batch_enable under ZeRO 1 or 2 applies only the gradient of the last micro-batch (0.19.6 to 0.19.8)",
         "leave it off, or use ds.zero_stage 3; `actordbg lint` checks a recorded run",
     ),
+    (
+        "fp32 accumulation", {"deepspeed": ((0, 19, 6), (0, 19, 8))},
+        "ds.grad_accum_dtype fp32 has no effect under ZeRO 2: micro-batches are added in bf16 (0.19.6)",
+        "use ds.zero_stage 3 with it, or deepspeed 0.19.8",
+    ),
 )  # fmt: skip
-"""Settings that give wrong numbers with these packages from these versions on: name, versions, what happens, and a way out."""
+"""Settings that give wrong numbers: name; packages, each from a version on and before another; what happens; a way out."""
 
 MODULE_OF = {"PIL": "pillow", "flash_attn": "flash-attn", "yaml": "pyyaml", "skimage": "scikit-image"}
 """Distributions whose module has another name."""
@@ -166,7 +171,10 @@ def check(versions: Versions) -> Iterator[Check]:
     for need, packages in PACKAGES.items():
         yield from (_package(versions[name], need, name, known) for name, known in packages.items())
     for name, since, fault, remedy in KNOWN_FAILURES:
-        if all(release(versions[package] or "0") >= first for package, first in since.items()):
+        known = {package: release(versions[package] or "0") for package in since}
+        if all(
+            first <= known[package] and (mended is None or known[package] < mended) for package, (first, mended) in since.items()
+        ):
             yield warn(name, fault, remedy)
     if versions["ray"]:
         yield _debugger(versions["debugpy"])

@@ -191,7 +191,10 @@ def test_what_is_found(here: Here, case: str):
         prepare(here, change)
     checks = here.checks()
     for line in told:
-        name, status, words = re.fullmatch(r"(.*) (ok|warn|bad): ?(.*)", line).groups()
+        name, status, words = re.fullmatch(r"(.*) (ok|warn|bad|absent): ?(.*)", line).groups()
+        if status == "absent":
+            assert name not in checks
+            continue
         assert checks[name].status == status and words in f"{checks[name].detail} {checks[name].remedy}"
 
 
