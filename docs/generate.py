@@ -62,6 +62,13 @@ folder, runs them without actordbg on input that it makes, says what it saw, and
 and goes on where it was ended; [CONTRIBUTING](../CONTRIBUTING.md#a-finding) says what a finding is. `actordbg doctor --findings`
 has this table, and says what of it is installed; `actordbg doctor` warns of what gives wrong numbers there.
 """
+HELD = """\
+Guesses that held, tried once and without a script: a no_grad forward inside an autocast block takes no gradient from the next
+(torch 2.13); `loss.backward()` under accumulation gives what `engine.backward(loss)` gives, and raises under ZeRO 0 (DeepSpeed
+0.19.6); the routers' loss has the same gradients with gradient checkpointing (transformers 5.15, 5.24); `all-linear` adapts the
+experts of version 5 (PEFT 0.21.2); jagged tensors are reduced over their tokens, or raise (torch 2.13); LoRA with its other
+options, and 13 other tuners, are the base when disabled (PEFT 0.21.2).
+"""
 SHARED = 3
 """Options that so many commands declare alike are explained once."""
 
@@ -102,7 +109,7 @@ def findings_markdown() -> str:
     ]
     head = ("Finding", "Guess", "Outcome", "Ran with", "Seen as")
     table = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
-    return "\n".join([HEADER, FINDINGS, *table, ""])
+    return "\n".join([HEADER, FINDINGS, *table, "", HELD])
 
 
 def commands() -> Iterator[tuple[str, Any]]:

@@ -55,9 +55,10 @@ def with_accelerate(
     """
     name, settings, unused = read_accelerate(config)
     added = beneath(given, settings)
-    words = ", ".join(f"{SETTINGS[key].option} {SETTINGS[key].typed(value)}" for key, value in added.items())
+    words = [f"{SETTINGS[key].option} {SETTINGS[key].typed(value)}" for key, value in added.items()]
+    read = ", ".join(words) or "nothing beyond the given settings"
     left = f"; not used: {', '.join(unused)}" if unused else ""
-    note(f"from {name}: {words or 'nothing beyond the given settings'}{left}")
+    note(f"from {name}: {read}{left}")
     return {key: SETTINGS[key].typed(value) if key in lists else value for key, value in added.items()} | dict(given)
 
 

@@ -20,6 +20,7 @@ class KnownFinding:
     outcome: str
     versions: Mapping[str, tuple[str, str]]
     seen_as: str
+    short: str = ""
     remedy: str = ""
 
     @property

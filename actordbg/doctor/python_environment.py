@@ -114,7 +114,7 @@ PACKAGES: dict[str, dict[str, str | None]] = {
 """Feature -> the distributions that it needs, and their known-good versions (None: any)."""
 KNOWN_GOOD = {name: version for versions in PACKAGES.values() for name, version in versions.items()}
 
-OTHERS = ("flash-attn", "vllm", "debugpy", "trl")
+OTHERS = ("flash-attn", "vllm", "debugpy", "trl", "megatron-core")
 """Further packages whose versions are read."""
 Versions: TypeAlias = Mapping[str, "str | None"]
 DEBUGPY = "debugpy>=1.8.22"
@@ -160,8 +160,7 @@ def check(versions: Versions) -> Iterator[Check]:
         yield from (_package(versions[name], need, name, known) for name, known in packages.items())
     for finding in known_findings():
         if finding.remedy and finding.is_in(versions):
-            detail = f"{finding.outcome} ({finding.name}, {finding.ran_with})"
-            yield warn(f"{next(iter(finding.versions))} finding", detail, finding.remedy)
+            yield warn(finding.short, f"{finding.outcome} ({finding.name}, {finding.ran_with})", finding.remedy)
     if versions["ray"]:
         yield _debugger(versions["debugpy"])
     if versions["torch"]:

@@ -417,12 +417,14 @@ LAWS = (
     ),
     RecordedLaw(
         "update", "after an update, the ratio is not exactly 1", "tensorforce#312",
-        "keep the old log-probs of the rollout instead of those of the last update", (*_OF_LOSS, "old_log_probs", "lr"), TRAINER,
+        "keep the old log-probs of the rollout, not of the last update; end autocast before a step (it keeps cast weights)",
+        (*_OF_LOSS, "old_log_probs", "lr"), TRAINER,
         fails="the ratio is exactly 1 although the policy was updated", judge=step_laws.update,
     ),
     RecordedLaw(
         "reference", "before the first update, the policy is its reference", "ms-swift PR#9934",
-        "load the reference of the policy's own weights and adapter", _OF_LOSS, TRAINER,
+        "load the reference of the policy's own weights and adapter; without PiSSA's or OLoRA's adapter the base is another",
+        _OF_LOSS, TRAINER,
         fails="the reference model differs from the policy before any update", judge=step_laws.reference,
     ),
     RecordedLaw(
