@@ -174,6 +174,14 @@ def test_on_policy_zeros_and_masked_rows_of_nemo_rl_are_no_faults(store: Store, 
     assert call.counts is not None and call.counts[row] == 0 and call.array("log_probs") is None
 
 
+def test_equal_rows_of_a_rollout_may_be_of_a_greedy_evaluation(store: Store, tmp_path: Path) -> None:
+    rows = runfiles.made_rows()
+    rows[1].prompt, rows[1].response = list(rows[0].prompt), [11] * 60
+    rows[1].mask, rows[1].rollout = [1] * 60, [-0.9] * 60
+    imported(store, runfiles.slime_rollout(tmp_path, [*rows, rows[1], rows[1]]))
+    assert judged(store).found == []
+
+
 def test_tokens_that_no_engine_sampled_do_not_count_in_prime_rl(store: Store, tmp_path: Path) -> None:
     path, rows = written("prime-rl", tmp_path)
     rows[0].rollout = [0.0] * len(rows[0].rollout)
