@@ -215,6 +215,7 @@ def main() -> None:
     except ActordbgError as error:
         _give_up(error)
     except KeyboardInterrupt:
+        _errors().output.note("interrupted")
         sys.exit(130)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # the reader closed the pipe (`| head`): not a failure

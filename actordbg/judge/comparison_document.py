@@ -202,7 +202,7 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
         return ""
     unseen = [subject for name, (subject, _) in EXCLUDED.items() if sizes.get(name, 0) is None]
     narrow = f" Smaller errors are lost in {dtype} rounding: run in fp32 first." if dtype in NARROW else ""
-    never = f" No size tried would have failed on {', '.join(unseen)}." if unseen else ""
+    never = f" Would have missed errors, of every size tried, in {', '.join(unseen)}." if unseen else ""
     return f"Would have failed on {', '.join(known)}.{never}{narrow}"
 
 

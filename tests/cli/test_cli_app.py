@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from commandline import offered, program
 
+from actordbg.cli import app
 from actordbg.cli.app import CONTENTS
 from actordbg.cli.lazy import every_command
 from actordbg.cli.options import command_line
@@ -48,6 +49,17 @@ def test_without_torch_a_command_that_needs_it_says_so(tmp_path: Path):
 def test_a_failure_is_a_message_and_no_traceback(words: tuple[str, ...], code: str, exit_code: int, said: str):
     done = program(*words, code=code)
     assert done.returncode == exit_code and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_command_that_is_interrupted_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def interrupted(**_settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which `main` replaces
+    monkeypatch.setattr(app, "app", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        app.main()
+    assert capsys.readouterr() == ("", "interrupted\n")
 
 
 def test_a_missing_module_of_a_plain_installation_is_a_defect_and_not_hidden(store: Store):
