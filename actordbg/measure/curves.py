@@ -104,7 +104,7 @@ class Curve:
         return median(self.values[-max(3, len(self.values) // 10) :])
 
     def since(self, above: float) -> int:
-        """Return the first step from which on the values stay above a figure, but for one in ten."""
+        """Return the first step after which at most one value in ten is below a figure."""
         over = [value > above for value in self.values]
         for at, step in enumerate(self.steps):
             if over[at] and 10 * sum(over[at:]) >= 9 * len(over[at:]):
