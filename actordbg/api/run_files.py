@@ -16,7 +16,7 @@ from actordbg.api.client import Client
 from actordbg.api.desk import Desk, DumpSelection
 from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import plural
+from actordbg.base.units import MOST_NAMED, plural
 from actordbg.catalog.selections import joined
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.importer import ImportSummary, find_files, import_paths
@@ -64,9 +64,16 @@ def store_of_paths(
         )
     summary = imported(usual, files, client, columns)
     client.note(f"{plural(summary.added, 'dump')} imported into {usual.root}, {summary.present:,} already there")
-    ids = ", ".join(f"'{dump_id}'" for dump_id in summary.dump_ids)
-    every = joined(chosen.where, f"dump_id in ({ids})")
+    every = joined(chosen.where, _only(summary.dump_ids))
     return usual, replace(chosen, where=joined(every, "point = 'forward'"), with_losses=every, logs=logs)
+
+
+def _only(dump_ids: Sequence[str]) -> str:
+    """Return the condition for these dumps: by id, or for more than a condition can name, all imported ones of their time."""
+    if len(dump_ids) <= MOST_NAMED:
+        return f"dump_id in ({', '.join(map(repr, dump_ids))})"
+    first, last = (f"{each[:4]}-{each[4:6]}-{each[6:11]}:{each[11:13]}:{each[13:23]}" for each in (min(dump_ids), max(dump_ids)))
+    return f"source = 'import' and timestamp >= '{first}' and timestamp <= '{last}'"
 
 
 def imported(

@@ -12,6 +12,7 @@ from replaycases import old_pickle
 from runfiles import written
 
 from actordbg.api import checks as checking
+from actordbg.api import run_files
 from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
@@ -44,6 +45,19 @@ def test_whatever_one_has_is_checked_with_one_command(tmp_path: Path, planned: l
     written("prime-rl", tmp_path)
     invoke(ours, "check", "out")  # two forwards of eight rows; their losses are not replayed
     assert planned == [(ours.root, 1), (ours.root, 1), (other.root, 3), (ours.root, 1), (ours.root, 2)]
+
+
+def test_more_dumps_than_a_condition_can_name_are_selected_by_their_time(
+    tmp_path: Path, planned: list[tuple[Path, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "MOST_NAMED", 1)
+    ours = Store(tmp_path / "store")
+    old_pickle(tmp_path / "input_dumps")
+    invoke(ours, "check", "input_dumps")
+    create_dumps(ours, 2, batch_size=1, seq_len=24, vocab_size=64, seed=1)
+    written("prime-rl", tmp_path)
+    invoke(ours, "check", "out")
+    assert planned == [(ours.root, 1), (ours.root, 2)]
 
 
 def test_a_file_brings_its_store_or_gets_a_new_one(tmp_path: Path, planned: list[tuple[Path, int]]) -> None:
