@@ -149,8 +149,8 @@ _CLAUSES = ("said", "reason", "why")
 """Attributes that hold a clause."""
 
 
-_KEEPS = ("removesuffix", "format", "strip", "splitlines")
-"""Methods that put a clause into a sentence."""
+_KEEPS = ("removesuffix", "format", "strip", "splitlines", "replace")
+"""Methods that put a clause into a sentence, or leave it out of one where the line above has it."""
 
 
 @pytest.mark.parametrize(
