@@ -82,7 +82,7 @@ def complain(text: str) -> None:
 def scrub(text: str) -> str:
     """Replace every secret of the environment in `text`, and passwords in URLs: an exception's message may quote a secret.
 
-    A value of 8 characters or more is one if its variable's name says so (TOKEN, ...); also as in a repr, and each of its lines.
+    A value of 8 characters or more is one if its variable's name says so (TOKEN, ...), and so are its repr and each of its lines.
     """
     for value in _secrets() if len(text) >= 8 else ():
         text = text.replace(value, "[hidden]")

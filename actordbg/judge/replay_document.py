@@ -264,7 +264,7 @@ def replay_numbers(replay: ReplaySummary) -> list[Block]:
 
 
 def _settings(data: dict[str, Any], none: str) -> str:
-    """Describe settings and facts, leaving out facts that no worker reported. none: the text where nothing is left."""
+    """Describe settings and facts, without facts that no worker reported. none: the words for no setting."""
     known = (in_words(name, value) for name, value in data.items() if value is not None or name in SETTINGS)
     return ", ".join(known) or none
 

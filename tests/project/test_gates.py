@@ -150,7 +150,7 @@ _CLAUSES = ("said", "reason", "why")
 
 
 _KEEPS = ("removesuffix", "format", "strip", "splitlines", "replace")
-"""Methods that put a clause into a sentence, or leave out of it the one that the first line has."""
+"""Methods that put a clause into a sentence, or leave it out of one where the line above has it."""
 
 
 @pytest.mark.parametrize(
