@@ -337,8 +337,8 @@ CAUSES: tuple[tuple[str, str, Applies], ...] = (
     (
         "Attention does not know where a packed row ends",
         "With sdpa and eager attention, transformers infers the boundaries of packed rows from the position ids when it "
-        "builds its mask. The code of these models does not pass its position ids to the mask. So each packed row attends to all "
-        "rows before it. Train these without packing.",
+        "builds its mask. The code of these models does not pass its position ids to the mask (falcon's does from transformers "
+        "5.24). So each packed row attends to all rows before it. Train these without packing.",
         _rows_meet,
     ),
     (

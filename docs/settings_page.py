@@ -23,9 +23,9 @@ If nothing sets `--backend`, the first dump of the selection decides, in every c
 | an imported old pickle | `deepspeed`: the jobs that wrote such pickles ran under it |
 | any other, or DeepSpeed is not installed | `plain` |
 
-Where `deepspeed` is known to fail and `plain` is not (fp16 on a CPU), `plain` runs. The first line of the output says which and
-why: `not from the command line: backend deepspeed (as recorded), zero-stage 2 (as recorded)`. The configurations of `train-check`
-and the backend of `actor init` follow no dump.
+Where `deepspeed` is known to fail and `plain` is not (fp16 on a CPU without it), `plain` runs. The first line of the output says
+which and why: `not from the command line: backend deepspeed (as recorded), zero-stage 2 (as recorded)`. The configurations of
+`train-check` and the backend of `actor init` follow no dump.
 
 ## The settings
 """

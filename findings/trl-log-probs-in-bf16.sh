@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# TRL's log-probs of bf16 logits are bf16 numbers.
+# TRL's helper selective_log_softmax makes bf16 log-probs of bf16 logits. Its experimental trainers call it; GRPO, RLOO, DPO, SFT, KTO do not.
 #
 # Surprise: selective_log_softmax takes logits in bf16 and returns bf16: a log-prob of -8 has steps of 0.03 nats. Two calls on equal
 #   logits agree, but against the same logits' log-probs in fp32 the ratio is wrong by up to 6 %, without any other model involved.

@@ -31,7 +31,7 @@ from actordbg.base.units import release
 from actordbg.config.choices import Choices, Facts, adapter_of, are_elsewhere, choose, gather_facts, through_of
 from actordbg.config.replay_config import ENDPOINT, TINY, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.nested_values import CONTEXT
+from actordbg.formats.nested_values import FLASH_ROWS_LEAK, ROWS_LEAK
 from actordbg.trainers.find_adapter import absent_trainer, callable_again
 from actordbg.trainers.trainer import TRAINER
 
@@ -109,15 +109,16 @@ PACKED_SINCE = (4, 53)
 
 LEAKED = (
     "the run's packed rows leaked into each other: transformers keeps rows apart by position_ids only without an attention mask "
-    "and without a cache (use_cache=False)"
+    "and without a cache (use_cache=False); flash attention only in a batch of one row without padding"
 )
 
 
 def leaked(record: DumpRecord | None) -> bool:
-    """Return whether the recorded call's packed rows leaked into each other; with flash attention they never do."""
-    if record is None or not record.packing_samples or not record.arguments.get(f"{CONTEXT}rows_leak"):
+    """Return whether the recorded call's packed rows leaked into each other."""
+    if record is None or not record.packing_samples:
         return False
-    return "flash" not in str(record.actor.get("attn_implementation"))
+    flash = "flash" in str(record.actor.get("attn_implementation"))
+    return bool(record.arguments.get(FLASH_ROWS_LEAK if flash else ROWS_LEAK))
 
 
 RULES: tuple[KnownFailure, ...] = (
@@ -233,7 +234,7 @@ RULES: tuple[KnownFailure, ...] = (
         "recorded-rows-leaked",
         lambda case: leaked(case.record),
         f"{LEAKED}; this replay keeps them apart, so its log-probs differ from the run's",
-        ("train with model(..., use_cache=False), without attention_mask", "train with flash_attention_2"),
+        ("train with model(..., use_cache=False), without attention_mask, and with flash attention in a batch of one row",),
     ),
     KnownFailure(
         "flash-attention-unavailable",
@@ -244,7 +245,7 @@ RULES: tuple[KnownFailure, ...] = (
     KnownFailure(
         "deepcompile-needs-cuda",
         lambda case: case.deepcompile and not case.cuda,
-        "DeepCompile runs on CUDA only: DeepSpeed builds its operators with the CUDA compiler and falls back silently elsewhere",
+        "DeepCompile runs on CUDA only: elsewhere DeepSpeed cannot build its operators, and raises RuntimeError",
         ("--compile, which runs torch.compile through the DeepSpeed engine", "a machine with CUDA"),
     ),
     KnownFailure(
@@ -272,8 +273,8 @@ RULES: tuple[KnownFailure, ...] = (
     ),
     KnownFailure(
         "fp16-on-cpu",
-        lambda case: case.deepspeed and case.dtype == "fp16" and not case.cuda,
-        "DeepSpeed does not train in fp16 on a CPU",
+        lambda case: case.deepspeed and case.dtype == "fp16" and not case.cuda and not case.cpu_fp16,
+        "DeepSpeed does not train in fp16 on a CPU without AVX512-FP16",
         ("--dtype fp32, which is also the fastest here", "--dtype bf16", "--backend plain"),
     ),
     KnownFailure(

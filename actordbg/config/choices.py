@@ -48,7 +48,7 @@ _PACKAGES = ("actordbg", "openrlhf", "torch", "transformers", "deepspeed", "flas
 @dataclass(frozen=True)
 class Facts:
     """Facts of this environment that configurations depend on. `gpus` counts CUDA devices, `cpus` the CPU cores that a
-    process may use, 0 where that is unknown."""
+    process may use, 0 where that is unknown. cpu_fp16: the CPU computes in fp16."""
 
     cuda: bool
     gpus: int
@@ -56,6 +56,7 @@ class Facts:
     compiler: bool = True
     versions: Mapping[str, str] = field(default_factory=dict)
     cpus: int = 0
+    cpu_fp16: bool = False
 
 
 def gather_facts(*, cuda: bool | None = None, gpus: int | None = None) -> Facts:
@@ -81,7 +82,22 @@ def gather_facts(*, cuda: bool | None = None, gpus: int | None = None) -> Facts:
         compiler=compiler,
         versions=versions,
         cpus=len(os.sched_getaffinity(0)),
+        cpu_fp16=_computes_fp16(),
     )
+
+
+_CPU, _FP16 = Path("/proc/cpuinfo"), {"avx512_fp16", "avx_ne_convert"}
+"""Of what a CPU has, either is enough for oneDNN's fp16 kernels (x86 only). DeepSpeed asks torch for the same, by
+`torch.ops.mkldnn._is_mkldnn_fp16_supported`."""
+
+
+def _computes_fp16() -> bool:
+    try:
+        lines = _CPU.read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return not _FP16.isdisjoint(flags.split())
 
 
 _elsewhere: ContextVar[Facts | None] = ContextVar("facts elsewhere", default=None)

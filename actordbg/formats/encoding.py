@@ -47,6 +47,7 @@ from actordbg.formats.dump_record import (
     reach_of,
     timestamp_of,
 )  # fmt: skip
+from actordbg.formats.nested_values import FLASH_ROWS_LEAK, ROWS_LEAK
 from actordbg.formats.ringfile import OWN_NUMBERS
 
 Array = np.ndarray[Any, Any]
@@ -320,8 +321,20 @@ def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecor
     outside = total - int(lengths.sum()) if OFFSETS in tensors else 0
     note = {"rows": f"{outside} of {total} packed tokens are in no row and are left out"} if outside else {}
     if packing and places is not None and mask is not None:
-        note = {"rows": "packed with a mask: flash attention separates such rows, sdpa and eager attention do not"}
-    return replace(record, packing_samples=packing, extra={**record.extra, **note}, **rows), unpacked
+        note = {"rows": "packed with a mask: sdpa and eager attention do not separate such rows"}
+    arguments = record.arguments
+    if places is not None and ROWS_LEAK in arguments:
+        arguments = {**arguments, FLASH_ROWS_LEAK: _flash_attention_leaks(kept, places.values)}
+    return replace(record, packing_samples=packing, extra={**record.extra, **note}, arguments=arguments, **rows), unpacked
+
+
+def _flash_attention_leaks(tensors: Mapping[str, Any], positions: _Array) -> bool:
+    """Return whether transformers' flash attention ignores these positions, [S] or [B, S]: it looks at those of one row only, and
+    first at a mask with padding. Rows that are given to it as `cu_seq_lens_q` stay apart."""
+    mask = tensors.get("attention_mask")
+    if mask is not None and not mask.values.all():
+        return True
+    return positions.size > positions.shape[-1] and "cu_seq_lens_q" not in tensors
 
 
 def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array, bool]:

@@ -23,6 +23,8 @@ from typing import Any
 
 CONTEXT = "context."
 """Name prefix of parts that belong to a call but are not needed to repeat it."""
+ROWS_LEAK, FLASH_ROWS_LEAK = f"{CONTEXT}rows_leak", f"{CONTEXT}flash_rows_leak"
+"""Arguments of a record: the packed rows of its call see each other; with flash attention they do."""
 LEFT_OUT = "left out: "
 MOST_PARTS, MOST_DEPTH = 256, 6
 

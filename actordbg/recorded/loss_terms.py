@@ -8,7 +8,7 @@ differentiates the same formula. No trainer's code is used.
 |---|---|---|
 | PPO | -min(r A, clip(r, 1 - low, 1 + high) A), r = exp(new - old) | Schulman et al. 2017 |
 | dual clip, where A < 0 | -max(min(...), c A) | Ye et al. 2020 |
-| GSPO | the same, with r of a row: exp(mean(new - old)) | Zheng et al. 2025 |
+| GSPO | the same, with r of a row: exp(mean(new - old)); with correction new - rollout, and w is left out | Zheng et al. 2025 |
 | importance correction | times w = exp(old - rollout), if its statistic is inside the band | OpenRLHF 0.11 `PolicyLoss` |
 | supervised | -new | |
 | a critic's value | (v - R)^2 / 2, or that of v clipped to within `clip_eps` of the old value if it is larger | the same |

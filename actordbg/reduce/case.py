@@ -30,7 +30,7 @@ from actordbg.actor.family_models import FAMILIES
 from actordbg.base.errors import CorruptDump
 from actordbg.base.units import plural
 from actordbg.config.replay_config import ATTENTIONS, COMPILE_BACKENDS, DTYPES
-from actordbg.formats.nested_values import CONTEXT
+from actordbg.formats.nested_values import ROWS_LEAK
 from actordbg.records.comparison_record import StoredRecord
 
 DIFFERENCE, GRADIENT, RERUN, ERROR, CRASH, HANG = KINDS = ("difference", "gradient", "rerun", "error", "crash", "hang")
@@ -211,4 +211,4 @@ def normalized(text: str) -> str:
 
 def leaks(record_arguments: Mapping[str, Any]) -> bool:
     """Return whether the recorded call passed packed rows that transformers keeps apart only without a cache."""
-    return bool(record_arguments.get(f"{CONTEXT}rows_leak"))
+    return bool(record_arguments.get(ROWS_LEAK))

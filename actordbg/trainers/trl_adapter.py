@@ -1,6 +1,7 @@
 """TRL: GRPO and RLOO at the function that scores completions; DPO and SFT at the models that get a fused LM head.
 
-Since 1.16 all trainers use `add_fused_lm_head(model)`: the model's forward returns log-probs. GRPO's own function comes first.
+GRPO, RLOO, DPO, SFT and KTO of 1.15 and 1.16 use `add_fused_lm_head(model)`: the model's forward returns fp32 log-probs. GRPO's
+own function comes first.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ MACHINES = {
     "ring-server": replace(SERVER, versions=NEW | {"ring-flash-attn": "0.1.8"}),
     "small": replace(LAPTOP, cpus=2),
     "bare": replace(LAPTOP, compiler=False),
+    "new-laptop": replace(LAPTOP, cpu_fp16=True),
 }
 CASES = cases_of("rules")
 

@@ -69,3 +69,8 @@ def test_facts_name_the_versions_and_a_cpu_build_of_torch_has_no_gpu_whatever_de
     monkeypatch.setattr("actordbg.config.choices.installed_versions", lambda: {"torch": "2.13.0+cpu"})
     facts = gather_facts()
     assert (facts.cuda, facts.gpus) == (False, 0)
+
+
+def test_a_cpu_computes_fp16_where_deepspeed_trains_in_it():
+    torch = pytest.importorskip("torch")
+    assert gather_facts().cpu_fp16 == torch.ops.mkldnn._is_mkldnn_fp16_supported()

@@ -161,12 +161,13 @@ RECORDED = "backend deepspeed (as recorded), zero-stage 2 (as recorded)"
         (ENGINE, "--backend plain", "plain", 0, ""),
         (ENGINE, "--truth", "plain", 0, ""),
         (ENGINE, "--nproc 2 --align shuffle", "deepspeed", 2, RECORDED),
-        (ENGINE, "--dtype fp16", "plain", 0, "backend plain (DeepSpeed does not train in fp16 on a CPU)"),
+        (ENGINE, "--dtype fp16", "plain", 0, "backend plain (DeepSpeed does not train in fp16 on a CPU without AVX512-FP16)"),
         (PICKLE, "", "deepspeed", 0, "backend deepspeed (old pickles are of DeepSpeed jobs)"),
         (ODD, "", "plain", 0, ""),
         ({}, "", "plain", 0, ""),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("old_cpu")
 def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(
     store: Store, monkeypatch: pytest.MonkeyPatch, record: dict[str, Any], options: str, backend: str, stage: int, told: str
 ) -> None:
@@ -199,10 +200,21 @@ def test_every_command_that_replays_dumps_runs_the_recorded_backend(store: Store
         assert {cell["config"]["backend"] for cell in json.loads(plan.stdout)["cells"]} == expected
 
 
-def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store: Store) -> None:
+def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store: Store, old_cpu: Path) -> None:
     publish(store, 1, source="import")
     with pytest.raises(Unsupported, match="DeepSpeed does not train in fp16 on a CPU"):
         invoke(store, "--dtype", "fp16", "--zero-stage", "1", "--dry-run")
+    old_cpu.write_text("flags\t\t: fpu avx512f avx512_fp16\n")
+    assert "(deepspeed)" in invoke(store, "--dtype", "fp16", "--zero-stage", "1", "--dry-run").stdout
+
+
+@pytest.fixture
+def old_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The flags of a CPU without fp16, as a file that a test may change."""
+    path = tmp_path / "cpuinfo"
+    path.write_text("flags\t\t: fpu avx512f\n")
+    monkeypatch.setattr("actordbg.config.choices._CPU", path)
+    return path
 
 
 def test_deepspeed_that_is_not_installed_is_not_chosen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +372,7 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings(plugin: st
         (["--backend", "deepspeed", "--zero-stage", "3", "--dtype", "fp16"], "does not train in fp16"),
     ],
 )
+@pytest.mark.usefixtures("old_cpu")
 def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_starts(
     store: Store, arguments: list[str], words: str
 ) -> None:

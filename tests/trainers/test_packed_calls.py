@@ -6,7 +6,7 @@ import functools
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from adaptercases import dumps_of, record_here
 
+from actordbg.actor.rules import leaked
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import nested_values
 from actordbg.store import payload
@@ -109,6 +110,24 @@ def test_masks_and_scores_of_several_packed_rows_are_those_of_their_next_tokens(
         assert dump.inputs["sequences"].tolist() == [[5, 9, 11], [7, 3, 0], [8, 0, 0], [4, 6, 2]]
         assert dump.inputs["action_mask"].tolist() == [[0, 1], [1, 0], [0, 0], [1, 1]]
         assert dump.outputs["action_log_probs"].tolist() == [[-9, -11], [-3, 0], [0, 0], [-6, -2]]
+
+
+def test_packed_rows_that_flash_attention_does_not_keep_apart_are_recorded_as_such(
+    record: Callable[..., list[Dump]], monkeypatch: pytest.MonkeyPatch
+):
+    seam = Seam(
+        "packing_loop:score", lambda call: Rows(call["model"], context={"rows_leak": True}, **call["given"]), lambda _: Scores()
+    )
+    monkeypatch.setattr(Packing, "seams", (seam,))
+    one = {"sequences": IDS, "positions": PLACES}
+    several = {"sequences": IDS.view(3, 3), "positions": torch.tensor([[0, 1, 2], [0, 1, 0], [0, 1, 2]])}
+    padding = torch.tensor([[1] * 8 + [0]])
+    kept = [one, one | {"attention_mask": torch.ones_like(IDS)}, several | {"more": {"cu_seq_lens_q": BORDERS.int()}}]
+    leak = [one | {"attention_mask": padding}, several, several | {"attention_mask": torch.ones(3, 3)}]
+    dumps = record(*kept, *leak, with_outputs=False)
+    found = [leaked(replace(dump.record, actor={"attn_implementation": "flash_attention_2"})) for dump in dumps]
+    assert found == [False, False, False, True, True, True]
+    assert all(leaked(replace(dump.record, actor={"attn_implementation": "sdpa"})) for dump in dumps)
 
 
 def test_a_writer_process_makes_the_same_rows_and_drops_a_call_whose_masks_cannot_belong_to_its_tokens(

@@ -250,7 +250,7 @@ class DeepspeedBackend(Backend):
         optimizer.get_grad_norm_direct = get_grad_norm_direct
 
     def _step_engine(self) -> None:
-        """Run DeepSpeed's step. If a gradient is not finite, DeepSpeed skips it, and would keep the norm of the step before."""
+        """Run DeepSpeed's step. In bf16 and fp16 it skips gradients that are not finite, and would keep the last norm."""
         optimizer = self.engine.optimizer
         if hasattr(optimizer, "_global_grad_norm"):
             optimizer._global_grad_norm = math.nan
