@@ -87,7 +87,7 @@ def gather_facts(*, cuda: bool | None = None, gpus: int | None = None) -> Facts:
 
 
 _CPU, _FP16 = Path("/proc/cpuinfo"), {"avx512_fp16", "avx_ne_convert"}
-"""Of what a CPU has, either is enough for oneDNN's fp16 kernels (x86 only). DeepSpeed asks torch for the same, by
+"""Either flag is enough for oneDNN's fp16 kernels (x86 only). DeepSpeed asks torch for the same, by
 `torch.ops.mkldnn._is_mkldnn_fp16_supported`."""
 
 
