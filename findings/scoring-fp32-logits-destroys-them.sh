@@ -7,7 +7,8 @@
 # Versions: megatron-core 0.16.1, torch 2.13.0, CPU, one process, vocabulary of 16 (entropies of up to 2.77). Seen 2026-11-28: entropy 0.74
 #   before and 2.74 behind in fp32, the second loss up to 11 nats off; 0.74 and 0.74, and 0, in bf16.
 # Source: megatron/core/tensor_parallel/cross_entropy.py, `VocabParallelCrossEntropy`: the logits are cast to fp32, which copies bf16 and
-#   is nothing for fp32; the maximum is then subtracted, and the exponential taken, in place.
+#   is nothing for fp32; the maximum is then subtracted, the exponential taken and the sum divided out, in place: the logits are now
+#   the softmax.
 # For RLHF: log-probs and entropy of one forward come from the same logits. A trainer whose head is moved to fp32 to come closer to the engine
 #   gets right log-probs and a wrong entropy, on the dashboard and in the entropy bonus. Take the entropy first, or clone.
 set -euo pipefail
