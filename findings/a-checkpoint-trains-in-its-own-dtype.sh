@@ -4,11 +4,13 @@
 # Surprise: since version 5 the default is the checkpoint's dtype, where it was fp32. An AdamW over such a model has no master weights: at a
 #   learning rate of 1e-6, 2 % of the elements have moved after 20 steps, and 99.6 % where fp32 was asked for. The loss is as usual.
 # Guess: fp32, the default of version 4, so that a trainer's own autocast decides what is computed in bf16.
-# Versions: transformers 5.0.0 and 5.24.0, torch 2.13.0, CPU. Seen 2026-11-28: 1.9 % (1e-6) and 15 % (1e-5) of the elements moved; 99.6 % in fp32.
+# Versions: transformers 5.0.0 and 5.24.0, torch 2.13.0, CPU. Seen 2026-11-28: 1.9 % (1e-6) and 15 % (1e-5) of the elements moved; 99.6 % in
+#   fp32.
 # Source: transformers/modeling_utils.py, `from_pretrained`: `dtype` None becomes "auto". A step of 1e-6 is below half a unit in the last
 #   place of a bf16 weight above 4.9e-4 (8 bits of significand), and one of 1e-5 above 3.9e-3, so adding it gives the weight again.
 # For RLHF: a script written for version 4 loads, trains, logs a loss and a gradient norm, and all but its smallest weights stay where they
-#   were: a policy that learns far more slowly than its learning rate says. DeepSpeed's bf16 keeps fp32 master weights and hides it; plain AdamW and FSDP2 over bf16 parameters do not.
+#   were: a policy that learns far more slowly than its learning rate says. DeepSpeed's bf16 keeps fp32 master weights and hides it; plain
+#   AdamW and FSDP2 over bf16 parameters do not.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"

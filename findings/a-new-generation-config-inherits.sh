@@ -4,7 +4,8 @@
 # Surprise: `generate(generation_config=GenerationConfig(do_sample=True))` samples with the top_k, top_p, temperature and repetition penalty
 #   of the checkpoint's generation_config.json: 3 of 64 tokens can be drawn here, and their scores are not the logits.
 # Guess: the object that is passed is the whole configuration, and what it leaves out is neutral.
-# Versions: transformers 5.0.0 and 5.24.0, torch 2.13.0, CPU. Seen 2026-11-28: 3 finite scores of 64; 64, equal to the logits, with all four set.
+# Versions: transformers 5.0.0 and 5.24.0, torch 2.13.0, CPU. Seen 2026-11-28: 3 finite scores of 64; 64, equal to the logits, with all four
+#   set.
 # Source: transformers/generation/utils.py, `_prepare_generation_config`: fields that are None are filled from the model's own configuration
 #   first, and from the defaults then.
 # For RLHF: checkpoints ship sampling settings (a repetition penalty of 1.05, top_k 20 and top_p 0.8 are common). A rollout through

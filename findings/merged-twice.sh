@@ -4,8 +4,8 @@
 # Surprise: with `ensure_weight_tying=True`, `merge_and_unload()` adds the adapter's delta to the shared weight twice. Without the option it
 #   adds it once, to a weight that the embeddings have too, where the adapter had changed the head alone. Neither model is the trained one.
 # Guess: the option exists for tied weights, so the merged model gives the adapter's log-probs. Without it, the tie is broken or refused.
-# Versions: peft 0.21.2, transformers 5.0.0 and 5.24.0, torch 2.13.0, CPU. Seen 2026-11-28, a Llama of two layers: factor 2.0 and 0.47 nats with the
-#   option, factor 1.0 and 0.36 nats without. Both warn of "complications".
+# Versions: peft 0.21.2, transformers 5.0.0 and 5.24.0, torch 2.13.0, CPU. Seen 2026-11-28, a Llama of two layers: factor 2.0 and 0.47 nats
+#   with the option, factor 1.0 and 0.36 nats without. Both warn of "complications".
 # Source: peft/tuners/tuners_utils.py, `_unload_and_optionally_merge` visits each adapted module and merges it into its base layer's weight;
 #   with the option both `embed_tokens` and `lm_head` are adapted, and their base layers' weight is one tensor.
 # For RLHF: trainers send merged weights to the engine. Small models (many below 4 B tie their embeddings) with a LoRA on the head sample

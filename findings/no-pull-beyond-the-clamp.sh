@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # OpenRLHF's KL loss with k3 stops pulling at 2.6 nats below the reference: beyond that its gradient is 0, where k3 would pull hardest.
 #
-# Surprise: `compute_approx_kl` bounds the estimate to 10. k3 of a token that the policy finds 2.61 nats less likely than the reference is 10,
-#   so every token further away has the same penalty and no gradient: -12.6 just before, 0 behind. For k2 the end is at 4.5 nats, on both
-#   sides.
+# Surprise: `compute_approx_kl` bounds the estimate to 10. k3 of a token that the policy finds 2.61 nats less likely than the reference is
+#   10, so every token further away has the same penalty and no gradient: -12.6 just before, 0 behind. For k2 the end is at 4.5 nats, on
+#   both sides.
 # Guess: the bound is there against overflow, tens of nats away, and the penalty pulls harder the further a token is.
-# Versions: openrlhf 0.11.2, torch 2.13.0, CPU. Seen 2026-11-28: k3's gradient at 2.5, 2.6, 2.62 and 5 nats: -11.2, -12.5, 0, 0. k2's at 4.4 and
-#   4.5: -4.4, 0. With `unbiased_gradient` it is the distance at each.
+# Versions: openrlhf 0.11.2, torch 2.13.0, CPU. Seen 2026-11-28: k3's gradient at 2.5, 2.6, 2.62 and 5 nats: -11.2, -12.5, 0, 0. k2's at 4.4
+#   and 4.5: -4.4, 0. With `unbiased_gradient` it is the distance at each.
 # Source: openrlhf/models/utils.py, `compute_approx_kl`: the clamp to [-10, 10] is applied to the estimate; the log-ratio's own, against
-#   overflow, is at -10 nats. exp(2.611) - 1 - 2.611 = 10. verl's `kl_penalty_forward` (core_algos.py, 0.9.1, by reading) has the same clamp for k3.
-# For RLHF: with the KL as a loss (algo.kl.use_loss, as in GRPO) of k2 or k3, without unbiased_gradient, a token that a run has pushed away is not brought back by a larger coefficient, which multiplies 0.
-#   The logged KL is bounded too, at 10 for each token. A gradient that is computed from the formula differs on these tokens alone.
+#   overflow, is at -10 nats. exp(2.611) - 1 - 2.611 = 10. verl's `kl_penalty_forward` (core_algos.py, 0.9.1, by reading) has the same clamp
+#   for k3.
+# For RLHF: with the KL as a loss (algo.kl.use_loss, as in GRPO) of k2 or k3, without unbiased_gradient, a token that a run has pushed away
+#   is not brought back by a larger coefficient, which multiplies 0. The logged KL is bounded too, at 10 for each token. A gradient that is
+#   computed from the formula differs on these tokens alone.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"

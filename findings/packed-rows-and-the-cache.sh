@@ -5,14 +5,14 @@
 #   default the second row's log-probs move by nats when the first row changes. Nothing warns. GPT-OSS, and LFM2's convolutions, leak
 #   without the cache too.
 # Guess: position_ids that begin anew are enough, or at least train() turns the cache off.
-# Versions: torch 2.13.0, transformers 5.0.0 and 5.24.0, CPU, fp32, eager and sdpa, random weights. Seen 2026-11-28: Llama 3.9 nats with
-#   the cache, 0 without; LFM2 (three convolutions, one attention) 1.8 and 1.8; GPT-OSS, which has eager only, 4.1 and 4.1.
-# Source: transformers/masking_utils.py, `_preprocess_mask_arguments`: packed rows are looked for only where there is no cache and no
-#   mask; the model makes the cache before it makes the mask. GPT-OSS' own forward does not pass on what the mask needs.
-#   LFM2's convolution begins anew only where seq_idx is passed. FlashAttention looks at position_ids itself (by reading).
+# Versions: torch 2.13.0, transformers 5.0.0 and 5.24.0, CPU, fp32, eager and sdpa, random weights. Seen 2026-11-28: Llama 3.9 nats with the
+#   cache, 0 without; LFM2 (three convolutions, one attention) 1.8 and 1.8; GPT-OSS, which has eager only, 4.1 and 4.1.
+# Source: transformers/masking_utils.py, `_preprocess_mask_arguments`: packed rows are looked for only where there is no cache and no mask;
+#   the model makes the cache before it makes the mask. GPT-OSS' own forward does not pass on what the mask needs. LFM2's convolution begins
+#   anew only where seq_idx is passed. FlashAttention looks at position_ids itself (by reading).
 # For RLHF: in a loop of one's own, log-probs of packed rows are another row's business. Gradient checkpointing hides it (it turns the cache
-#   off), so the policy in training is right and the reference, or an evaluation of the same batch, is not. Trainer, TRL's main trainers
-#   and OpenRLHF turn the cache off.
+#   off), so the policy in training is right and the reference, or an evaluation of the same batch, is not. Trainer, TRL's main trainers and
+#   OpenRLHF turn the cache off.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # With LoRA initialised by PiSSA or OLoRA, `disable_adapter()` does not give the base model: the reference is another model.
 #
-# Surprise: before any training the adapted model is the base to 2e-6 nats, and the model with its adapter disabled is off by nats. With LoRA's
-#   default initialisation both are the base, bit for bit.
+# Surprise: before any training the adapted model is the base to 2e-6 nats, and the model with its adapter disabled is off by nats. With
+#   LoRA's default initialisation both are the base, bit for bit.
 # Guess: an adapter is something beside the weights, so without it the weights are those that were loaded.
 # Versions: peft 0.21.2, transformers 5.15.0, torch 2.13.0, CPU, fp32, random weights. Seen 2026-11-28, from the base, adapted and disabled:
 #   0 and 0 (default), 1e-6 and 2.1 (PiSSA), 1e-6 and 2.3 (OLoRA).
-# Source: peft/tuners/lora/layer.py, `pissa_init` and `olora_init`: what the adapter begins with is subtracted from the base layer's weight, in
-#   place, so that their sum is the base.
-# For RLHF: trainers with LoRA save a reference model and compute its log-probs with the adapter disabled (TRL 1.16 and verl 0.9.1, by reading). The KL of the first
-#   step is then far from 0, with a ratio of exactly 1, and the penalty pulls to a model that nobody chose. Saved beside the original base, the
-#   adapter is wrong too, unless it was converted to plain LoRA. Load the reference as a model of its own.
+# Source: peft/tuners/lora/layer.py, `pissa_init` and `olora_init`: what the adapter begins with is subtracted from the base layer's weight,
+#   in place, so that their sum is the base.
+# For RLHF: trainers with LoRA save a reference model and compute its log-probs with the adapter disabled (TRL 1.16 and verl 0.9.1, by
+#   reading). The KL of the first step is then far from 0, with a ratio of exactly 1, and the penalty pulls to a model that nobody chose.
+#   Saved beside the original base, the adapter is wrong too, unless it was converted to plain LoRA. Load the reference as a model of its
+#   own.
 set -euo pipefail
 folder=$(mktemp -d); trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
