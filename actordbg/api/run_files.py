@@ -62,7 +62,7 @@ def store_of_paths(
         raise UsageError(
             f"{paths[0]} is a log, without rows to replay", hint=f"`actordbg lint {in_shell(str(paths[0]))}` judges its curves"
         )
-    summary = imported(usual, files, client, columns)
+    summary = imported(usual, paths, files, client=client, columns=columns)
     client.note(f"{plural(summary.added, 'dump')} imported into {usual.root}, {summary.present:,} already there")
     every = joined(chosen.where, _only(summary.dump_ids))
     return usual, replace(chosen, where=joined(every, "point = 'forward'"), with_losses=every, logs=logs)
@@ -77,12 +77,18 @@ def _only(dump_ids: Sequence[str]) -> str:
 
 
 def imported(
-    store: Store, paths: Sequence[Path], client: Client, columns: Sequence[str], *, may_be_none: bool = False
+    store: Store,
+    paths: Sequence[Path],
+    files: Sequence[Path],
+    *,
+    client: Client,
+    columns: Sequence[str],
+    may_be_none: bool = False,
 ) -> ImportSummary:
-    """Import files and folders, and note what was refused. Raises CorruptDump if nothing was imported, unless that may be."""
+    """Import files, found at paths, and note what was refused. Raises CorruptDump if nothing was imported, unless that may be."""
     parts = columns_of(columns)
-    with client.progress("importing", len(find_files(paths))) as advance:
-        summary = import_paths(store, paths, columns=parts, on_file=lambda dump_id: advance(1))
+    with client.progress("importing", len(files)) as advance:
+        summary = import_paths(store, files, columns=parts, on_file=lambda dump_id: advance(1))
     if may_be_none and not summary.dump_ids:
         return summary
     refused = [f"refused[{each.code}]: {each.path}: {each.reason}" for each in summary.refused]
@@ -112,7 +118,7 @@ def linted_files(
         return answer(logs)
     with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
         store = Store(Path(folder) / "store")
-        if not imported(store, files, desk.client, columns, may_be_none=bool(logs)).dump_ids:
+        if not imported(store, paths, files, client=desk.client, columns=columns, may_be_none=bool(logs)).dump_ids:
             return answer(logs)
         with desk.client.progress("reading", None) as advance:
             findings = lint_newest(replace(desk, store=store), where, max_inputs, advance)

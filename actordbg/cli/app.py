@@ -29,7 +29,7 @@ DUMP = CommandGroup(
         Command("Stop recording, even in running jobs.", "dump_recording:disable"),
         Command("Show calls captured and dropped by each process.", "dump_recording:status", FACTS),
         Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
-        Command("Import a run's files, old pickles or a bundle; execute nothing.", "dump_files:import_"),
+        Command("Import a run's files, old pickles, bundles; execute nothing.", "dump_files:import_"),
         Command("Create random inputs of given shapes.", "dump_files:create"),
         Command("List dumps, newest first.", "dump_ls:ls", f"empty {LIST}"),
         Command("List the columns, functions and operators of --where.", "dump_ls:columns", LIST),

@@ -46,7 +46,7 @@ def import_(
     run: str | None = None,
     columns: Annotated[list[str] | None, Option("--column")] = None,
 ) -> None:
-    """Import a run's files, old pickles or a bundle; execute nothing.
+    """Import a run's files, old pickles, bundles; execute nothing.
 
     Reads rows that slime, miles, prime-rl and NeMo-RL write, tables of rows, and pickles of the old recorder. What a file is, its
     content says. Of pickles, keeps timestamps (read as UTC) and ranks. Skips what the store already has, and names bad files.

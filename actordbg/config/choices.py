@@ -40,7 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.config.replay_config import DEFAULT_SEED, DTYPES, ENDPOINT, SETTINGS, TINY, ReplayConfig, validate
-from actordbg.formats.dump_record import IMPORTED, DumpRecord
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.dumpfile import IMPORTED
 
 _PACKAGES = ("actordbg", "openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "ring-flash-attn", "safetensors")
 

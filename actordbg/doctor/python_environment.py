@@ -114,7 +114,7 @@ PACKAGES: dict[str, dict[str, str | None]] = {
 """Feature -> the distributions that it needs, and their known-good versions (None: any)."""
 KNOWN_GOOD = {name: version for versions in PACKAGES.values() for name, version in versions.items()}
 
-OTHERS = ("flash-attn", "vllm", "debugpy", "trl", "megatron-core")
+OTHERS = ("flash-attn", "vllm", "debugpy")
 """Further packages whose versions are read."""
 Versions: TypeAlias = Mapping[str, "str | None"]
 DEBUGPY = "debugpy>=1.8.22"
@@ -140,7 +140,8 @@ def requirement(module: str) -> str:
 
 def installed() -> dict[str, str | None]:
     """Return the versions of all distributions that checks are about; None for what is not installed."""
-    names = (*KNOWN_GOOD, *OTHERS)
+    surprising = (package for finding in known_findings() for package in finding.versions)
+    names = (*KNOWN_GOOD, *OTHERS, *surprising)
     return dict.fromkeys(names) | installed_versions(names)
 
 

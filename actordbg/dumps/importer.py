@@ -39,7 +39,8 @@ from actordbg.dumps.decode import LegacyDump, parse_stamp
 from actordbg.dumps.decode_child import TREE
 from actordbg.dumps.pickle_machine import corrupt
 from actordbg.dumps.rows_import import RowFile, problem_of
-from actordbg.formats.dump_record import IMPORTED, DumpRecord, is_plain_name, make_dump_id
+from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id
+from actordbg.formats.dumpfile import IMPORTED
 from actordbg.store.layout import Store, require_run_name
 from actordbg.store.places import dump_id_of, places_of
 

@@ -25,7 +25,6 @@ from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.layouts import MASK, OF_TOKENS, Fields, FileLayout, FileRow, Values, layout_of, row_of
 from actordbg.formats.dump_record import (
     FORWARD,
-    IMPORTED,
     LOSS,
     OUTPUT_PREFIX,
     DumpRecord,
@@ -33,6 +32,7 @@ from actordbg.formats.dump_record import (
     format_timestamp,
     make_dump_id,
 )
+from actordbg.formats.dumpfile import IMPORTED
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
 

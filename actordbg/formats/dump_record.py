@@ -59,9 +59,6 @@ OUTPUT_PREFIX = "output."
 FORWARD, LOSS = POINTS = ("forward", "loss")
 """Capture points: the forward of an Actor, and a loss."""
 
-IMPORTED = "import"
-"""`source` of a dump that an old pickle, or a file that a run left behind, became."""
-
 RNG_PREFIX = "rng."
 """Name prefix of tensors with the RNG state before the call (`dump enable --with-rng`): `rng.cpu`, `rng.cuda:0`."""
 

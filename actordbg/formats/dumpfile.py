@@ -50,6 +50,8 @@ from actordbg.formats.dump_record import (
 from actordbg.formats.record_reading import damaged, parse_record, strict_header
 from actordbg.formats.store_files import AnyPath, open_regular
 
+IMPORTED = "import"
+"""`source` of a dump that an old pickle, or a file that a run left behind, became."""
 DEFAULT_CAP = 8 * 2**30
 """Largest payload, in bytes after decompression, that a reader ever allocates."""
 

@@ -3,12 +3,8 @@
 Tensors are narrowed if nothing is lost: masks of 0 and 1 to bool, ids below 65,536 to uint16, ids below 2**24 to separate low 16
 and high 8 bits (`<name>.lo`, `<name>.hi`), other int64 that fit to int32. The record keeps the logical dtype, shape and strides:
 `actordbg.store.payload` restores exactly what was captured.
-
 Works on numpy views of memory: torch costs many times as much here, and a writer process does without it. bfloat16 and float8,
-which numpy lacks, are handled as bits, in unsigned integers.
-
-    record, data = serialize(record, {"sequences": of_torch(ids)})
-    blob = pack(record, data, level=3)
+which numpy lacks, are handled as bits, in unsigned integers. `pack(*serialize(record, tensors), level=3)` is a dump file.
 """
 
 from __future__ import annotations
@@ -47,7 +43,6 @@ from actordbg.formats.dump_record import (
     reach_of,
     timestamp_of,
 )  # fmt: skip
-from actordbg.formats.nested_values import FLASH_ROWS_LEAK, ROWS_LEAK
 from actordbg.formats.ringfile import OWN_NUMBERS
 
 Array = np.ndarray[Any, Any]
@@ -322,19 +317,11 @@ def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecor
     note = {"rows": f"{outside} of {total} packed tokens are in no row and are left out"} if outside else {}
     if packing and places is not None and mask is not None:
         note = {"rows": "packed with a mask: sdpa and eager attention do not separate such rows"}
-    arguments = record.arguments
-    if places is not None and ROWS_LEAK in arguments:
-        arguments = {**arguments, FLASH_ROWS_LEAK: _flash_attention_leaks(kept, places.values)}
-    return replace(record, packing_samples=packing, extra={**record.extra, **note}, arguments=arguments, **rows), unpacked
+    if places is not None:
+        from actordbg.formats.nested_values import with_flash_leak  # for packed rows alone
 
-
-def _flash_attention_leaks(tensors: Mapping[str, Any], positions: _Array) -> bool:
-    """Return whether transformers' flash attention ignores these positions, [S] or [B, S]: it looks at those of one row only, and
-    first at a mask with padding. Rows that are given to it as `cu_seq_lens_q` stay apart."""
-    mask = tensors.get("attention_mask")
-    if mask is not None and not mask.values.all():
-        return True
-    return positions.size > positions.shape[-1] and "cu_seq_lens_q" not in tensors
+        record = replace(record, arguments=with_flash_leak(record.arguments, kept, places.values))
+    return replace(record, packing_samples=packing, extra={**record.extra, **note}, **rows), unpacked
 
 
 def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array, bool]:

@@ -115,3 +115,16 @@ def _listed(value: Any) -> Any:
         return value
     parts = {key: _listed(part) for key, part in value.items()}
     return list(parts.values()) if [*parts] == [str(number) for number in range(len(parts))] else parts
+
+
+def with_flash_leak(arguments: dict[str, Any], tensors: Mapping[str, Any], positions: Any) -> dict[str, Any]:
+    """Add whether transformers' flash attention ignores the positions of packed rows, [S] or [B, S], if that is known of sdpa.
+
+    It looks at those of one row only, and first at a mask with padding. Rows that are given to it as `cu_seq_lens_q` stay apart.
+    """
+    if ROWS_LEAK not in arguments:
+        return arguments
+    mask = tensors.get("attention_mask")
+    padded = mask is not None and not mask.values.all()
+    several = positions.size > positions.shape[-1] and "cu_seq_lens_q" not in tensors
+    return {**arguments, FLASH_ROWS_LEAK: bool(padded or several)}

@@ -18,7 +18,8 @@ import numpy as np
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
-from actordbg.formats.dump_record import IMPORTED, LOSS, OUTPUT_PREFIX, DumpRecord, make_dump_id, timestamp_of
+from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_dump_id, timestamp_of
+from actordbg.formats.dumpfile import IMPORTED
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.recorded.loss_terms import loss_terms

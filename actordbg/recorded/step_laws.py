@@ -14,7 +14,7 @@ import numpy as np
 
 from actordbg.base.units import plural, release
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
-from actordbg.formats.dump_record import IMPORTED
+from actordbg.formats.dumpfile import IMPORTED
 from actordbg.recorded.recorded_calls import (
     BY_ROW,
     Answer,

@@ -28,13 +28,21 @@ def test_other_trainers_are_named_by_the_adapters_alone():
     dashboards = {"actordbg/judge/explained_sides.py"}  # their own names of its figures
     others = {name for name, text in PRODUCT.items() if not name.startswith("actordbg/trainers/") and named.search(text)}
     formulas = {"actordbg/recorded/advantage_laws.py", "actordbg/recorded/recorded_laws.py"}  # whose formula a law is
-    formats = {"actordbg/measure/log_exports.py"}  # who writes such a file
+    formats = {
+        "measure/log_exports",
+        "measure/curves",
+        "dumps/layouts",
+        "dumps/containers",
+        "cli/dump_files",
+        "api/plain_commands",
+    }
+    formats = {f"actordbg/{name}.py" for name in formats}  # who writes such a file or figure
     assert others == example | dashboards | formulas | formats
     adapters = [text for name, text in PRODUCT.items() if name.endswith("_adapter.py") and "find_adapter" not in name]
     assert len(adapters) == len(BUILT_IN) and max(len(text.splitlines()) for text in adapters) <= 130
 
 
 def test_few_files_outside_of_its_folder_mention_the_trainer_by_name():
-    """Threads and sources of formulas are cited, and commands say whose agents or engine they follow."""
+    """Threads and sources of formulas are cited; commands say whose agents or engine they follow, formats who writes them."""
     outside = [text for name, text in PRODUCT.items() if "/openrlhf/" not in name]
-    assert sum(bool(re.search(rf"{TRAINER.package}(?!#)", text.lower())) for text in outside) <= 23
+    assert sum(bool(re.search(rf"{TRAINER.package}(?!#)", text.lower())) for text in outside) <= 25
