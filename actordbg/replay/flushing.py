@@ -28,10 +28,15 @@ UNFLUSHED = "unflushed"
 
 
 def flush(path: Path) -> None:
-    """Flush a complete file and its name to the disk. If that fails, remove the file (its content is unknown); OSError."""
+    """Flush a complete file and its name to the disk. If that fails, remove the file (its content is unknown); OSError.
+
+    A file that is gone was taken: the host of a node sends complete files to the command, and removes them.
+    """
     try:
         with open(open_regular(path), "rb") as file:
             os.fsync(file.fileno())
+    except FileNotFoundError:
+        return
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(path)

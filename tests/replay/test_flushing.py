@@ -14,7 +14,7 @@ from supervised import make_spec
 from actordbg.formats.store_files import atomic_write
 from actordbg.records.journal import TENSORS, read_events, read_results
 from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput
-from actordbg.replay.flushing import UNFLUSHED
+from actordbg.replay.flushing import UNFLUSHED, flush
 from actordbg.replay.supervise import is_whole
 from actordbg.replay.work_order import EXIT_BROKEN, WorkOrder
 from actordbg.replay.worker import Worker
@@ -140,3 +140,13 @@ def test_a_result_that_a_full_disk_does_not_take_blames_no_input(
     monkeypatch.setattr(worker.journal, "write", full)
     assert worker.run() == EXIT_BROKEN, "the exit code says what the journal cannot"
     assert read_results(tmp_path) == {} and "No space left on device" in capsys.readouterr().err
+
+
+def test_a_complete_file_that_a_nodes_host_has_taken_is_no_error(tmp_path: Path):
+    """The host reads a file that is complete, sends it and removes it, before or after it comes to the disk."""
+    kept = tmp_path / "a.safetensors"
+    kept.write_bytes(b"1" * 100)
+    kept.unlink()
+    flush(kept)
+    with pytest.raises(OSError, match="a folder"):
+        flush(tmp_path)
