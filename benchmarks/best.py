@@ -69,8 +69,9 @@ def read(file: Path = FILE) -> dict[str, Best]:
     return {name: Best(**entry) for name, entry in json.loads(file.read_text()).items()} if file.exists() else {}
 
 
-def update(rows: Sequence[Row], file: Path = FILE) -> list[str]:
-    """Write this run's rows that have a goal into the file; return in words which are slower than their best day."""
+def update(rows: Sequence[Row], file: Path | None = None) -> list[str]:
+    """Write this run's rows that have a goal into the file (FILE); return in words which are slower than their best day."""
+    file = file or FILE
     known, commit = read(file), _commit()
     judged = [row for row in rows if row.within is not None and not math.isnan(row.ratio)]
     late = [words for row in judged if (words := slower(row, known.get(row.name)))]

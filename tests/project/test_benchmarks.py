@@ -98,8 +98,9 @@ def test_what_starts_processes_is_measured(what: Callable[[pytest.MonkeyPatch], 
 
 
 def test_the_table_names_each_row_and_goes_on_after_one_that_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    monkeypatch.setattr("benchmarks.best.FILE", tmp_path / "best.json")
     table, rows = importlib.import_module("benchmarks.__main__"), importlib.import_module("benchmarks.rows")
     for name in (*table.NAMES, *table.MORE):
         assert callable(bench(name).run)
