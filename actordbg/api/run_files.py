@@ -118,7 +118,12 @@ def linted_files(
         return answer(logs)
     with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
         store = Store(Path(folder) / "store")
-        if not imported(store, paths, files, client=desk.client, columns=columns, may_be_none=bool(logs)).dump_ids:
+        # Beside a log in a folder lie files of other kinds; a file that was named has to be read.
+        only_found = not {*files} & {*paths}
+        summary = imported(store, paths, files, client=desk.client, columns=columns, may_be_none=bool(logs) and only_found)
+        if not summary.dump_ids:
+            left_out = plural(len(summary.refused), "other file")
+            desk.client.note(f"{left_out} not read as rows: `actordbg dump import {in_shell(str(paths[0]))}` names each")
             return answer(logs)
         with desk.client.progress("reading", None) as advance:
             findings = lint_newest(replace(desk, store=store), where, max_inputs, advance)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.cli.app import app
 from actordbg.measure.curve_rules import RULES
 from actordbg.measure.log_lines import read_log
@@ -204,6 +204,17 @@ def test_of_a_run_folder_rows_and_the_last_checkpoints_log_are_judged_together(t
     code, said = lint(store, folder, "--json")
     files = {finding["rule"]: finding["place"]["file"] for finding in json.loads(said)["findings"]}
     assert code == 1 and files["rollout agrees"] == "trainer_state.json" and "rows.jsonl" in files.values()
+
+
+def test_rows_that_cannot_be_read_are_not_passed_over_beside_a_healthy_log(tmp_path: Path, store: Store):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    log, bad = written(folder, healthy(8)), folder / "rows.jsonl"
+    bad.write_text('{"input_ids": [1, 2')
+    named = CliRunner().invoke(app, ["--store", str(store.root), "lint", log, str(bad)])
+    assert isinstance(named.exception, CorruptDump) or "rows.jsonl" in str(named.exception)
+    found = CliRunner().invoke(app, ["--store", str(store.root), "lint", str(folder)])
+    assert found.exit_code == 0 and "1 other file not read as rows" in found.output
 
 
 def test_a_log_is_nothing_to_replay(tmp_path: Path, store: Store):
