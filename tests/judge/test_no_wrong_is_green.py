@@ -59,6 +59,8 @@ def rules_in(value: Any, depth: int = 3) -> Iterator[Rule]:
     """The rules in a module's value: one, or a table of them."""
     if isinstance(value, Rule):
         yield value
+    elif isinstance(rule := getattr(value, "rule", None), Rule):  # a row with more than the rule, such as its threshold
+        yield rule
     elif depth and isinstance(value, dict | list | tuple):
         for each in value.values() if isinstance(value, dict) else value:
             yield from rules_in(each, depth - 1)
@@ -76,7 +78,7 @@ def registry() -> list[Rule]:
 
 
 RULES = registry()
-PLACE = {"dump": "20250619T052600.000000Z-000000-1-00000000", "module": "model.layers.1.mlp"}
+PLACE = {"dump": "20250619T052600.000000Z-000000-1-00000000", "module": "model.layers.1.mlp", "step": 3}
 
 
 def test_the_tables_of_rules_are_found() -> None:
