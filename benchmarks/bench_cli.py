@@ -1,7 +1,7 @@
 """How long commands take: their help, what the catalog answers when nothing is new, and a comparison.
 
 * `actordbg --help`, and each command's own help, against `python -c "import typer"`.
-* `dump ls`, with a condition too, `status`, `replays`, `dump show` and `index` on a store that is indexed: seconds.
+* `dump ls`, with a condition too, `status`, `replay ls`, `dump show` and `index` on a store that is indexed: seconds.
 * `compare` of two replays of 20 dumps, 2 x 256 log-probs and 30 gradients of 4,096, its page of text included: seconds.
 
 CPU time (user and system) of whole processes, interleaved, medians: seconds of a busy machine say less than ratios. All have
@@ -24,7 +24,7 @@ from benchmarks.kept_replays import two_replays
 from benchmarks.rows import Row, cpu_seconds_of
 
 NOTHING_NEW = (
-    ("dump", "ls"), ("dump", "ls", "--where", "seq_len > 1"), ("status",), ("replays",), ("dump", "show", "last"), ("index",),
+    ("dump", "ls"), ("dump", "ls", "--where", "seq_len > 1"), ("status",), ("replay", "ls"), ("dump", "show", "last"), ("index",),
 )  # fmt: skip
 _TYPER = ("-c", "import typer")
 

@@ -206,7 +206,7 @@ def say_status(answer: dict[str, Any]) -> None:
         if earlier:
             say(f"No process of this run has reported; --all shows {plural(earlier, 'recording actor')} of earlier runs.")
         else:
-            say("No process has reported yet." if on else "No process has reported.")
+            say("No process has reported yet: start the job." if on else "No process has reported.")
         if on and shutil.disk_usage(answer["store"]).free < FULL_BYTES:
             note("the store's disk is full, so processes cannot report lost calls: free space with `actordbg dump prune`")
     _say_rings(answer["rings"])

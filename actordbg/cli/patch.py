@@ -126,10 +126,13 @@ def status(ctx: typer.Context, *, python: Python = None, target: TargetFile = No
 
 
 def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
+    from actordbg.install.trailer import State
+
     if patch is None:
         say(f"no patch found: {no_patch}")
     else:
-        say(f"{patch.state.value}: {patch.file}")
+        state = "not patched" if patch.state is State.CLEAN else patch.state.value
+        say(f"{state}: {patch.file}")
         if patch.reason:
             say_wrapped(f"  {patch.reason}", "    ")
         facts = {

@@ -128,24 +128,13 @@ class Verdict:
 
     @property
     def heading(self) -> str:
-        """The word, marked if a toy model ran or somebody else says so: "RIGHT (TOY MODEL; by alice (uid 1001))"."""
+        """The word with its marks: a toy model ran, which side is wrong, somebody else says so: "WRONG (TOY MODEL; trainer)"."""
         marks = [TOY_MODEL] if self.toy else []
+        if self.wrong:
+            marks.append("rollout or trainer" if EITHER in self.wrong else " and ".join(self.wrong))
+            marks += [f"{' and '.join(self.right)} right"] if self.right else []
         marks += [f"by {self.whose}"] if self.whose else []
         return f"{self.word} ({'; '.join(marks)})" if marks and self.word else self.word
-
-    @property
-    def who(self) -> str:
-        """Return which side is wrong: "the rollout is wrong, the trainer is right: "; "" where none is judged."""
-        if not self.wrong:
-            return ""
-        right = f", {_sides(self.right)} right" if self.right else ""
-        first = f"{EITHER} may be" if EITHER in self.wrong else _sides(self.wrong)
-        return f"{first} wrong{right}: "
-
-    @property
-    def text(self) -> str:
-        """Return what follows the word: the side that is wrong, and what is said: "the rollout is wrong: ..."."""
-        return self.who + self.said
 
     @property
     def headline(self) -> str:
@@ -156,13 +145,13 @@ class Verdict:
     def brief(self) -> str:
         """Return what follows the word in the first line."""
         if self.word != WRONG or not self.findings:
-            return self.text
+            return self.said
         first = self.findings[0]
         modules = (str(each.place["module"]) for each in self.findings if "module" in each.place)
         module = next(modules, "")
         beside = f" ({module})" if module and module not in first.what else ""
         where = f", in {first.where}" if first.where else ""
-        return f"{self.who}{first.what}{beside}{where}"
+        return f"{first.what}{beside}{where}"
 
     @property
     def details(self) -> list[str]:
@@ -192,13 +181,8 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The whole verdict: "RIGHT (TOY MODEL): 8 of 257 dumps match the truth to fp32 rounding; not checked: your model"."""
-        whole = f"{self.heading}: {self.text}" if self.word else self.text
+        whole = f"{self.heading}: {self.said}" if self.word else self.said
         return f"{whole.removesuffix('.')}; {self.left}" if self.left else whole
-
-
-def _sides(names: Sequence[str]) -> str:
-    are = "is" if len(names) == 1 else "are"
-    return f"the {' and the '.join(names)} {are}"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ is what the training forward gave for the same tokens. Which side is wrong is re
 that the rollout was configured with, where it was recorded.
 
     explained = explain_rollout(store, replay_id)
-    explained.sentence   # "the rollout is wrong, the trainer is right: rollout log-probs: the adapter was not applied ..."
+    explained.verdict.sentence   # "WRONG (rollout; trainer right): rollout log-probs: the adapter was not applied ..."
 
 A server (`--backend endpoint`) is a side too, once for each way in which it scored (`explain_engine`).
 """
@@ -171,11 +171,6 @@ class ExplainedRollout(ExplainedSides):
         every = "both" if len(self.sides) == 2 else "all"
         said = f"{' and '.join(self.sides)} are {every} right: {far} nats from the truth over {self.rollout.tokens:,} tokens"
         return Verdict(RIGHT, "; ".join([said, *self.notes, *identity]), figures)
-
-    @property
-    def sentence(self) -> str:
-        """The verdict without its word."""
-        return self.verdict.text
 
     @property
     def blocks(self) -> list[Block]:

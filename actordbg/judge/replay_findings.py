@@ -25,7 +25,7 @@ RANKS = Rule(
     "ranks",
     "ranks that ran the same input have the same log-probs, bit for bit",
     remedy="run it again with one rank; if that is right, look at what differs between ranks",
-    fails="ranks differ on the same input",
+    fails="ranks compute different results from the same input",
 )
 LEAKS = Rule(
     "leaking rows",

@@ -55,19 +55,19 @@ RULES = {
         ),
         (
             "jacobian",
-            "gradients reach other rows, later tokens or padding",
+            "a token's gradient reaches what it must not depend on",
             "no gradient reaches other rows, later tokens or padding",
             "look for what adds gradients in the backward: an auxiliary loss in the graph, a hook",
         ),
         (
             "order",
-            "rows in another order get other log-probs",
+            "log-probs change when the rows are reordered",
             "rows in another order give the same",
             ISOLATION,
         ),
         (
             "alone",
-            "a row alone gets other log-probs",
+            "a row's log-probs differ between the batch and the row alone",
             "a row alone gives the same",
             ISOLATION,
         ),

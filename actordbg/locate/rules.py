@@ -34,7 +34,7 @@ PLACES = {
     BACK[OUT]: Rule(
         "gradient of an output",
         "what comes back to a module's output is the truth's to rounding",
-        fails="the gradient that reaches {module}'s output is wrong",
+        fails="backward is wrong behind {module}: its output receives a wrong gradient",
     ),
     BACK[INTO]: Rule(
         "gradient of an input",

@@ -381,7 +381,7 @@ LAWS = (
     RecordedLaw(
         "bound", "an advantage is within what rewards over their standard deviation can give", "NeMo-RL PR#4158",
         "look at the rewards of its group, and at what was done to advantages later", _ESTIMATED, TRAINER,
-        fails="an advantage is larger than its rewards can give", judge=advantage_laws.bound,
+        fails="an advantage is larger than its group's rewards allow", judge=advantage_laws.bound,
     ),
     RecordedLaw(
         "group mean", "the advantages of a group have mean 0", "AReaL#1419",
@@ -392,13 +392,13 @@ LAWS = (
         "rewards", "advantages are what the estimator makes of the rewards", "tt-metal PR#46548",
         "match rewards and rows by id, not by order",
         (*_ESTIMATED, "rewards"), TRAINER, judge=advantage_laws.from_rewards,
-        fails="advantages do not follow from the rewards",
+        fails="advantages are not what the rewards give",
     ),
     RecordedLaw(
         "returns", "advantages are what returns and values give", "tt-metal PR#46548",
         "match advantages and rows by id, not by order",
         (*_ESTIMATED, "returns"), TRAINER, judge=advantage_laws.from_returns,
-        fails="advantages do not follow from returns and values",
+        fails="advantages are not what returns and values give",
     ),
     RecordedLaw(
         "whitening", "whitened advantages have mean 0 and standard deviation 1 over a rollout's tokens", "SkyRL#1305",

@@ -78,7 +78,7 @@ RULES = tuple(
         ),
         (
             "template drops text",
-            "text of a turn is gone",
+            "text of a turn is missing from what was trained on",
             "all text of a turn stays, such as its reasoning",
             "prime-rl#1334, verl#6854",
             "append the ids of a turn, or render with a template that keeps reasoning",

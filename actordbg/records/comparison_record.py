@@ -268,12 +268,12 @@ UNKNOWN_CAUSE = Rule(
     "unknown cause",
     "values are the truth's to rounding",
     remedy="compare the weights, dtype and kernels of that side with the replay's",
-    fails="values differ from plain PyTorch's (the truth), for no known cause",
+    fails="log-probs differ from plain PyTorch's (the truth), for no known cause",
 )
 TRUTH = Rule(
     "truth",
     "log-probs and gradients are the truth's to rounding",
-    fails="results differ from plain PyTorch's (the truth)",
+    fails="log-probs or gradients differ from plain PyTorch's (the truth)",
 )
 RECORDED = Rule(
     "recorded outputs",
@@ -284,7 +284,7 @@ SAME = Rule(
     "same",
     "two replays have the same results to rounding",
     remedy="compare each of them with the truth",
-    fails="two configurations give different results for the same inputs",
+    fails="the two replays give different results for the same inputs",
 )
 OF_B = {"truth": TRUTH, "golden": RECORDED, "replay": SAME}
 """The rule of a comparison, by what B is."""

@@ -82,13 +82,14 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """Return where in the data it is: "row 2 of 0619T052608-9f3a2c"; "" for the whole of what was judged."""
+        """Return where in the data it is: "row 2 of dump 9f3a2c04"; "" for the whole of what was judged."""
         place = {name: self.place[name] for name in _OF_DATA if name in self.place}
-        whole = next((place.pop(name) for name in ("file", "dump", "conversation") if name in place), None)
+        kind = next((name for name in ("file", "dump", "conversation") if name in place), "")
+        whole = with_handles(str(place.pop(kind, "")))
+        if kind == "dump":  # a file's name and a conversation's say what they are
+            whole = f"dump {whole}"
         parts = ", ".join(f"{name} {value}" for name, value in place.items())
-        if whole is None:
-            return parts
-        return f"{parts} of {with_handles(str(whole))}" if parts else with_handles(str(whole))
+        return f"{parts} of {whole}" if parts and whole else parts or whole
 
     @property
     def todo(self) -> str:
@@ -126,10 +127,14 @@ class NotChecked:
 
 
 def unchecked_in_brief(left: Sequence[NotChecked]) -> list[str]:
-    """Return what was not checked, each once; rules of which nothing was judged are counted."""
+    """Return what was not checked, each once; rules of which nothing was judged are counted, with what most of them need."""
     texts = list(dict.fromkeys(each.text for each in left if each.said))
-    if whole := sum(not each.said for each in left):
-        texts.append(f"{plural(whole, 'rule')}, for lack of recorded data (`actordbg lint` lists them)")
+    if needs := grouped((each.by, each.rule.name) for each in left if not each.said):
+        by, rules = max(needs.items(), key=lambda need: len(need[1]))
+        others = sum(map(len, needs.values())) - len(rules)
+        lacks = by or "recorded data"
+        texts.append(f"{plural(len(rules), 'rule')}, for lack of {lacks}")
+        texts += [f"{plural(others, 'rule')}, for lack of other data"] if others else []
     return texts
 
 

@@ -141,8 +141,8 @@ def suspects_of(
             yield fingerprint, _case(checks, fingerprint, tensors, resolved)
             return
     raise NothingToDo(
-        f"none of the {plural(min(len(candidates), MOST_CHECKED), 'input')} tried is wrong now, of {len(candidates)} of replay "
-        f"{spec.replay_id}",
+        f"nothing to reduce: of {plural(len(candidates), 'input')} of replay {spec.replay_id}, "
+        f"{min(len(candidates), MOST_CHECKED)} ran again, and none is wrong",
         hint="reduce a replay that fails `actordbg check`, in its environment",
     )
 

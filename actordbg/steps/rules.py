@@ -53,7 +53,7 @@ RULES = {
         ),
         (
             "formula",
-            "a recorded loss differs from its formula on its own inputs",
+            "a recorded loss is not what its formula gives for its inputs",
             "a loss is what its formula gives",
             "look at clipping and mask of the loss: `actordbg lint`",
         ),
@@ -107,7 +107,7 @@ RULES = {
         ),
         (
             "unknown term",
-            "backward gets an unknown term",
+            "backward gets more than the loss, its KL term and its entropy term",
             "backward gets the loss and its terms alone",
             "look at what the trainer adds to the loss",
         ),
@@ -179,13 +179,13 @@ RULES = {
         ),
         (
             "Adam's state",
-            "Adam's state does not follow from the step before",
+            "Adam's moments are not those of the step before, moved on",
             "moments follow from those before",
             "look at what replaces the optimizer's state",
         ),
         (
             "update",
-            "something else than Adam's update changed parameters",
+            "parameters were changed by something besides Adam's update",
             "parameters move by what Adam's state gives",
             "look for code that writes parameters, or changes the learning rate, around the step",
         ),

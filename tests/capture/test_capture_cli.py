@@ -96,7 +96,10 @@ def test_nonsense_is_a_usage_error_and_changes_nothing(store, arguments: tuple[s
 def test_status_before_anything_was_recorded_and_without_a_store(store, tmp_path):
     assert "never on" in run(store, "status")
     run(store, "enable")
-    assert "No process has reported yet." in run(store, "status") and run(store, "status", "--json")["processes"] == []
+    assert (
+        "No process has reported yet: start the job." in run(store, "status")
+        and run(store, "status", "--json")["processes"] == []
+    )
     for command in ("disable", "status"):
         run(Store(tmp_path / "none"), command, fails=StoreProblem)
     assert not (tmp_path / "none").exists()

@@ -255,7 +255,7 @@ def test_where_no_counters_could_be_written_status_says_why_and_at_the_end_they_
     recording = Recording(store, ring=0)
     filler = fill(small_disk)
     train(recording, 40, Actor())
-    wait_for(lambda: "No process has reported yet. the store's disk is full" in " ".join(status(store)[1].split()))
+    wait_for(lambda: "No process has reported yet: start the job. the store's disk is full" in " ".join(status(store)[1].split()))
     wait_for(lambda: recording.ledger.pending == 0)
     filler.unlink()
     assert recording.close(30) and not recover.find_rings(store)

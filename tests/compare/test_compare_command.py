@@ -54,7 +54,7 @@ def test_a_mismatch_in_words_first_and_within_80_columns(replayed: Store) -> Non
     result = compared(replayed, "r-02", "r-01", "--limit", "4")
     assert result.exit_code == 1
     verdict, *lines = result.stdout.splitlines()
-    assert verdict == "WRONG (TOY MODEL): two configurations give different results for the same inputs, in 0000000b"
+    assert verdict == "WRONG (TOY MODEL): the two replays give different results for the same inputs, in dump 0000000b"
     assert lines[-1] == "next: actordbg compare r-02 truth" and max(map(len, lines)) <= 80
     text = " ".join(result.stdout.split())
     for told in ("A, r-02, against B, r-01: 11 dumps compared, 11 beyond the thresholds; 1 not compared; the largest difference of",
@@ -101,7 +101,7 @@ def test_json_is_the_record_and_markdown_a_page(replayed: Store) -> None:
     assert found["dumps"][0]["log_probs"]["max_abs"] == record.dumps[0].log_probs.max_abs  # type: ignore[union-attr]
     assert len(found["dumps"]) == 12
     page = compared(replayed, "r-02", "r-01", "--format", "md").stdout
-    assert page.startswith("**WRONG (TOY MODEL):** two configurations give different results for the same inputs")
+    assert page.startswith("**WRONG (TOY MODEL):** the two replays give different results for the same inputs")
     assert "| dump | S | verdict |" in page
     with pytest.raises(UsageError, match="conflicts with"):
         compared(replayed, "r-02", "r-01", "--json", "--format", "md")

@@ -101,7 +101,7 @@ def test_the_verdict_stands_first_with_the_toy_model_what_was_not_checked_and_th
     ("said", "fails", "second"),
     [
         ("CLAUSE", "", None), ("short", "short", None), ("CLAUSE; 3 of 8 are wrong", "", "3 of 8 are wrong"),
-        ("recorded data: ratio (slime#774): CLAUSE, in row 1 of 9f3a2c1b; also fails: mask", "", "recorded data: ratio (slime#774); also fails: mask"),
+        ("recorded data: ratio (slime#774): CLAUSE, in row 1 of dump 9f3a2c1b; also fails: mask", "", "recorded data: ratio (slime#774); also fails: mask"),
         ("CLAUSE; the next one", "short", "CLAUSE; the next one"), ("8 of 8 differ", "", "8 of 8 differ"),
     ],
 )  # fmt: skip
@@ -112,7 +112,7 @@ def test_the_second_line_says_what_the_first_does_not(said: str, fails: str, sec
     verdict = Verdict("WRONG", said.replace("CLAUSE", clause), findings=[finding])
     lines = [second.replace("CLAUSE", clause)] if second else []
     assert verdict.details == [*lines, "do: look"]
-    assert verdict.brief == (fails or clause) + ", in row 1 of 9f3a2c1b"
+    assert verdict.brief == (fails or clause) + ", in row 1 of dump 9f3a2c1b"
 
 
 def test_a_dump_id_is_shown_as_a_handle_except_where_it_must_stay_usable():

@@ -312,7 +312,7 @@ def test_a_right_replay_takes_no_broken_law_of_recorded_data_away(store: Store, 
     lint_of(store, ("ratio", bad))
     assert verdicts_of(store) == {bad: (WRONG, "ratio"), good: ("RIGHT", None)}
     report = invoke(store, "report", "r-01")
-    assert report.stdout.startswith(f"{WRONG} (TOY MODEL)") and "recorded data: ratio" in report.stdout, report.stdout
+    assert report.stdout.startswith(f"{WRONG} (TOY MODEL; trainer)") and "recorded data: ratio" in report.stdout, report.stdout
     write_replay(store, "r-02", inputs, change=lambda index, _: tensors(index))
     assert verdicts_of(store)[bad] == (WRONG, "ratio"), "whatever is replayed later"
     (path,) = store.lints.iterdir()

@@ -24,17 +24,17 @@ UNKNOWN = ExplainedOutputs(0.2, 0.010, 500, 2, unknown=True)
 @pytest.mark.parametrize(
     ("rollout", "trainer", "wrong", "begins"),
     [
-        (RIGHT, RIGHT, (), "rollout and trainer are both right: 0.01 and 0.01 nats from the truth over 500 tokens"),
-        (WRONG, RIGHT, ("rollout",), "the rollout is wrong, the trainer is right: rollout log-probs: the adapter was not applied (0.31 -> "),
-        (RIGHT, UNKNOWN, ("trainer",), "the trainer is wrong, the rollout is right: trainer log-probs: unknown cause (0.2 nats"),
-        (WRONG, UNKNOWN, ("rollout", "trainer"), "the rollout and the trainer are wrong: rollout log-probs"),
+        (RIGHT, RIGHT, (), "RIGHT: rollout and trainer are both right: 0.01 and 0.01 nats from the truth over 500 tokens"),
+        (WRONG, RIGHT, ("rollout",), "WRONG (rollout; trainer right): rollout log-probs: the adapter was not applied (0.31 -> "),
+        (RIGHT, UNKNOWN, ("trainer",), "WRONG (trainer; rollout right): trainer log-probs: unknown cause (0.2 nats"),
+        (WRONG, UNKNOWN, ("rollout", "trainer"), "WRONG (rollout and trainer): rollout log-probs"),
     ],
 )  # fmt: skip
 def test_the_sentence_says_which_side_is_wrong(
     rollout: ExplainedOutputs, trainer: ExplainedOutputs, wrong: tuple[str, ...], begins: str
 ) -> None:
     explained = ExplainedRollout(rollout, trainer, 0.3, {"vllm_kl": 0.024})
-    assert explained.wrong == wrong and explained.sentence.startswith(begins)
+    assert explained.wrong == wrong and explained.verdict.sentence.startswith(begins)
     assert explained.verdict.good == (not wrong)
     alike = replace(explained, apart=0.01).verdict  # the replayed model may have other settings than the run
     assert not explained.verdict.not_checked and len(alike.not_checked) == any(wrong)
@@ -44,13 +44,13 @@ def test_the_sentence_says_which_side_is_wrong(
 @pytest.mark.parametrize(
     ("engine", "begins"),
     [
-        (RIGHT, "the rollout is wrong, the trainer and the engine are right: rollout log-probs: the adapter"),
-        (WRONG, "the rollout and the engine are wrong, the trainer is right: rollout log-probs"),
+        (RIGHT, "WRONG (rollout; trainer and engine right): rollout log-probs: the adapter"),
+        (WRONG, "WRONG (rollout and engine; trainer right): rollout log-probs"),
     ],
 )
 def test_a_server_is_a_third_side(engine: ExplainedOutputs, begins: str) -> None:
     explained = ExplainedRollout(WRONG, RIGHT, 0.3, {}, engine)
-    assert explained.sentence.startswith(begins)
+    assert explained.verdict.sentence.startswith(begins)
 
 
 KNOWN, OTHERS, UNSURE = WeightsMet(True, "same", True), WeightsMet(False, "others", True), WeightsMet(None, "unsure")

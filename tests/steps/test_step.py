@@ -91,7 +91,7 @@ def test_each_fault_is_named(tmp_path: Path, fault: str):
             name, own(name)
         )
     names = [cause.rule.name for cause in causes_of(figures)]
-    assert names[:1] == named and verdict_of(figures).sentence.startswith("WRONG: the trainer is wrong: step 4"), names
+    assert names[:1] == named and verdict_of(figures).sentence.startswith("WRONG (trainer): step 4"), names
 
 
 DYNAMIC: dict[str, Any] = {"places": 3, "facts": {"dynamic_batch": True}}
