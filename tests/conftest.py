@@ -24,9 +24,6 @@ from roots import FORKED, MEMORY
 from actordbg.document.blocks import WRONG, Verdict
 from actordbg.store.layout import Store
 
-LONGEST_S = 600.0
-"""The longest, a whole demo, takes two minutes and a half on two busy cores."""
-
 SHARED_DUMPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_dumps"
 
 
@@ -91,7 +88,8 @@ def template_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         if not path.exists():
             command = [sys.executable, str(FORKED / "template_of_workers.py"), str(path)]
             with open(alive, "rb") as end:
-                template = subprocess.Popen(command, env=roots.environment(), stdin=end, start_new_session=True)
+                environment = roots.environment(OMP_WAIT_POLICY="PASSIVE")
+                template = subprocess.Popen(command, env=environment, stdin=end, start_new_session=True)
             while not path.exists() and template.poll() is None:  # it imports torch; if it fails, workers start as usual
                 time.sleep(0.05)
     yield path
@@ -110,15 +108,21 @@ def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def longest_s() -> float:
+    """The longest test, a whole demo, takes two minutes and a half on two busy cores; a file may have a limit of its own."""
+    return 600.0
+
+
 @pytest.fixture(autouse=True)
-def ends_some_time() -> Iterator[None]:
+def ends_some_time(longest_s: float) -> Iterator[None]:
     """A test that hangs fails where it is: otherwise the whole run would wait for it for ever."""
 
     def late(*_: object) -> None:
-        pytest.fail(f"it was still running after {LONGEST_S:g} s")
+        pytest.fail(f"it was still running after {longest_s:g} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+    signal.setitimer(signal.ITIMER_REAL, longest_s)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

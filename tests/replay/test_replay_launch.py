@@ -81,6 +81,13 @@ def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(
         assert mine == other
 
 
+@pytest.mark.slow
+def test_a_worker_is_forked_where_tests_ask_for_that(forked_workers: None, tmp_path: Path) -> None:
+    """It went unnoticed that none was any more once workers had another variable: each takes seconds more."""
+    assert launch(ReplayConfig(), range(1), tmp_path / "no-order.json").process.wait(60) == 1
+    assert "template_of_workers.py" in (tmp_path / "rank0.log").read_text()
+
+
 def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shows_itself.py").write_text(SHOWN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

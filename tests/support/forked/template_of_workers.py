@@ -23,6 +23,7 @@ TESTS = str(Path(__file__).parents[2])
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
     "HF_HUB_",
+    "OMP_WAIT_POLICY",
     "PYTORCH_NVML_",
     "TORCHDYNAMO_DISABLE",
     "TORCHELASTIC_",
@@ -30,7 +31,7 @@ NOT_THEN = (
     "TORCH_FORCE_",
     "TORCH_NCCL_",
 )
-"""Read later, or set again in each fork."""
+"""Read later, or set again in each fork; the template waits as workers do (`OMP_WAIT_POLICY`)."""
 
 
 def read_at_import() -> dict[str, str]:
