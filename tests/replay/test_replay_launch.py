@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from roots import ROOT
+from roots import FORKED, ROOT
 
 from actordbg.base import processes
 from actordbg.base.processes import describe_status, session_members
@@ -156,3 +156,14 @@ def test_what_the_launcher_says_about_a_dead_worker_is_understood(tmp_path: Path
     launchers = tmp_path / "launcher.log"
     launchers.write_text(log)
     assert words in describe_status(status_by_launcher(launchers))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
+def test_workers_of_the_tests_are_forked_whatever_a_worker_gets_into_its_environment() -> None:
+    """Without it they start as usual, in ten times the time, and nothing else shows it."""
+    environment = child_environment(ReplayConfig(), os.environ)
+    done = subprocess.run(
+        [sys.executable, str(FORKED / "has_torch.py")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True\n", done.stderr
