@@ -74,6 +74,14 @@ def ring_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+def as_a_worker() -> dict[str, str]:
+    """The environment of a worker. Where a variable that torch reads differs, no worker would be forked, and each would take long."""
+    from actordbg.config.replay_config import ReplayConfig
+    from actordbg.replay.launch import child_environment
+
+    return child_environment(ReplayConfig(), roots.environment())
+
+
 @pytest.fixture(scope="session")
 def template_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The socket of a process that forks workers: one for all processes of a test run; it ends when the last of them has ended."""
@@ -88,8 +96,7 @@ def template_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         if not path.exists():
             command = [sys.executable, str(FORKED / "template_of_workers.py"), str(path)]
             with open(alive, "rb") as end:
-                environment = roots.environment(OMP_WAIT_POLICY="PASSIVE")
-                template = subprocess.Popen(command, env=environment, stdin=end, start_new_session=True)
+                template = subprocess.Popen(command, env=as_a_worker(), stdin=end, start_new_session=True)
             while not path.exists() and template.poll() is None:  # it imports torch; if it fails, workers start as usual
                 time.sleep(0.05)
     yield path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from actordbg.base.errors import NothingToDo
 from actordbg.capture import loss_record
 from actordbg.capture.facts import _CONFIG_FACTS
 from actordbg.capture.loss_points import CapturePoints
-from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, Verdict
+from actordbg.document.blocks import EITHER, TRAINER, Verdict
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.formats.weight_hashes import ParameterHash, WeightRecord
 from actordbg.recorded import step_laws
@@ -40,6 +40,7 @@ from actordbg.store.layout import Store
 from actordbg.trainers.seam import LossCall
 
 PROMPT, ANSWER, END, RANKS, MICRO = 5, 8, 2, 2, 2
+PLACEHOLDER = "set rollout_log_probs 0,2 0"
 LOSS_FACTS = {
     "loss.policy_loss_type": "ppo", "loss.clip_eps_low": 0.2, "loss.clip_eps_high": 0.2, "loss.dual_clip": None,
     "loss.token_level_loss": True, "loss.is_correction_level": "token", "loss.is_correction_gating": "ratio",
@@ -87,7 +88,8 @@ class Step:
 
     def estimate(self, name: str) -> None:
         """Make advantages, and for OpenRLHF's estimators returns, as OpenRLHF 0.11.2 and TRL 1.16 do."""
-        fact("advantage.estimator", name)(self)
+        for facts in self.facts:
+            facts["advantage.estimator"] = name
         rewards = torch.stack([t["context.rewards"] for t in self.tensors])
         mean, std, every = rewards.mean(1, keepdim=True), rewards.std(1, keepdim=True), rewards.std()
         values = {
@@ -192,120 +194,31 @@ def hashed(step: Step, same: bool = True) -> None:
     step.hashes = ["a" * 64, ("a" if same else "b") * 64]
 
 
-def change(name: str, at: Any, value: Any) -> Callable[[Step], None]:
-    """Change an element of a tensor of the first loss."""
-    return lambda step: step.tensors[0][name].__setitem__(at, value)
-
-
-def fact(name: str, value: Any) -> Callable[[Step], None]:
-    return lambda step: [facts.update({name: value}) for facts in step.facts] and None
-
-
-def same_row(step: Step) -> None:
+def same_row(step: Step, scored: int) -> None:
+    """A row that is trained on twice, and was scored so often before."""
     for name in ("sequences", "attention_mask", "action_mask"):
         step.tensors[1][name][0] = step.tensors[0][name][0]
-    for tensors in step.tensors[:2]:
-        for name in ("old_log_probs", "log_probs", "rollout_log_probs"):
-            tensors[name] -= 9.0
+    step.scored_once = scored == 1
 
 
-def other_rows(name: str) -> Callable[[Step], None]:
-    """Swap the log-probs `name` of two rows, whose tokens are unlikely enough to tell rows apart."""
-
-    def plant(step: Step) -> None:
-        for tensors in step.tensors:
-            for each in ("log_probs", "old_log_probs", "rollout_log_probs"):
-                tensors[each] *= 4
-        first, second = (tensors[name] for tensors in step.tensors[:2])
-        first[0], second[0] = second[0].clone(), first[0].clone()
-
-    return plant
-
-
-def early_mask(step: Step) -> None:
-    for tensors in step.tensors:
-        mask = tensors["action_mask"]
-        tensors["rollout_log_probs"] *= mask
-        tensors["action_mask"] = torch.cat((mask[:, 1:], mask[:, :1] & False), 1)
-        tensors["context.response_length"] -= 1
-    step.estimate("reinforce_baseline")
-
-
-def scored(times: int) -> Callable[[Step], None]:
-    """A row that is trained on twice, and was scored so often before."""
-
-    def plant(step: Step) -> None:
-        same_row(step)
-        step.scored_once = times == 1
-
-    return plant
-
-
-def cancelling(step: Step) -> None:
-    """Losses that are twice too large, in a step whose losses add up to 0."""
+def cancelling(step: Step, divided_by: float) -> None:
+    """Losses that are too large, in a step whose losses add up to 0."""
     step.finish()
     *others, last = (float(tensors["output.loss"]) for tensors in step.tensors)
     step.tensors[-1]["advantages"] *= -sum(others) / last
-    step.finish(divided_by=0.5)
+    step.finish(divided_by)
 
 
-def late(name: str) -> Callable[[Step], None]:
-    """Log-probs `name` one token late, where tokens are unlikely enough to tell them apart."""
-
-    def plant(step: Step) -> None:
-        for tensors in step.tensors:
-            for each in ("log_probs", "old_log_probs", "rollout_log_probs"):
-                tensors[each] *= 4
-            tensors[name] = tensors[name].roll(1, 1)
-
-    return plant
+def swapped(step: Step, name: str) -> None:
+    """Swap the first rows of two losses."""
+    first, second = (tensors[name] for tensors in step.tensors[:2])
+    first[0], second[0] = second[0].clone(), first[0].clone()
 
 
-def rolled(name: str, estimator: str) -> Callable[[Step], None]:
-    """Roll a tensor of rows by one row, over all micro-batches."""
-
-    def plant(step: Step) -> None:
-        step.estimate(estimator)
-        rows = torch.cat([t[name] for t in step.tensors]).roll(1, 0)
-        for t, own in zip(step.tensors, rows.split(2), strict=True):
-            t[name] = own
-
-    return plant
-
-
-def hole(step: Step) -> None:
-    step.tensors[0]["action_mask"][0, 3] = False
-    step.tensors[0]["context.response_length"][0] -= 1
-    step.estimate("reinforce_baseline")
-
-
-def shifted(step: Step) -> None:
-    mask = step.tensors[0]["action_mask"]
-    mask[1] = mask[1].roll(1)
-    mask[1, 0] = True
-    step.tensors[0]["context.response_length"][1] += 1
-    step.fields[0]["step"] = 4
-
-
-def other_bases(step: Step) -> None:
-    """Roll base log-probs by two rows, of a policy that moved by a quarter of a nat."""
-    other_rows("old_log_probs")(step)  # which makes tokens unlikely
-    step.fields = [fields | {"step": 4} for fields in step.fields]
-    for tensors in step.tensors:
-        noise = torch.randn(2, ANSWER, generator=torch.Generator().manual_seed(3)) / 3
-        tensors["old_log_probs"] = tensors["log_probs"].clone()
-        tensors["context.base_action_log_probs"] = tensors["log_probs"] + noise
-    rows = torch.cat([t["context.base_action_log_probs"] for t in step.tensors]).roll(2, 0)
-    for t, own in zip(step.tensors, rows.split(2), strict=True):
-        t["context.base_action_log_probs"] = own
-
-
-def skewed(step: Step) -> None:
-    """Masks of one row one token further, with a token of the prompt's end, and its padding, in the place of another."""
-    mask = step.tensors[0]["action_mask"]
-    mask[1] = mask[1].roll(1)
-    step.tensors[0]["attention_mask"][1, PROMPT:] = mask[1]
-    step.tensors[0]["rollout_log_probs"] *= 1 - (torch.arange(ANSWER) > ANSWER - 4) * torch.tensor([[0], [1]])
+def next_rows(step: Step, name: str, by: int) -> None:
+    """Roll a tensor by rows, over all losses."""
+    for tensors, rows in zip(step.tensors, torch.cat([t[name] for t in step.tensors]).roll(by, 0).split(2), strict=True):
+        tensors[name] = rows
 
 
 def unlike_counts(step: Step) -> None:
@@ -318,35 +231,6 @@ def unlike_counts(step: Step) -> None:
     step.not_scored = len(step.tensors)
 
 
-FAULTS: dict[str, tuple[Callable[[Step], Any], set[str], str]] = {
-    "a mask one column further (eval-protocol PR#457)": (shifted, {"lengths", "mask", "truncation"}, TRAINER),
-    "a mask with a hole in a single turn": (hole, {"mask"}, EITHER),
-    "the length as a span (OpenRLHF#1243)": (
-        lambda step: (fact("multi_turn", True)(step), hole(step), change("context.response_length", 0, ANSWER)(step)),
-        {"response length"},
-        TRAINER,
-    ),
-    "losses twice too large that cancel": (cancelling, {"normalization"}, TRAINER),
-    "a row of the rollout twice in a step": (scored(2), {"duplicates", "groups"}, ROLLOUT),
-    "groups shifted by a row (AReaL#1419)": (rolled("advantages", "grpo-none"), {"group mean"}, TRAINER),
-    "rewards of another row (tt-metal PR#46548)": (rolled("context.rewards", "rloo"), {"rewards"}, TRAINER),
-    "advantages of another row (tt-metal PR#46548)": (
-        rolled("advantages", "reinforce_baseline"),
-        {"returns", "whitening"},
-        TRAINER,
-    ),
-    "a row twice in a step that was scored once": (scored(1), {"duplicates", "groups"}, TRAINER),
-    "a mask one column early": (early_mask, {"mask", "truncation"}, TRAINER),
-    "log-probs of another row (open-instruct#1473)": (other_rows("rollout_log_probs"), {"rows"}, ROLLOUT),
-    "the rollout's log-probs one token late": (late("rollout_log_probs"), {"alignment"}, ROLLOUT),
-    "old log-probs one token late": (late("old_log_probs"), {"alignment", "ratio"}, TRAINER),
-    "base log-probs of another row, of a policy that moved": (other_bases, {"rows"}, TRAINER),
-    "masks of a row one token further": (skewed, {"lengths", "mask", "placeholder", "truncation"}, TRAINER),
-    "a rank that makes a call less (ms-swift PR#8102)": (unlike_counts, {"calls"}, TRAINER),
-    "old log-probs of another row": (other_rows("old_log_probs"), {"rows", "ratio"}, TRAINER),
-}
-
-
 CASES = cases_of("recorded_faults")
 
 
@@ -356,72 +240,84 @@ def places(text: str) -> tuple[Any, ...]:
     return tuple(slice(*(int(end) if end else None for end in ends)) if len(ends) > 1 else int(ends[0]) for ends in parts)
 
 
-def plant_case(step: Step, line: str) -> None:
-    """Plant what a line of `recorded_faults.test` says."""
-    verb, *words = line.split()
-    value = json.loads(words[-1])
-    if verb in ("set", "all"):
-        for tensors in step.tensors[: 1 if verb == "set" else None]:
-            tensors[words[0]][places(words[1] if len(words) > 2 else "")] = value
-    elif verb in ("scale", "add"):
-        for tensors in step.tensors:
-            tensors[words[0]].mul_(value) if verb == "scale" else tensors[words[0]].add_(value)
-    elif verb == "fact":
-        fact(words[0], value)(step)
-    else:
-        WHOLE_STEPS[verb](step, value)
+def plant(step: Step, lines: Iterable[str]) -> None:
+    """Plant what lines of `recorded_faults.test` say."""
+    for verb, *words in map(str.split, lines):
+        if verb in WHOLE_STEPS:
+            WHOLE_STEPS[verb](step, *map(json.loads, words))
+            continue
+        name, value, where = words[0], json.loads(words[-1]), places("".join(words[1:-1]))
+        for at, tensors in enumerate(step.tensors):
+            if at > 0 and verb in ("set", "increase", "turn", "first"):
+                break
+            if verb in FIELDS:
+                getattr(step, FIELDS[verb])[at][name] = value
+            else:
+                CHANGES[verb](tensors, name, where, value)
 
 
-WHOLE_STEPS: dict[str, Callable[[Step, Any], Any]] = {
-    "estimate": Step.estimate,
-    "finish": Step.finish,
-    "epochs": epochs,
-    "reference": referred,
-    "hashes": hashed,
-    "weights": lambda step, given: of_trl(step, *given),
+FIELDS = {"fact": "facts", "field": "fields", "first": "fields"}
+CHANGES: dict[str, Callable[[dict[str, Tensor], str, Any, Any], Any]] = {
+    "set": lambda t, name, where, value: t[name].__setitem__(where, value),
+    "all": lambda t, name, where, value: t[name].__setitem__(where, value),
+    "increase": lambda t, name, where, value: t[name][where].add_(value),
+    "turn": lambda t, name, where, value: t[name].__setitem__(where, t[name][where].roll(value)),
+    "scale": lambda t, name, _, value: t[name].mul_(value),
+    "add": lambda t, name, _, value: t[name].add_(value),
+    "roll": lambda t, name, _, value: t.update({name: t[name].roll(value, 1)}),
+    "outside": lambda t, name, _, value: t[name].masked_fill_(~t["action_mask"], value),
+    "noise": lambda t, name, _, value: t[name].add_(value * torch.randn(2, ANSWER, generator=torch.Generator().manual_seed(3))),
 }
+WHOLE_STEPS: dict[str, Callable[..., Any]] = {
+    "estimate": Step.estimate, "finish": Step.finish, "epochs": epochs, "reference": referred, "hashes": hashed,
+    "weights": lambda step, given: of_trl(step, *given), "same": same_row, "cancel": cancelling, "swap": swapped, "rows": next_rows,
+    "calls": lambda step: unlike_counts(step),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, *CASES])
-def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
-    step, store = Step(), Store(tmp_path).create()
-    if fault in FAULTS:
-        plant, laws, side = FAULTS[fault]
-        plant(step)
-    else:
-        side, *broken = CASES[fault].expected
-        laws = set(broken)
-        for line in CASES[fault].given:
-            plant_case(step, line)
+def published(folder: Path, *lines: str) -> tuple[Store, list[str]]:
+    """A store with a step of what the lines plant, and the paths of its dumps."""
+    step, store = Step(), Store(folder).create()
+    plant(step, lines)
     if "output.loss" not in step.tensors[0]:
         step.finish()
-    findings = lint(store.root, step.publish(store))
-    assert {law.name for law in findings.broken} == laws, findings.in_words()
-    assert ("WRONG (rollout or trainer): " in findings.verdict().sentence) == (side == EITHER) and findings.verdict().wrong[
-        :1
-    ] == ((side,) if side else ())
+    return store, step.publish(store)
+
+
+def linted(store: Store, *words: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(invoke(store, "lint", "--json", *words).stdout)
+    return answer
+
+
+@pytest.mark.parametrize("fault", CASES)
+def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
+    side, *laws = CASES[fault].expected
+    store, paths = published(tmp_path, *CASES[fault].given)
+    findings = lint(store.root, paths)
+    assert {law.name for law in findings.broken} == set(laws), findings.in_words()
+    if side == "healthy":
+        return
+    assert findings.verdict().wrong == (side,), findings.in_words()
+    assert ("WRONG (rollout or trainer)" in findings.verdict().sentence) == (side == EITHER)
     both = with_lint(Verdict("RIGHT", "it ran"), findings)
     assert findings.verdict().word == both.word == "WRONG" and both.details[0].endswith("it ran")
     assert said_once(findings.verdict()) and said_once(both)
     assert len(findings.verdict().headline.split(", in ")[0].split()) <= 16, "what is wrong is read at a glance"
 
 
-HEALTHY: dict[str, Callable[[Step], Any]] = {
-    **{name: (lambda step, name=name: step.estimate(name)) for name in ESTIMATORS},
-    **{mode: (lambda step, mode=mode: of_trl(step, mode)) for mode in ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate")},
-    "two epochs": epochs, "first step": referred, "hashed": hashed,
-}  # fmt: skip
+HEALTHY = (
+    *(f'estimate "{name}"' for name in ESTIMATORS),
+    *(f'weights ["{unit}_{how}"]' for unit in ("sequence", "token") for how in ("mask", "truncate")),
+    "epochs", "reference", "hashes",
+)  # fmt: skip
 
 
 def test_every_law_holds_on_healthy_steps_of_some_trainer(tmp_path: Path):
     held, read = set[str](), dict[str, set[str]]()
-    for name, plant in HEALTHY.items():
-        step, store = Step(), Store(tmp_path / name).create()
-        plant(step)
-        step.finish()
-        paths = step.publish(store)
+    for number, line in enumerate(HEALTHY):
+        store, paths = published(tmp_path / str(number), line)
         findings = lint(store.root, paths)
-        assert not findings.broken, (name, findings.in_words())
+        assert not findings.broken, (line, findings.in_words())
         for law, names in read_by_laws(store.root, paths):
             read.setdefault(law, set()).update(names)
         held |= {law.name for law in findings.held}
@@ -445,65 +341,41 @@ def test_every_field_that_a_process_of_a_training_may_record_has_a_law_or_a_reas
 
 
 def test_a_healthy_step_keeps_every_law_and_the_command_says_so(tmp_path: Path):
-    step, store = Step(), Store(tmp_path).create()
-    step.finish()
-    paths = step.publish(store)
-    answer = json.loads(invoke(store, "lint", "--json").stdout)
+    store, paths = published(tmp_path)
+    answer = linted(store)
     assert answer["verdict"] == "RIGHT" and answer["dumps"] == len(paths)
     assert dict(answer["figures"])["rows without advantage"] == "0.0%"
 
 
 def test_a_rank_with_fewer_calls_is_named_unless_one_of_them_may_not_have_been_recorded(tmp_path: Path):
-    step, store = Step(), Store(tmp_path).create()
-    unlike_counts(step)
-    step.finish()
-    paths = step.publish(store)
+    store, paths = published(tmp_path, "calls")
     said = "calls (ms-swift PR#8102): step 3: rank 1 made 1 call of the policy loss, 1 rank made 2"
-    assert said in json.loads(invoke(store, "lint", "--json").stdout)["sentence"]
+    assert said in linted(store)["sentence"]
     (store.root / paths[RANKS * MICRO]).unlink()  # the first call of rank 0 in that step
-    answer = json.loads(invoke(store, "lint", "--json").stdout)
-    assert {rule["rule"]: rule["state"] for rule in answer["rules"]}["calls"] == "not-checked"
-
-
-def test_masked_tokens_are_never_compared(tmp_path: Path):
-    """Tool output has placeholders, rows of several turns have holes, and a row may have no action."""
-    step, store = Step(), Store(tmp_path).create()
-    fact("multi_turn", True)(step)
-    step.tensors[1]["action_mask"][0], step.tensors[1]["context.response_length"][0] = False, 0
-    hole(step)
-    for name in ("rollout_log_probs", "old_log_probs", "advantages"):
-        step.tensors[0][name][0, 3] = 0.0 if name == "rollout_log_probs" else torch.nan
-    step.finish()
-    assert not lint(store.root, step.publish(store)).broken
+    assert {rule["rule"]: rule["state"] for rule in linted(store)["rules"]}["calls"] == "not-checked"
 
 
 @pytest.mark.filterwarnings("error")
 def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path: Path):
-    step, store = Step(), Store(tmp_path).create()
-    for tensors in step.tensors:
-        for name in ("log_probs", "old_log_probs", "rollout_log_probs"):
-            tensors[name][0, 0] = -torch.inf
-    odd = {"rollout.top_p": -1.0, "loss.loss_agg_mode": "seq-mean-token-sum-norm", "loss.loss_scale_factor": "x"}
-    step.facts = [facts | odd for facts in step.facts]
-    step.finish()
-    assert "finite" in {law.name for law in lint(store.root, step.publish(store)).broken}
+    names = ("log_probs", "old_log_probs", "rollout_log_probs")
+    odd = ("rollout.top_p -1", 'loss.loss_agg_mode "seq-mean-token-sum-norm"', 'loss.loss_scale_factor "x"')
+    lines = [*(f"all {name} 0,0 -Infinity" for name in names), *(f"fact {each}" for each in odd)]
+    store, paths = published(tmp_path, *lines)
+    assert "finite" in {law.name for law in lint(store.root, paths).broken}
 
 
 def test_a_fact_of_another_type_leaves_a_law_or_a_dump_unchecked(tmp_path: Path):
-    step, store = Step(), Store(tmp_path).create()
-    fact("rollout.top_p", "high")(step)
-    findings = lint(store.root, step.publish(store))
+    store, paths = published(tmp_path, 'fact rollout.top_p "high"')
+    findings = lint(store.root, paths)
     assert not findings.broken and "sampling" not in {law.name for law in findings.held}
-    assert json.loads(invoke(store, "lint", "--json").stdout)["not_checked"]
+    assert linted(store)["not_checked"]
 
 
 def test_a_critic_of_another_rollout_that_does_not_know_the_end_token_changes_no_answer(tmp_path: Path):
     """A critic trains before its policy does, so that its step is of other prompts; its trainer has no tokenizer."""
     step, store = Step(), Store(tmp_path).create()
-    for tensors in step.tensors:
-        tensors["context.truncated"][0], tensors["sequences"][0, -1] = True, 33  # most rows end with another token
-    step.tensors[0]["context.truncated"][1], step.tensors[0]["sequences"][1, -4] = True, 33
-    step.finish()
+    most = ("all context.truncated 0 true", "all sequences 0,-1 33")  # most rows end with another token
+    plant(step, [*most, "set context.truncated 1 true", "set sequences 1,-4 33", "finish"])
     paths = step.publish(store)
     critic = {"batch_size": 2, "seq_len": PROMPT + ANSWER, "run": "ppo", "role": "critic loss", "point": LOSS, "step": 3}
     for at, tensors in enumerate(step.tensors):
@@ -524,41 +396,32 @@ def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwar
     for tensors in step.tensors:
         for name in ("sequences", "attention_mask", "action_mask", "context.response_length"):
             tensors[name][1] = tensors[name][0]
-    step.estimate("reinforce_baseline")
-    step.finish()
+    plant(step, ['estimate "reinforce_baseline"', "finish"])
     assert not lint(store.root, step.publish(store)).broken
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path: Path, known: bool):
+@pytest.mark.parametrize("known", ["true", "false"])
+def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path: Path, known: str):
     step, store = Step(), Store(tmp_path).create()
-    fact("mask_truncated", known)(step)
+    plant(step, [f"fact mask_truncated {known}", "all action_mask : false", "all context.response_length : 0"])
     for tensors in step.tensors:
-        tensors["action_mask"][:], tensors["context.response_length"][:] = False, 0
         tensors["output.loss"] = torch.tensor(0.0)
     findings = lint(store.root, step.publish(store))
     assert [law.name for law in findings.broken] == ["actions"] and findings.verdict().wrong == ()
-    assert ("truncated" in findings.verdict().sentence) == known
+    assert ("truncated" in findings.verdict().sentence) == (known == "true")
 
 
 def test_what_a_law_lacks_is_what_was_not_recorded(tmp_path: Path):
     """Losses that were recorded are not asked for; a trainer that has no rewards, and an unknown estimator, are named."""
-    step, store = Step(), Store(tmp_path).create()
-    of_trl(step)
-    fact("loss.policy_loss_type", "other")(step)
-    step.finish()
-    findings = lint(store.root, step.publish(store))
-    lacks = {answer.rule.name: answer.lacks for answer in findings.of(NOT_CHECKED)}
+    store, paths = published(tmp_path, "weights []", 'fact loss.policy_loss_type "other"')
+    lacks = {answer.rule.name: answer.lacks for answer in lint(store.root, paths).of(NOT_CHECKED)}
     assert lacks["rewards"] == "rewards" and lacks["returns"] == "returns" and "formula" in lacks["normalization"]
     assert not any("dump enable --calls" in lack for lack in lacks.values())
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path: Path, value: float):
-    step, store = Step(), Store(tmp_path / "store").create()
-    change("advantages", (1, 2), value)(step)
-    step.finish()
-    step.publish(store)
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path: Path, value: str):
+    store, _ = published(tmp_path / "store", f"set advantages 1,2 {value}")
     files = [tmp_path / f"lint.{suffix}" for suffix in ("json", "html", "md", "txt")]
     done = invoke(store, "lint", *(word for path in files for word in ("-o", path)))
     assert done.stdout.startswith("WRONG (trainer): step 3: advantages is not finite") and "row 1" in done.stdout
@@ -568,26 +431,21 @@ def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path: 
 
 
 def test_a_loss_that_breaks_a_law_is_selected_by_its_verdict_though_lists_are_of_forwards(tmp_path: Path):
-    step, store = Step(), Store(tmp_path).create()
-    change("rollout_log_probs", (0, 2), 0.0)(step)
-    step.finish()
-    step.publish(store)
+    store, paths = published(tmp_path, PLACEHOLDER)
     assert invoke(store, "lint").exit_code == 1
     for where in ("verdict='WRONG'", "broken='placeholder'"):
         (row,) = json.loads(invoke(store, "dump", "ls", "--where", where, "--json").stdout)
         assert (row["point"], row["verdict"], row["broken"]) == (LOSS, "WRONG", "placeholder")
-    assert len(json.loads(invoke(store, "dump", "ls", "--json").stdout)) == len(step.tensors)
+    assert len(json.loads(invoke(store, "dump", "ls", "--json").stdout)) == len(paths) // 2
     assert json.loads(invoke(store, "status", "--json").stdout)["holds"]["bad"] == 1
 
 
 def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
     """Losses are not selected unless somebody asks for them, and what they alone can show is not checked."""
-    step, store = Step(), Store(tmp_path).create()
-    step.finish()
-    step.publish(store)
-    assert len(json.loads(invoke(store, "dump", "ls", "--json").stdout)) == len(step.tensors)
-    assert len(json.loads(invoke(store, "dump", "ls", "--json", "--where", "point='loss'").stdout)) == len(step.tensors)
-    answer = json.loads(invoke(store, "lint", "--json", "--where", "point='forward'").stdout)
+    store, paths = published(tmp_path)
+    for words in ((), ("--where", "point='loss'")):
+        assert len(json.loads(invoke(store, "dump", "ls", "--json", *words).stdout)) == len(paths) // 2
+    answer = linted(store, "--where", "point='forward'")
     left = [rule["rule"] for rule in answer["rules"] if rule["state"] == "not-checked"]
     assert answer["good"] and "placeholder" in left
     most, others = answer["not_checked"]
@@ -621,18 +479,15 @@ def test_ids_that_change_places_where_nothing_else_was_recorded_are_named_as_not
         del tensors["rollout_log_probs"]
         tensors["sequences"][:, PROMPT:] = tensors["sequences"][:, PROMPT:].flip(0)
     step.publish(store)
-    answer = json.loads(invoke(store, "lint", "--json").stdout)
+    answer = linted(store)
     lacking = {each["rule"]: each["by"] for each in answer["unchecked"]}
     assert lacking["rows"] == lacking["alignment"] == "log-probs beside those of the loss itself"
     assert "rows" not in [each["rule"] for each in answer["findings"]]
 
 
 @pytest.mark.slow
-def test_somebody_who_may_not_write_the_store_gets_the_answer_and_hears_that_it_is_not_kept(store: Store):
-    step = Step()
-    change("rollout_log_probs", (0, 2), 0.0)(step)
-    step.finish()
-    step.publish(store)
+def test_somebody_who_may_not_write_the_store_gets_the_answer_and_hears_that_it_is_not_kept(tmp_path: Path):
+    store, _ = published(tmp_path / "store", PLACEHOLDER)
     with another_user(store.root) as other:
         (said,) = other.run(["lint"])
     assert said.code == 1 and said.out.startswith("WRONG"), said

@@ -18,7 +18,7 @@ import socket
 import sys
 from pathlib import Path
 
-MODULES = ("actordbg.replay.worker", "planted_training")
+MODULES = ("actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine", "planted_training")
 TESTS = str(Path(__file__).parents[2])
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
