@@ -109,7 +109,8 @@ def _plain(annotation: ast.expr) -> ast.expr:
     """Return a type without the mark that says how the command line shows it."""
     marked = getattr(plain_commands, annotation.id, annotation) if isinstance(annotation, ast.Name) else annotation
     if get_origin(marked) is Annotated:
-        return ast.Name(get_args(marked)[0].__name__)
+        kind = get_args(marked)[0]
+        return ast.Name(getattr(kind, "__name__", str(kind)))
     if isinstance(marked, ast.Subscript) and ast.unparse(marked.value) == "Annotated" and isinstance(marked.slice, ast.Tuple):
         return marked.slice.elts[0]
     return annotation

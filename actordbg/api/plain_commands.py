@@ -24,6 +24,10 @@ TRIALS, SECONDS = 200, 300.0
 """The usual budget of a reduction."""
 Trials = Annotated[int, Option(min=1, rank=5)]
 Seconds = Annotated[float, Option(min=1, rank=6)]
+Truth = Annotated[
+    str | None, Option(metavar="fp32|fp64", help="Dtype of the truth (default: fp64 for fp32, else fp32).", kind=str | None)
+]
+Power = Annotated[bool, Option(help="Plant faults of several sizes in the truth and report which would be detected.", rank=30)]
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 

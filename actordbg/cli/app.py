@@ -99,9 +99,10 @@ CONTENTS = (
             ),
             Command(
                 "Find which setting combinations run and are right.",
-                "matrix:matrix",
+                ":matrix",
                 f"empty {DOCUMENT}",
                 label="matrix, train-check",
+                on_cluster=True,
             ),
         ),
     ),
@@ -112,7 +113,7 @@ CONTENTS = (
             Command("Reduce a wrong replay to the smallest faulty case.", ":reduce", DOCUMENT, label="reduce, repro, bundle"),
             Command(
                 "Compare a replay with another, or with the truth.",
-                "compare:compare",
+                ":compare",
                 DOCUMENT,
                 label="compare, compare-logs",
             ),
@@ -124,7 +125,11 @@ CONTENTS = (
                 label="report, ui",
             ),
             Command(
-                "Measure a configuration's own numerical noise.", "measure:noise", f"empty {DOCUMENT}", label="noise, memory"
+                "Measure a configuration's own numerical noise.",
+                ":noise",
+                f"empty {DOCUMENT}",
+                label="noise, memory",
+                on_cluster=True,
             ),
         ),
     ),
@@ -138,12 +143,14 @@ CONTENTS = (
             Command("Browse the store in a local web page.", "attach:ui", ""),
             Command("Index new files in the store.", "index:index"),
             Command("Attach to a rank at a breakpoint.", "attach:attach", ""),
-            Command("Name the module in which a configuration goes wrong.", "measure:locate", f"empty {DOCUMENT}"),
+            Command("Name the module in which a configuration goes wrong.", ":locate", f"empty {DOCUMENT}"),
             Command("Write one script that shows the fault, without actordbg.", ":repro"),
             Command("Pack dumps, replays and comparisons into one archive.", ":bundle"),
             Command("Check that the sampled ids are those that were trained on.", ":turns", DOCUMENT),
             Command("Check that rollout engines got the weights that were sent.", ":weights", DOCUMENT),
-            Command("Train a few steps under each configuration and compare.", "measure:train_check", f"empty {CHARTS}"),
+            Command(
+                "Train a few steps under each configuration and compare.", ":train_check", f"empty {CHARTS}", on_cluster=True
+            ),
             Command("Compare training losses step by step.", ":compare_logs", CHARTS),
             MEMORY,
         ),

@@ -27,15 +27,28 @@ from typing import Any
 import typer
 
 from actordbg.base.option import Option
-from actordbg.cli import HelpPlace
-from actordbg.cli.options import ConfirmOption, Given, TrustRemoteCode, Where, option, take_consent, with_parameters
+from actordbg.cli import HelpPlace, output
+from actordbg.cli.options import (
+    ConfirmOption,
+    Given,
+    TrustRemoteCode,
+    Where,
+    option,
+    refuse_beside,
+    take_consent,
+    with_parameters,
+)
 from actordbg.cli.output import TokenizerFile
+from actordbg.cli.replay_options import ChosenInputs, ComparisonLimits, EngineOptions
+from actordbg.config.training_options import TrainingOptions
 
 _TOLD = re.compile(r"^    (\w+)(?: \((\S+)\))?: (.*(?:\n     .*)*)", re.MULTILINE)
 Told = dict[str, dict[str, Any]]
 """The help of each parameter, and what stands for its value, as typer has them."""
-_hints = partial(typing.get_type_hints, localns={"CommandResult": object}, include_extras=True)
-"""Evaluates annotations; what a method returns is imported when it is called."""
+_ANSWER: dict[str, Any] = {"CommandResult": object}
+_OF_METHODS = {**_ANSWER, "Where": ChosenInputs, "Limits": ComparisonLimits, "Training": TrainingOptions}
+"""What the types in the signatures of methods are here: those of answers are imported when they are called."""
+_hints = partial(typing.get_type_hints, localns=_ANSWER, include_extras=True)
 _NONE: Given = MappingProxyType({})
 _UNMARKED, _USUAL = Option(), HelpPlace()
 
@@ -82,24 +95,36 @@ _SHARED = {"where": Where, "tokenizer": TokenizerFile, "trust_remote_code": Trus
 """What some parameters of methods are on the command line."""
 
 
-def of_method(method: Callable[..., Any]) -> Callable[..., Any]:
+def of_method(method: Callable[..., Any], on_cluster: bool) -> Callable[..., Any]:
     """Return the function that calls a method of the opened store and returns its answer, for `as_command`.
 
-    A method that loads models has --trust-remote-code and --yes; where it takes settings, the first is among them.
+    A method that loads models has --trust-remote-code and --yes; where it takes settings, the first is among them, and the second
+    is for what a name stands for. on_cluster: it has the options of a cluster.
     """
     first, *own = inspect.signature(method).parameters.values()
     if first.name != "self":
         return method  # a static method, which needs no store
-    hints = _hints(method)
-    hints |= {name: kind for name, kind in _SHARED.items() if name in hints}
+    hints = _hints(method, localns=_OF_METHODS)
+    hints |= {name: kind for name, kind in _SHARED.items() if name in hints and hints[name] is not ChosenInputs}
     many = next((mine.name for mine in own if mine.kind is mine.VAR_POSITIONAL), "")
 
-    def called(ctx: typer.Context, *, yes: bool = False, settings: Given = _NONE, **given: Any) -> object:
+    def called(
+        ctx: typer.Context, *, yes: bool = False, settings: Given = _NONE, machines: EngineOptions | None = None, **given: Any
+    ) -> object:
         from actordbg.cli.terminal import opened
 
         if "trust_remote_code" in given:
             take_consent(given["trust_remote_code"])
-        return method(opened(ctx, yes=yes), *(given.pop(many, None) or ()), **given, **settings)
+        for word, may_stay in (("show", ()), ("resume", (EngineOptions,))):
+            if given.get(word) is not None:
+                refuse_beside(ctx, f"--{word} keeps the settings", word, "yes", "dry_run", groups=may_stay)
+        if isinstance(chosen := given.get("where"), ChosenInputs):
+            given["where"] = None if chosen == ChosenInputs() else chosen.selection
+        if "charts" in hints:
+            given["charts"] = output.wanted.whole or output.wanted.opened
+        if (limits := given.pop("limits", None)) is not None:
+            given |= vars(limits)
+        return method(opened(ctx, yes=yes, machines=machines), *(given.pop(many, None) or ()), **given, **settings)
 
     usual = inspect.signature(called).parameters
     parameters = [usual["ctx"]]
@@ -109,11 +134,14 @@ def of_method(method: Callable[..., Any]) -> Callable[..., Any]:
             parameters.append(mine.replace(kind=mine.POSITIONAL_OR_KEYWORD, default=None))
         elif mine.name == "trust_remote_code" and "settings" in hints:
             parameters.append(usual["settings"])
-        elif mine.name != "settings":
-            parameters.append(mine)
-    if "trust_remote_code" in hints and "settings" not in hints:
+        elif mine.name not in ("settings", "charts"):
+            parameters.append(mine.replace(kind=mine.KEYWORD_ONLY) if mine.kind is mine.VAR_KEYWORD else mine)
+    if "trust_remote_code" in hints and ("settings" not in hints or {"replay", "resume"} & hints.keys()):
         parameters.append(usual["yes"])
-    called.__doc__, called.__annotations__ = method.__doc__, hints | {"ctx": typer.Context, "yes": ConfirmOption}
+    if on_cluster:
+        parameters.append(usual["machines"])
+    own_types = {"ctx": typer.Context, "yes": ConfirmOption, "machines": EngineOptions}
+    called.__doc__, called.__annotations__ = method.__doc__, hints | own_types
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
 

@@ -40,10 +40,10 @@ USUAL = "Options"
 class Command:
     """A command of the table.
 
-    target: `module:function`, a module of actordbg.cli and its function; `:method`, a method of `PlainCommands`. outputs: its
+    target: `module:function`, a module of actordbg.cli and its function; `:method`, a method of `StoreCommands`. outputs: its
     output options (`options.takes_outputs`). settings: click's context settings. called: its name, if it is not the function's.
     settings_of: the command whose settings it has, if its name is not that. label: what the list of commands shows for its
-    name. also: commands that follow it as a second word (`replay ls`).
+    name. also: commands that follow it as a second word (`replay ls`). on_cluster: whether its method can run on a Ray cluster.
     """
 
     line: str
@@ -54,6 +54,7 @@ class Command:
     settings_of: str = ""
     label: str = ""
     also: tuple[Command, ...] = ()
+    on_cluster: bool = False
 
     @property
     def name(self) -> str:
@@ -68,7 +69,7 @@ class Command:
         if module:
             function = getattr(import_module(f"actordbg.cli.{module}"), name)
         else:
-            function = of_method(getattr(import_module("actordbg.api.plain_commands").PlainCommands, name))
+            function = of_method(getattr(import_module("actordbg.api.store_commands").StoreCommands, name), self.on_cluster)
         return takes_outputs(as_command(function, self.settings_of or self.name), self.outputs)
 
     def build(self) -> Any:

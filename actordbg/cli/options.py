@@ -54,7 +54,6 @@ Where = Annotated[
     ),
 ]
 Yes = Annotated[bool, Option("-y", help="Do it (default: only print what would be done).")]
-Power = Annotated[bool, Option(help="Plant faults of several sizes in the truth and report which would be detected.", rank=30)]
 TrustRemoteCode = Annotated[bool, Option(consent.FLAG, help="Run the model's own code. Command line only.", rank=30)]
 Given = Mapping[str, Any]
 """The settings that were given on the command line, by name."""

@@ -73,6 +73,36 @@ class ChosenInputs:
         return DumpSelection(self.where, tuple(self.input_file or ()), self.ordered, self.max_inputs, self.random_seed, **presets)
 
 
+@dataclass(frozen=True)
+class ComparisonLimits:
+    """Limits for a comparison, as typed.
+
+    Args:
+        max_abs: Limit for the largest log-prob difference, nats.
+        p99_abs: Limit for the 99th percentile of log-prob differences, nats.
+        mean_abs: Limit for the mean log-prob difference, nats.
+        clip_share: Limit for the share of tokens whose ratio is outside 0.8 to 1.2 (PPO's clip fraction).
+        entropy_max_abs: Limit for the largest entropy difference, nats.
+        loss_abs: Limit for the difference of the losses.
+        grad_norm_rel: Limit for the relative difference of the gradient norms.
+        gradient_distance: Limit for |a - b| / |b| over all kept gradients.
+        parameter_distance: Limit for |a - b| / |b| of the worst single parameter.
+    """
+
+    panel: ClassVar[str] = "Thresholds (inf: not checked)"
+    rank: ClassVar[int] = 30
+
+    max_abs: float | None = None
+    p99_abs: float | None = None
+    mean_abs: float | None = None
+    clip_share: float | None = None
+    entropy_max_abs: float | None = None
+    loss_abs: float | None = None
+    grad_norm_rel: float | None = None
+    gradient_distance: float | None = None
+    parameter_distance: float | None = None
+
+
 ENGINES = ("local", "ray")
 
 

@@ -14,19 +14,17 @@ import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.base.option import Option
 from actordbg.cli import output, place_of
 from actordbg.cli.options import Given, of_values, option, take_consent
 from actordbg.config import consent, sources
-from actordbg.config.replay_config import ANY_WIDER, SETTINGS, TRAINING_AXES, TRUTHS
+from actordbg.config.replay_config import SETTINGS, TRAINING_AXES
 from actordbg.config.setting import Setting
 
-TruthDtype = Annotated[str | None, Option(metavar="fp32|fp64", help="Dtype of the truth (default: fp64 for fp32, else fp32).")]
 _ACTOR, _AXES = "Configuration", "Axes (comma-separated lists)"
 _SHORT = "short_"
 _TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
@@ -36,13 +34,6 @@ _SET, _CONFIG, _ACCELERATE = "set_", "config", "accelerate_config"
 def bare_values(command: str) -> dict[str, str]:
     """Return the values of the command's settings that are given without one, by their options."""
     return {setting.flag: str(setting.bare) for setting in _settings_of(command) if setting.bare is not None}
-
-
-def truth_dtype(given: str | None) -> str:
-    """Return the dtype of the truth, or ANY_WIDER. Raises UsageError if a truth cannot have this dtype."""
-    if given not in (None, *TRUTHS):
-        raise UsageError(f"--truth cannot be {given}", hint=f"one of: {', '.join(TRUTHS)}")
-    return given or ANY_WIDER
 
 
 def options_of_settings(command: str) -> Iterator[inspect.Parameter]:

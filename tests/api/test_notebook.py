@@ -22,6 +22,7 @@ def run(source: str, names: dict[str, Any]) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_ten_cells_lead_from_a_run_to_its_cause():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

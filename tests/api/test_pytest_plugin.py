@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from amounts import WHOLE
 from replaycases import publish
 from roots import ROOT, environment
 
@@ -106,18 +107,25 @@ def test_own_function(actordbg_check):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
-def test_grpo_of_trl_is_right_and_red_for_each_of_six_planted_faults(tmp_path: Path):
-    output, outcomes = run(tmp_path, ROOT / "examples" / "trainer_ci", "-p", "planted_in_trl")
+def test_grpo_of_trl_is_right_and_red_for_each_planted_fault(tmp_path: Path):
+    """Six faults in `make whole`; here one of what TRL computes, and one of the model."""
+    faults = CAUSES if WHOLE else {name: CAUSES[name] for name in ("temperature", "scaling")}
+    chosen = " or ".join(["healthy", *faults])
+    output, outcomes = run(tmp_path, ROOT / "examples" / "trainer_ci", "-p", "planted_in_trl", "-k", chosen)
     output = " ".join(output.split())
-    assert outcomes == {"failed": 6, "passed": 1}, output
-    for cause in (
-        "temperature 0.7 was not applied",
-        "log-probs are shifted by -1 tokens",
-        "padding broken: row",
-        "self_attn.scaling is 0.275; transformers' model from this checkpoint has 0.25",
-        "model.rotary_emb.inv_freq was rounded to bf16",
-        "log-probs were rounded to bf16",
-    ):
+    assert outcomes == {"failed": len(faults), "passed": 1} | ({} if WHOLE else {"deselected": 4}), output
+    for cause in faults.values():
         assert cause in output
-    assert output.count("the run's outputs are not what its model gives in fp32: log-probs by up to") == 3
+    assert output.count("the run's outputs are not what its model gives in fp32: log-probs by up to") == (3 if WHOLE else 1)
+
+
+CAUSES = {
+    "temperature": "temperature 0.7 was not applied",
+    "shifted": "log-probs are shifted by -1 tokens",
+    "mask": "padding broken: row",
+    "scaling": "self_attn.scaling is 0.275; transformers' model from this checkpoint has 0.25",
+    "angles": "model.rotary_emb.inv_freq was rounded to bf16",
+    "bf16": "log-probs were rounded to bf16",
+}

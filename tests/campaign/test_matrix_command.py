@@ -92,7 +92,7 @@ def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store,
     assert "1 cell on 1 dump: 1 unavailable" in done.stdout and "try: --attn sdpa" in done.stdout
     assert [cell.config["nproc"] for cell in matrices.load(store, "last").cells] == [2]
     again = invoke(store, "--show last --format md")
-    assert again.exit_code == 0 and "| # | combination | result |" in again.stdout
+    assert again.exit_code == 1 and "| # | combination | result |" in again.stdout
     for path in store.iter_dumps():
         path.unlink()
     with pytest.raises(ActordbgError, match=r"no dump|gone"):

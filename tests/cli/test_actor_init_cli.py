@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from commandline import program
+from commandline import invoke
+
+from actordbg.base.errors import ActordbgError
+from actordbg.store.layout import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
-def init(store: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return program("--store", str(store), "actor", "init", *arguments, OMP_NUM_THREADS="1")
+def init(folder: Path, *words: object, code: int = 0) -> dict[str, Any]:
+    done = invoke(Store(folder / "store"), "actor", "init", *words, "--json")
+    assert done.exit_code == code, done.stdout
+    return json.loads(done.stdout) | {"notes": done.stderr}
 
 
 def test_it_builds_and_runs_and_says_what_it_built(tmp_path: Path):
-    done = init(tmp_path / "store", "--num-layers", "1", "--packing", "--backward", "--save", str(tmp_path / "saved"), "--json")
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    saved = tmp_path / "saved"
+    answer = init(tmp_path, "--num-layers", 1, "--packing", "--backward", "--save", saved)
     assert answer["ok"]
     expected = {"attn": "sdpa", "dtype": "fp32", "packing": True, "num_layers": 1, "backend": "plain", "zero_stage": 0}
     assert {name: answer["resolved"][name] for name in expected} == expected
@@ -27,36 +31,31 @@ def test_it_builds_and_runs_and_says_what_it_built(tmp_path: Path):
     assert answer["forward_s"] > 0 and answer["backward_s"] > 0 and answer["grad_norm"] > 0
     assert answer["peak_memory_bytes"] > 50_000_000
     assert [finding["id"] for finding in answer["known_failures"]] == ["vocabulary-folded"]
-    assert "info[vocabulary-folded]" in done.stderr
-    saved = tmp_path / "saved"
+    assert "info[vocabulary-folded]" in answer["notes"]
     assert list(tmp_path.iterdir()) == [saved] and answer["saved"] == str(saved), "it leaves nothing else"
     assert json.loads((saved / "config.json").read_text())["num_hidden_layers"] == 1
-    again = init(tmp_path / "store", "--model", str(saved), "--save", str(saved), "--json")
-    assert again.returncode == 3 and "is not an empty folder" in again.stderr
-    built = json.loads(init(tmp_path / "store", "--model", str(saved), "--dtype", "fp32", "--json").stdout)
+    with pytest.raises(ActordbgError, match="is not an empty folder") as refused:
+        init(tmp_path, "--model", saved, "--save", saved)
+    assert refused.value.exit_code == 3
+    built = init(tmp_path, "--model", saved, "--dtype", "fp32")
     assert built["resolved"]["parameters"] == answer["resolved"]["parameters"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("words", "code", "said"),
     [
         (("--backend", "deepspeed", "--zero-stage", "1", "--deepcompile"), 3, "DeepCompile runs on CUDA only"),
         (("--num-layers", "9"), 2, "the model has 2 layers"),  # an error in the worker keeps its exit code
     ],
 )
-def test_what_is_known_to_fail_is_refused_here_or_in_the_worker(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str):
-    done = init(tmp_path / "store", *arguments)
-    assert done.returncode == code and said in done.stderr
-    assert code == 2 or not (tmp_path / "store").exists(), "nothing was started"
+def test_what_is_known_to_fail_is_refused_here_or_in_the_worker(tmp_path: Path, words: tuple[str, ...], code: int, said: str):
+    with pytest.raises(ActordbgError, match=said) as refused:
+        init(tmp_path, *words)
+    assert refused.value.exit_code == code and not (tmp_path / "store").exists()
 
 
 def test_what_the_model_raises_is_the_answer(tmp_path: Path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    done = init(tmp_path / "store", "--model", str(broken), "--json")
-    assert done.returncode == 1
-    answer = json.loads(done.stdout)
-    assert not answer["ok"]
-    assert "OSError" in answer["error"]
-    assert answer["signature"].startswith("OSError: ")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    answer = init(tmp_path, "--model", tmp_path / "broken", code=1)
+    assert not answer["ok"] and "OSError" in answer["error"] and answer["signature"].startswith("OSError: ")

@@ -14,7 +14,7 @@ from commandline import invoke, program
 from typer.testing import CliRunner
 
 from actordbg.api import replaying
-from actordbg.api.plain_commands import PlainCommands
+from actordbg.api.store_commands import StoreCommands
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.app import CONTENTS, app
@@ -51,7 +51,7 @@ def test_every_option_has_a_help_and_every_help_an_option(name: str):
     """A docstring's `Args:` name parameters of its function, and are not left in the prose."""
     assert [mine.name for mine in NAMES[name].build().params if not mine.help] == []
     module, _, function = NAMES[name].target.partition(":")
-    home = importlib.import_module(f"actordbg.cli.{module}") if module else PlainCommands
+    home = importlib.import_module(f"actordbg.cli.{module}") if module else StoreCommands
     prose, texts = told(getattr(home, function).__doc__)
     assert "Args:" not in prose and texts.keys() <= inspect.signature(getattr(home, function)).parameters.keys()
 

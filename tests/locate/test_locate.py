@@ -105,4 +105,4 @@ def test_the_command_names_what_no_limit_on_outputs_shows(store: Store, tmp_path
     assert explained.exit_code == 1 and why["what"] == [cause] and "loads" not in why["to_do"][0], explained.output
     assert any("as near to the truth as a healthy" in text for text in why["ruled_out"]) and why["not_checked"], why
     refused = CliRunner().invoke(app, [*options, answer["replay_id"], "--packing"])
-    assert "a replay has its own configuration and inputs, so --packing cannot be given" in str(refused.exception)
+    assert "a replay has its own configuration and inputs, not --packing" in str(refused.exception)

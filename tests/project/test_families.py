@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amounts import WHOLE
 from roots import ROOT
 
 from actordbg.actor.family_models import FAMILIES, SMALL
@@ -104,7 +105,8 @@ def test_a_family_that_cannot_be_built_is_said_and_is_no_fault(tmp_path: Path):
 @pytest.mark.usefixtures("forked_workers")
 def test_the_program_finds_what_the_page_says_in_one_process(tmp_path: Path):
     store = Store(tmp_path / "kept" / "store")
-    given = f"llama3 qwen3.5 --attn sdpa --dtype fp32,bf16 --keep {tmp_path / 'kept'} --output {tmp_path / 'page.md'}".split()
+    dtypes = "fp32,bf16" if WHOLE else "fp32"
+    given = f"llama3 qwen3.5 --attn sdpa --dtype {dtypes} --keep {tmp_path / 'kept'} --output {tmp_path / 'page.md'}".split()
     assert families.main(given) == 1
     page = (tmp_path / "page.md").read_text()
     for row in (
@@ -114,6 +116,6 @@ def test_the_program_finds_what_the_page_says_in_one_process(tmp_path: Path):
     ):
         assert row in page and row in PAGE.read_text(), "run `make families`"
     boots = [json.loads(line)["pid"] for path in store.replays.glob("*/rank0.jsonl") for line in path.open() if '"boot"' in line]
-    assert len(boots) >= 14 and len(set(boots)) == 1
+    assert len(boots) >= 7 and len(set(boots)) == 1
     assert families.main(given) == 1 and (tmp_path / "page.md").read_text() == page
     assert len(list(store.replays.iterdir())) == len(boots), "what was done is not run again"

@@ -133,7 +133,7 @@ def test_the_help_of_a_group_imports_no_command_and_a_commands_own_nothing_that_
     left = own - targets - {name for name in own if name.endswith("options") or name.startswith("actordbg.base")}
     assert left <= {
         "actordbg", "actordbg.cli", "actordbg.cli.app", "actordbg.cli.lazy", "actordbg.cli.output", "actordbg.cli.from_signature",
-        "actordbg.api", "actordbg.api.plain_commands",
+        "actordbg.api", "actordbg.api.plain_commands", "actordbg.api.store_commands",
         "actordbg.config", "actordbg.config.sources",
         "actordbg.config.consent", "actordbg.config.replay_config", "actordbg.config.setting",
     }  # fmt: skip

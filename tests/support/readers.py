@@ -25,7 +25,7 @@ NOBODY = 65534
 PROGRAM = """
 import io, json, os, sys
 sys.path.insert(0, sys.argv[1])
-import actordbg.cli.app, actordbg.catalog.query, actordbg.cli.report, actordbg.cli.replay, actordbg.cli.compare
+import actordbg.cli.app, actordbg.catalog.query, actordbg.cli.report, actordbg.cli.replay, actordbg.api.store_commands
 store, done = sys.argv[2], []
 try:
     os.close(os.open(store + "/may-not-write", os.O_CREAT | os.O_WRONLY)); os.unlink(store + "/may-not-write"); done.append("writable")

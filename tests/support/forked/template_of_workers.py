@@ -1,7 +1,7 @@
-"""Workers of replays that begin with torch and transformers imported, which takes each of them three seconds of a core.
+"""Workers of replays that begin with torch and transformers imported, which takes each of them seconds of a core.
 
-As a program this is the template, which imports them and forks whenever a worker is started with this folder on PYTHONPATH
-(`conftest.forked_workers`). The process that was started hands over its words, environment, folder and descriptors, and ends as the
+As a program this is the template, which imports them and forks whenever a worker, pytest or a program of the examples is started
+with this folder on PYTHONPATH (`conftest.forked_workers`). The process that was started hands over its words, environment, folder and descriptors, and ends as the
 fork ends; if it is killed, so is the fork. It goes on by itself where there is no template, or where a variable differs that
 those packages read when they are imported.
 """
@@ -18,8 +18,10 @@ import socket
 import sys
 from pathlib import Path
 
-MODULES = ("actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine", "planted_training")
-TESTS = str(Path(__file__).parents[2])
+MODULES = (
+    "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine", "planted_training", "pytest",
+)  # fmt: skip
+PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
     "HF_HUB_",
@@ -127,5 +129,5 @@ if __name__ == "__main__":
         runpy.run_path(sys.argv[0], run_name="__main__")
 elif "TEMPLATE_OF_WORKERS" in os.environ:
     words = [word for word in sys.orig_argv[1:] if word not in ("-u", "-m")]
-    if words and (words[0] in MODULES or words[0].startswith(TESTS)):
+    if words and (words[0] in MODULES or words[0].startswith(PROGRAMS)):
         hand_over(os.environ["TEMPLATE_OF_WORKERS"], words)
