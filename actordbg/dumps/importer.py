@@ -223,6 +223,8 @@ class _Import:
 
     def _pickle(self, path: Path) -> None:
         """Import a pickle of the old recorder."""
+        from actordbg.store.payload import encode_plain
+
         data = self.reader.load(path)
         sha256 = hashlib.sha256(data).hexdigest()
         named = _NAME.search(path.name)
@@ -230,11 +232,6 @@ class _Import:
         if timestamp and (expected := import_id(timestamp, sha256)) in self.known:
             self._there(expected)
             return
-        self._add(path, data, sha256)
-
-    def _add(self, path: Path, data: bytes, sha256: str) -> None:
-        from actordbg.store.payload import encode_plain
-
         dump = self.reader.decode(data)
         dump_id = import_id(dump.timestamp, sha256)
         if dump_id in self.known:
@@ -273,13 +270,9 @@ def to_tensors(data: bytes, dump: LegacyDump) -> dict[str, PlainTensor]:
 
     tensors = {}
     for name, tensor in dump.tensors.items():
-        raw, kind = data[tensor.start : tensor.start + tensor.span * tensor.itemsize], array_dtype(tensor.dtype)
-        if tensor.dtype == "bool" and raw and max(raw) > 1:
+        kind = array_dtype(tensor.dtype)
+        values = np.ndarray(tensor.shape, kind, data, tensor.start, [step * kind.itemsize for step in tensor.strides])
+        if tensor.dtype == "bool" and max(data[tensor.start : tensor.start + tensor.span], default=0) > 1:
             raise corrupt(f"{name} is boolean and holds something other than 0 and 1")
-        if raw:
-            strides = tuple(step * kind.itemsize for step in tensor.strides)
-            values = np.lib.stride_tricks.as_strided(np.frombuffer(raw, kind), tensor.shape, strides, writeable=False)
-        else:
-            values = np.empty(tensor.shape, kind)
         tensors[name] = PlainTensor(tensor.dtype, values, tensor.strides)
     return tensors

@@ -97,6 +97,8 @@ class Machine:
     """Interprets one pickle in `data[start:end]`; mentions of globals outside `names` are refused."""
 
     most_opcodes, most_text = MAX_OPCODES, MAX_TEXT
+    keys: tuple[type, ...] = (str,)
+    """Types that a dict's key may have; it becomes a text."""
 
     def __init__(self, data: bytes, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
         self.data, self.position, self.end, self.names = data, start, end, names
@@ -258,9 +260,9 @@ def _set(m: Machine, pairs: list[object]) -> None:
     if len(pairs) % 2:
         raise corrupt("a dict entry without a value")
     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if type(key) is not str or key in target:
-            raise corrupt("a dict key is not a string or appears twice")
-        target[key] = value
+        if type(key) not in m.keys or str(key) in target:
+            raise corrupt("a dict key is of another kind or appears twice")
+        target[str(key)] = value
 
 
 def _set_item(m: Machine) -> None:

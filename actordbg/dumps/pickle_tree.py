@@ -38,6 +38,7 @@ class TreeMachine(Machine):
     """Interprets the pickle of an archive: more opcodes, longer texts, numbers as keys, and objects that stay notes."""
 
     most_opcodes, most_text = 2**26, 2**24
+    keys = (str, int, bool, float, type(None))
 
     @property
     def steps(self) -> Mapping[bytes, Callable[[Machine], None]]:
@@ -63,27 +64,7 @@ def _build(m: Machine) -> None:
         raise unsafe("asks to set the state of something that is not an array")
 
 
-def _set_items(m: Machine) -> None:
-    pairs = m.pop_mark()
-    _set(m, pairs)
-
-
-def _set_item(m: Machine) -> None:
-    value, key = m.pop(), m.pop()
-    _set(m, [key, value])
-
-
-def _set(m: Machine, pairs: list[object]) -> None:
-    target = m.top(dict)
-    if len(pairs) % 2:
-        raise corrupt("a dict entry without a value")
-    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if type(key) not in (str, int, bool, float, type(None)):
-            raise corrupt("a dict key is neither a text nor a number")
-        target[str(key)] = value
-
-
-_STEPS = {**STEPS, b"G": _float, b"R": _reduce, b"b": _build, b"s": _set_item, b"u": _set_items}
+_STEPS = {**STEPS, b"G": _float, b"R": _reduce, b"b": _build}
 
 
 def tree(data: bytes) -> object:

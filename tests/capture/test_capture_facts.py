@@ -9,11 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runkit import clean_environment, python
+from deathcases import switch
+from roots import ROOT
+from runkit import below_run, python
 
 from actordbg.capture import facts
 from actordbg.capture.facts import digests, states
 from actordbg.formats import ringfile
+from actordbg.store import payload
 
 
 @pytest.mark.parametrize(
@@ -77,9 +80,8 @@ from actordbg.actor.models import ensure_tiny
 install_cpu_support()
 import openrlhf.models.actor as module
 from pathlib import Path
-store, folder = sys.argv[1:3]
 torch.set_num_threads(1)
-actor = module.Actor(str(ensure_tiny(Path(folder))), attn_implementation="sdpa", param_dtype="fp32", packing_samples=True, temperature=0.7)
+actor = module.Actor(str(ensure_tiny(Path(sys.argv[1]))), attn_implementation="sdpa", param_dtype="fp32", packing_samples=True, temperature=0.7)
 torch.manual_seed(0)
 ids = torch.randint(0, 200, (2, 24))
 attention = torch.ones(2, 24, dtype=torch.int64); attention[1, :9] = 0
@@ -90,28 +92,24 @@ def digest():
     (-log_probs.mean() + output["logits"].square().mean()).backward()
     values = [log_probs.detach(), output["logits"].detach(), *[p.grad for p in actor.parameters()], torch.get_rng_state()]
     return hashlib.sha256(b"".join(v.numpy().tobytes() for v in values)).hexdigest()
+wrapped = module.Actor.forward
+module.Actor.forward = wrapped.__actordbg_forward__
 plain = [digest() for _ in range(2)]
-from actordbg.capture import hook
-assert hook.install(module.Actor, store=store)
+module.Actor.forward = wrapped
 hooked = [digest() for _ in range(2)]
-hook._slots[store].recorder.close()
+from actordbg.capture import hook
+next(iter(hook._slots.values())).recorder.close()
 print(json.dumps({"plain": plain, "hooked": hooked}))
 """
 
 
 @pytest.mark.slow
-def test_a_real_openrlhf_actor_is_recorded_and_cannot_tell(store, tmp_path):
+def test_a_real_openrlhf_actor_below_run_is_recorded_and_cannot_tell(store, tmp_path):
     pytest.importorskip("openrlhf")
-    from actordbg.capture.control import Control
-    from actordbg.capture.switch_file import write_control
-
-    write_control(store, Control(True, "r", "2026-11-20T12:00:00.000000Z", free_floor_bytes=0, with_outputs=True))
-    environment = clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-    digests = json.loads(python(OPENRLHF, environment, str(store.root), str(tmp_path / "models")).splitlines()[-1])
+    switch(store, with_outputs=True)
+    environment = below_run(ROOT, HF_HUB_OFFLINE="1") | {"ACTORDBG_STORE": str(store.root)}
+    digests = json.loads(python(OPENRLHF, environment, str(tmp_path / "models")).splitlines()[-1])
     assert len({*digests["plain"], *digests["hooked"]}) == 1
-
-    from actordbg.store import payload
-
     dumps = [payload.load(path) for path in store.iter_dumps()]
     assert len(dumps) == 2
     record = dumps[0].record

@@ -1,7 +1,7 @@
 """Faults in the hook and the writer: the training never notices, and the books are exact.
 
 - Every call that the recorder makes fails in turn, once and from then on, with each kind of error (`faulted_runs`, in a process
-  of its own, because there the package is loaded with fault points): one in 48 of the calls, all with `FAULTS=each`.
+  of its own, because there the package is loaded with fault points): one in 96 of the calls, all with `FAULTS=each`.
 - A disk that falls asleep in one write: while the training runs, and while it ends.
 """
 
@@ -25,7 +25,7 @@ from actordbg.store import payload
 from actordbg.store.layout import Store
 
 TESTS = SUPPORT
-PARTS, SAMPLE = 48, 5
+PARTS, SAMPLE = 96, 5
 """Shares of the sites. `make test` takes the `SAMPLE`th; `FAULTS=each` takes all, two at a time (about five minutes)."""
 
 

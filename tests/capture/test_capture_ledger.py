@@ -114,7 +114,8 @@ def test_a_ring_that_is_being_made_when_the_process_ends_is_removed(store, monke
 
 
 def test_an_actor_that_is_gone_has_its_books_closed_and_leaves_room_for_others(store, monkeypatch):
-    monkeypatch.setattr(writer, "PUBLISH_SECONDS", 0.01)
+    for seconds in ("PUBLISH_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(writer, seconds, 0.01)
     recording = Recording(store)
     for number in range(MAX_LEDGERS + 2):
         actor = SignatureA()

@@ -18,7 +18,7 @@ from pathlib import Path
 import catalogcases as cases
 import comparecases
 import pytest
-from readers import Reader, another_user, mounted, public_folder
+from readers import Reader, Said, another_user, mounted, public_folder
 
 from actordbg.base.errors import CatalogProblem, StoreProblem
 from actordbg.catalog import connections, migrate, query
@@ -85,8 +85,8 @@ WRITING = [
 ]  # fmt: skip
 
 
-def check_reading(reader: Reader) -> None:
-    for command, said in zip(READING, reader.run(*READING), strict=True):
+def check_reading(answers: list[Said]) -> None:
+    for command, said in zip(READING, answers, strict=True):
         wanted = int(command[0] == "store")  # others can look into this store
         assert said.code == wanted and "Traceback" not in said.err, (command, said)
         if command[0] == "store":
@@ -100,21 +100,17 @@ def check_reading(reader: Reader) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("catalog", ["none", "stale", "damaged"])
+@pytest.mark.parametrize("catalog", ["none", "damaged"])
 def test_another_users_store_is_read_by_every_reading_command_and_left_as_it_was(filled: Store, catalog: str) -> None:
-    if catalog == "stale":
-        refresh(filled)
-    elif catalog == "damaged":
+    if catalog == "damaged":
         filled.catalog_path.write_bytes(b"no database" * 1000)
     rest(filled)
-    if catalog == "stale":
-        cases.publish(filled, cases.record(100))
     before = tree(filled.root)
     with another_user(filled.root) as reader:
-        if catalog == "none":
-            check_reading(reader)
-        [said] = reader.run(["dump", "ls", "--json"])
-        assert said.out.count('"dump_id"') == 6 + (catalog == "stale"), said
+        said, *others = reader.run(["dump", "ls", "--json"], *(READING if catalog == "none" else []))
+        if others:
+            check_reading(others)
+        assert said.out.count('"dump_id"') == 6, said
         (own,) = reader.catalogs
         assert all(path.stat().st_mode & 0o077 == 0 for path in (own.parent, own.parent.parent))
     assert tree(filled.root) == before, "nothing in the store was touched"
@@ -254,11 +250,15 @@ def test_a_new_private_catalog_removes_those_that_were_not_used_for_a_month(
 
 @pytest.mark.slow
 def test_many_readers_of_one_unwritable_store_share_one_catalog(filled: Store) -> None:
+    """The store's own does not know its newest dump."""
+    refresh(filled)
+    rest(filled)
+    cases.publish(filled, cases.record(100))
     with another_user(filled.root) as reader:
-        running = [reader.start(["dump", "ls", "--json"]) for _ in range(4)]
+        running = [reader.start(["dump", "ls", "--json"]) for _ in range(3)]
         for process in running:
             out, _ = process.communicate(timeout=120)
-            assert out.count('\\"dump_id\\"') == 6 and "Traceback" not in out and process.returncode == 0, out
+            assert out.count('\\"dump_id\\"') == 7 and "Traceback" not in out and process.returncode == 0, out
         assert len(reader.catalogs) == 1
         with sqlite3.connect(shutil.copy(reader.catalogs[0], filled.root.parent / "copy.db")) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -100,13 +100,12 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "an archive of weights": (lambda: saved({"a.weight": torch.ones(2)}), "unsupported", "without token ids: a.weight"),
     "an old archive": (lambda: saved({"a": 1}, _use_new_zipfile_serialization=False), "corrupt-dump", "format before 2020"),
     "an array without end": (lambda: claiming((2**40,)), "unsafe-input", "claims [1099511627776] values"),
-    "an array of zeros": (lambda: claiming((2**27, 2)), "unsafe-input", "values of int64"),
+    "an array of zeros": (lambda: claiming((2**20, 2)), "unsafe-input", "values of int64"),
     "tensors without end": (lambda: safetensors([2**40], 2**43), "unsafe-input", "more than 1073741824 bytes"),
     "tensors behind the end": (lambda: safetensors([2**20], 2**23), "unsafe-input", "more bytes than the file has"),
     "a line of 100 MB": (lambda: b'{"token_ids": [' + b"1," * 50_000_000 + b"1]}\n", "unsafe-input", "line 1 has more than"),
     "a nested line": (lambda: b'{"token_ids": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "corrupt-dump", "nested deeper"),
     "half a line": (lambda: b'{"token_ids": [1, 2, 3], "loss_m', "corrupt-dump", "is not JSON"),
-    "no JSON": (lambda: b"{'token_ids': [1]}\n", "corrupt-dump", "line 1 is not JSON"),
     "text": (lambda: b"hello\n", "unsupported", "not a file that is read"),
     "nothing": (lambda: b"", "unsupported", "not a file that is read"),
     "an array of objects": (
@@ -117,8 +116,6 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "a trace": (lambda: b'{"traceEvents": [], "schemaVersion": 1}\n', "unsupported", "torch's profiler"),
     "a pretty trainer state": (lambda: b'{\n "log_history": []\n}', "unsupported", "trainer_state.json"),
     "SQLite": (lambda: b"SQLite format 3\0" + bytes(99), "unsupported", "an SQLite database"),
-    "W&B": (lambda: b":W&B\xe1\xbe\x00" + bytes(99), "unsupported", "an offline run of W&B"),
-    "prime-rl's micro-batches": (lambda: b"\x91\xdc\x00\x10" + bytes(99), "unsupported", "msgpack without names"),
     "a DataProto": (
         lambda: with_pickle(b"\x80\x02cverl.protocol\nDataProto\n)\x81."), "unsafe-input", "`actordbg run --adapter verl` records",
     ),

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from roots import ROOT
-from runfiles import WRITERS, written
+from runfiles import written
 
-from actordbg.dumps.containers import OTHERS
 from actordbg.dumps.importer import import_paths
-from actordbg.dumps.layouts import LAYOUTS, OF_TOKENS, PARTS, USUAL
+from actordbg.dumps.layouts import LAYOUTS
 from actordbg.recorded.lint import lint
 from actordbg.store.layout import Store
 
@@ -26,11 +25,3 @@ def test_the_laws_that_the_page_names_are_those_that_a_healthy_file_is_asked(
     findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
     assert [rule.name for rule in findings.held] == page.asked(layout)
     assert f"### {layout.name}\n" in page.layouts_markdown()
-
-
-def test_every_layout_has_a_writer_in_the_tests_a_source_and_only_known_parts() -> None:
-    assert {layout.name for layout in LAYOUTS} < WRITERS.keys()
-    assert all(layout.fields.keys() <= {*PARTS} and layout.marks and layout.notes for layout in LAYOUTS)
-    assert all(any(version in layout.source for version in ("624b824", "31f1ca9", "559b447", "7ea279a")) for layout in LAYOUTS)
-    assert USUAL.keys() <= {*PARTS} and {*OF_TOKENS} <= USUAL.keys()
-    assert all(other.what and other.way for other in OTHERS)

@@ -22,7 +22,7 @@ import pytest
 import torch
 from roots import ROOT
 
-from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
+from actordbg.base.errors import ActordbgError, UnsafeInput
 from actordbg.dumps.child_pool import LegacyReader, Limits
 from actordbg.dumps.decode import decode
 from actordbg.dumps.decode_child import EXIT_AUDIT
@@ -200,6 +200,8 @@ def test_an_audit_hook_sees_nothing_while_attacks_are_decoded(tmp_path):
     events, refused = audited("decode", files)
     assert events == {}
     assert refused.keys() == files.keys() and set(refused.values()) <= {"unsafe-input", "corrupt-dump"}
+    assert {refused[name] for name in executing(canary)} == {"unsafe-input"}
+    assert {refused[name] for name in truncated()} == {"corrupt-dump"}
     assert not canary.exists()
 
 
@@ -210,16 +212,6 @@ def test_the_attacks_are_real_and_the_hook_sees_them(tmp_path):
     events, _ = audited("pickle", {name: executing(tmp_path / f"canary{n}")[name] for n, name in enumerate(names)})
     assert [name for n, name in enumerate(names) if not (tmp_path / f"canary{n}").exists()] == []
     assert events.keys() == set(names) and "os.system" in events["direct"]
-
-
-def test_a_file_that_asks_to_execute_is_refused_as_unsafe_and_a_truncated_one_is_corrupt(tmp_path):
-    for kind, files in ((UnsafeInput, executing(tmp_path / "canary")), (CorruptDump, truncated())):
-        for name, data in files.items():
-            with pytest.raises(kind) as caught:
-                decode(data)
-                pytest.fail(name)
-            assert caught.value.hint
-            assert name not in ("direct", "nested behind the blob's header") or caught.match(r"(posix|os)\.system")
 
 
 @pytest.mark.slow
@@ -243,7 +235,8 @@ def test_an_import_refuses_every_attack_by_name_and_takes_the_rest(store, tmp_pa
     summary = import_paths(store, [folder])
     assert (summary.added, summary.present) == (1, 0)
     assert [Path(refusal.path).name for refusal in summary.refused] == [f"attack{n:02d}.pkl" for n in range(len(attacks))]
-    assert {refusal.code for refusal in summary.refused} == {"unsafe-input", "corrupt-dump"}
+    asked = [name for name, refusal in zip(attacks, summary.refused, strict=True) if "posix.system" in refusal.reason]
+    assert {"direct", "nested behind the blob's header"} <= {*asked}
     assert all(refusal.reason and "decoding process" not in refusal.reason for refusal in summary.refused), (
         "the child's walls hold"
     )
