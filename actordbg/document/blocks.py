@@ -97,7 +97,7 @@ class Verdict:
     figures: (name, value), the deciding figure first. not_checked: what the word does not cover. next: the command to run next.
     toy: whether the built-in toy model ran. whose: who else says so, if it rests on what this user did not compute.
     findings: what makes it WRONG or FAILED, the deciding finding first. right: which of several sides is. also: which sides are
-    wrong beside that of the first finding.
+    wrong beside that of the first finding. further: clauses that say more of it, below the first line.
     """
 
     word: str
@@ -110,6 +110,7 @@ class Verdict:
     right: Sequence[str] = ()
     also: Sequence[str] = ()
     whose: str = ""
+    further: Sequence[str] = ()
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -157,21 +158,26 @@ class Verdict:
     def details(self) -> list[str]:
         """Return the lines under the first: the figures of what is wrong, and what to do."""
         if self.word != WRONG or not self.findings:
-            return []
+            return list(self.further)
         first = self.findings[0]
         said = [self._beside(first), f"do: {first.todo}" if first.todo else ""]
         return [line for line in said if line]
 
     def _beside(self, first: Finding) -> str:
         """Return what is said beside the first line, which has the clause of the first finding, unless in fewer words."""
-        if self.said == first.what:
+        if self.told == first.what:
             return ""
         if first.what != first.said:
-            return self.said
+            return self.told
         where = f", in {first.where}" if first.where else ""
-        said = self.said.replace(f"{first.said}{where}", "").replace(first.said, "")
+        said = self.told.replace(f"{first.said}{where}", "").replace(first.said, "")
         clauses = (" ".join(clause.split()).removesuffix(":") for clause in said.split(";"))
         return "; ".join(filter(None, clauses))
+
+    @property
+    def told(self) -> str:
+        """Everything that is said of what was checked."""
+        return "; ".join([self.said.removesuffix("."), *self.further]) if self.further else self.said
 
     @property
     def left(self) -> str:
@@ -180,8 +186,8 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The whole verdict: "RIGHT (TOY MODEL): 8 of 257 dumps match the truth to fp32 rounding; not checked: your model"."""
-        whole = f"{self.heading}: {self.said}" if self.word else self.said
+        """The whole verdict: "RIGHT (TOY MODEL): 8 of 8 dumps match the truth to fp32 rounding; not checked: your model"."""
+        whole = f"{self.heading}: {self.told}" if self.word else self.told
         return f"{whole.removesuffix('.')}; {self.left}" if self.left else whole
 
 

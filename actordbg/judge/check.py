@@ -2,7 +2,7 @@
 
     check = run_check(store, plan.spec)
     verdict = check.verdict(of=257, recorded="meta-llama/Llama-3.1-8B")
-    verdict.sentence       # "RIGHT: 8 of 257 dumps match the truth to bf16 rounding; not checked: ..."
+    verdict.sentence       # "RIGHT: 8 of 257 dumps were checked and match the truth to bf16 rounding; not checked: ..."
 
 The replay is an ordinary one, so `report`, `compare` and `replay --resume` work on it. Under the plain backend one process
 computes the replay and then the truth, which saves a start; under other backends the truth gets a separate process.
@@ -97,8 +97,8 @@ class CheckedReplay:
         verdict = replay_verdict(self.judged, of=of, **more)
         if verdict.word == RIGHT and self.weights is not None:
             unknown = self.weights.same is None
-            said = verdict.said if unknown else f"{verdict.said}; {self.weights.words}"
-            verdict = replace(verdict, word=UNCHECKED if unknown else RIGHT, said=said)
+            known = () if unknown else (self.weights.words,)
+            verdict = replace(verdict, word=UNCHECKED if unknown else RIGHT, further=(*verdict.further, *known))
         return verdict if self.lint is None else with_lint(verdict, self.lint)
 
     @property

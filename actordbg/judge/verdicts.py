@@ -77,6 +77,7 @@ def replay_verdict(
         toy=toy,
         findings=found if word in (WRONG, FAILED) else [],
         whose=replay.whose,
+        further=[replay.local.said] if word == RIGHT and replay.local is not None and replay.local.word == RIGHT else [],
     )
 
 
@@ -119,12 +120,14 @@ def _said(judged: Judged, word: str, of: int) -> str:
         return f"{said}: {why}" if why else said
     assert truth is not None
     match = "matches" if truth.compared == 1 else "match"
+    if truth.compared < of:
+        match = f"was checked and {match}" if truth.compared == 1 else f"were checked and {match}"
     near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {judged.dtype} rounding"
     said = f"{truth.compared:,} of {plural(of, 'dump')} {match} the truth {near}"
     if word == UNCHECKED:
         unchecked = judged.left[0].text if judged.left else "the outputs of the run"
         return f"{said}; not checked: {unchecked}"
-    return f"{said}; {local.said}" if local is not None and local.word == RIGHT else said
+    return said
 
 
 def _first_failure(replay: ReplaySummary) -> str:
@@ -256,4 +259,4 @@ def together(replays: Iterable[ReplaySummary]) -> Verdict:
     said = f"{plural(len(each), 'replay')}: {counts}"
     if worst.word != RIGHT:
         said += f". {replay.label}, {replay.replay_id}: {worst.said}"
-    return replace(worst, said=said, not_checked=left, figures=worst.figures[:1], whose=others)
+    return replace(worst, said=said, not_checked=left, figures=worst.figures[:1], whose=others, further=())

@@ -180,10 +180,12 @@ def with_known(catalog: Catalog, findings: LintFindings, dumps: Collection[str])
 
 def with_lint(verdict: Verdict, findings: LintFindings) -> Verdict:
     """Return the verdict of a check together with that of the laws of the recorded data, which comes first if one fails."""
-    said = f"{verdict.said.removesuffix('.')}; {findings.in_words()}"
+    further = (*verdict.further, findings.in_words())
     if not findings.broken:
-        return replace(verdict, said=said, not_checked=(*verdict.not_checked, *findings.not_checked))
+        return replace(verdict, further=further, not_checked=(*verdict.not_checked, *findings.not_checked))
     if verdict.word == FAILED:
-        return replace(verdict, said=said, findings=(*verdict.findings, *findings.found))
-    said = f"recorded data: {findings.in_words()}; {verdict.said}"
-    return replace(verdict, word=WRONG, said=said, next="actordbg lint", findings=(*findings.found, *verdict.findings))
+        return replace(verdict, further=further, findings=(*verdict.findings, *findings.found))
+    said = f"recorded data: {findings.in_words()}; {verdict.told}"
+    return replace(
+        verdict, word=WRONG, said=said, further=(), next="actordbg lint", findings=(*findings.found, *verdict.findings)
+    )

@@ -124,20 +124,20 @@ def judged(**located: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("replayed", "sentence", "next_command"),
     [
-        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; not checked: your model (--model); " + UNLOCATED + "gradients (--backward); the laws (--laws)",
+        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps were checked and match the truth to fp32 rounding; not checked: your model (--model); " + UNLOCATED + "gradients (--backward); the laws (--laws)",
          "actordbg check --model 'org/a model'"),
         ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differs from the truth by more than fp32 rounding; log-probs: a cause; not checked: your model (--model); " + UNLOCATED +
          "gradients (--backward); the laws (--laws)", "actordbg explain r-01"),
-        ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; "
+        ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps were checked and match the truth to fp32 rounding; "
          "not checked: your model (--model); " + UNLOCATED + "gradients (--backward); the laws of 1 dump", "actordbg check --model"),
         # a broken law is wrong whatever the truth says
         ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 depends on row 0",
          "actordbg explain r-01"),
         # module by module: what a green was held against, and a place that is wrong though all outputs are within limits
-        ({"result": lambda index: judged()}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; held against the clean "
+        ({"result": lambda index: judged()}, "RIGHT (TOY MODEL): 3 of 257 dumps were checked and match the truth to fp32 rounding; held against the clean "
          "model module by module (49 places in each of 3 dumps, 116 tensors and attributes); not checked: your model", "actordbg check"),
         ({"result": lambda index: judged(unchecked=["model.act: its tokens cannot be told apart"])}, "RIGHT (TOY MODEL): 3 of 257 dumps "
-         "match the truth to fp32 rounding; held against the clean model module by module (49 places in each of 3 dumps, 116 tensors and "
+         "were checked and match the truth to fp32 rounding; held against the clean model module by module (49 places in each of 3 dumps, 116 tensors and "
          "attributes); not checked: your model (--model); module by module: model.act: its tokens cannot be told apart; gradients", "actordbg check"),
         ({"result": lambda index: judged(wrong=[PLACE], count=1)}, "WRONG (TOY MODEL): lm_head is 4.34 times as far from the truth as a "
          "healthy bf16 model's: its parameters and attributes are the checkpoint's, so its code or its kernel differs", "actordbg explain r-01"),
@@ -269,7 +269,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     assert "/nowhere is not a folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16").stdout
     assert said.startswith(
-        "RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; held against the clean model module by module (53 "
+        "RIGHT (TOY MODEL): 2 of 4 dumps were checked and match the truth to bf16 rounding\n  held against the clean model module by"
     )
     assert (
         "  peak memory in one worker (TOY MODEL)  " in said
