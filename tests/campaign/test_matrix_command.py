@@ -34,7 +34,7 @@ from actordbg.document.renderings import as_markdown, as_text
 from actordbg.locate.verdict import verdict_of
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.matrix_record import MatrixRecord
-from actordbg.records.replay_record import ReplaySpec, ResultRecord
+from actordbg.records.replay_record import ResultRecord
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 
@@ -108,18 +108,18 @@ def figures(record: ResultRecord) -> tuple[Any, ...]:
 class TestARealOne:
     """Four cells on one loaded Actor: sdpa and eager, compiled or not, packed, with backward."""
 
-    GIVEN = "--attn sdpa,eager --compile off,on --compile-backend eager --packing on --backward --json"
+    GIVEN = "--attn sdpa,eager --compile off,on --compile-backend eager --packing on --backward --laws 1 --json"
 
     @pytest.fixture(scope="class")
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
         store = Store(tmp_path_factory.mktemp("real") / "store").create()
-        publish(store, 2, length=64, arguments={"return_output": True, "return_entropy": True})
+        publish(store, 1, length=48, arguments={"return_output": True, "return_entropy": True})
         return store
 
     @pytest.fixture(scope="class")
     def record(self, store: Store) -> MatrixRecord:
-        done = commandline.program("--store", str(store.root), "matrix", "--quiet", *self.GIVEN.split())
-        assert done.returncode == 0, done.stderr
+        done = invoke(store, f"--quiet {self.GIVEN}")
+        assert done.exit_code == 0, done.stderr
         answer = json.loads(done.stdout)
         record = matrices.load(store, "last")
         assert answer["good"] is True and answer["matrix"]["matrix_id"] == record.matrix_id
@@ -140,14 +140,15 @@ class TestARealOne:
             asked = ("attn", "compile", "packing")
             assert [resolved[name] for name in asked] == [cell.settings[name] for name in asked]
             graphs = [one.graphs for one in read_results(store.replays / str(cell.replay_id)).values()]
-            assert graphs == [None, None] if not cell.settings["compile"] else sum(graphs) >= 1
+            assert graphs == [None] if not cell.settings["compile"] else sum(graphs) >= 1
 
     @pytest.mark.parametrize("index", first_or_all([2, 1]))
     def test_a_shared_cell_gives_what_a_fresh_process_gives(self, store: Store, record: MatrixRecord, index: int):
         """2: the attention was changed after a compiled cell or before; 1: compiled after two that were not."""
         shared = record.cells[index]
-        spec: ReplaySpec = replace(load_spec(store, str(shared.replay_id)), replay_id=new_replay_id())
-        fresh = run_replay(store, spec)
+        spec = load_spec(store, str(shared.replay_id))
+        plain = replace(spec.config, laws=0)
+        fresh = run_replay(store, replace(spec, replay_id=new_replay_id(), config=plain, locate=0))
         assert "load_shared_with" not in fresh.resolved and fresh.resolved["load_s"] > 0
         there = read_results(store.replays / str(shared.replay_id))
         assert {one: figures(result) for one, result in there.items()} == {
