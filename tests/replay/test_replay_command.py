@@ -19,7 +19,7 @@ from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
 from roots import ROOT, SUPPORT
-from stopcases import actordbg, environment
+from stopcases import environment
 from supervised import booted, spec_of
 from typer.testing import CliRunner
 from victims import wait_for
@@ -407,6 +407,7 @@ def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(store: Store) -> None:
     from actordbg.catalog.query import get_replay, results_for
 
@@ -414,8 +415,8 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
     path = store.root / damaged.path
     path.write_bytes(path.read_bytes()[:-20])
     arguments = ["--input-file", str(path), "--input-file", str(store.root / good.path)]
-    done = actordbg(store, "replay", *arguments, "--json")
-    assert done.returncode == 1, done.stderr
+    done = invoke(store, *arguments, "--json")
+    assert done.exit_code == 1, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["passed"], answer["failed"], answer["status"]) == (1, 1, "complete")
     assert answer["failures"][0]["signature"] == "damaged-dump" and answer["failures"][0]["ways_out"]
@@ -427,8 +428,9 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_ctrl_c_exits_with_130_says_what_is_kept_leaves_no_process_and_can_be_resumed(store: Store) -> None:
-    publish(store, 16, length=512)
+    publish(store, 10, length=512)
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--all", "--backward"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     wait_for(lambda: running.poll() is not None or any(map(read_results, store.replays.glob("*"))), 120)
@@ -437,8 +439,8 @@ def test_ctrl_c_exits_with_130_says_what_is_kept_leaves_no_process_and_can_be_re
     assert running.returncode == 130, stderr
     folder = next(store.replays.glob("*"))
     kept = read_results(folder)
-    assert 0 < len(kept) < 16 and f"{len(kept)} passed, {16 - len(kept)} not run" in stdout
+    assert 0 < len(kept) < 10 and f"{len(kept)} passed, {10 - len(kept)} not run" in stdout
     assert f"actordbg replay --resume {folder.name}" in stderr
     assert session_members(booted(folder)) == []
     resumed = run_replay(store, load_spec(store, folder.name))
-    assert resumed.all_passed and resumed.results.items() >= kept.items() and len(resumed.results) == 16
+    assert resumed.all_passed and resumed.results.items() >= kept.items() and len(resumed.results) == 10
