@@ -332,30 +332,29 @@ def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(
     assert "on 2 workers (fsdp2)" in done.stdout and "DEBUG_DISABLE_FSDP has no effect" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("plugin", "said"),
-    [
-        ("relaybackend", "['--dist-plugin', 'relaybackend'] relay"),
-        (None, "torch does not know --dist-backend relay"),
-        ("no_such_plugin", "--dist-plugin no_such_plugin cannot be imported: ModuleNotFoundError"),
-    ],
-)
-def test_a_worker_makes_its_process_group_with_what_the_plugin_brings(plugin: str | None, said: str) -> None:
-    code = (
-        "import torch, torch.distributed as dist\n"
-        "from actordbg.actor.backends.backend import Place, initialize\n"
-        "from actordbg.config import consent\n"
-        "from actordbg.config.replay_config import ReplayConfig\n"
-        f"consent.use_plugin({plugin!r})\n"
-        "config = ReplayConfig(backend='fsdp2', dist_backend='relay')\n"
-        "try: initialize(Place.from_environment(), torch.device('cpu'), config)\n"
-        "except Exception as error: raise SystemExit(str(error))\n"
-        "dist.all_reduce(torch.ones(1))\n"
-        "print(consent.arguments('tiny'), dist.get_backend())"
-    )
+JOINING = """
+import torch, torch.distributed as dist
+from actordbg.actor.backends.backend import Place, initialize
+from actordbg.config import consent
+from actordbg.config.replay_config import ReplayConfig
+for plugin in (None, "no_such_plugin", "relaybackend"):
+    consent.use_plugin(plugin)
+    try:
+        initialize(Place.from_environment(), torch.device("cpu"), ReplayConfig(backend="fsdp2", dist_backend="relay"))
+    except Exception as error:
+        print(error)
+dist.all_reduce(torch.ones(1))
+print(consent.arguments("tiny"), dist.get_backend())
+"""
+
+
+def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(SUPPORT), str(ROOT)))}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert said in f"{done.stdout}{done.stderr}"
+    done = subprocess.run([sys.executable, "-c", JOINING], capture_output=True, text=True, env=environment)
+    without, unknown, joined = done.stdout.splitlines()
+    assert "torch does not know --dist-backend relay" in without, done.stderr
+    assert "--dist-plugin no_such_plugin cannot be imported: ModuleNotFoundError" in unknown
+    assert joined == "['--dist-plugin', 'relaybackend'] relay"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -155,7 +156,7 @@ def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch: pytest.Monkey
     ("log", "words"),
     [
         ("rank 1 (pid 77) exits with return code = -11\n", "SIGSEGV"),
-        ("rank 0 (pid 7) exits with return code = 0\nrank 1 (pid 77) exits with return code = 3\n", "exit code 3"),
+        ("rank 0 (pid 7) exits with return code = -9\nrank 1 (pid 77) exits with return code = 3\n", "exit code 3"),
         ("nothing of the kind\n", "an unknown end"),
     ],
 )
@@ -163,3 +164,5 @@ def test_what_the_launcher_says_about_a_dead_worker_is_understood(tmp_path: Path
     launchers = tmp_path / "launcher.log"
     launchers.write_text(log)
     assert words in describe_status(status_by_launcher(launchers))
+    expected = signal.SIGKILL if "= -9" in log else None
+    assert status_by_launcher(launchers, 7) == expected, "of one rank alone"
