@@ -31,7 +31,6 @@ from actordbg.campaign.runner import claimed
 from actordbg.document.blocks import verdict_in
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_markdown, as_text
-from actordbg.locate.verdict import verdict_of
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.matrix_record import MatrixRecord
 from actordbg.records.replay_record import ResultRecord
@@ -108,7 +107,7 @@ def figures(record: ResultRecord) -> tuple[Any, ...]:
 class TestARealOne:
     """Four cells on one loaded Actor: sdpa and eager, compiled or not, packed, with backward."""
 
-    GIVEN = "--attn sdpa,eager --compile off,on --compile-backend eager --packing on --backward --laws 1 --json"
+    GIVEN = "--attn sdpa,eager --compile off,on --compile-backend eager --packing on --backward --no-laws --json"
 
     @pytest.fixture(scope="class")
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -132,8 +131,6 @@ class TestARealOne:
         assert all(cell.max_abs is not None and cell.max_abs < 1e-4 for cell in record.cells)
         assert record.loads == 1 and [cell.shared_with for cell in record.cells] == [None, 0, 0, 0]
         assert record.cells[0].load_s and record.truth_id
-        located = [verdict_of(list(read_results(store.replays / str(cell.replay_id)).values())) for cell in record.cells]
-        assert all(local and local.word == "RIGHT" and local.looked_at > 100 for local in located), "as `check` judges"
         for cell in record.cells:
             events = read_events(store.replays / str(cell.replay_id) / "supervisor.jsonl")
             resolved = next(event["resolved"] for event in events if event["event"] == "resolved")
@@ -146,9 +143,7 @@ class TestARealOne:
     def test_a_shared_cell_gives_what_a_fresh_process_gives(self, store: Store, record: MatrixRecord, index: int):
         """2: the attention was changed after a compiled cell or before; 1: compiled after two that were not."""
         shared = record.cells[index]
-        spec = load_spec(store, str(shared.replay_id))
-        plain = replace(spec.config, laws=0)
-        fresh = run_replay(store, replace(spec, replay_id=new_replay_id(), config=plain, locate=0))
+        fresh = run_replay(store, replace(load_spec(store, str(shared.replay_id)), replay_id=new_replay_id()))
         assert "load_shared_with" not in fresh.resolved and fresh.resolved["load_s"] > 0
         there = read_results(store.replays / str(shared.replay_id))
         assert {one: figures(result) for one, result in there.items()} == {

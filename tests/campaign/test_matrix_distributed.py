@@ -17,8 +17,9 @@ from replaycases import publish
 
 from actordbg.actor.signatures import known_failures
 from actordbg.campaign import run_matrix as matrices
+from actordbg.locate.verdict import verdict_of
 from actordbg.records.comparison_record import ComparisonRecord
-from actordbg.records.journal import read_events
+from actordbg.records.journal import read_events, read_results
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
 
@@ -64,6 +65,8 @@ def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_
     ]
     for cell in cells:
         assert (cell.status, cell.verdict, cell.counts) == ("passed", "match", {"passed": 2}), cell
+        located = verdict_of(list(read_results(store.replays / str(cell.replay_id)).values()))
+        assert located and located.word == "RIGHT" and located.looked_at > 50, (cell.name, located)  # as `check` judges
         for dump in compared(store, cell).dumps:
             assert dump.log_probs is not None and (dump.log_probs.max_abs or 0) < 1e-4, (cell.name, dump)
             assert dump.grad_norm_rel is not None and dump.grad_norm_rel < 1e-3, (cell.name, dump)

@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 TIMEOUT_S = 8.0
 
 
-def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 3, length=32)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     sessions: list[int] = []
