@@ -6,44 +6,39 @@ Where there is CUDA: flash attention's cells, nccl, ring_flash_attn. Those never
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import brokenactor
 import pytest
 import torch
+from commandline import invoke
 from replaycases import publish
-from roots import FORKED, ROOT
 
 from actordbg.actor.signatures import known_failures
 from actordbg.campaign import run_matrix as matrices
+from actordbg.locate.verdict import verdict_of
 from actordbg.records.comparison_record import ComparisonRecord
-from actordbg.records.journal import read_events
+from actordbg.records.journal import read_events, read_results
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
-USUAL = "--backward --attn sdpa --compile off"
+USUAL = "--backward --attn sdpa --compile off --laws 1"
 DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def matrix(store: Store, typed: str, code: int | None = None, **variables: str) -> MatrixRecord:
+def matrix(store: Store, typed: str, code: int | None = None) -> MatrixRecord:
     """What the command leaves in the store. code: how it has to end."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", *typed.split()]
-    environment |= {"PYTHONPATH": f"{FORKED}{os.pathsep}{ROOT}"} | variables
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
-    assert done.returncode in ((0, 1) if code is None else (code,)), f"{done.stdout[-4000:]}\n{done.stderr}"
+    done = invoke(store, "matrix", "--quiet", *typed.split())
+    assert done.exit_code in ((0, 1) if code is None else (code,)), f"{done.stdout[-4000:]}\n{done.stderr}"
     return matrices.load(store, "last")
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(tmp_path_factory.mktemp("distributed") / "store").create()
-    for first, length in enumerate((48, 120)):
+    for first, length in enumerate((32, 64)):
         publish(store, 1, length=length, first=first, arguments={"return_output": True})
     return store
 
@@ -70,6 +65,8 @@ def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_
     ]
     for cell in cells:
         assert (cell.status, cell.verdict, cell.counts) == ("passed", "match", {"passed": 2}), cell
+        located = verdict_of(list(read_results(store.replays / str(cell.replay_id)).values()))
+        assert located and located.word == "RIGHT" and located.looked_at > 50, (cell.name, located)  # as `check` judges
         for dump in compared(store, cell).dumps:
             assert dump.log_probs is not None and (dump.log_probs.max_abs or 0) < 1e-4, (cell.name, dump)
             assert dump.grad_norm_rel is not None and dump.grad_norm_rel < 1e-3, (cell.name, dump)
@@ -83,11 +80,12 @@ def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_
     assert all(cell.replay_id is None and "try: " in cell.reason for cell in refused)
 
 
-def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path):
+def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each rank has inputs of its own, so what fsdp2 gives is a mean over two of them. Log-probs and losses are right."""
-    broken = brokenactor.environment(tmp_path / "broken", brokenactor.WRONG_GRADIENTS)
-    broken["PYTHONPATH"] = f"{tmp_path / 'broken'}{os.pathsep}{FORKED}{os.pathsep}{ROOT}"
-    cells = matrix(store, f"--backend plain,fsdp2 --nproc 2 --packing off {USUAL} --dtype bf16", 1, **broken).cells
+    for name, value in brokenactor.environment(tmp_path / "broken", brokenactor.WRONG_GRADIENTS).items():
+        monkeypatch.setenv(name, value)
+    given = "--backend plain,fsdp2 --nproc 2 --packing off --backward --attn sdpa --compile off --no-laws --dtype bf16"
+    cells = matrix(store, given, 1).cells
     assert [cell.settings["backend"] for cell in cells] == ["plain", "fsdp2"]
     for cell in cells:
         flipped = "model.layers.0.self_attn.k_proj.weight" in cell.reason

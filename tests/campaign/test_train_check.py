@@ -37,18 +37,18 @@ FAULTS = {
 }
 DIVERGES_AT = {
     "ring_without_reduction": (1, "grad_norm", "not reduced over all ranks"),
-    "state_of_one_shard_lost": (4, "update_norm", "state was reset"),
+    "state_of_one_shard_lost": (3, "update_norm", "state was reset"),
     "no_zero_grad": (2, "grad_norm", "missing zero_grad"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_five_configurations_agree_over_four_steps_and_three_faults_are_found(
+def test_five_configurations_agree_over_three_steps_and_three_faults_are_found(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """On four processes, in fp32: within 1e-5 of the plain Actor in every step and figure. Faults run beside sound cells."""
-    inputs = publish(store, 4, length=40)
+    inputs = publish(store, 4, length=24)
     base = ReplayConfig(nproc=4, dtype="fp32", timeout_s=600.0)
     cells = make_train_cells(configurations(base, {}), base, gather_facts(), None)
     planted = {}
@@ -60,7 +60,7 @@ def test_five_configurations_agree_over_four_steps_and_three_faults_are_found(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     sessions = []
-    record = training_check(cells, inputs, 4, tmp_path / "logs", batch=4)
+    record = training_check(cells, inputs, 3, tmp_path / "logs", batch=4)
 
     done = TrainRun(store, record, inputs, warm=WarmGroups(fake_launcher(sessions, "planted_training"))).run()
     assert [(cell.name, cell.reason) for cell in done.cells if cell.status != "trained"] == []
@@ -85,7 +85,7 @@ def _as_the_ancestor_reads_it(store: Store, logs: Path):
     pair = [str(logs / name) for name in ("deepspeed_test.log", "fsdp2_tp2_ring2_test.log")]
     compared = invoke(store, "compare-logs", *pair, "--json")
     answer = json.loads(compared.stdout)
-    assert (answer["verdict"], answer["metric"], answer["common"]) == ("NOT CHECKED", "gpt_loss", 4)
+    assert (answer["verdict"], answer["metric"], answer["common"]) == ("NOT CHECKED", "gpt_loss", 3)
 
 
 def _printed_again(store: Store, folder: Path):

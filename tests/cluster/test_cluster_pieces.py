@@ -42,7 +42,6 @@ from actordbg.replay.plan import Dealer, dealt_slots
 from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
-from actordbg.replay.worker_logs import status_by_launcher
 from actordbg.store.layout import Store
 
 
@@ -449,9 +448,3 @@ def test_a_host_does_not_tell_again_of_a_rank_that_was_written_down_as_gone(tmp_
     assert host.wait(longest_s=0.3) is None
     assert [event["why"] for event in read_events(journal) if event["event"] == "gone"] == ["its node ran out of memory"]
     host.end()
-
-
-def test_a_rank_that_its_launcher_reaped_first_ended_as_the_launcher_says(tmp_path: Path):
-    log = tmp_path / "launcher.log"
-    log.write_text("rank 0 (pid 71) exits with return code = -9\nrank 1 (pid 7) exits with return code = 3\n")
-    assert (status_by_launcher(log, 71), status_by_launcher(log, 7), status_by_launcher(log, 1)) == (9, 3 << 8, None)

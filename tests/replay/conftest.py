@@ -19,7 +19,7 @@ def bench(store: Store) -> Bench:
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """No launcher around, an empty folder, and workers that can import the script's reader."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -85,7 +85,7 @@ def dead(rank: int, wait_status: int | None = None, **values: Any) -> RankView:
         ([dead(0, done=True)], []),
     ],
 )
-def test_who_died_of_its_own(ranks: list[RankView], culprits: list[int]) -> None:
+def test_who_died_of_its_own(ranks: list[RankView], culprits: list[int]):
     assert culprits_of_death(ranks) == culprits
 
 
@@ -100,7 +100,7 @@ def test_who_died_of_its_own(ranks: list[RankView], culprits: list[int]) -> None
         ([view(0, 1, since=5.0, slots_finished=1), view(1, slots_finished=1, done=True)], 16.0, True, [0]),
     ],
 )
-def test_who_is_overdue_after_ten_seconds(ranks: list[RankView], now: float, collective: bool, late: list[int]) -> None:
+def test_who_is_overdue_after_ten_seconds(ranks: list[RankView], now: float, collective: bool, late: list[int]):
     assert overdue(ranks, now, 10.0, collective=collective) == late
 
 
@@ -114,7 +114,7 @@ def test_who_is_overdue_after_ten_seconds(ranks: list[RankView], now: float, col
         ([view(0, 1), view(1, failed_slot=1)], [0], {0: BROADCAST}, []),  # it waits for a rank that failed in the slot
     ],
 )
-def test_who_caused_a_hang(ranks: list[RankView], late: list[int], stacks: dict[int, str], culprits: list[int]) -> None:
+def test_who_caused_a_hang(ranks: list[RankView], late: list[int], stacks: dict[int, str], culprits: list[int]):
     assert culprits_of_hang(ranks, late, stacks) == culprits
 
 
@@ -134,15 +134,13 @@ def standing(
         (WATCH + BUSY, None, "transformers/models/llama/modeling_llama.py:312 forward"),  # not the thread that watches
     ],
 )
-def test_a_stack_says_which_collective_its_thread_waits_in_and_who_called_it(
-    text: str, waits_in: str | None, caller: str
-) -> None:
+def test_a_stack_says_which_collective_its_thread_waits_in_and_who_called_it(text: str, waits_in: str | None, caller: str):
     stack = read_stack(text)
     assert stack is not None and stack.waits_in == waits_in and str(stack.caller).startswith(caller)
     assert read_stack("nothing of the kind\n") is None
 
 
-def test_what_a_worker_printed_is_told_from_the_stacks_it_was_asked_for_and_these_are_whole_with_the_main_thread() -> None:
+def test_what_a_worker_printed_is_told_from_the_stacks_it_was_asked_for_and_these_are_whole_with_the_main_thread():
     assert is_complete(BROADCAST) and not is_complete(WATCH) and not is_complete("")
     assert is_complete(BUSY.replace(LOOP, "  ...\n")), "faulthandler shows a hundred frames at most"
     assert before_stacks(f"one\ntwo\n{BROADCAST}") == "one\ntwo" and before_stacks("one\n") == "one\n"
@@ -183,13 +181,13 @@ UNEVEN = [standing(0, BROADCAST, slot=1, done=1, share=2), standing(1, slot=None
         ([standing(0)], "rank 0 has been busy since 20 s and gave no stack; it did not finish", "worker-hung"),
     ],
 )
-def test_a_hang_in_words_is_where_each_rank_is_and_what_follows(ranks: list[Standing], words: str, signature: str) -> None:
+def test_a_hang_in_words_is_where_each_rank_is_and_what_follows(ranks: list[Standing], words: str, signature: str):
     error = describe(ranks, 20)
     assert words in error and signature_of("TimeoutError", error) == signature
     assert (explain(signature) or ("", ""))[1]
 
 
-def test_the_excerpt_has_every_ranks_stack_under_its_name_the_blamed_first_and_a_report_its_first_frames() -> None:
+def test_the_excerpt_has_every_ranks_stack_under_its_name_the_blamed_first_and_a_report_its_first_frames():
     text = excerpt([standing(0, slot=None, done=1), standing(1, BROADCAST)], [1], "loading\n")
     assert text.startswith("loading\n") and text.index("--- rank 1 waits") < text.index("--- rank 0 has no input left")
     assert "called by the model's openrlhf/models/actor.py:265 forward" in text
@@ -204,7 +202,7 @@ def test_the_excerpt_has_every_ranks_stack_under_its_name_the_blamed_first_and_a
     assert f"--- rank {MAX_RANKS + 2} waits in broadcast" in many, "of further ranks only where they stand"
 
 
-def test_a_worker_that_dies_while_it_is_asked_for_its_stacks_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_while_it_is_asked_for_its_stacks_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gone = subprocess.Popen(["true"])
     gone.wait()
     monkeypatch.setattr(worker_logs, "state_of", lambda pid, ticks: (ALIVE, None))

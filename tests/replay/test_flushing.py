@@ -25,13 +25,13 @@ class Keeping:
 
     collective, tainted, out_of_step = False, False, ""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder = folder
 
     def open(self) -> dict[str, Any]:
         return {}
 
-    def load(self, item: ReplayInput) -> None:
+    def load(self, item: ReplayInput):
         return None
 
     def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, **_: Any) -> dict[str, Any]:
@@ -39,13 +39,13 @@ class Keeping:
         atomic_write(kept, b"1" * 100, flush=False)
         return {"status": PASSED, UNFLUSHED: kept, "extra": {KEPT_BYTES: 100}}
 
-    def close(self) -> None: ...
+    def close(self): ...
 
 
 class Disk:
     """What came to the disk, and in what order: which files were flushed whenever the journal was."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, journal: Path) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, journal: Path):
         self.journal, self.flushed, self.early = journal, set[str](), list[str]()
         self.full_for, self.gate = "", threading.Event()
         self.gate.set()
@@ -53,7 +53,7 @@ class Disk:
         monkeypatch.setattr(os, "fsync", self.fsync)
         monkeypatch.setattr(os, "fdatasync", self.fdatasync)
 
-    def fsync(self, descriptor: int) -> None:
+    def fsync(self, descriptor: int):
         name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
         self.gate.wait(60)
         if self.full_for and name.startswith(self.full_for):
@@ -61,7 +61,7 @@ class Disk:
         self._fsync(descriptor)
         self.flushed.add(name)
 
-    def fdatasync(self, descriptor: int) -> None:
+    def fdatasync(self, descriptor: int):
         if self.full_for == "journal":
             raise OSError(errno.EIO, "Input/output error")
         there = {event["dump_id"] for event in read_events(self.journal) if event["event"] == "end"}
@@ -80,18 +80,14 @@ def worker(tmp_path: Path) -> Worker:
     return Worker(tmp_path, make_spec(4), order, 0, Keeping(tmp_path))
 
 
-def test_no_flush_takes_a_result_ahead_of_its_tensors_and_all_are_there_at_the_end(
-    worker: Worker, tmp_path: Path, disk: Disk
-) -> None:
+def test_no_flush_takes_a_result_ahead_of_its_tensors_and_all_are_there_at_the_end(worker: Worker, tmp_path: Path, disk: Disk):
     assert worker.run() == 0
     assert disk.early == [] and disk.flushed >= {f"d{n}.safetensors" for n in range(4)} | {TENSORS}
     assert {one.status for one in read_results(tmp_path).values()} == {PASSED} and len(read_results(tmp_path)) == 4
     assert not any(thread.name == "flush" for thread in threading.enumerate())
 
 
-def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_waits(
-    worker: Worker, tmp_path: Path, disk: Disk
-) -> None:
+def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_waits(worker: Worker, tmp_path: Path, disk: Disk):
     disk.gate.clear()
     running = threading.Thread(target=worker.run)
     running.start()
@@ -109,7 +105,7 @@ def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_w
 
 def test_a_disk_that_does_not_take_the_tensors_ends_the_worker_and_their_input_runs_again(
     worker: Worker, tmp_path: Path, disk: Disk
-) -> None:
+):
     disk.full_for = "d3"  # the last one: nothing comes after it but the end
     assert worker.run() == EXIT_BROKEN
     assert not (tmp_path / TENSORS / "d3.safetensors").exists()
@@ -120,7 +116,7 @@ def test_a_disk_that_does_not_take_the_tensors_ends_the_worker_and_their_input_r
     assert {name for name, one in results.items() if not is_whole(tmp_path, one)} == {"d3"} and len(results) == 4
 
 
-def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(worker: Worker, tmp_path: Path, disk: Disk) -> None:
+def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(worker: Worker, tmp_path: Path, disk: Disk):
     disk.full_for = "journal"
     assert worker.run() == EXIT_BROKEN
     said = [event["event"] for event in read_events(disk.journal)]
@@ -129,10 +125,10 @@ def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(wo
 
 def test_a_result_that_a_full_disk_does_not_take_blames_no_input(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     write = worker.journal.write
 
-    def full(event: str, /, **values: Any) -> None:
+    def full(event: str, /, **values: Any):
         if event in ("end", "broken"):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(event, **values)

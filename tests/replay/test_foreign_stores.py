@@ -49,7 +49,7 @@ REPLAY, MOMENT = "20250619T052608-000001", "2025-06-19T05:26:08.430740Z"
 MODEL = "/models/of\x1b[31m-a-colleague"
 
 
-def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch):
     write_replay(store, REPLAY, publish(store, 1))
     resume = ("replay", "--resume", REPLAY, "--dry-run")
     assert "wrote" not in invoke(store, *resume).stderr, "one's own is not asked for"
@@ -67,7 +67,7 @@ def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: p
     assert invoke(store, "report", REPLAY).exit_code == 0, "reading asks nothing"
 
 
-def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:
+def stopped_matrix(store: Store, dumps: tuple[str, ...]):
     cell = MatrixCell(0, "plain", {}, NOT_RUN, ReplayConfig(model=MODEL).to_dict())
     matrix = MatrixRecord(REPLAY, MOMENT, "interrupted", {}, (cell,), dumps, options={"oracle": None})
     store.publish_text(run_matrix.path_of(store, REPLAY), matrix.to_json())
@@ -82,7 +82,7 @@ def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:
 )
 def test_the_model_of_anothers_matrix_or_replay_is_confirmed_before_it_is_loaded(
     command: list[str], said: str, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     inputs = publish(store, 1)
     stopped_matrix(store, tuple(item.dump_id for item in inputs))
     write_replay(store, REPLAY, inputs, model=MODEL)
@@ -92,7 +92,7 @@ def test_the_model_of_anothers_matrix_or_replay_is_confirmed_before_it_is_loaded
         invoke(store, *command)
 
 
-def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store: Store) -> None:
+def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store: Store):
     other = "20250619T052608-000002"
     write_replay(store, REPLAY, inputs := publish(store, 1))
     stopped_matrix(store, tuple(item.dump_id for item in inputs))
@@ -127,7 +127,7 @@ GOING_ON = [
 
 
 @pytest.mark.parametrize("command", GOING_ON)
-def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command: list[str], behind_a_url: str, tmp_path: Path) -> None:
+def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command: list[str], behind_a_url: str, tmp_path: Path):
     """Bringing a file in makes it this user's, and not what this user wrote."""
     mirror, moved = Store(tmp_path / "mirror"), Store(tmp_path / "moved")
     invoke(mirror, "store", "pull", behind_a_url, str(mirror.root))
@@ -142,7 +142,7 @@ def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command: list[str
     assert "somebody with access to" in done.stderr and not isinstance(done.exception, Refused)
 
 
-def test_what_one_wrote_stays_ones_own_beside_what_came_from_a_url(behind_a_url: str, store: Store, tmp_path: Path) -> None:
+def test_what_one_wrote_stays_ones_own_beside_what_came_from_a_url(behind_a_url: str, store: Store, tmp_path: Path):
     there, back = tmp_path / "bucket" / "replays" / REPLAY / SPEC, Store(tmp_path / "back")
 
     def is_asked(mine: Store, replay: str) -> bool:
@@ -162,9 +162,7 @@ def test_what_one_wrote_stays_ones_own_beside_what_came_from_a_url(behind_a_url:
     assert is_asked(store, REPLAY), "what was changed there"
 
 
-def test_a_settings_file_that_came_from_a_url_decides_nothing(
-    behind_a_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_settings_file_that_came_from_a_url_decides_nothing(behind_a_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It would lie in the store, where commands are typed, and be this user's."""
     (tmp_path / "bucket" / "actordbg.toml").write_text('[replay]\nmodel = "/models/of-others"\n')
     mirror = Store(tmp_path / "mirror")
@@ -176,7 +174,7 @@ def test_a_settings_file_that_came_from_a_url_decides_nothing(
 
 def test_a_link_of_another_in_the_place_of_a_replays_folder_is_confirmed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Else results of a colleague's dumps would be written into one's own replay."""
     write_replay(store, REPLAY, inputs := publish(store, 1))
     theirs = Store(tmp_path / "theirs").create()
@@ -191,9 +189,7 @@ def test_a_link_of_another_in_the_place_of_a_replays_folder_is_confirmed(
         invoke(theirs, *resume)
 
 
-def test_a_truth_that_is_there_loads_no_foreign_model_for_what_the_dtype_costs(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_truth_that_is_there_loads_no_foreign_model_for_what_the_dtype_costs(store: Store, monkeypatch: pytest.MonkeyPatch):
     """Whoever writes the replay can write its truth too."""
     inputs = publish(store, 1)
     write_replay(store, REPLAY, inputs, model=MODEL, dtype="bf16")
@@ -214,7 +210,7 @@ class X:
 
 
 @pytest.mark.slow
-def test_a_module_that_a_dump_names_is_never_imported(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_a_dump_names_is_never_imported(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "planted.py").write_text(PLANTED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -234,7 +230,7 @@ def test_a_module_that_a_dump_names_is_never_imported(store: Store, tmp_path: Pa
     assert of_user("planted:X").name == "x" and (tmp_path / "marker").exists(), "the user's own --adapter is another matter"
 
 
-def test_at_a_terminal_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_it_is_asked(monkeypatch: pytest.MonkeyPatch):
     asked = []
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
@@ -247,7 +243,7 @@ def test_at_a_terminal_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["uid 54321 wrote replay X. Continue?"] * 2
 
 
-def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path: Path) -> None:
+def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path: Path):
     work = tmp_path / "replays" / REPLAY / "work-0-1.json"
     work.parent.mkdir(parents=True)
     mailbox_of(work).write_text(json.dumps({"work": "/home/me/.config/work-0-1.json"}))
@@ -257,13 +253,13 @@ def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", [("../../../../victim", "run", 0), ("dump", "/etc", 0), ("dump", "run", 0, "packs/../../other.pack")]
 )
-def test_no_row_of_anothers_catalog_names_a_place_outside(row: Any) -> None:
+def test_no_row_of_anothers_catalog_names_a_place_outside(row: Any):
     """A catalog is an SQLite file that somebody may have made. Its rows say what is read, moved and removed."""
     with pytest.raises(CatalogProblem, match="outside the store"):
         dump_path(*row)
 
 
-def test_anothers_catalog_loads_no_extension(store: Store) -> None:
+def test_anothers_catalog_loads_no_extension(store: Store):
     publish(store, 1)
     refresh(store)
     with sqlite3.connect(store.catalog_path) as catalog:
@@ -275,7 +271,7 @@ def test_anothers_catalog_loads_no_extension(store: Store) -> None:
         opened.execute("SELECT load_extension('/tmp/evil')")
 
 
-def test_a_ring_takes_the_place_of_no_file_and_follows_no_link(tmp_path: Path) -> None:
+def test_a_ring_takes_the_place_of_no_file_and_follows_no_link(tmp_path: Path):
     """Who writes the switch names the folder of rings, and could have put something there beforehand."""
     kept, link = tmp_path / "kept.ring", tmp_path / "link.ring"
     kept.write_bytes(b"mine")
@@ -286,7 +282,7 @@ def test_a_ring_takes_the_place_of_no_file_and_follows_no_link(tmp_path: Path) -
     assert kept.read_bytes() == b"mine" and not (tmp_path / "elsewhere").exists()
 
 
-def test_no_process_of_ours_imports_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_of_ours_imports_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A command may be typed in anybody's folder. Python 3.10 cannot be told so."""
     for name in ("argparse", "json"):
         (tmp_path / f"{name}.py").write_text("open('ran', 'w')\nraise SystemExit(9)\n")
@@ -302,7 +298,7 @@ def test_no_process_of_ours_imports_from_the_current_folder(tmp_path: Path, monk
     assert around["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
 
 
-def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path: Path) -> None:
+def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path: Path):
     (tmp_path / "file").touch()  # no folder can be made below it
     around = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
     code = "from actordbg.base.owners import own_cache; path = own_cache('inductor'); assert path.is_dir(); print(path)"
@@ -310,9 +306,7 @@ def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path: Path) 
     assert made.startswith(f"{tmp_path}/actordbg-") and os.listdir(tmp_path) == ["file"]
 
 
-def test_what_is_executed_later_lies_in_the_users_own_cache(
-    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_executed_later_lies_in_the_users_own_cache(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Kernels that torch.compile built, and a shortened model that brings code: others may write into a store."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -56,11 +56,11 @@ RNG = {"randomness": Randomness(("cpu",), True)}
         ({}, {}, {}),
     ],
 )
-def test_what_was_recorded_is_compared_token_by_token_under_the_mask(outputs: Any, changes: Any, fields: Any) -> None:
+def test_what_was_recorded_is_compared_token_by_token_under_the_mask(outputs: Any, changes: Any, fields: Any):
     assert against_golden(dump(**outputs), outcome(**changes), own_model=True) == (fields, {})
 
 
-def test_a_value_that_is_not_finite_equals_the_same_value_only() -> None:
+def test_a_value_that_is_not_finite_equals_the_same_value_only():
     nan, inf = math.nan, math.inf
     ours = torch.tensor([[nan, -inf, 0.0], [1.0, 0.0, 1.0]])
     again, _ = against_golden(dump(log_probs=ours.clone()), outcome(log_probs=ours), own_model=True)
@@ -87,7 +87,7 @@ def test_a_value_that_is_not_finite_equals_the_same_value_only() -> None:
 )
 def test_what_was_recorded_and_cannot_be_compared_is_said_with_its_reason(
     outputs: dict[str, torch.Tensor], changes: dict[str, Any], own_model: bool, said: dict[str, str]
-) -> None:
+):
     fields, not_compared = against_golden(dump(**outputs), outcome(**changes), own_model=own_model)
     assert fields == {} and not_compared.keys() == said.keys()
     assert all(not_compared[what].startswith(reason) for what, reason in said.items())
@@ -103,7 +103,7 @@ RESULTS = [
 ]  # fmt: skip
 
 
-def test_the_words_name_the_difference_and_the_reason() -> None:
+def test_the_words_name_the_difference_and_the_reason():
     lines = against_the_run(
         golden_of(RESULTS, "golden"), golden_of(RESULTS, "golden_entropy"), generators_of(RESULTS),
         not_compared_of(RESULTS),
@@ -122,7 +122,7 @@ def test_the_words_name_the_difference_and_the_reason() -> None:
 NAN = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, math.nan, -6.0]])
 
 
-def test_figures_are_over_the_masked_tokens_and_the_digest_over_all_bytes_in_c_order() -> None:
+def test_figures_are_over_the_masked_tokens_and_the_digest_over_all_bytes_in_c_order():
     entropy = torch.tensor([[1.0, 2.0, 99.0], [3.0, 99.0, 6.0]])
     fields = summarise(outcome(log_probs=VALUES, entropy=entropy))
     digest = hashlib.sha256(VALUES.numpy().tobytes()).hexdigest()
@@ -145,7 +145,7 @@ def test_figures_are_over_the_masked_tokens_and_the_digest_over_all_bytes_in_c_o
         ({"loss": 1.0, "grad_norm": math.inf}, "the gradient norm is not finite"),
     ],
 )
-def test_a_run_that_ends_with_a_figure_that_is_not_finite_has_failed(changes: dict[str, Any], said: str | None) -> None:
+def test_a_run_that_ends_with_a_figure_that_is_not_finite_has_failed(changes: dict[str, Any], said: str | None):
     verdict = summarise(outcome(**changes))
     assert (verdict["status"], verdict.get("error")) == ("failed" if said else "passed", said)
     assert verdict.get("signature") == ("non-finite-output" if said else None)

@@ -18,13 +18,11 @@ from actordbg.store.layout import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 8.0
 
 
-def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(store, 3, length=96)
+def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(store: Store, monkeypatch: pytest.MonkeyPatch):
+    publish(store, 3, length=32)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     sessions: list[int] = []
     config = ReplayConfig(

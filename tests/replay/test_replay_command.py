@@ -19,7 +19,7 @@ from comparecases import write_replay
 from replaycallers import callers
 from replaycases import old_pickle, publish
 from roots import ROOT, SUPPORT
-from stopcases import actordbg, environment
+from stopcases import environment
 from supervised import booted, spec_of
 from typer.testing import CliRunner
 from victims import wait_for
@@ -75,9 +75,7 @@ def written_spec(store: Store) -> ReplaySpec:
     return spec
 
 
-def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(store: Store, monkeypatch: pytest.MonkeyPatch):
     """The second worker dies on start-up, three times."""
     spec = written_spec(store)
     script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
@@ -98,8 +96,8 @@ def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(
     assert "3 attempts in a row ended without a result" in stopped and "    | --- launcher.log" in stopped
 
 
-def test_an_interruption_that_left_no_word_is_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
+def test_an_interruption_that_left_no_word_is_one(store: Store, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: Any, **__: Any):
         raise KeyboardInterrupt
 
     spec = written_spec(store)
@@ -108,7 +106,7 @@ def test_an_interruption_that_left_no_word_is_one(store: Store, monkeypatch: pyt
     assert result.exit_code == 130 and result.stdout.startswith("NOT CHECKED (TOY MODEL): none of 3 dumps has a result; ")
 
 
-def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_no_kept_outputs(store: Store) -> None:
+def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_no_kept_outputs(store: Store):
     name = write_replay(
         store, new_replay_id(), publish(store, 3), change=lambda index, made: None,
         result=lambda index: {"worker": index, "forward_s": 0.133, "logprob_count": 3, "folded_ids": index != 1},
@@ -121,7 +119,7 @@ def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_n
     assert "forward while warming up (TOY MODEL) 0.133 s" in said
 
 
-def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store) -> None:
+def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store):
     with pytest.raises(NothingToDo, match="the store has no dumps") as none:
         invoke(store)
     assert "dump import" in none.value.hint
@@ -137,7 +135,7 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
     assert list(store.replays.glob("*")) == []
 
 
-def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
+def test_a_plan_says_what_each_rank_gets(store: Store):
     publish(store, 3)
     shares = planned(store, "--nproc", "2", "--align", "shuffle")["shares"]
     assert [(share["ranks"], len(share["dumps"])) for share in shares] == [([0], 2), ([1], 1)]
@@ -170,7 +168,7 @@ RECORDED = "backend deepspeed (as recorded), zero-stage 2 (as recorded)"
 @pytest.mark.usefixtures("old_cpu")
 def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(
     store: Store, monkeypatch: pytest.MonkeyPatch, record: dict[str, Any], options: str, backend: str, stage: int, told: str
-) -> None:
+):
     monkeypatch.setattr("actordbg.api.desk.gather_facts", lambda: Facts(False, 0, False, versions={"deepspeed": "0.19"}))
     publish(store, 3, **record)
     ran: list[ReplaySpec] = []
@@ -181,11 +179,11 @@ def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(
     assert first == f"not from the command line: {told}" if told else "not from the command line" not in result.stderr
 
 
-def test_every_command_that_replays_dumps_runs_the_recorded_backend(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_that_replays_dumps_runs_the_recorded_backend(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 2, **ENGINE)
     ran: list[ReplayConfig] = []
 
-    def stop(desk: Desk, name: str, config: ReplayConfig, chosen: DumpSelection, purpose: str = "") -> None:
+    def stop(desk: Desk, name: str, config: ReplayConfig, chosen: DumpSelection, purpose: str = ""):
         ran.append(config)
         raise NothingToDo(name, hint="")
 
@@ -200,7 +198,7 @@ def test_every_command_that_replays_dumps_runs_the_recorded_backend(store: Store
         assert {cell["config"]["backend"] for cell in json.loads(plan.stdout)["cells"]} == expected
 
 
-def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store: Store, old_cpu: Path) -> None:
+def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store: Store, old_cpu: Path):
     publish(store, 1, source="import")
     with pytest.raises(Unsupported, match="DeepSpeed does not train in fp16 on a CPU"):
         invoke(store, "--dtype", "fp16", "--zero-stage", "1", "--dry-run")
@@ -217,7 +215,7 @@ def old_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_deepspeed_that_is_not_installed_is_not_chosen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_that_is_not_installed_is_not_chosen(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 1, source="import")
     monkeypatch.setattr("actordbg.api.desk.gather_facts", lambda: Facts(False, 0, False))
     result = invoke(store, "--dry-run")
@@ -225,7 +223,7 @@ def test_deepspeed_that_is_not_installed_is_not_chosen(store: Store, monkeypatch
     assert "backend plain (recorded under DeepSpeed, which is not installed)" in result.stderr
 
 
-def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store: Store) -> None:
+def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store: Store):
     inputs = publish(store, 3)
     spec = ReplaySpec("20250619T053200-000032", "2025-06-19T05:32:00.000000Z", ReplayConfig(), tuple(inputs))
     assert replaying.expected_seconds(open_fresh(store), spec) is None
@@ -237,7 +235,7 @@ def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store: Store) -> 
     assert replaying.expected_seconds(open_fresh(store), spec) == pytest.approx(30.0)
 
 
-def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 51, model_name="org/model")
     for mode in ([], ["--dry-run"], ["--dry-run", "--json"]):
         with pytest.raises(UsageError, match="refusing to replay 51 dumps") as caught:
@@ -254,9 +252,7 @@ def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monk
     assert "your model" not in invoke(store, "--all", "--model", "tiny").stdout
 
 
-def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_else(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_else(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 2, model_name="org/model")
     ran: list[Any] = []
     asked: list[str] = []
@@ -276,7 +272,7 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
     assert len(asked) == 3
 
 
-def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store) -> None:
+def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store):
     publish(store, 2, replayable=False, extra={"pixel_values": "not storable"})
     with pytest.raises(NothingToDo, match="no dump can be replayed; the store has 2 dumps"):
         invoke(store, "--dry-run")
@@ -286,7 +282,7 @@ def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store) ->
     assert "skipped 2 dumps: " in allowed.stderr
 
 
-def test_what_is_selected_is_planned_and_a_named_file_wherever_it_lies(store: Store, tmp_path: Path) -> None:
+def test_what_is_selected_is_planned_and_a_named_file_wherever_it_lies(store: Store, tmp_path: Path):
     publish(store, 3, length=64)
     inputs = publish(store, 4, length=128, first=3)
     inside, outside = store.root / inputs[0].path, tmp_path / "copied.safetensors.zst"
@@ -300,7 +296,7 @@ def test_what_is_selected_is_planned_and_a_named_file_wherever_it_lies(store: St
         assert planned(store, *selection)["selected"] == count
 
 
-def test_a_pickle_is_imported_and_never_unpickled(store: Store, tmp_path: Path) -> None:
+def test_a_pickle_is_imported_and_never_unpickled(store: Store, tmp_path: Path):
     """By the inert reader, into a store that need not be there yet; one that would run something is refused."""
     good = old_pickle(tmp_path / "ppo")
     for _ in range(2):  # the second time it is there already
@@ -314,16 +310,14 @@ def test_a_pickle_is_imported_and_never_unpickled(store: Store, tmp_path: Path) 
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_plugin_is_code_and_comes_from_the_command_line_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_is_code_and_comes_from_the_command_line_only(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 1)
     monkeypatch.setenv("ACTORDBG_REPLAY_DIST_PLUGIN", "relaybackend")
     with pytest.raises(UsageError, match="is not a setting of a replay"):
         invoke(store, "--dry-run")
 
 
-def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(store: Store, monkeypatch: pytest.MonkeyPatch):
     write_replay(store, "20250619T052608-000001", publish(store, 2), status="interrupted", backend="fsdp2", nproc=2)
     monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
     done = invoke(store, "--backend", "fsdp2", "--nproc", "2", "--dry-run")
@@ -332,30 +326,29 @@ def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(
     assert "on 2 workers (fsdp2)" in done.stdout and "DEBUG_DISABLE_FSDP has no effect" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("plugin", "said"),
-    [
-        ("relaybackend", "['--dist-plugin', 'relaybackend'] relay"),
-        (None, "torch does not know --dist-backend relay"),
-        ("no_such_plugin", "--dist-plugin no_such_plugin cannot be imported: ModuleNotFoundError"),
-    ],
-)
-def test_a_worker_makes_its_process_group_with_what_the_plugin_brings(plugin: str | None, said: str) -> None:
-    code = (
-        "import torch, torch.distributed as dist\n"
-        "from actordbg.actor.backends.backend import Place, initialize\n"
-        "from actordbg.config import consent\n"
-        "from actordbg.config.replay_config import ReplayConfig\n"
-        f"consent.use_plugin({plugin!r})\n"
-        "config = ReplayConfig(backend='fsdp2', dist_backend='relay')\n"
-        "try: initialize(Place.from_environment(), torch.device('cpu'), config)\n"
-        "except Exception as error: raise SystemExit(str(error))\n"
-        "dist.all_reduce(torch.ones(1))\n"
-        "print(consent.arguments('tiny'), dist.get_backend())"
-    )
+JOINING = """
+import torch, torch.distributed as dist
+from actordbg.actor.backends.backend import Place, initialize
+from actordbg.config import consent
+from actordbg.config.replay_config import ReplayConfig
+for plugin in (None, "no_such_plugin", "relaybackend"):
+    consent.use_plugin(plugin)
+    try:
+        initialize(Place.from_environment(), torch.device("cpu"), ReplayConfig(backend="fsdp2", dist_backend="relay"))
+    except Exception as error:
+        print(error)
+dist.all_reduce(torch.ones(1))
+print(consent.arguments("tiny"), dist.get_backend())
+"""
+
+
+def test_a_worker_makes_its_process_group_with_what_the_plugin_brings():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(SUPPORT), str(ROOT)))}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert said in f"{done.stdout}{done.stderr}"
+    done = subprocess.run([sys.executable, "-c", JOINING], capture_output=True, text=True, env=environment)
+    without, unknown, joined = done.stdout.splitlines()
+    assert "torch does not know --dist-backend relay" in without, done.stderr
+    assert "--dist-plugin no_such_plugin cannot be imported: ModuleNotFoundError" in unknown
+    assert joined == "['--dist-plugin', 'relaybackend'] relay"
 
 
 @pytest.mark.parametrize(
@@ -375,7 +368,7 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings(plugin: st
 @pytest.mark.usefixtures("old_cpu")
 def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_starts(
     store: Store, arguments: list[str], words: str
-) -> None:
+):
     publish(store, 1)
     with pytest.raises((UsageError, Unsupported), match=words) as caught:
         invoke(store, *arguments)
@@ -393,7 +386,7 @@ def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_star
 )
 def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(
     store: Store, monkeypatch: pytest.MonkeyPatch, variables: dict[str, int], code: int, said: str
-) -> None:
+):
     """`deepspeed --num_gpus 2 --module actordbg replay ...`: the command is run once for each rank."""
     spec = written_spec(store)
     for name, value in variables.items():
@@ -407,15 +400,16 @@ def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(
 
 
 @pytest.mark.slow
-def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(store: Store) -> None:
+@pytest.mark.usefixtures("forked_workers")
+def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(store: Store):
     from actordbg.catalog.query import get_replay, results_for
 
     damaged, good = publish(store, 2)
     path = store.root / damaged.path
     path.write_bytes(path.read_bytes()[:-20])
     arguments = ["--input-file", str(path), "--input-file", str(store.root / good.path)]
-    done = actordbg(store, "replay", *arguments, "--json")
-    assert done.returncode == 1, done.stderr
+    done = invoke(store, *arguments, "--json")
+    assert done.exit_code == 1, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["passed"], answer["failed"], answer["status"]) == (1, 1, "complete")
     assert answer["failures"][0]["signature"] == "damaged-dump" and answer["failures"][0]["ways_out"]
@@ -427,8 +421,9 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
 
 
 @pytest.mark.slow
-def test_ctrl_c_exits_with_130_says_what_is_kept_leaves_no_process_and_can_be_resumed(store: Store) -> None:
-    publish(store, 16, length=512)
+@pytest.mark.usefixtures("forked_workers")
+def test_ctrl_c_exits_with_130_says_what_is_kept_leaves_no_process_and_can_be_resumed(store: Store):
+    publish(store, 10, length=512)
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--all", "--backward"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     wait_for(lambda: running.poll() is not None or any(map(read_results, store.replays.glob("*"))), 120)
@@ -437,8 +432,8 @@ def test_ctrl_c_exits_with_130_says_what_is_kept_leaves_no_process_and_can_be_re
     assert running.returncode == 130, stderr
     folder = next(store.replays.glob("*"))
     kept = read_results(folder)
-    assert 0 < len(kept) < 16 and f"{len(kept)} passed, {16 - len(kept)} not run" in stdout
+    assert 0 < len(kept) < 10 and f"{len(kept)} passed, {10 - len(kept)} not run" in stdout
     assert f"actordbg replay --resume {folder.name}" in stderr
     assert session_members(booted(folder)) == []
     resumed = run_replay(store, load_spec(store, folder.name))
-    assert resumed.all_passed and resumed.results.items() >= kept.items() and len(resumed.results) == 16
+    assert resumed.all_passed and resumed.results.items() >= kept.items() and len(resumed.results) == 10

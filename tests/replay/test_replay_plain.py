@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 COUNT, LENGTH = 26, 256
 
 
-def test_every_input_passes_says_what_it_took_and_leaves_no_memory_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_input_passes_says_what_it_took_and_leaves_no_memory_behind(store: Store, monkeypatch: pytest.MonkeyPatch):
     """One kept logits tensor would be 8 MiB for each input, 112 MiB between the two samples of the peaks."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     inputs = publish(store, COUNT, batch=2, length=LENGTH)

@@ -29,7 +29,7 @@ from actordbg.replay.launch import Group
 from actordbg.replay.supervise import interruptible, load_spec, run_replay
 
 
-def test_every_input_gets_a_result_and_nothing_is_left_running(bench: Bench) -> None:
+def test_every_input_gets_a_result_and_nothing_is_left_running(bench: Bench):
     outcome = bench.run(make_spec(3), {})
     assert statuses(outcome) == {"d0": "passed", "d1": "passed", "d2": "passed"}
     assert outcome.status == "complete" and outcome.all_passed and outcome.restarts == 0
@@ -64,7 +64,7 @@ TOGETHER = {"backend": "deepspeed", "nproc": 2}
 )
 def test_what_goes_wrong_costs_exactly_its_inputs(
     bench: Bench, count: int, script: dict[str, str], lost: dict[str, str], restarts: int, words: str
-) -> None:
+):
     outcome = bench.run(make_spec(count, timeout_s=1.0 if {"hang", "stop"}.intersection(script.values()) else 30.0), script)
     assert statuses(outcome) == {f"d{n}": "passed" for n in range(count)} | lost
     assert (outcome.status, outcome.restarts, outcome.all_passed) == ("complete", restarts, False)
@@ -87,14 +87,14 @@ def test_what_goes_wrong_costs_exactly_its_inputs(
 )
 def test_where_ranks_compute_together_one_costs_its_input_and_not_its_peers(
     bench: Bench, count: int, script: dict[str, str], lost: dict[str, str], restarts: int
-) -> None:
+):
     waits = {"hang", "late-fail"}.intersection(script.values())
     outcome = bench.run(make_spec(count, **TOGETHER, timeout_s=2.0 if waits else 30.0), {"collective": True} | script)
     assert statuses(outcome) == {f"d{n}": "passed" for n in range(count)} | lost
     assert outcome.restarts == restarts and bench.left_running() == []
 
 
-def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one(bench: Bench) -> None:
+def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one(bench: Bench):
     outcome = bench.run(make_spec(6, nproc=2), {"d2": "kill"})
     assert statuses(outcome) == {f"d{n}": "crashed" if n == 2 else "passed" for n in range(6)}
     assert {record.worker for dump, record in outcome.results.items() if dump in ("d0", "d2", "d4")} == {0}
@@ -102,7 +102,7 @@ def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one
 
 
 @pytest.mark.parametrize("collective", [False, True])
-def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench: Bench, collective: bool) -> None:
+def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench: Bench, collective: bool):
     spec, script = make_spec(3, **(TOGETHER if collective else {})), {"collective": collective}
     full = {"d1@1": "full"} if collective else {"d1": "full"}
     with pytest.raises(
@@ -117,10 +117,8 @@ def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench: Bench,
     assert bench.run(spec, script | full).counts == {"passed": 3}
 
 
-def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
+def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     spec = make_spec(1)
@@ -141,7 +139,7 @@ def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(
 )
 def test_an_actor_that_cannot_be_built_stops_the_replay_blames_no_input_and_resume_goes_on(
     bench: Bench, script: dict[str, str], said: str, started: int, kept: list[str]
-) -> None:
+):
     spec = make_spec(3)
     with pytest.raises(LaunchProblem, match=f"(?s){said}") as caught:
         bench.run(spec, script, start_timeout_s=0.5 if script.get("open") == "hang" else 60.0)
@@ -153,14 +151,14 @@ def test_an_actor_that_cannot_be_built_stops_the_replay_blames_no_input_and_resu
         assert bench.run(load_spec(bench.store, "last"), {}).counts == {"passed": 2, "crashed": 1}
 
 
-def test_where_losses_are_counted_together_a_start_that_goes_wrong_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_losses_are_counted_together_a_start_that_goes_wrong_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Losses, "pause_s", 0.1)
     with pytest.raises(LaunchProblem, match="--max-failures 1"):
         bench.run(make_spec(2), {"open": "kill"}, losses=Losses(1, "--max-failures"))
     assert len(bench.sessions) == 2
 
 
-def test_a_folder_or_a_journal_that_cannot_be_made_is_a_store_problem(bench: Bench) -> None:
+def test_a_folder_or_a_journal_that_cannot_be_made_is_a_store_problem(bench: Bench):
     spec = make_spec(1)
     make_folder(bench.store.replays / spec.replay_id / "supervisor.jsonl")
     with pytest.raises(StoreProblem, match="cannot write the replay's folder") as caught:
@@ -169,7 +167,7 @@ def test_a_folder_or_a_journal_that_cannot_be_made_is_a_store_problem(bench: Ben
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_a_signal_that_ends_a_process_interrupts_unless_it_is_ignored_as_under_nohup(number: signal.Signals) -> None:
+def test_a_signal_that_ends_a_process_interrupts_unless_it_is_ignored_as_under_nohup(number: signal.Signals):
     before = signal.getsignal(number)
     try:
         with pytest.raises(KeyboardInterrupt), interruptible():
@@ -183,7 +181,7 @@ def test_a_signal_that_ends_a_process_interrupts_unless_it_is_ignored_as_under_n
         signal.signal(number, before)
 
 
-def test_ctrl_c_keeps_what_is_done_ends_the_children_and_resume_does_the_rest(bench: Bench) -> None:
+def test_ctrl_c_keeps_what_is_done_ends_the_children_and_resume_does_the_rest(bench: Bench):
     spec = make_spec(5)
 
     with pytest.raises(KeyboardInterrupt):
@@ -205,12 +203,12 @@ def test_ctrl_c_keeps_what_is_done_ends_the_children_and_resume_does_the_rest(be
     assert bench.run(spec, {}).all_passed and len(bench.sessions) == started, "nothing is left to do"
 
 
-def test_a_worker_says_that_it_is_there_before_it_imports_torch() -> None:
+def test_a_worker_says_that_it_is_there_before_it_imports_torch():
     code = "import actordbg.replay.actor_engine, actordbg.replay.worker, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_after_a_power_cut_a_result_without_its_tensors_runs_again(bench: Bench) -> None:
+def test_after_a_power_cut_a_result_without_its_tensors_runs_again(bench: Bench):
     spec = make_spec(4)
     folder = bench.store.replays / spec.replay_id
     make_folder(folder / TENSORS)
@@ -227,7 +225,7 @@ def test_after_a_power_cut_a_result_without_its_tensors_runs_again(bench: Bench)
     assert sorted(path.name for path in folder.glob("ran-*")) == [f"ran-d{n}-0-True" for n in (1, 2, 3)]
 
 
-def test_a_replay_that_another_process_supervises_is_refused(bench: Bench) -> None:
+def test_a_replay_that_another_process_supervises_is_refused(bench: Bench):
     spec = make_spec(1)
     folder = bench.store.replays / spec.replay_id
     make_folder(folder)
@@ -236,7 +234,7 @@ def test_a_replay_that_another_process_supervises_is_refused(bench: Bench) -> No
         bench.run(spec, {})
 
 
-def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_that(bench: Bench) -> None:
+def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_that(bench: Bench):
     spec = make_spec(1)
     child = os.fork()
     if child == 0:
@@ -256,7 +254,7 @@ def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_t
 class OnePlaceLess(GroupEngine):
     """An engine that deals to two groups, one of which loses its place when it first needs another one, for good."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: Counter[int] = Counter()
 
     def deals(self, config: ReplayConfig) -> bool:
@@ -271,7 +269,7 @@ class OnePlaceLess(GroupEngine):
 
 
 @pytest.mark.parametrize("first", ["kill", ""])
-def test_a_group_that_waits_for_a_place_keeps_no_input_from_the_others(bench: Bench, first: str) -> None:
+def test_a_group_that_waits_for_a_place_keeps_no_input_from_the_others(bench: Bench, first: str):
     """Whether it died, and starts again with what it had left, or was done: the other group runs the rest."""
     spec = make_spec(16)
     with using(OnePlaceLess()):

@@ -24,7 +24,7 @@ from actordbg.store.layout import Store
 class WarmBench(Bench):
     """Runs scripted replays one after another over the same warm groups."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store):
         super().__init__(store)
         self.warm = WarmGroups(fake_launcher(self.sessions))
 
@@ -39,7 +39,7 @@ def bench(store: Store) -> Iterator[WarmBench]:
     bench.warm.close()
 
 
-def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: WarmBench) -> None:
+def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: WarmBench):
     specs = [make_spec(2), make_spec(3), make_spec(1)]
     outcomes = [bench.run(spec, {"d2": "fail"}) for spec in specs]  # a failure that taints nothing
     assert [outcome.counts for outcome in outcomes] == [{"passed": 2}, {"passed": 2, "failed": 1}, {"passed": 1}]
@@ -67,7 +67,7 @@ def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: W
         (True, "abcd", 3),  # another key takes the process, unless one of the two is compiled, as c is
     ],
 )
-def test_another_key_ends_the_group_unless_it_reopens(bench: WarmBench, reopen: bool, keys: str, started: int) -> None:
+def test_another_key_ends_the_group_unless_it_reopens(bench: WarmBench, reopen: bool, keys: str, started: int):
     bench.warm.reopen = reopen
     for key in keys:
         bench.warm.share(key)
@@ -75,7 +75,7 @@ def test_another_key_ends_the_group_unless_it_reopens(bench: WarmBench, reopen: 
     assert len(bench.sessions) == started and len(bench.left_running()) == 1
 
 
-def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes() -> None:
+def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes():
     def kind(**settings: Any) -> Any:
         return reopens(ReplayConfig(**settings))
 
@@ -91,7 +91,7 @@ def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes() -> 
 )
 def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(
     bench: WarmBench, script: dict[str, Any], expected: str
-) -> None:
+):
     before = bench.run(make_spec(1))
     outcome = bench.run(make_spec(3, timeout_s=1.5), script)
     assert statuses(outcome) == {"d0": "passed", "d1": expected, "d2": "passed"}
@@ -102,22 +102,22 @@ def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(
 
 
 @pytest.mark.parametrize("action", ["fail", "kill"])
-def test_an_actor_that_cannot_be_switched_is_loaded_anew_and_nobody_is_blamed(bench: WarmBench, action: str) -> None:
+def test_an_actor_that_cannot_be_switched_is_loaded_anew_and_nobody_is_blamed(bench: WarmBench, action: str):
     bench.run(make_spec(1))
     outcome = bench.run(make_spec(2), {"switch": action})
     assert outcome.all_passed and outcome.restarts == 1 and len(bench.sessions) == 2
     assert "load_shared_with" not in outcome.resolved
 
 
-def test_ctrl_c_in_a_shared_process_leaves_nothing_running(bench: WarmBench) -> None:
+def test_ctrl_c_in_a_shared_process_leaves_nothing_running(bench: WarmBench):
     with pytest.raises(KeyboardInterrupt), bench.warm:
         bench.run(make_spec(1))
         bench.run(make_spec(3), {"takes": 0.3}, on_event=ctrl_c_after("d0"))
     assert bench.left_running() == []
 
 
-def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench: WarmBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(launched: Launched) -> None:
+def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench: WarmBench, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(launched: Launched):
         raise KeyboardInterrupt
 
     bench.run(make_spec(1))
@@ -129,7 +129,7 @@ def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench: WarmBench,
     assert bench.left_running() == []
 
 
-def test_a_group_that_computes_together_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(bench: WarmBench) -> None:
+def test_a_group_that_computes_together_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(bench: WarmBench):
     two, together = {"backend": "deepspeed", "nproc": 2}, {"collective": True}
     assert bench.run(make_spec(2, **two), together).all_passed
     second = bench.run(make_spec(5, **two), together | {"d3": "kill"})

@@ -13,7 +13,7 @@ from typing import Any
 
 from actordbg.campaign.train_engine import TrainEngine
 
-AT = 4
+AT = 3
 """The step in which a state is lost."""
 
 
