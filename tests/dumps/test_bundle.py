@@ -77,9 +77,7 @@ def private_dump(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["../", "/", "/, from a bundle", "link"])
-def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(
-    way: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way: str, store, tmp_path, monkeypatch):
     dump = private_dump(tmp_path)
     (item,) = publish(store, 1, length=16)
     path = {"../": f"../{dump.relative_to(tmp_path)}", "link": "dumps/led/rank0000/" + dump.name}.get(way, str(dump))
@@ -99,7 +97,7 @@ def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(
 
 
 @pytest.mark.parametrize(("field", "words"), [("rounding_id", ["bundle"]), ("comparison_id", ["reduce"])])
-def test_no_id_in_a_record_leads_out_of_the_store(field: str, words: list[str], store: Store, tmp_path: Path) -> None:
+def test_no_id_in_a_record_leads_out_of_the_store(field: str, words: list[str], store, tmp_path):
     inputs = publish(store, 1, length=16)
     write_replay(store, MINE, inputs)
     write_replay(store, TRUTH, inputs, truth="fp32")
@@ -116,9 +114,7 @@ def test_no_id_in_a_record_leads_out_of_the_store(field: str, words: list[str], 
     ]
 
 
-def test_a_colleague_gets_a_replay_with_its_dumps_and_comparisons(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_colleague_gets_a_replay_with_its_dumps_and_comparisons(store, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # what is killed leaves nothing in /tmp
     inputs, case = publish(store, 2, length=16), Path(os.fsdecode(os.fsencode(tmp_path) + b"/case-\xff.tar.zst"))
     write_replay(store, MINE, inputs)
@@ -141,7 +137,7 @@ def test_a_colleague_gets_a_replay_with_its_dumps_and_comparisons(
         open_bundle(other, case)
 
 
-def test_redaction_permutes_ids_and_keeps_what_is_special(store: Store, tmp_path: Path) -> None:
+def test_redaction_permutes_ids_and_keeps_what_is_special(store, tmp_path):
     places = create_dumps(store, 2, batch_size=3, seq_len=40, vocab_size=900)
     pack_bundle(store, tmp_path / "case.tar.zst", places, redact=True, keep=[7])
     other = Store(tmp_path / "other")
@@ -159,7 +155,7 @@ def test_redaction_permutes_ids_and_keeps_what_is_special(store: Store, tmp_path
         pack_bundle(store, tmp_path / "case.tar.zst", places, redact=True, replays=[MINE])
 
 
-def test_redaction_leaves_out_all_that_is_not_listed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redaction_leaves_out_all_that_is_not_listed(store, tmp_path, monkeypatch):
     """Each text is a secret; what was left out is said."""
     monkeypatch.setattr(redaction.secrets, "randbits", lambda _: 1)
     ids = np.array([[5, 6, 7, 8, 9], [0, 0, 11, 12, 13]])
@@ -190,7 +186,7 @@ def test_redaction_leaves_out_all_that_is_not_listed(store: Store, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("dtype", "model"), [("int64", ""), ("float32", ""), ("int32", "tiny"), ("int32", "./no-model")])
-def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype: str, model: str, store: Store, tmp_path: Path) -> None:
+def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype: str, model: str, store, tmp_path):
     """Ids as large as hashes would need a table of that size; a model that is not there would keep no special token."""
     ids = np.array([[2**33 if dtype == "int64" else 3, 4]], dtype)
     record = DumpRecord(dump_id="d", run="r", rank=0, timestamp="2026-01-01T00:00:00.000000Z", batch_size=1, seq_len=2, tokens=2)
@@ -202,7 +198,7 @@ def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype: str, model: str
 
 @pytest.mark.parametrize("name", ["rank99.jsonl", "tensors/x.safetensors"])
 @pytest.mark.parametrize("with_spec", [False, True])
-def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name: str, with_spec: bool, store: Store, tmp_path: Path) -> None:
+def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name: str, with_spec: bool, store, tmp_path):
     """Who wrote a replay is known by its specification, so a journal from elsewhere would count as this user's own."""
     write_replay(store, MINE, publish(store, 1, length=16))
     before, files = files_of(store), {f"replays/{MINE}/{name}": plain_safetensors({}, {}) if "tensors" in name else b"{}\n"}
@@ -214,9 +210,7 @@ def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name: str, with_spec: bo
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), ValueError(), OSError(28, "No space left on device")])
-def test_whatever_stops_an_import_nothing_is_left(
-    error: BaseException, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_stops_an_import_nothing_is_left(error: BaseException, store, tmp_path, monkeypatch):
     write_replay(store, MINE, publish(store, 2, length=16))
     pack_bundle(store, tmp_path / "case.tar.zst", [*store.iter_dumps()], replays=[MINE])
     other = Store(tmp_path / "other").create()
@@ -232,7 +226,7 @@ def test_whatever_stops_an_import_nothing_is_left(
     assert [path.name for path in other.root.rglob("*") if path.is_file()] == ["FORMAT"]
 
 
-def test_a_damaged_comparison_stops_no_bundle_and_two_dots_name_a_run(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_comparison_stops_no_bundle_and_two_dots_name_a_run(store, tmp_path):
     create_dumps(store, 1, batch_size=1, seq_len=8, run="a..b")
     store.comparisons.mkdir(exist_ok=True)
     (store.comparisons / f"{MINE}.json").write_text("{")
@@ -313,7 +307,7 @@ ATTACKS: list[tuple[Callable[[Path], Path], type[ActordbgError]]] = [
 
 
 @pytest.mark.parametrize("number", range(len(ATTACKS)))
-def test_a_hostile_bundle_leaves_nothing(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_bundle_leaves_nothing(number: int, tmp_path, monkeypatch):
     """Nor does it take memory: what it may unpack to, and the values in that, are limited before they are objects."""
     monkeypatch.setattr(bundles, "_FREE", 2**20)
     for module in (bundles, comparison_record):
@@ -332,7 +326,7 @@ def test_a_hostile_bundle_leaves_nothing(number: int, tmp_path: Path, monkeypatc
 # ---- a dataset repository ----
 
 
-def test_to_and_from_a_dataset_repository(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_and_from_a_dataset_repository(store, tmp_path, monkeypatch):
     """Private where it is new, refused where it is public. A client that takes what the hub's own takes keeps the file here."""
     create_dumps(store, 1, batch_size=1, seq_len=8)
     api, kept, other = create_autospec(HfApi, instance=True), tmp_path / "kept", tmp_path / "other"

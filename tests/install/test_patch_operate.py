@@ -34,7 +34,7 @@ UNCHECKED, CHECKED, TIMESTAMP = (py_compile.PycInvalidationMode[name] for name i
 
 
 @pytest.fixture
-def actor(tmp_path: Path) -> Path:
+def actor(tmp_path) -> Path:
     """A file as OpenRLHF installs it, with an unusual mode and an old time."""
     return written(tmp_path / "site" / "openrlhf" / "models" / "actor.py")
 
