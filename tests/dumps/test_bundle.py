@@ -9,8 +9,6 @@ import shutil
 import tarfile
 import tempfile
 import tracemalloc
-from collections.abc import Callable
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -235,7 +233,7 @@ def test_a_damaged_comparison_stops_no_bundle_and_two_dots_name_a_run(store, tmp
     assert run(tmp_path / "other", "dump", "import", str(tmp_path / "case.tar.zst"))["dumps"] == 1
 
 
-def archive(path: Path, files: dict[str, Any], *, listed: dict[str, Any] | None = None) -> Path:
+def archive(path: Path, files: dict[str, Any], listed: dict[str, Any] | None = None) -> Path:
     """Write a bundle as somebody could: `files` may have tar members instead of bytes."""
     entries = {
         name: {"size": len(data), "sha256": sha256(data).hexdigest()} for name, data in files.items() if isinstance(data, bytes)
@@ -257,11 +255,11 @@ def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
     return member
 
 
-def hole(spots: str) -> dict[str, Any]:
+def hole(spots: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A file of nothing but a hole, of a few bytes of archive, as arguments of `archive`; the manifest is right."""
-    member, size = tarfile.TarInfo(f"{REPLAY}/a.jsonl"), 2**21
+    member, size = tarfile.TarInfo(JOURNAL), 2**21
     member.pax_headers = {"GNU.sparse.map": spots, "GNU.sparse.size": str(size)}
-    return {"files": {member.name: member}, "listed": {member.name: {"size": size, "sha256": sha256(bytes(size)).hexdigest()}}}
+    return {member.name: member}, {member.name: {"size": size, "sha256": sha256(bytes(size)).hexdigest()}}
 
 
 class Headed(tarfile.TarInfo):
@@ -271,39 +269,40 @@ class Headed(tarfile.TarInfo):
         return self.headers + super().tobuf(*how)
 
 
-def headed(text: str, chain: int = 1) -> dict[str, Any]:
+def headed(text: str, chain: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
     """A member behind extended headers, which `tarfile` reads whole and one inside the other, as arguments of `archive`."""
-    member = Headed(f"{REPLAY}/a.jsonl")
+    member = Headed(JOURNAL)
     member.headers = chain * tarfile.TarInfo.create_pax_global_header({"comment": text})
-    return {"files": {member.name: member}, "listed": {member.name: {"size": 0, "sha256": sha256(b"").hexdigest()}}}
+    return {member.name: member}, {member.name: {"size": 0, "sha256": sha256(b"").hexdigest()}}
 
 
-REPLAY = "replays/r"
+REPLAY, JOURNAL = "replays/r", "replays/r/a.jsonl"
 NO_NAMES = ("../../outside.json", "replays/../../x/spec.json", "/etc/passwd", "control.json", "models/tiny/config.json")
-ATTACKS: list[tuple[Callable[[Path], Path], type[ActordbgError]]] = [
-    *((partial(archive, files={name: b"{}"}), UnsafeInput) for name in NO_NAMES),
-    (lambda path: archive(path, {f"{REPLAY}/rank0.jsonl": link(f"{REPLAY}/rank0.jsonl", "/etc/passwd", tarfile.SYMTYPE)}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/rank0.jsonl": link(f"{REPLAY}/rank0.jsonl", MANIFEST, tarfile.LNKTYPE)}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": link(f"{REPLAY}/a.jsonl", "", tarfile.FIFOTYPE)}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": b"ab"}, listed={f"{REPLAY}/a.jsonl": {"size": 1, "sha256": "x"}}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": b"ab"}, listed={f"{REPLAY}/a.jsonl": {"size": 2, "sha256": "x"}}), CorruptDump),
-    (lambda path: archive(path, {}, listed={f"{REPLAY}/a.jsonl": {"size": 2, "sha256": "x"}}), CorruptDump),
-    (lambda path: archive(path, {f"{REPLAY}/spec.json": b"{}"}), CorruptDump),
-    (lambda path: archive(path, {"comparisons/c.json": b'{"format": 1}'}), CorruptDump),
-    (lambda path: archive(path, {"dumps/a/rank0000/x.safetensors.zst": os.urandom(400)}), CorruptDump),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": bytes(2**21)}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": b"ab"}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/spec.json": b"{}", f"{REPLAY}/tensors/a.safetensors": b"ab"}), CorruptDump),
-    (lambda path: archive(path, **hole(f"{2**21},0")), UnsafeInput),
-    (lambda path: archive(path, **hole("x")), CorruptDump),
-    (lambda path: archive(path, **headed("x" * 2**17)), UnsafeInput),
-    (lambda path: archive(path, **headed("x" * 99, chain=2000)), CorruptDump),
-    (lambda path: archive(path, {}, listed={str(number): [] for number in range(30_000)}), CorruptDump),
-    (lambda path: archive(path, {f"{REPLAY}/spec.json": b'{"format":1,"x":[' + b"[]," * 200_000 + b"1]}"}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": (b'{"event":"x","x":[' + b"[]," * 9000 + b"1]}\n") * 20}), UnsafeInput),
-    (lambda path: (path.write_bytes(b"not zstd"), path)[1], CorruptDump),
-    (lambda path: (path.write_bytes(zstandard.compress(b"not a tar" * 99)), path)[1], CorruptDump),
-]  # fmt: skip
+ATTACKS: list[tuple[Any, ...]] = [
+    *((UnsafeInput, {name: b"{}"}) for name in NO_NAMES),
+    (UnsafeInput, {JOURNAL: link(JOURNAL, "/etc/passwd", tarfile.SYMTYPE)}),
+    (UnsafeInput, {JOURNAL: link(JOURNAL, MANIFEST, tarfile.LNKTYPE)}),
+    (UnsafeInput, {JOURNAL: link(JOURNAL, "", tarfile.FIFOTYPE)}),
+    (UnsafeInput, {JOURNAL: b"ab"}, {JOURNAL: {"size": 1, "sha256": "x"}}),
+    (CorruptDump, {JOURNAL: b"ab"}, {JOURNAL: {"size": 2, "sha256": "x"}}),
+    (CorruptDump, {}, {JOURNAL: {"size": 2, "sha256": "x"}}),
+    (CorruptDump, {f"{REPLAY}/spec.json": b"{}"}),
+    (CorruptDump, {"comparisons/c.json": b'{"format": 1}'}),
+    (CorruptDump, {"dumps/a/rank0000/x.safetensors.zst": os.urandom(400)}),
+    (UnsafeInput, {JOURNAL: bytes(2**21)}),
+    (UnsafeInput, {JOURNAL: b"ab"}),
+    (CorruptDump, {f"{REPLAY}/spec.json": b"{}", f"{REPLAY}/tensors/a.safetensors": b"ab"}),
+    (UnsafeInput, *hole(f"{2**21},0")),
+    (CorruptDump, *hole("x")),
+    (UnsafeInput, *headed("x" * 2**17)),
+    (CorruptDump, *headed("x" * 99, chain=2000)),
+    (CorruptDump, {}, {str(number): [] for number in range(30_000)}),
+    (UnsafeInput, {f"{REPLAY}/spec.json": b'{"format":1,"x":[' + b"[]," * 200_000 + b"1]}"}),
+    (UnsafeInput, {JOURNAL: (b'{"event":"x","x":[' + b"[]," * 9000 + b"1]}\n") * 20}),
+    (CorruptDump, b"not zstd"),
+    (CorruptDump, zstandard.compress(b"not a tar" * 99)),
+]
+"""The error, and what an `archive` has and lists, or the bytes of one."""
 
 
 @pytest.mark.parametrize("number", range(len(ATTACKS)))
@@ -312,8 +311,9 @@ def test_a_hostile_bundle_leaves_nothing(number: int, tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "_FREE", 2**20)
     for module in (bundles, comparison_record):
         monkeypatch.setattr(module, "MOST_VALUES", 2**16)
-    attack, error = ATTACKS[number]
-    store, path = Store(tmp_path / "store"), attack(tmp_path / "bad.tar.zst")
+    error, had, *listed = ATTACKS[number]
+    store, path = Store(tmp_path / "store"), tmp_path / "bad.tar.zst"
+    path.write_bytes(had) if isinstance(had, bytes) else archive(path, had, *listed)
     tracemalloc.start()
     with pytest.raises(error):
         open_bundle(store, path)

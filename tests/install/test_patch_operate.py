@@ -120,12 +120,6 @@ def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor: 
     assert facts_of(actor) == before
 
 
-def test_nothing_is_left_beside_the_file(actor: Path, store):
-    patch(actor, store)
-    unpatch(actor, store)
-    assert os.listdir(actor.parent) == ["actor.py"], "nothing is left beside the file"
-
-
 def test_an_edit_since_is_kept_without_the_old_time_and_not_moved_to_another_store(actor: Path, store, tmp_path):
     patch(actor, store)
     mine = edited(actor)
