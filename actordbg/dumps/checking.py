@@ -11,7 +11,6 @@ fix a difference. `verify` has the checks of dumps and packs.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -33,7 +32,7 @@ from actordbg.dumps.recover import is_forsaken
 from actordbg.formats.dumpfile import DEFAULT_CAP, payload_entries
 from actordbg.formats.recording_reading import read_ring
 from actordbg.formats.ringfile import place, ring_paths
-from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
+from actordbg.formats.store_files import KINDS, TEMPORARY, read_regular
 from actordbg.formats.turn_record import TURNS
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.formats.weight_syncs import SYNCS
@@ -64,18 +63,14 @@ _OTHERS, _OWNERS_FILE, _OWNERS_FOLDER = 0o007, 0o400, 0o500
 
 def format_file(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check FORMAT: this program reads the store's format."""
-    path = store.format_path
+    if not os.path.lexists(store.format_path):
+        yield StoreFault(store.format_path, "no-format")
+        return
     try:
-        version = json.loads(read_regular(path, 4096))["format"]
-    except FileNotFoundError:
-        yield StoreFault(path, "no-format")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        yield StoreFault(path, "bad-format", str(error))
-    else:
-        if type(version) is not int or version < FORMAT:
-            yield StoreFault(path, "bad-format", f"it says format {version!r:.40}")
-        elif version > FORMAT:
-            yield StoreFault(path, "newer-store", f"it has format {version}, this actordbg reads {FORMAT}")
+        store.require()
+    except StoreProblem as error:
+        kind = "newer-store" if isinstance(error, NewerFormat) else "bad-format"
+        yield StoreFault(store.format_path, kind, error.message)
 
 
 def layout(store: Store, deep: bool) -> Iterator[StoreFault]:

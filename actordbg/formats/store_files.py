@@ -65,18 +65,17 @@ class StoreFiles:
     def require(self) -> Self:
         """Check that a store of a known format is here. Raises StoreProblem or NewerFormat."""
         try:
-            data = json.loads(read_regular(self.format_path, 4096))
-            version = data["format"]
-            if type(version) is not int:
+            version = json.loads(read_regular(self.format_path, 4096))["format"]
+            if type(version) is not int or version < FORMAT:
                 raise TypeError(f"its format is {version!r:.40}")
         except FileNotFoundError:
             hint = "create one with `actordbg dump enable`, `dump import` or `dump create`, or pass --store DIR"
             raise StoreProblem(f"there is no store in {self.root}", hint=hint) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreProblem(
                 f"{self.format_path} is unreadable: {error}", hint='if this is a store, write {"format": 1} into that file'
             ) from None
-        if version != FORMAT:
+        if version > FORMAT:
             what = f"the store in {self.root} has format {version}, this actordbg reads format {FORMAT}"
             raise NewerFormat(what, hint="upgrade actordbg: pip install --upgrade actordbg")
         return self

@@ -37,7 +37,7 @@ def quick_store(folder: Path) -> Store:
 
 
 @pytest.fixture(scope="module")
-def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
+def victims(tmp_path_factory) -> Iterator[Victims]:
     with Victims(tmp_path_factory.mktemp("victims")) as server:
         yield server
 

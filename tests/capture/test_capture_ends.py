@@ -202,7 +202,7 @@ def test_rings_that_go_leave_exact_books(store, tmp_path, monkeypatch, how: str)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path) -> Iterator[Path]:
     """An empty file system of a megabyte."""
     with mounted(tmp_path / "small", "size=1m"):
         yield tmp_path / "small"

@@ -136,7 +136,7 @@ class FakeGenerator:
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeGenerator]:
+def gpus(monkeypatch) -> list[FakeGenerator]:
     """A process that has initialized CUDA, with three GPUs, the second of them current."""
     generators = [FakeGenerator(number) for number in range(3)]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -44,14 +44,14 @@ from actordbg.trainers.seam import Rows, Seam
 
 
 @pytest.fixture
-def recording(store: Store) -> Any:
+def recording(store) -> Any:
     made = Recording(store)
     yield made
     made.close()
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+def fresh(monkeypatch) -> Iterator[type]:
     """A class of its own to install into, and no slots or variables left from other tests."""
     for name in ("ACTORDBG_DISABLE", "ACTORDBG_STORE", "ACTORDBG_RUN"):
         monkeypatch.delenv(name, raising=False)

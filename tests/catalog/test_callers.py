@@ -32,7 +32,7 @@ def _asked(store: Store, sql: str) -> list[tuple[object, ...]]:
     return found
 
 
-def test_each_combination_of_what_calls_share_is_one_row(store: Store) -> None:
+def test_each_combination_of_what_calls_share_is_one_row(store):
     records = cases.fill(store, 48)
     wanted = {(one.rank, one.role, one.training, one.arguments["return_output"]) for one in records}
     refresh(store)
@@ -49,7 +49,7 @@ def test_each_combination_of_what_calls_share_is_one_row(store: Store) -> None:
     ]
 
 
-def test_a_caller_goes_with_its_last_dump(store: Store) -> None:
+def test_a_caller_goes_with_its_last_dump(store):
     kept, lost = cases.fill(store, 3), cases.record(3, run="other")
     cases.publish(store, lost)
     refresh(store)
@@ -61,7 +61,7 @@ def test_a_caller_goes_with_its_last_dump(store: Store) -> None:
     assert [row.dump_id for row in query.select_dumps(store)] == [one.dump_id for one in kept[:2]]
 
 
-def test_a_catalog_takes_less_than_250_bytes_a_dump(store: Store) -> None:
+def test_a_catalog_takes_less_than_250_bytes_a_dump(store):
     fill_synthetic(store, 40_000)
     assert store.catalog_path.stat().st_size / 40_000 < 250  # of a million dumps 243; here the pages of empty tables count, too
 
@@ -78,9 +78,7 @@ def test_a_catalog_takes_less_than_250_bytes_a_dump(store: Store) -> None:
         ("rank=1 and status='failed'", "SEARCH r USING COVERING INDEX ix_result_status (status=?) SEARCH d"),
     ],
 )
-def test_what_all_callers_have_in_common_leads_to_no_dump(
-    store: Store, where: str, plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_all_callers_have_in_common_leads_to_no_dump(store, where: str, plan: str, monkeypatch):
     """SQLite takes `host = ?` for a condition that few callers meet, and looked up every dump of each, one by one."""
     fill_synthetic(store, 20_000)
     asked, rows = [], Sandbox.rows
@@ -101,12 +99,12 @@ def test_what_all_callers_have_in_common_leads_to_no_dump(
 
 
 @given(st.datetimes())
-def test_a_time_comes_back_as_it_was(moment: object) -> None:
+def test_a_time_comes_back_as_it_was(moment: object):
     text = format_timestamp(moment)  # type: ignore[arg-type]
     assert tables.from_micros(tables.to_micros(text)) == text
 
 
-def test_times_compare_as_numbers_and_read_as_texts(store: Store) -> None:
+def test_times_compare_as_numbers_and_read_as_texts(store):
     records = cases.fill(store, 8)
     third = records[2].timestamp
     assert [row.timestamp for row in query.select_dumps(store, f"timestamp>'{third}'")] == [one.timestamp for one in records[3:]]
@@ -123,7 +121,7 @@ def test_times_compare_as_numbers_and_read_as_texts(store: Store) -> None:
         assert query.dump_files(query.Catalog(store, IndexSummary()), f"timestamp < '{third}'") == []
 
 
-def test_the_time_of_a_result_that_is_spelled_otherwise_is_the_same_moment_or_none(store: Store) -> None:
+def test_the_time_of_a_result_that_is_spelled_otherwise_is_the_same_moment_or_none(store):
     """A journal's times are checked by nobody."""
     plain, short, east = "2025-07-01T01:00:00.000000Z", "2025-07-01T01:00:00Z", "2025-07-01T03:00:00.000000+02:00"
     records = cases.fill(store, 5)
@@ -135,7 +133,7 @@ def test_the_time_of_a_result_that_is_spelled_otherwise_is_the_same_moment_or_no
     assert query.frequent_values(store, "replayed_at") == [(plain, 3), (None, 2)]
 
 
-def test_the_query_of_the_reference_page_reads_the_catalog(store: Store) -> None:
+def test_the_query_of_the_reference_page_reads_the_catalog(store):
     cases.fill(store, 3)
     refresh(store)
     page = Path(ROOT / "docs/reference/catalog.md").read_text()

@@ -31,7 +31,7 @@ def rows_of(store: Store) -> list[str]:
         return [row[0] for row in connection.execute("SELECT dump_id FROM dump ORDER BY dump_id")]
 
 
-def test_every_dump_becomes_a_row_that_says_what_its_record_says(store: Store) -> None:
+def test_every_dump_becomes_a_row_that_says_what_its_record_says(store):
     records = cases.fill(store, 12)
     summary = refresh(store)
     assert (summary.added, summary.removed, summary.dumps, summary.damaged) == (12, 0, 12, [])
@@ -47,7 +47,7 @@ def test_every_dump_becomes_a_row_that_says_what_its_record_says(store: Store) -
         assert row.bytes == store.dump_path(described).stat().st_size
 
 
-def test_a_refresh_adds_what_is_new_and_removes_what_is_gone(store: Store) -> None:
+def test_a_refresh_adds_what_is_new_and_removes_what_is_gone(store):
     records = cases.fill(store, 6)
     refresh(store)
     store.dump_path(records[2]).unlink()
@@ -60,7 +60,7 @@ def test_a_refresh_adds_what_is_new_and_removes_what_is_gone(store: Store) -> No
     assert contents(store)["caller"] == []
 
 
-def test_a_settled_folder_is_not_listed_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_settled_folder_is_not_listed_again(store, monkeypatch):
     cases.fill(store, 4)
     cases.settle(store)
     refresh(store)
@@ -74,7 +74,7 @@ def test_a_settled_folder_is_not_listed_again(store: Store, monkeypatch: pytest.
     assert [Path(path).name for path in listed] == ["rank0000"]
 
 
-def test_a_folder_that_has_just_changed_is_not_relied_on(store: Store) -> None:
+def test_a_folder_that_has_just_changed_is_not_relied_on(store):
     """A coarse clock can give two changes one time: the file that arrives in the same tick must still be found."""
     first = cases.publish(store, cases.record(0))
     refresh(store)
@@ -100,7 +100,7 @@ def test_a_folder_that_has_just_changed_is_not_relied_on(store: Store) -> None:
         (lambda blob: cases.with_record(blob, b'"role":"reference"', b'"role":7          '), "role"),
     ],
 )  # fmt: skip
-def test_a_damaged_dump_is_a_warning_with_its_reason(store: Store, damage: Callable[[bytes], bytes], reason: str) -> None:
+def test_a_damaged_dump_is_a_warning_with_its_reason(store, damage: Callable[[bytes], bytes], reason: str):
     bad, good = cases.fill(store, 1)[0], cases.record(4)
     path = store.dump_path(bad)
     blob = path.read_bytes()
@@ -117,9 +117,7 @@ def test_a_damaged_dump_is_a_warning_with_its_reason(store: Store, damage: Calla
     assert (summary.added, summary.damaged) == (1, []), "a repaired file is good again"
 
 
-def test_a_file_that_may_become_readable_is_read_again_though_its_folder_did_not_change(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_may_become_readable_is_read_again_though_its_folder_did_not_change(store, monkeypatch):
     newer, locked = cases.fill(store, 1)[0], cases.record(4)
     good = store.dump_path(newer).read_bytes()
     store.dump_path(newer).write_bytes(cases.with_record(good, b'"format_version":1', b'"format_version":9'))
@@ -143,7 +141,7 @@ def test_a_file_that_may_become_readable_is_read_again_though_its_folder_did_not
     assert (refresh(store).dumps, refresh(store).damaged) == (2, [])
 
 
-def test_a_damaged_file_that_goes_is_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_that_goes_is_forgotten(store, monkeypatch):
     path = store.dump_path(cases.fill(store, 1)[0])
     path.write_bytes(b"junk")
     with monkeypatch.context() as patched:
@@ -153,7 +151,7 @@ def test_a_damaged_file_that_goes_is_forgotten(store: Store, monkeypatch: pytest
     assert refresh(store).damaged == []
 
 
-def test_a_row_that_a_killed_refresh_wrote_after_the_file_went_does_not_stay(store: Store) -> None:
+def test_a_row_that_a_killed_refresh_wrote_after_the_file_went_does_not_stay(store):
     gone, stays = (store.dump_path(described) for described in cases.fill(store, 5)[::4])
     kept = gone.read_bytes()
     folder = store.relative(gone.parent)
@@ -172,7 +170,7 @@ def test_a_row_that_a_killed_refresh_wrote_after_the_file_went_does_not_stay(sto
 
 
 @pytest.mark.parametrize("name", ["a#b" + SUFFIX, f"a{SUFFIX}#b{SUFFIX}"])
-def test_a_damaged_file_stays_noted_whatever_its_name(store: Store, name: str) -> None:
+def test_a_damaged_file_stays_noted_whatever_its_name(store, name: str):
     (described,) = cases.fill(store, 1)
     odd = store.dump_path(described).with_name(name)
     odd.write_bytes(b"junk")
@@ -185,7 +183,7 @@ def test_a_damaged_file_stays_noted_whatever_its_name(store: Store, name: str) -
     assert rows_of(store) == [described.dump_id]
 
 
-def test_a_file_under_another_name_or_in_another_place_is_damaged_and_a_foreign_one_is_left_alone(store: Store) -> None:
+def test_a_file_under_another_name_or_in_another_place_is_damaged_and_a_foreign_one_is_left_alone(store):
     path = store.dump_path(cases.fill(store, 1)[0])
     for foreign in (path.with_name(f".tmp-1-abc-x{SUFFIX}"), path.with_name("notes.txt"), store.dumps / "README"):
         foreign.write_bytes(b"half")
@@ -206,7 +204,7 @@ def make_replay(store: Store, replay_id: str, records: list[DumpRecord], **value
     return folder
 
 
-def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Store) -> None:
+def test_results_and_what_the_workers_resolved_come_from_the_journals(store):
     records = cases.fill(store, 3)
     own = {"golden_count": 5, "golden_max_abs": 0.25, "rng_match": False}
     own |= {"tokens": 13, "output_digest": "ab" * 32, "extra": {"a": [1]}, "folded_ids": True}
@@ -229,7 +227,7 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     assert query.results_for(store, "r1")[0] == cases.result("r1", records[0].dump_id, forward_s=0.5, **own)
 
 
-def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store, monkeypatch):
     records = cases.fill(store, 3)
     folder = make_replay(store, "r1", records[:1])
     line = json.dumps({"event": "end", **cases.result("r1", records[1].dump_id).to_dict()}) + "\n"
@@ -261,7 +259,7 @@ def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store, monkeyp
         assert [(r.dump_id, r.error) for r in query.results_for(store, "r1")] == [(records[1].dump_id, error)], "another file"
 
 
-def test_the_last_result_of_a_dump_is_that_of_the_newest_replay_that_is_left(store: Store) -> None:
+def test_the_last_result_of_a_dump_is_that_of_the_newest_replay_that_is_left(store):
     dump = cases.fill(store, 1)[0]
     make_replay(store, "r1", [dump], finished_at="2025-07-01T01")
     folder = cases.write_spec(store, cases.spec("r2", [dump]))
@@ -277,7 +275,7 @@ def test_the_last_result_of_a_dump_is_that_of_the_newest_replay_that_is_left(sto
     assert query.get_dump(store, dump.dump_id) == row, "it finds its result when it comes back"
 
 
-def test_a_damaged_replay_is_a_warning(store: Store) -> None:
+def test_a_damaged_replay_is_a_warning(store):
     records = cases.fill(store, 1)
     folder = make_replay(store, "r1", records)
     make_replay(store, "r2", records)
@@ -287,7 +285,7 @@ def test_a_damaged_replay_is_a_warning(store: Store) -> None:
     assert [replay.replay_id for replay in query.list_replays(store)] == ["r2"]
 
 
-def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store) -> None:
+def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store):
     """Bar: `rm store/catalog.db && actordbg index` gives back every row. In memory from nothing, in memory anew, and in its file
     dump by dump; texts that are equal in all rows stand in the SQL.
     """
@@ -330,7 +328,7 @@ def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store)
     assert cases.dump_rows(store, list(DUMP_COLUMNS)) == sorted(bound)
 
 
-def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store, monkeypatch):
     """From memory and from a slow disk, which is told of the files before they are read; one odd file is found among the others."""
     spec = TensorSpec("int64", (2, 30), (33, 1), "uint24")
     odd = [
@@ -378,9 +376,7 @@ def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store: S
     assert (summary.added, [item.path for item in summary.damaged]) == (29, [store.relative(bad)])
 
 
-def test_an_index_anew_that_fails_leaves_the_catalog_and_one_that_waits_makes_no_second(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_anew_that_fails_leaves_the_catalog_and_one_that_waits_makes_no_second(store, monkeypatch):
     cases.fill(store, 4)
     refresh(store)
 
@@ -401,7 +397,7 @@ def test_an_index_anew_that_fails_leaves_the_catalog_and_one_that_waits_makes_no
     assert migrate.make_anew(store, lambda: pytest.fail("made twice"), rebuild=False) is False
 
 
-def test_what_a_killed_writer_left_in_a_rollback_journal_is_undone(store: Store) -> None:
+def test_what_a_killed_writer_left_in_a_rollback_journal_is_undone(store):
     """As on a network file system, or in the copy of a new catalog; a connection that can only read is refused there."""
     cases.fill(store, 4)
     refresh(store)
@@ -417,7 +413,7 @@ def test_what_a_killed_writer_left_in_a_rollback_journal_is_undone(store: Store)
 
 
 @pytest.mark.parametrize("junk", [b"this is not a database" * 500, b"SQLite format 3\0" + b"\xff" * 8000, None])
-def test_a_damaged_catalog_is_an_error_with_the_remedy_and_rebuild_is_it(store: Store, junk: bytes | None) -> None:
+def test_a_damaged_catalog_is_an_error_with_the_remedy_and_rebuild_is_it(store, junk: bytes | None):
     """None: one that lacks a table."""
     cases.fill(store, 3)
     if junk is None:
@@ -447,7 +443,7 @@ def _refresh_often(root: str, worker: int) -> int:
 
 
 @pytest.mark.slow
-def test_sixteen_processes_may_publish_and_refresh_at_once(store: Store) -> None:
+def test_sixteen_processes_may_publish_and_refresh_at_once(store):
     cases.fill(store, 8)
     with ProcessPoolExecutor(16) as pool:
         pids = list(pool.map(_refresh_often, [str(store.root)] * 16, range(16)))

@@ -33,7 +33,7 @@ def schema(path: Path) -> list[str]:
         return [row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")]
 
 
-def test_alembic_makes_the_schema_that_the_program_makes(store: Store, tmp_path: Path) -> None:
+def test_alembic_makes_the_schema_that_the_program_makes(store, tmp_path):
     """And `migrations/versions` has one head, which the program knows."""
     from alembic import command
     from alembic.config import Config
@@ -68,9 +68,7 @@ def without_a_setting(store: Store) -> None:
 
 
 @pytest.mark.parametrize("made", [of_an_earlier_program, of_a_later_program, without_a_setting])
-def test_another_programs_catalog_is_made_anew_from_the_files_and_that_is_said(
-    store: Store, made: Callable[[Store], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_programs_catalog_is_made_anew_from_the_files_and_that_is_said(store, made: Callable[[Store], None], caplog):
     records = cases.fill(store, 9)
     folder = cases.write_spec(store, cases.spec("r", records))
     cases.append(folder / "rank0.jsonl", *(cases.result("r", one.dump_id, "failed") for one in records[:4]))
@@ -104,7 +102,7 @@ def upgrade():
 
 
 @pytest.fixture
-def next_release(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def next_release(store, tmp_path, monkeypatch) -> Callable[[str], None]:
     """Make this program one of a next revision, whose script alters a table; the revision of today has been released."""
     cases.fill(store, 5)
     refresh(store)
@@ -120,9 +118,7 @@ def next_release(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return release
 
 
-def test_a_catalog_of_a_released_revision_is_migrated_with_what_a_user_added(
-    store: Store, next_release: Callable[[str], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_catalog_of_a_released_revision_is_migrated_with_what_a_user_added(store, next_release: Callable[[str], None], caplog):
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection, connection:
         connection.execute("CREATE VIEW mine AS SELECT dump_id FROM dump")
     released = migrate.HEAD
@@ -136,16 +132,14 @@ def test_a_catalog_of_a_released_revision_is_migrated_with_what_a_user_added(
     assert migrate.look(store.catalog_path) == ("next", True) and refresh(store).dumps == 5 and not caplog.text
 
 
-def test_a_migration_that_fails_changes_nothing(store: Store, next_release: Callable[[str], None]) -> None:
+def test_a_migration_that_fails_changes_nothing(store, next_release: Callable[[str], None]):
     before, released = schema(store.catalog_path), migrate.HEAD
     next_release("no_such_table")
     assert not migrate.upgraded(store, released)
     assert schema(store.catalog_path) == before and migrate.look(store.catalog_path)[0] == released
 
 
-def test_the_pages_script_reads_dumps_and_their_ranks(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_pages_script_reads_dumps_and_their_ranks(store, monkeypatch, capsys):
     (record, short) = cases.fill(store, 2, seq_len=5000)[0], cases.record(7, seq_len=64)
     cases.publish(store, short)
     folder = cases.write_spec(store, cases.spec("r", [record]))
@@ -159,7 +153,7 @@ def test_the_pages_script_reads_dumps_and_their_ranks(
     assert printed.count(" 5000\n") == 2 and f"{record.run} 0 out of memory" in printed and short.dump_id not in printed
 
 
-def test_an_earlier_catalog_that_cannot_be_written_anew_is_left_as_it_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_catalog_that_cannot_be_written_anew_is_left_as_it_is(store, monkeypatch):
     cases.fill(store, 3)
     refresh(store)
     of_an_earlier_program(store)
@@ -175,7 +169,7 @@ def test_an_earlier_catalog_that_cannot_be_written_anew_is_left_as_it_is(store: 
     assert refresh(store).dumps == 3
 
 
-def test_the_schema_is_that_of_the_models(store: Store) -> None:
+def test_the_schema_is_that_of_the_models(store):
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
@@ -185,14 +179,14 @@ def test_the_schema_is_that_of_the_models(store: Store) -> None:
         assert compare_metadata(context, models.SQLModel.metadata) == []
 
 
-def test_a_database_that_is_no_catalog_is_refused(store: Store) -> None:
+def test_a_database_that_is_no_catalog_is_refused(store):
     with sqlite3.connect(store.catalog_path) as connection:
         connection.execute("CREATE TABLE recipes (name)")
     with pytest.raises(CatalogProblem, match="not a catalog"):
         refresh(store)
 
 
-def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store: Store) -> None:
+def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store):
     cases.fill(store, 2)
     cases.settle(store)
     refresh(store)
@@ -208,7 +202,7 @@ def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store: St
     ("kind", "mode"),
     [("ext4", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete")],
 )
-def test_the_journal_suits_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str) -> None:
+def test_the_journal_suits_the_file_system(tmp_path, monkeypatch, kind: str, mode: str):
     mounts = tmp_path / "mounts"
     mounts.write_text(f"root / ext4 rw 0 0\ndisk {tmp_path} {kind} rw 0 0\nother {tmp_path}x nfs rw 0 0\n")
     assert file_system(tmp_path, str(mounts)) == kind
@@ -216,7 +210,7 @@ def test_the_journal_suits_the_file_system(tmp_path: Path, monkeypatch: pytest.M
     assert engine.journal_mode(tmp_path / "catalog.db") == mode
 
 
-def test_writers_begin_immediately(store: Store) -> None:
+def test_writers_begin_immediately(store):
     """Two transactions that read and then write: with a deferred BEGIN the second fails at once, here it waits its turn."""
     refresh(store)
     with engine.plain_transaction(store.catalog_path) as first:
@@ -227,7 +221,7 @@ def test_writers_begin_immediately(store: Store) -> None:
         other.close()
 
 
-def test_a_file_system_without_locks_is_an_error_with_a_remedy(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_an_error_with_a_remedy(store, monkeypatch):
     def none(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

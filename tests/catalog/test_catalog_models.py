@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import catalogcases as cases
 import pytest
@@ -22,7 +21,6 @@ from actordbg.catalog.tables import DUMP_COLUMNS, WHERE_COLUMNS
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.replay_record import ResultRecord
-from actordbg.store.layout import Store
 
 IN_THE_FILE_ONLY = {
     "format_version", "monotonic_ns", "arguments", "tensors", "process_groups", "extra", "actor", "origin", "trigger_facts",
@@ -41,7 +39,7 @@ def declared(row: type[Row]) -> dict[str, str]:
     return {name: column.type.__name__ for name, column in row.columns.items()}
 
 
-def test_every_field_of_a_dumps_record_is_a_column_of_its_type_or_stays_in_the_file() -> None:
+def test_every_field_of_a_dumps_record_is_a_column_of_its_type_or_stays_in_the_file():
     said = {name: kind for name, kind in types_of(DumpRecord).items() if name not in IN_THE_FILE_ONLY}
     taken = {name: column.type.__name__ for name, column in DUMP_COLUMNS.items() if not column.of}
     assert taken | {"timestamp": "str"} == said  # which the catalog holds as a number
@@ -52,13 +50,13 @@ def test_every_field_of_a_dumps_record_is_a_column_of_its_type_or_stays_in_the_f
     assert dump_rows.columns_of([described.to_json().encode()], [1]).keys() == DUMP_COLUMNS.keys()
 
 
-def test_every_field_of_a_result_and_every_setting_is_a_column_of_its_type() -> None:
+def test_every_field_of_a_result_and_every_setting_is_a_column_of_its_type():
     assert Result.columns.keys() == {*types_of(ResultRecord), "id"}
     settings = {setting.stored: setting.kind.__name__ for setting in SETTINGS.values()}
     assert settings == {name: declared(lab_columns.Replay)[name] for name in settings}
 
 
-def test_every_column_says_what_it_holds() -> None:
+def test_every_column_says_what_it_holds():
     rows = [
         row
         for module in (columns, lab_columns)
@@ -74,7 +72,7 @@ def test_every_column_says_what_it_holds() -> None:
         assert model.model_fields.keys() == tables[model.__tablename__].columns.keys()
 
 
-def test_a_dumps_row_has_the_columns_of_where_with_their_types() -> None:
+def test_a_dumps_row_has_the_columns_of_where_with_their_types():
     """The row's class repeats the type of what it shows of the last result, for mypy."""
     for name, column in DumpRow.columns.items():
         if name != "path":
@@ -82,7 +80,7 @@ def test_a_dumps_row_has_the_columns_of_where_with_their_types() -> None:
             assert column.type is source.row.columns[source.stored].type or name == "timestamp"
 
 
-def test_the_sqlmodel_classes_read_what_was_indexed(store: Store) -> None:
+def test_the_sqlmodel_classes_read_what_was_indexed(store):
     (described,) = cases.fill(store, 1)
     folder = cases.write_spec(store, cases.spec("r", [described]))
     cases.append(folder / "rank0.jsonl", cases.result("r", described.dump_id, "failed"))
@@ -125,7 +123,7 @@ assert "- `vllm_version` (text): version of vllm in the run" in catalog_markdown
 
 
 @pytest.mark.slow
-def test_a_column_is_added_in_one_place(store: Store, tmp_path: Path) -> None:
+def test_a_column_is_added_in_one_place(store, tmp_path):
     """Follow the recipe of CONTRIBUTING in a copy of the package: the declaration, the next revision, and `make docs`."""
     cases.publish(store, cases.record(0))
     cases.publish(store, cases.record(1, versions={"torch": "2.13.0", "vllm": "0.11"}))

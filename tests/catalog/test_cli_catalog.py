@@ -46,7 +46,7 @@ def run(store: Store, *words: str, code: int = 0) -> Result:
     return result
 
 
-def test_index_says_what_it_did_and_names_the_damaged(store: Store) -> None:
+def test_index_says_what_it_did_and_names_the_damaged(store):
     records = cases.fill(store, 5)
     store.dump_path(records[0]).write_bytes(b"junk")
     out = run(store, "index", "--quiet").stdout
@@ -56,7 +56,7 @@ def test_index_says_what_it_did_and_names_the_damaged(store: Store) -> None:
     assert (answer["added"], answer["dumps"], len(answer["damaged"])) == (4, 4, 1)
 
 
-def test_ls_lists_and_says_how_many_more_there_are(store: Store) -> None:
+def test_ls_lists_and_says_how_many_more_there_are(store):
     records = cases.fill(store, 7)
     assert "no dump matches seq_len>4096" in run(store, "ls", "--where", "seq_len>4096", code=5).stdout
     result = run(store, "ls", "--limit", "3")
@@ -72,7 +72,7 @@ def test_ls_lists_and_says_how_many_more_there_are(store: Store) -> None:
     assert (rows[-1]["path"], rows[0]["training"]) == (store.relative(store.dump_path(records[1])), True)
 
 
-def test_show_tells_record_tensors_and_results_and_inputs_from_what_was_recorded_beside_them(store: Store) -> None:
+def test_show_tells_record_tensors_and_results_and_inputs_from_what_was_recorded_beside_them(store):
     described = cases.record(0, rng={"cpu": "0" * 64})
     tensors = {
         "rng.cpu": torch.arange(16, dtype=torch.uint8),
@@ -97,7 +97,7 @@ def test_show_tells_record_tensors_and_results_and_inputs_from_what_was_recorded
         run(store, "show", "nope")
 
 
-def test_verify_names_every_damaged_file_and_exits_1(store: Store) -> None:
+def test_verify_names_every_damaged_file_and_exits_1(store):
     records = cases.fill(store, 6)
     assert "6 good, 0 damaged" in run(store, "verify", "--quiet").stdout
     torn, flipped, junk, untrue = (store.dump_path(r) for r in records[:4])
@@ -114,7 +114,7 @@ def test_verify_names_every_damaged_file_and_exits_1(store: Store) -> None:
     assert (answer["checked"], answer["damaged"][0]["code"]) == (1, "corrupt-dump")
 
 
-def test_prune_only_says_what_it_would_do_until_told(store: Store) -> None:
+def test_prune_only_says_what_it_would_do_until_told(store):
     records = cases.fill(store, 8)
     result = run(store, "prune", "--where", "rank=0")
     assert "would remove 2 files" in result.stdout
@@ -127,7 +127,7 @@ def test_prune_only_says_what_it_would_do_until_told(store: Store) -> None:
     assert not store.dump_folder("ppo-1", 0).exists(), "an emptied folder goes too"
 
 
-def test_the_weights_of_a_step_go_with_the_last_dump_that_met_them(store: Store) -> None:
+def test_the_weights_of_a_step_go_with_the_last_dump_that_met_them(store):
     records = [cases.record(index, rank=0, pid=4711, instance="actor0-ab") for index in range(6)]
     for described in records:
         cases.publish(store, described)
@@ -148,7 +148,7 @@ def test_the_weights_of_a_step_go_with_the_last_dump_that_met_them(store: Store)
     assert weights() == [5], "its process may still meet them"
 
 
-def test_of_several_conditions_each_counts_and_the_wrong_one_is_named(store: Store) -> None:
+def test_of_several_conditions_each_counts_and_the_wrong_one_is_named(store):
     records = cases.fill(store, 8)
     lengths = sorted(record.seq_len for record in records)
     both = ["--where", "rank=0 or rank=1", "--where", f"seq_len>{lengths[3]}"]
@@ -166,7 +166,7 @@ def test_of_several_conditions_each_counts_and_the_wrong_one_is_named(store: Sto
     assert [record for record in records if store.dump_path(record).exists()] == left
 
 
-def test_prune_by_age_and_size_takes_the_oldest(store: Store) -> None:
+def test_prune_by_age_and_size_takes_the_oldest(store):
     records = cases.fill(store, 6)
     kept = run(store, "prune", "--older-than", "7d")
     assert "nothing to remove" in kept.stdout and "6 dumps" in kept.stderr, "recorded long ago, in this store since a moment"
@@ -189,7 +189,7 @@ def test_prune_by_age_and_size_takes_the_oldest(store: Store) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_turns_of_a_run_go_with_its_last_dump(store: Store, packed: bool) -> None:
+def test_the_turns_of_a_run_go_with_its_last_dump(store, packed: bool):
     for number, name in enumerate(("ppo-1", "other")):
         for call in range(2):
             cases.publish(store, cases.record(2 * number + call, run=name))
@@ -207,7 +207,7 @@ def test_the_turns_of_a_run_go_with_its_last_dump(store: Store, packed: bool) ->
     assert [*(store.root / "turns").rglob("*")] == [notes.parent, notes], "what it did not make stays"
 
 
-def test_prune_never_follows_a_link_out_of_the_store_and_counts_the_rest(store: Store, tmp_path: Path) -> None:
+def test_prune_never_follows_a_link_out_of_the_store_and_counts_the_rest(store, tmp_path):
     cases.fill(store, 8)
     refresh(store)
     outside = tmp_path / "outside"
@@ -225,14 +225,14 @@ def test_prune_never_follows_a_link_out_of_the_store_and_counts_the_rest(store: 
     ],
     ids=str,
 )  # fmt: skip
-def test_prune_refuses_what_it_does_not_understand(store: Store, words: tuple[str, ...]) -> None:
+def test_prune_refuses_what_it_does_not_understand(store, words: tuple[str, ...]):
     cases.fill(store, 2)
     with pytest.raises(UsageError):
         run(store, "prune", *words, "--yes")
     assert len(list(store.iter_dumps())) == 2
 
 
-def test_prune_damaged_takes_only_what_is_broken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_damaged_takes_only_what_is_broken(store, monkeypatch):
     junk, newer, misplaced, mended, locked = (store.dump_path(r) for r in cases.fill(store, 5, rank=0))
     junk.write_bytes(b"junk")
     newer.write_bytes(cases.with_record(newer.read_bytes(), b'"format_version":1', b'"format_version":9'))
@@ -259,7 +259,7 @@ def test_prune_damaged_takes_only_what_is_broken(store: Store, monkeypatch: pyte
     assert all(path.exists() for path in (newer, misplaced, mended, locked))
 
 
-def test_json_of_many_dumps_is_written_as_they_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_of_many_dumps_is_written_as_they_are_read(store, monkeypatch):
     """60,000 rows took 600 MB. The document is that of all rows together."""
     fill_synthetic(store.create(), 1200)
     catalog, batches = query.Catalog(store, IndexSummary()), []
@@ -281,9 +281,7 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_a_rebuild_behind_a_lock_says_at_once_what_it_waits_for_and_goes_on_waiting(
-    store: Store, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rebuild_behind_a_lock_says_at_once_what_it_waits_for_and_goes_on_waiting(store, name: str, caplog):
     cases.fill(store, 2)
     run(store, "index")
     code = f"import sys; {HOLDERS[name]}; print(); sys.stdin.read()"
@@ -301,7 +299,7 @@ def test_a_rebuild_behind_a_lock_says_at_once_what_it_waits_for_and_goes_on_wait
 
 
 @pytest.mark.slow
-def test_a_bad_byte_anywhere_in_the_catalog_is_named_with_the_rebuild_that_mends_it(store: Store) -> None:
+def test_a_bad_byte_anywhere_in_the_catalog_is_named_with_the_rebuild_that_mends_it(store):
     """In the header, in each statement of the schema (which SQLite quotes in its messages), in the revision."""
     cases.fill(store, 2)
     cases.settle(store)

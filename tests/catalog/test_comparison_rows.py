@@ -7,7 +7,6 @@ import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import catalogcases as cases
@@ -64,13 +63,13 @@ def age(store: Store) -> None:
 
 
 @pytest.fixture
-def replayed(store: Store) -> Store:
+def replayed(store) -> Store:
     for name in ("r-01", "r-02"):
         write_replay(store, name, INPUTS, result=lambda index: {"golden_count": 5, "golden_max_abs": 0.75})
     return store
 
 
-def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> None:
+def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store):
     save(replayed, comparison("c-01", "r-02", "r-01"))
     save(replayed, comparison("c-02", "r-02", None))
     assert refresh(replayed).comparisons == 2
@@ -98,7 +97,7 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
     ]
 
 
-def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch):
     save(replayed, comparison("c-01", "r-02", "r-01"))
     age(replayed)
     refresh(replayed)
@@ -115,7 +114,7 @@ def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("gone", ["r-01", "r-02"])
-def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed: Store, tmp_path: Path, gone: str) -> None:
+def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed: Store, tmp_path, gone: str):
     save(replayed, comparison("c-01", "r-02", "r-01"))
     age(replayed)
     refresh(replayed)
@@ -128,7 +127,7 @@ def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed: Store
     assert contents(replayed) == before
 
 
-def test_a_comparison_may_come_before_its_replays_and_from_many_processes_at_once(store: Store) -> None:
+def test_a_comparison_may_come_before_its_replays_and_from_many_processes_at_once(store):
     for number in range(1, 6):
         save(store, comparison(f"c-0{number}", "r-02", "r-01" if number % 2 else None))
     age(store)
@@ -144,14 +143,14 @@ def test_a_comparison_may_come_before_its_replays_and_from_many_processes_at_onc
     assert contents(store) == found
 
 
-def test_a_file_that_is_replaced_at_the_same_moment_is_read_again(replayed: Store) -> None:
+def test_a_file_that_is_replaced_at_the_same_moment_is_read_again(replayed: Store):
     for largest in (0.5, 0.4):
         save(replayed, comparison("c-01", "r-02", "r-01", largest=largest))
         refresh(replayed)
     assert [run.max_abs for run in query.comparisons(replayed)] == [0.4]
 
 
-def test_damaged_files_are_noted_and_forgotten(store: Store) -> None:
+def test_damaged_files_are_noted_and_forgotten(store):
     damages = {
         '{"format": 1, "half': "corrupt-dump",
         '{"format": 9}': "newer-format",
@@ -170,7 +169,7 @@ def test_damaged_files_are_noted_and_forgotten(store: Store) -> None:
     assert not query.table_rows(store, ComparisonRun, "1")
 
 
-def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(replayed: Store) -> None:
+def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(replayed: Store):
     save(replayed, comparison("c-01", "r-02", "r-01"))
     odd = replayed.comparisons / "c-01#copy.json"
     shutil.copy(replayed.comparisons / "c-01.json", odd)
@@ -181,7 +180,7 @@ def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(repla
         (replayed.comparisons / f"{count}.txt").touch()  # the folder is listed again
 
 
-def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:
+def test_where_knows_the_last_comparison_of_a_dump(replayed: Store):
     dumps = [cases.record(index, dump_id=item.dump_id, run="run", rank=0) for index, item in enumerate(INPUTS)]
     for described in dumps:
         cases.publish(replayed, described)

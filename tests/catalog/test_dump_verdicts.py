@@ -41,13 +41,13 @@ def judgement(line: str) -> Judgement:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_newest_answer_to_each_question_counts(case: str) -> None:
+def test_the_newest_answer_to_each_question_counts(case: str):
     verdict, *broken = CASES[case].expected
     last = fold([judgement(line) for line in CASES[case].given])
     assert (str(last.verdict), last.broken, last.theirs) == (verdict, broken[0] if broken else None, None)
 
 
-def test_what_came_from_elsewhere_counts_for_them_alone() -> None:
+def test_what_came_from_elsewhere_counts_for_them_alone():
     theirs = at(NEW, mine=False, truth="match")
     assert (fold([theirs]).verdict, fold([theirs]).theirs, fold([theirs]).last_result) == (None, "RIGHT", 2)
     both = fold([theirs, at(OLD, truth="mismatch")])
@@ -72,7 +72,7 @@ WAYS: dict[str, tuple[dict[str, Any], str, str | None]] = {
 
 
 @pytest.fixture
-def judged(store: Store) -> Store:
+def judged(store) -> Store:
     """A store with a dump for each of WAYS, and two that were never replayed; replayed before with other, better ends."""
     every = publish(store, len(WAYS) + 1)
     inputs, results = every[: len(WAYS)], [result for result, _, _ in WAYS.values()]
@@ -92,7 +92,7 @@ def verdicts_of(store: Store) -> list[tuple[str | None, str | None]]:
     return [(row.verdict, row.broken) for row in query.select_dumps(store)]
 
 
-def test_every_list_and_filter_reads_the_last_verdict(judged: Store) -> None:
+def test_every_list_and_filter_reads_the_last_verdict(judged: Store):
     expected = [(verdict, broken) for _, verdict, broken in WAYS.values()] + [(None, None)]
     listed = json.loads(invoke(judged, "dump", "ls", "--order", "time", "--json").stdout)
     assert [(row["verdict"], row["broken"]) for row in listed] == expected == verdicts_of(judged)
@@ -114,7 +114,7 @@ def test_every_list_and_filter_reads_the_last_verdict(judged: Store) -> None:
     assert json.loads(invoke(judged, "status", "--json").stdout)["holds"]["bad"] == len(bad)
 
 
-def test_verdicts_are_derived_from_the_files_alone(judged: Store) -> None:
+def test_verdicts_are_derived_from_the_files_alone(judged: Store):
     before = verdicts_of(judged)
     assert not list(checking.catalog(judged, deep=True))
     refresh(judged, rebuild=True)
@@ -129,14 +129,14 @@ def test_verdicts_are_derived_from_the_files_alone(judged: Store) -> None:
     assert {verdict for verdict, _ in verdicts_of(judged)} == {None}, "a truth judges nothing alone"
 
 
-def test_what_a_model_is_counts_for_every_dump_of_its_replay(store: Store) -> None:
+def test_what_a_model_is_counts_for_every_dump_of_its_replay(store):
     inputs = publish(store, 3)
     extra = {"identity": [{"rank": 0, "count": 1, "differences": ["x"]}]}
     write_replay(store, NEW, inputs, result=lambda index: {"extra": extra} if index == 1 else {})
     assert verdicts_of(store) == [("WRONG", "identity")] * 3
 
 
-def test_a_refresh_that_was_killed_before_it_judged_leaves_it_to_the_next(judged: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_that_was_killed_before_it_judged_leaves_it_to_the_next(judged: Store, monkeypatch):
     before = verdicts_of(judged)
     write_replay(judged, "20250619T050400-000004", publish(judged, 1)[:1])
 
@@ -149,7 +149,7 @@ def test_a_refresh_that_was_killed_before_it_judged_leaves_it_to_the_next(judged
     assert verdicts_of(judged) == [("NOT CHECKED", None), *before[1:]], "another configuration, which nothing judged"
 
 
-def test_settings_that_change_no_number_are_the_same_configuration(store: Store) -> None:
+def test_settings_that_change_no_number_are_the_same_configuration(store):
     inputs = publish(store, 1)
     write_replay(store, OLD, inputs, seed=1, result=lambda index: {"extra": {"laws": [LAW]}})
     write_replay(store, NEW, inputs, seed=2, timeout_s=ReplayConfig().timeout_s + 1)

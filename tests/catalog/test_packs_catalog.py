@@ -21,7 +21,7 @@ from actordbg.store.places import split_place
 
 
 @pytest.fixture
-def packed(store: Store) -> Store:
+def packed(store) -> Store:
     """Eight dumps of one run, packed."""
     cases.fill(store, 8)
     packing.pack_dumps(store)
@@ -37,7 +37,7 @@ def damaged(store: Store) -> list[tuple[str, str]]:
     return [(item.path, item.code) for item in refresh(store).damaged]
 
 
-def test_a_packed_dump_has_the_row_of_its_file_and_its_share_of_the_pack(store: Store) -> None:
+def test_a_packed_dump_has_the_row_of_its_file_and_its_share_of_the_pack(store):
     cases.fill(store, 8)
     refresh(store)
     before = rows(store)
@@ -54,7 +54,7 @@ def test_a_packed_dump_has_the_row_of_its_file_and_its_share_of_the_pack(store: 
     assert [split_place(row.path) for row in found] == [(store.relative(pack), row.dump_id) for row in found]
 
 
-def test_indexing_a_pack_decompresses_no_rows(packed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexing_a_pack_decompresses_no_rows(packed: Store, monkeypatch):
     names: list[str] = []
     real = layout.decompress
     monkeypatch.setattr(layout, "decompress", lambda *words: names.append(words[2]) or real(*words))
@@ -63,7 +63,7 @@ def test_indexing_a_pack_decompresses_no_rows(packed: Store, monkeypatch: pytest
     assert len(names) == 1 and names[0].endswith(": index")
 
 
-def test_a_settled_store_is_not_listed_again(packed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_settled_store_is_not_listed_again(packed: Store, monkeypatch):
     cases.settle(packed)
     refresh(packed)
     listed: list[str] = []
@@ -75,7 +75,7 @@ def test_a_settled_store_is_not_listed_again(packed: Store, monkeypatch: pytest.
     assert not [path for path in listed if path.endswith(("ppo-1/rank0000", "packs/ppo-1"))]
 
 
-def test_a_dump_in_a_pack_and_in_a_file_is_one_row(packed: Store) -> None:
+def test_a_dump_in_a_pack_and_in_a_file_is_one_row(packed: Store):
     for number in range(8):
         cases.publish(packed, cases.record(number))
     summary = refresh(packed)
@@ -88,7 +88,7 @@ def test_a_dump_in_a_pack_and_in_a_file_is_one_row(packed: Store) -> None:
     assert summary.dumps == 8 and not any(row.pack for row in query.select_dumps(packed))
 
 
-def test_rows_of_a_vanished_pack_go_and_another_pack_takes_over_what_it_holds_too(packed: Store) -> None:
+def test_rows_of_a_vanished_pack_go_and_another_pack_takes_over_what_it_holds_too(packed: Store):
     (first,) = packed.iter_packs()
     second = first.with_name("zzz.pack")
     pack = reader.Pack(first)
@@ -116,7 +116,7 @@ def test_rows_of_a_vanished_pack_go_and_another_pack_takes_over_what_it_holds_to
 )
 def test_a_damaged_pack_is_noted_with_what_it_held_and_is_good_again_when_it_is_mended(
     packed: Store, damage: object, code: str, reason: str
-) -> None:
+):
     (path,) = packed.iter_packs()
     data = path.read_bytes()
     path.write_bytes(damage(data))  # type: ignore[operator]
@@ -133,7 +133,7 @@ def test_a_damaged_pack_is_noted_with_what_it_held_and_is_good_again_when_it_is_
     assert (summary.added, summary.dumps, summary.damaged) == (8, 8, [])
 
 
-def test_a_pack_in_the_folder_of_another_run_is_named_dump_by_dump(packed: Store) -> None:
+def test_a_pack_in_the_folder_of_another_run_is_named_dump_by_dump(packed: Store):
     (path,) = packed.iter_packs()
     shutil.move(path.parent, path.parent.with_name("other"))
     summary = refresh(packed)
@@ -142,7 +142,7 @@ def test_a_pack_in_the_folder_of_another_run_is_named_dump_by_dump(packed: Store
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_folders_that_vanish_while_they_are_to_be_listed_again_take_their_rows_along(store: Store, packed: bool):
+def test_folders_that_vanish_while_they_are_to_be_listed_again_take_their_rows_along(store, packed: bool):
     """A pack and the last file of a run go in one `prune`; and a run's only pack goes while its folder is not relied on."""
     cases.fill(store, 2)
     packing.pack_dumps(store, "rank = 0")

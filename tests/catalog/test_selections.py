@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import catalogcases as cases
 import pytest
@@ -18,7 +17,7 @@ from actordbg.store.layout import Store
 
 
 @pytest.fixture
-def twelve(tmp_path: Path) -> Store:
+def twelve(tmp_path) -> Store:
     """Twelve dumps; the first three were replayed, and the third failed."""
     store = Store(tmp_path / "store").create()
     records = cases.fill(store, 12)
@@ -80,7 +79,7 @@ def test_a_selection_by_name_of_nothing_speaks_of_what_was_asked(twelve: Store):
     assert "no dump matches rank=99; rank = 99 selects none of 12: rank is 0 to 3" in done.exception.message
 
 
-def test_a_sample_has_one_of_each_kind_and_then_others_over_time(tmp_path: Path):
+def test_a_sample_has_one_of_each_kind_and_then_others_over_time(tmp_path):
     store = Store(tmp_path / "store").create()
     for index in range(0, 320, 32):  # every property of these repeats
         cases.publish(store, cases.record(index, role="policy", training=True))

@@ -17,7 +17,7 @@ OTHER = {"trainer": "trl", "adapter": "trl", "function": "trl.trainer.grpo_train
 
 
 @pytest.fixture
-def mixed(store: Store) -> Store:
+def mixed(store) -> Store:
     """Three calls of the home trainer, two of another one, a made-up input, and an older dump by a fork that names no texts."""
     cases.fill(store, 3)
     for index in (3, 4):
@@ -33,7 +33,7 @@ def said(store: Store, *words: str) -> str:
     return done.stdout
 
 
-def test_calls_of_several_trainers_are_told_apart_everywhere(mixed: Store) -> None:
+def test_calls_of_several_trainers_are_told_apart_everywhere(mixed: Store):
     refresh(mixed)
     home = "trainer = 'openrlhf' and adapter is null and function = 'openrlhf.models.actor:Actor.forward'"
     assert query.count_dumps(mixed, home) == 4

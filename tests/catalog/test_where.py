@@ -24,7 +24,7 @@ CASES = cases_of("where")
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_a_condition_becomes_sql_with_bound_values_or_is_refused_by_name(text: str) -> None:
+def test_a_condition_becomes_sql_with_bound_values_or_is_refused_by_name(text: str):
     sql, *bound = CASES[text].expected
     if sql.startswith("refused:"):
         refused(text, sql.removeprefix("refused:").strip())
@@ -43,7 +43,7 @@ def refused(text: str, culprit: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_control_characters_and_patterns_without_end_are_refused() -> None:
+def test_control_characters_and_patterns_without_end_are_refused():
     refused("rank = 0\0", "control character")
     refused(f"host like '{'%a' * 50}'", "pattern")
 
@@ -65,19 +65,19 @@ def test_control_characters_and_patterns_without_end_are_refused() -> None:
         "rank is " * 900 + "null",
     ],
 )
-def test_bombs_are_refused_after_few_steps(text: str) -> None:
+def test_bombs_are_refused_after_few_steps(text: str):
     with counted() as steps, pytest.raises(WhereError):
         compile_where(text)
     assert steps.count < 1000 + 20 * len(text), "work grows faster than the text"
 
 
-def test_reasonable_sizes_are_allowed() -> None:
+def test_reasonable_sizes_are_allowed():
     compile_where("(" * MAX_DEPTH + "rank=0" + ")" * MAX_DEPTH)
     compile_where(" or ".join(f"rank={n}" for n in range(MAX_OPERATORS // 4)))
     assert len(compile_where(f"rank in ({','.join(map(str, range(900)))})").params) == 900
 
 
-def test_columns_that_were_used_are_known() -> None:
+def test_columns_that_were_used_are_known():
     assert compile_where("rank=0 and status='failed'").columns == {"rank", "status"}
     assert compile_where("status='failed' and seq_len>1").joins == LAST_RESULT
     assert compile_where("rank=0 and replayed_at is null").joins == f"{CALLER} {LAST_RESULT}"
@@ -85,17 +85,17 @@ def test_columns_that_were_used_are_known() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800), ("2h30m", 9_000), ("1.5h", 5_400), ("90s", 90), ("1w", 604_800)])
-def test_durations(text: str, seconds: float) -> None:
+def test_durations(text: str, seconds: float):
     assert parse_duration(text).total_seconds() == seconds
 
 
 @pytest.mark.parametrize("word", ["or", "and"])
-def test_a_long_chain_of_conditions_is_one_flat_chain(word: str) -> None:
+def test_a_long_chain_of_conditions_is_one_flat_chain(word: str):
     condition = compile_where(f" {word} ".join(["replayable"] * 299))
     assert condition.sql == f"({f' {word.upper()} '.join(['k.replayable'] * 299)})"
 
 
-def test_what_is_nested_too_deep_for_python_is_refused() -> None:
+def test_what_is_nested_too_deep_for_python_is_refused():
     text, before = "replayable" + " is true" * 299, sys.getrecursionlimit()
     assert compile_where("replayable" + " is true" * 20).columns == {"replayable"}
     sys.setrecursionlimit(len(inspect.stack(0)) + 400)
@@ -107,7 +107,7 @@ def test_what_is_nested_too_deep_for_python_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["seq_len -> '1d'", "seq_len ->> '1d'", "seq_len -> '$[' = 1"])
-def test_the_parsers_own_log_never_reaches_the_terminal(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_parsers_own_log_never_reaches_the_terminal(text: str, capfd):
     log = logging.getLogger("sqlglot")
     heard: list[str] = []
     handler = logging.Handler()
@@ -122,11 +122,11 @@ def test_the_parsers_own_log_never_reaches_the_terminal(text: str, capfd: pytest
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_headings_of_the_table_are_columns() -> None:
+def test_the_headings_of_the_table_are_columns():
     assert compile_where("S = 3 and B = 2") == compile_where("seq_len = 3 and batch_size = 2")
 
 
-def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeypatch):
     """Every column with every sign and every kind of value, alone and joined; and what only looks plain is left to the parser."""
     values = [
         "007",
@@ -169,7 +169,7 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
         ("seq_len > 5 limit 3", "use --order, and --limit or --max-inputs"),
     ],
 )
-def test_a_hint_names_what_there_is_in_a_line(text: str, hint: str) -> None:
+def test_a_hint_names_what_there_is_in_a_line(text: str, hint: str):
     with pytest.raises(WhereError) as refused:
         compile_where(text)
     assert refused.value.hint.endswith(hint) and len(refused.value.hint) < 80

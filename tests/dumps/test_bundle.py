@@ -9,8 +9,6 @@ import shutil
 import tarfile
 import tempfile
 import tracemalloc
-from collections.abc import Callable
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -77,9 +75,7 @@ def private_dump(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["../", "/", "/, from a bundle", "link"])
-def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(
-    way: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way: str, store, tmp_path, monkeypatch):
     dump = private_dump(tmp_path)
     (item,) = publish(store, 1, length=16)
     path = {"../": f"../{dump.relative_to(tmp_path)}", "link": "dumps/led/rank0000/" + dump.name}.get(way, str(dump))
@@ -99,7 +95,7 @@ def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(
 
 
 @pytest.mark.parametrize(("field", "words"), [("rounding_id", ["bundle"]), ("comparison_id", ["reduce"])])
-def test_no_id_in_a_record_leads_out_of_the_store(field: str, words: list[str], store: Store, tmp_path: Path) -> None:
+def test_no_id_in_a_record_leads_out_of_the_store(field: str, words: list[str], store, tmp_path):
     inputs = publish(store, 1, length=16)
     write_replay(store, MINE, inputs)
     write_replay(store, TRUTH, inputs, truth="fp32")
@@ -116,9 +112,7 @@ def test_no_id_in_a_record_leads_out_of_the_store(field: str, words: list[str], 
     ]
 
 
-def test_a_colleague_gets_a_replay_with_its_dumps_and_comparisons(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_colleague_gets_a_replay_with_its_dumps_and_comparisons(store, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # what is killed leaves nothing in /tmp
     inputs, case = publish(store, 2, length=16), Path(os.fsdecode(os.fsencode(tmp_path) + b"/case-\xff.tar.zst"))
     write_replay(store, MINE, inputs)
@@ -141,7 +135,7 @@ def test_a_colleague_gets_a_replay_with_its_dumps_and_comparisons(
         open_bundle(other, case)
 
 
-def test_redaction_permutes_ids_and_keeps_what_is_special(store: Store, tmp_path: Path) -> None:
+def test_redaction_permutes_ids_and_keeps_what_is_special(store, tmp_path):
     places = create_dumps(store, 2, batch_size=3, seq_len=40, vocab_size=900)
     pack_bundle(store, tmp_path / "case.tar.zst", places, redact=True, keep=[7])
     other = Store(tmp_path / "other")
@@ -159,7 +153,7 @@ def test_redaction_permutes_ids_and_keeps_what_is_special(store: Store, tmp_path
         pack_bundle(store, tmp_path / "case.tar.zst", places, redact=True, replays=[MINE])
 
 
-def test_redaction_leaves_out_all_that_is_not_listed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redaction_leaves_out_all_that_is_not_listed(store, tmp_path, monkeypatch):
     """Each text is a secret; what was left out is said."""
     monkeypatch.setattr(redaction.secrets, "randbits", lambda _: 1)
     ids = np.array([[5, 6, 7, 8, 9], [0, 0, 11, 12, 13]])
@@ -190,7 +184,7 @@ def test_redaction_leaves_out_all_that_is_not_listed(store: Store, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("dtype", "model"), [("int64", ""), ("float32", ""), ("int32", "tiny"), ("int32", "./no-model")])
-def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype: str, model: str, store: Store, tmp_path: Path) -> None:
+def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype: str, model: str, store, tmp_path):
     """Ids as large as hashes would need a table of that size; a model that is not there would keep no special token."""
     ids = np.array([[2**33 if dtype == "int64" else 3, 4]], dtype)
     record = DumpRecord(dump_id="d", run="r", rank=0, timestamp="2026-01-01T00:00:00.000000Z", batch_size=1, seq_len=2, tokens=2)
@@ -202,7 +196,7 @@ def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype: str, model: str
 
 @pytest.mark.parametrize("name", ["rank99.jsonl", "tensors/x.safetensors"])
 @pytest.mark.parametrize("with_spec", [False, True])
-def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name: str, with_spec: bool, store: Store, tmp_path: Path) -> None:
+def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name: str, with_spec: bool, store, tmp_path):
     """Who wrote a replay is known by its specification, so a journal from elsewhere would count as this user's own."""
     write_replay(store, MINE, publish(store, 1, length=16))
     before, files = files_of(store), {f"replays/{MINE}/{name}": plain_safetensors({}, {}) if "tensors" in name else b"{}\n"}
@@ -214,9 +208,7 @@ def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name: str, with_spec: bo
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), ValueError(), OSError(28, "No space left on device")])
-def test_whatever_stops_an_import_nothing_is_left(
-    error: BaseException, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_stops_an_import_nothing_is_left(error: BaseException, store, tmp_path, monkeypatch):
     write_replay(store, MINE, publish(store, 2, length=16))
     pack_bundle(store, tmp_path / "case.tar.zst", [*store.iter_dumps()], replays=[MINE])
     other = Store(tmp_path / "other").create()
@@ -232,7 +224,7 @@ def test_whatever_stops_an_import_nothing_is_left(
     assert [path.name for path in other.root.rglob("*") if path.is_file()] == ["FORMAT"]
 
 
-def test_a_damaged_comparison_stops_no_bundle_and_two_dots_name_a_run(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_comparison_stops_no_bundle_and_two_dots_name_a_run(store, tmp_path):
     create_dumps(store, 1, batch_size=1, seq_len=8, run="a..b")
     store.comparisons.mkdir(exist_ok=True)
     (store.comparisons / f"{MINE}.json").write_text("{")
@@ -241,7 +233,7 @@ def test_a_damaged_comparison_stops_no_bundle_and_two_dots_name_a_run(store: Sto
     assert run(tmp_path / "other", "dump", "import", str(tmp_path / "case.tar.zst"))["dumps"] == 1
 
 
-def archive(path: Path, files: dict[str, Any], *, listed: dict[str, Any] | None = None) -> Path:
+def archive(path: Path, files: dict[str, Any], listed: dict[str, Any] | None = None) -> Path:
     """Write a bundle as somebody could: `files` may have tar members instead of bytes."""
     entries = {
         name: {"size": len(data), "sha256": sha256(data).hexdigest()} for name, data in files.items() if isinstance(data, bytes)
@@ -263,11 +255,11 @@ def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
     return member
 
 
-def hole(spots: str) -> dict[str, Any]:
+def hole(spots: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A file of nothing but a hole, of a few bytes of archive, as arguments of `archive`; the manifest is right."""
-    member, size = tarfile.TarInfo(f"{REPLAY}/a.jsonl"), 2**21
+    member, size = tarfile.TarInfo(JOURNAL), 2**21
     member.pax_headers = {"GNU.sparse.map": spots, "GNU.sparse.size": str(size)}
-    return {"files": {member.name: member}, "listed": {member.name: {"size": size, "sha256": sha256(bytes(size)).hexdigest()}}}
+    return {member.name: member}, {member.name: {"size": size, "sha256": sha256(bytes(size)).hexdigest()}}
 
 
 class Headed(tarfile.TarInfo):
@@ -277,49 +269,51 @@ class Headed(tarfile.TarInfo):
         return self.headers + super().tobuf(*how)
 
 
-def headed(text: str, chain: int = 1) -> dict[str, Any]:
+def headed(text: str, chain: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
     """A member behind extended headers, which `tarfile` reads whole and one inside the other, as arguments of `archive`."""
-    member = Headed(f"{REPLAY}/a.jsonl")
+    member = Headed(JOURNAL)
     member.headers = chain * tarfile.TarInfo.create_pax_global_header({"comment": text})
-    return {"files": {member.name: member}, "listed": {member.name: {"size": 0, "sha256": sha256(b"").hexdigest()}}}
+    return {member.name: member}, {member.name: {"size": 0, "sha256": sha256(b"").hexdigest()}}
 
 
-REPLAY = "replays/r"
+REPLAY, JOURNAL = "replays/r", "replays/r/a.jsonl"
 NO_NAMES = ("../../outside.json", "replays/../../x/spec.json", "/etc/passwd", "control.json", "models/tiny/config.json")
-ATTACKS: list[tuple[Callable[[Path], Path], type[ActordbgError]]] = [
-    *((partial(archive, files={name: b"{}"}), UnsafeInput) for name in NO_NAMES),
-    (lambda path: archive(path, {f"{REPLAY}/rank0.jsonl": link(f"{REPLAY}/rank0.jsonl", "/etc/passwd", tarfile.SYMTYPE)}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/rank0.jsonl": link(f"{REPLAY}/rank0.jsonl", MANIFEST, tarfile.LNKTYPE)}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": link(f"{REPLAY}/a.jsonl", "", tarfile.FIFOTYPE)}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": b"ab"}, listed={f"{REPLAY}/a.jsonl": {"size": 1, "sha256": "x"}}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": b"ab"}, listed={f"{REPLAY}/a.jsonl": {"size": 2, "sha256": "x"}}), CorruptDump),
-    (lambda path: archive(path, {}, listed={f"{REPLAY}/a.jsonl": {"size": 2, "sha256": "x"}}), CorruptDump),
-    (lambda path: archive(path, {f"{REPLAY}/spec.json": b"{}"}), CorruptDump),
-    (lambda path: archive(path, {"comparisons/c.json": b'{"format": 1}'}), CorruptDump),
-    (lambda path: archive(path, {"dumps/a/rank0000/x.safetensors.zst": os.urandom(400)}), CorruptDump),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": bytes(2**21)}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": b"ab"}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/spec.json": b"{}", f"{REPLAY}/tensors/a.safetensors": b"ab"}), CorruptDump),
-    (lambda path: archive(path, **hole(f"{2**21},0")), UnsafeInput),
-    (lambda path: archive(path, **hole("x")), CorruptDump),
-    (lambda path: archive(path, **headed("x" * 2**17)), UnsafeInput),
-    (lambda path: archive(path, **headed("x" * 99, chain=2000)), CorruptDump),
-    (lambda path: archive(path, {}, listed={str(number): [] for number in range(30_000)}), CorruptDump),
-    (lambda path: archive(path, {f"{REPLAY}/spec.json": b'{"format":1,"x":[' + b"[]," * 200_000 + b"1]}"}), UnsafeInput),
-    (lambda path: archive(path, {f"{REPLAY}/a.jsonl": (b'{"event":"x","x":[' + b"[]," * 9000 + b"1]}\n") * 20}), UnsafeInput),
-    (lambda path: (path.write_bytes(b"not zstd"), path)[1], CorruptDump),
-    (lambda path: (path.write_bytes(zstandard.compress(b"not a tar" * 99)), path)[1], CorruptDump),
-]  # fmt: skip
+ATTACKS: list[tuple[Any, ...]] = [
+    *((UnsafeInput, {name: b"{}"}) for name in NO_NAMES),
+    (UnsafeInput, {JOURNAL: link(JOURNAL, "/etc/passwd", tarfile.SYMTYPE)}),
+    (UnsafeInput, {JOURNAL: link(JOURNAL, MANIFEST, tarfile.LNKTYPE)}),
+    (UnsafeInput, {JOURNAL: link(JOURNAL, "", tarfile.FIFOTYPE)}),
+    (UnsafeInput, {JOURNAL: b"ab"}, {JOURNAL: {"size": 1, "sha256": "x"}}),
+    (CorruptDump, {JOURNAL: b"ab"}, {JOURNAL: {"size": 2, "sha256": "x"}}),
+    (CorruptDump, {}, {JOURNAL: {"size": 2, "sha256": "x"}}),
+    (CorruptDump, {f"{REPLAY}/spec.json": b"{}"}),
+    (CorruptDump, {"comparisons/c.json": b'{"format": 1}'}),
+    (CorruptDump, {"dumps/a/rank0000/x.safetensors.zst": os.urandom(400)}),
+    (UnsafeInput, {JOURNAL: bytes(2**21)}),
+    (UnsafeInput, {JOURNAL: b"ab"}),
+    (CorruptDump, {f"{REPLAY}/spec.json": b"{}", f"{REPLAY}/tensors/a.safetensors": b"ab"}),
+    (UnsafeInput, *hole(f"{2**21},0")),
+    (CorruptDump, *hole("x")),
+    (UnsafeInput, *headed("x" * 2**17)),
+    (CorruptDump, *headed("x" * 99, chain=2000)),
+    (CorruptDump, {}, {str(number): [] for number in range(30_000)}),
+    (UnsafeInput, {f"{REPLAY}/spec.json": b'{"format":1,"x":[' + b"[]," * 200_000 + b"1]}"}),
+    (UnsafeInput, {JOURNAL: (b'{"event":"x","x":[' + b"[]," * 9000 + b"1]}\n") * 20}),
+    (CorruptDump, b"not zstd"),
+    (CorruptDump, zstandard.compress(b"not a tar" * 99)),
+]
+"""The error, and what an `archive` has and lists, or the bytes of one."""
 
 
 @pytest.mark.parametrize("number", range(len(ATTACKS)))
-def test_a_hostile_bundle_leaves_nothing(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_bundle_leaves_nothing(number: int, tmp_path, monkeypatch):
     """Nor does it take memory: what it may unpack to, and the values in that, are limited before they are objects."""
     monkeypatch.setattr(bundles, "_FREE", 2**20)
     for module in (bundles, comparison_record):
         monkeypatch.setattr(module, "MOST_VALUES", 2**16)
-    attack, error = ATTACKS[number]
-    store, path = Store(tmp_path / "store"), attack(tmp_path / "bad.tar.zst")
+    error, had, *listed = ATTACKS[number]
+    store, path = Store(tmp_path / "store"), tmp_path / "bad.tar.zst"
+    path.write_bytes(had) if isinstance(had, bytes) else archive(path, had, *listed)
     tracemalloc.start()
     with pytest.raises(error):
         open_bundle(store, path)
@@ -332,7 +326,7 @@ def test_a_hostile_bundle_leaves_nothing(number: int, tmp_path: Path, monkeypatc
 # ---- a dataset repository ----
 
 
-def test_to_and_from_a_dataset_repository(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_and_from_a_dataset_repository(store, tmp_path, monkeypatch):
     """Private where it is new, refused where it is public. A client that takes what the hub's own takes keeps the file here."""
     create_dumps(store, 1, batch_size=1, seq_len=8)
     api, kept, other = create_autospec(HfApi, instance=True), tmp_path / "kept", tmp_path / "other"

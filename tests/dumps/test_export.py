@@ -17,12 +17,11 @@ from actordbg.dumps.export import export_dump
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.record_reading import parse_record
 from actordbg.store import payload
-from actordbg.store.layout import Store
 from actordbg.store.payload import Dump
 
 
 @pytest.fixture
-def place(store: Store) -> Path:
+def place(store) -> Path:
     """A dump with a strided tensor, every kind of plain argument, and an awkward dtype."""
     record = DumpRecord(
         dump_id="d1", run="r", rank=2, timestamp="2025-06-19T05:26:08.430740Z", batch_size=2, seq_len=5, tokens=10,
@@ -61,7 +60,7 @@ def test_a_folder_that_cannot_be_written_is_refused(place, tmp_path):
 
 
 @pytest.fixture
-def made(store: Store) -> list[Path]:
+def made(store) -> list[Path]:
     """Three dumps in the store."""
     return create_dumps(store, 3, seq_len=16)
 

@@ -36,14 +36,14 @@ OF_CATALOG = {"damaged-catalog", "stale-catalog"}
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def good(tmp_path_factory) -> Store:
     store = storecases.build(tmp_path_factory.mktemp("good") / "store")
     assert check(store) == []
     return store
 
 
 @pytest.fixture
-def store(good: Store, tmp_path: Path) -> Store:
+def store(good: Store, tmp_path) -> Store:
     shutil.copytree(good.root, tmp_path / "store")
     return Store(tmp_path / "store")
 

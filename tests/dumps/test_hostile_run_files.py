@@ -10,7 +10,6 @@ import struct
 import tracemalloc
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,9 +123,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_or_foreign_file_is_refused_with_its_reason_and_nothing_runs(
-    name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_or_foreign_file_is_refused_with_its_reason_and_nothing_runs(name: str, store, tmp_path, monkeypatch):
     made, code, reason = HOSTILE[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(made())
@@ -141,14 +138,14 @@ def test_a_hostile_or_foreign_file_is_refused_with_its_reason_and_nothing_runs(
     assert not (tmp_path / "pwned").exists() and peak < MEMORY
 
 
-def test_a_file_that_ends_early_keeps_the_rows_before_and_is_named(store: Store, tmp_path: Path) -> None:
+def test_a_file_that_ends_early_keeps_the_rows_before_and_is_named(store, tmp_path):
     path, _ = written("prime-rl", tmp_path)
     path.write_bytes(path.read_bytes()[:-40])
     summary = import_paths(store, [path])
     assert summary.added == 2 and summary.refused[0].reason == "truncated: line 16 has no end"
 
 
-def test_lint_judges_files_in_a_store_of_its_own_and_names_file_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_judges_files_in_a_store_of_its_own_and_names_file_and_row(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store, (path, _) = Store(tmp_path / "none"), written("nemo-rl", tmp_path, "NaN")
     done = invoke(store, "lint", str(path), "--json")
@@ -162,13 +159,13 @@ def test_lint_judges_files_in_a_store_of_its_own_and_names_file_and_row(tmp_path
         invoke(store, "lint", "x")
 
 
-def test_lint_of_a_stores_folder_is_that_of_the_store(store: Store, tmp_path: Path) -> None:
+def test_lint_of_a_stores_folder_is_that_of_the_store(store, tmp_path):
     import_paths(store, [written("prime-rl", tmp_path)[0]])
     done = invoke(Store(tmp_path / "none"), "lint", str(store.root), "--where", f"point = '{LOSS}'", "--quiet")
     assert "hold on 2 dumps" in done.stdout
 
 
-def test_values_that_contain_each_other_a_billion_times_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_contain_each_other_a_billion_times_are_not_walked(monkeypatch):
     monkeypatch.setattr(pickle_tree, "MOST_VALUES", 10_000)
     with pytest.raises(UnsafeInput, match="more than 10000 values"):
         pickle_tree.tree(pickle.dumps(nested(15, shared=True), 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 from roots import ROOT
@@ -12,13 +11,10 @@ from runfiles import written
 from actordbg.dumps.importer import import_paths
 from actordbg.dumps.layouts import LAYOUTS
 from actordbg.recorded.lint import lint
-from actordbg.store.layout import Store
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_the_laws_that_the_page_names_are_those_that_a_healthy_file_is_asked(
-    layout, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_laws_that_the_page_names_are_those_that_a_healthy_file_is_asked(layout, store, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page = importlib.import_module("layouts_page")
     import_paths(store, [written(layout.name, tmp_path)[0]])

@@ -24,7 +24,7 @@ from actordbg.store.layout import Store
 
 
 @pytest.fixture
-def pickles(tmp_path: Path) -> Path:
+def pickles(tmp_path) -> Path:
     """A folder with four old pickles of ranks 0 to 3."""
     for rank in range(4):
         old_pickle(tmp_path / "my run!", rank, f"20250619_05260{rank}_430740")

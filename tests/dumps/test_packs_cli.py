@@ -32,7 +32,7 @@ def run(store: Store, *words: object, code: int = 0) -> Result:
 
 
 @pytest.fixture
-def ppo(store: Store) -> Store:
+def ppo(store) -> Store:
     packcases.fill_ppo(store, calls=6)
     return store
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def ppo(store: Store) -> dict[str, tuple[str, str]]:
+def ppo(store) -> dict[str, tuple[str, str]]:
     """Twelve dumps on four ranks with shared samples; what they hold."""
     packcases.fill_ppo(store, calls=4)
     return packcases.contents(store)

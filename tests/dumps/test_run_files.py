@@ -60,7 +60,7 @@ def values_of(call: RecordedCall, row: int, name: str) -> np.ndarray[Any, Any] |
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name: str, store: Store, tmp_path: Path) -> None:
+def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name: str, store, tmp_path):
     path, rows = written(name, tmp_path)
     summary = imported(store, path)
     assert not summary.refused and summary.present == 0
@@ -98,14 +98,14 @@ def _numbers(dump_id: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("fault", "name"), [(fault, name) for fault, (_, _, names) in NAMED.items() for name in names])
-def test_a_fault_is_named_with_its_side(fault: str, name: str, store: Store, tmp_path: Path) -> None:
+def test_a_fault_is_named_with_its_side(fault: str, name: str, store, tmp_path):
     law, side, _ = NAMED[fault]
     imported(store, written(name, tmp_path, fault)[0])
     found = {(finding.rule.name, finding.of_side) for finding in judged(store).found}
     assert (law, side) in found, found
 
 
-def test_the_record_says_where_a_row_came_from(store: Store, tmp_path: Path) -> None:
+def test_the_record_says_where_a_row_came_from(store, tmp_path):
     imported(store, written("prime-rl", tmp_path)[0])
     calls = [call for call, row in rows_in(store, losses=False) if row == 0]
     assert [call.record.origin for call in calls] == [
@@ -116,7 +116,7 @@ def test_the_record_says_where_a_row_came_from(store: Store, tmp_path: Path) -> 
     assert record.actor["adapter"] == "prime-rl" and record.replayable
 
 
-def test_nothing_is_imported_twice_whatever_a_file_is_called(store: Store, tmp_path: Path) -> None:
+def test_nothing_is_imported_twice_whatever_a_file_is_called(store, tmp_path):
     path, _ = written("nemo-rl", tmp_path)
     first = imported(store, path)
     moved = path.rename(tmp_path / "logs" / "renamed")
@@ -126,7 +126,7 @@ def test_nothing_is_imported_twice_whatever_a_file_is_called(store: Store, tmp_p
     assert imported(store, moved, columns={"ids": "token_ids"}).added, "other columns are other rows"
 
 
-def test_a_folder_is_searched_by_content(store: Store, tmp_path: Path) -> None:
+def test_a_folder_is_searched_by_content(store, tmp_path):
     for name in ("slime-rollout", "slime-train", "prime-rl"):
         written(name, tmp_path / "job")
     (tmp_path / "job" / "notes.md").write_text("# notes\n{")
@@ -135,7 +135,7 @@ def test_a_folder_is_searched_by_content(store: Store, tmp_path: Path) -> None:
     assert summary.refused == [] and sorted(summary.runs) == ["out", "rollout_data", "train_data"]
 
 
-def test_what_a_file_lacks_is_said(store: Store, tmp_path: Path) -> None:
+def test_what_a_file_lacks_is_said(store, tmp_path):
     path, _ = written("prime-rl", tmp_path)
     (path.parent / "STABLE").unlink()
     slime, _ = written("slime-rollout", tmp_path)
@@ -148,7 +148,7 @@ def test_what_a_file_lacks_is_said(store: Store, tmp_path: Path) -> None:
     assert "rewards" in lacks and "ratio" in lacks and "policy losses" not in " ".join(lacks.values())
 
 
-def test_rows_with_values_of_another_length_are_named(store: Store, tmp_path: Path) -> None:
+def test_rows_with_values_of_another_length_are_named(store, tmp_path):
     _, rows = written("slime-rollout", tmp_path)
     rows[3].rollout.append(-0.5)
     rows[7].mask.append(1)
@@ -158,7 +158,7 @@ def test_rows_with_values_of_another_length_are_named(store: Store, tmp_path: Pa
     assert finding.rule.name == "lengths" and "rollout_log_probs is [1, " in finding.said
 
 
-def test_on_policy_zeros_and_masked_rows_of_nemo_rl_are_no_faults(store: Store, tmp_path: Path) -> None:
+def test_on_policy_zeros_and_masked_rows_of_nemo_rl_are_no_faults(store, tmp_path):
     _, rows = written("nemo-rl", tmp_path)
     for row in rows:
         row.log_probs = [0.0] * len(row.log_probs)
@@ -174,7 +174,7 @@ def test_on_policy_zeros_and_masked_rows_of_nemo_rl_are_no_faults(store: Store, 
     assert call.counts is not None and call.counts[row] == 0 and call.array("log_probs") is None
 
 
-def test_equal_rows_of_a_rollout_may_be_of_a_greedy_evaluation(store: Store, tmp_path: Path) -> None:
+def test_equal_rows_of_a_rollout_may_be_of_a_greedy_evaluation(store, tmp_path):
     rows = runfiles.made_rows()
     rows[1].prompt, rows[1].response = list(rows[0].prompt), [11] * 60
     rows[1].mask, rows[1].rollout = [1] * 60, [-0.9] * 60
@@ -182,7 +182,7 @@ def test_equal_rows_of_a_rollout_may_be_of_a_greedy_evaluation(store: Store, tmp
     assert judged(store).found == []
 
 
-def test_tokens_that_no_engine_sampled_do_not_count_in_prime_rl(store: Store, tmp_path: Path) -> None:
+def test_tokens_that_no_engine_sampled_do_not_count_in_prime_rl(store, tmp_path):
     path, rows = written("prime-rl", tmp_path)
     rows[0].rollout = [0.0] * len(rows[0].rollout)
     runfiles.prime_rl(tmp_path, rows)
@@ -195,7 +195,7 @@ def test_tokens_that_no_engine_sampled_do_not_count_in_prime_rl(store: Store, tm
     assert judged(store).found == []
 
 
-def test_a_part_of_context_parallelism_and_an_unknown_schema_are_refused(store: Store, tmp_path: Path) -> None:
+def test_a_part_of_context_parallelism_and_an_unknown_schema_are_refused(store, tmp_path):
     _, rows = written("miles-train", tmp_path)
     path, _ = written("prime-rl", tmp_path)
     path.write_text(path.read_text().replace('"schema_version":1', '"schema_version":2'))
@@ -205,7 +205,7 @@ def test_a_part_of_context_parallelism_and_an_unknown_schema_are_refused(store: 
 
 
 @pytest.mark.parametrize("align", ["own", "next"])
-def test_columns_have_the_names_that_the_user_gives(align: str, store: Store, tmp_path: Path) -> None:
+def test_columns_have_the_names_that_the_user_gives(align: str, store, tmp_path):
     """Values of all tokens are of the token itself, or of the one behind it, which only the user can know."""
     row = runfiles.made_rows()[0]
     values = row.wide(row.log_probs, outside=-9.0)
@@ -223,7 +223,7 @@ def test_columns_have_the_names_that_the_user_gives(align: str, store: Store, tm
             columns_of([wrong])
 
 
-def test_healthy_advantages_that_were_clipped_or_of_no_known_estimator_are_not_called_wrong(store: Store, tmp_path: Path) -> None:
+def test_healthy_advantages_that_were_clipped_or_of_no_known_estimator_are_not_called_wrong(store, tmp_path):
     rows = runfiles.made_rows()
     runfiles.estimate(rows, runfiles.leave_one_out)
     most = sorted(abs(row.advantages[0]) for row in rows)[-4]

@@ -36,7 +36,7 @@ CHILD_CAP = 16 * 2**20
 
 
 @pytest.fixture
-def path(store: Store) -> Path:
+def path(store) -> Path:
     """Where A lies in a store; the mutants take its place."""
     return store.publish_dump(A.record, A.blob)
 
@@ -77,7 +77,7 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
     return dump is not None, damaged is None
 
 
-def test_no_mutant_is_a_traceback_or_a_wrong_tensor(path: Path, store: Store):
+def test_no_mutant_is_a_traceback_or_a_wrong_tensor(path: Path, store):
     """Some do load, as does the file itself: readers that refuse everything would not pass."""
     assert judge(Mutant(A.blob, A.tensors), path, store) == (True, True)
     loaded = []
@@ -89,7 +89,7 @@ def test_no_mutant_is_a_traceback_or_a_wrong_tensor(path: Path, store: Store):
     assert {"ids as another integer", "another step", "other values under their hash", "a text of 100,000 letters"} <= set(loaded)
 
 
-def test_a_flipped_bit_or_a_run_that_was_overwritten_changes_no_tensor(path: Path, store: Store):
+def test_a_flipped_bit_or_a_run_that_was_overwritten_changes_no_tensor(path: Path, store):
     for number in range(amount(120, 2000)):
         chance = random.Random(number)
         at, length = chance.randrange(len(A.blob)), chance.choice((2, 16, 512))
@@ -172,7 +172,7 @@ def test_no_file_takes_twice_the_cap(path, store, tmp_path):
 
 
 @pytest.mark.slow
-def test_commands_over_a_store_of_mutants(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
     """Mutants in the places of dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
     good: dict[str, bool] = {}
     for number, case in enumerate(cases_of("dump_files").values()):

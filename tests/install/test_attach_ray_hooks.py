@@ -35,7 +35,7 @@ OPENRLHF = {"env_vars": {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}
 
 
 @pytest.fixture(autouse=True)
-def below(monkeypatch: pytest.MonkeyPatch) -> None:
+def below(monkeypatch):
     """This process is below `run`."""
     for name in (*NAMES, JOB_CONFIG, "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)

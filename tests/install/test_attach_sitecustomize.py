@@ -31,7 +31,7 @@ def install(actor_cls, *, store=None):
 
 
 @pytest.fixture
-def light(tmp_path: Path) -> Path:
+def light(tmp_path) -> Path:
     """A folder with an OpenRLHF without torch, and an `actordbg` of the training environment's own whose hook is a stand-in."""
     folder = tmp_path / "light"
     fake_openrlhf(folder, PLAIN_ACTOR)

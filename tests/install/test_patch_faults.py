@@ -73,7 +73,7 @@ class FaultyCalls:
 
 
 @pytest.fixture(autouse=True)
-def no_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proofs(monkeypatch):
     """Nobody asks an interpreter: that takes 50 ms."""
     for name in PROOFS:
         monkeypatch.setattr(patching, name, lambda *_: None)
@@ -81,7 +81,7 @@ def no_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch, no_proofs: None) -> Iterator[FaultyCalls]:
+def faulty(monkeypatch, no_proofs: None) -> Iterator[FaultyCalls]:
     """Calls that can fail, and an interpreter that sees what the file says."""
     calls = FaultyCalls()
     for name in PROOFS:

@@ -26,7 +26,7 @@ def _package(root: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def elsewhere(tmp_path, monkeypatch) -> Path:
     """An empty current folder and no PYTHONPATH."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()

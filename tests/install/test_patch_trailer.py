@@ -104,7 +104,7 @@ def test_lines_added_right_before_the_trailer_are_kept():
         "newer format": (lambda p: p.replace(b'"format": 1', b'"format": 2'), "format 2"),
     }.values(),
 )  # fmt: skip
-def test_a_damaged_trailer_is_never_cut_by_guesswork(damage, reason) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_trailer_is_never_cut_by_guesswork(damage, reason):  # type: ignore[no-untyped-def]
     damaged = damage(trailer.append(ACTOR, STORE))
     found = trailer.inspect(damaged)
     assert found.state is State.EDITED and found.source is None and reason in found.reason

@@ -37,7 +37,7 @@ def encoded(tensors: dict[str, torch.Tensor], number: int = 0) -> tuple[DumpReco
 
 
 @pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+def pack(tmp_path_factory) -> Pack:
     """Three dumps: two that share rows, one with everything odd (without the large tensor)."""
     odd = packcases.odd_tensors()
     del odd["large"]

@@ -41,7 +41,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def there(tmp_path, monkeypatch) -> Path:
     """What lies behind a URL."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "bucket"
@@ -54,19 +54,19 @@ def url(there: Path) -> str:
 
 
 @pytest.fixture
-def ours(tmp_path: Path, url: str) -> Mirror:
+def ours(tmp_path, url: str) -> Mirror:
     """A mirror of the URL on one machine."""
     return Mirror(url, tmp_path / "a")
 
 
 @pytest.fixture
-def theirs(tmp_path: Path, url: str) -> Mirror:
+def theirs(tmp_path, url: str) -> Mirror:
     """The same on another one."""
     return Mirror(url, tmp_path / "b")
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> Store:
+def built(tmp_path) -> Store:
     """A store that has everything, in the folder of `ours`."""
     return storecases.build(tmp_path / "a")
 
@@ -417,7 +417,7 @@ def test_of_a_url_only_passwords_and_tokens_are_hidden(text: str, shown: str):
     assert without_password(text) == shown == scrub(text) == StoreProblem("", hint=text).hint
 
 
-def test_a_secret_of_several_lines_is_hidden_whole_as_text_in_a_message_and_line_by_line(monkeypatch: pytest.MonkeyPatch):
+def test_a_secret_of_several_lines_is_hidden_whole_as_text_in_a_message_and_line_by_line(monkeypatch):
     secret = "first half\nsecond half"
     monkeypatch.setenv("PLANTED_PASSWORD", secret)
     for text in (secret, repr(secret), *secret.splitlines()):

@@ -35,7 +35,7 @@ def test_creating_twice_is_creating_once_and_a_folder_without_a_store_is_said_so
     assert Store(tmp_path / "a" / "b").require().format_path.read_text() == '{"format": 1}\n'
 
 
-@pytest.mark.parametrize("text", ['{"format": 2}', "", "[]", "{}", '{"format": true}', '{"format": 1.0}'])
+@pytest.mark.parametrize("text", ['{"format": 2}', "", "[]", "{}", '{"format": true}', '{"format": 1.0}', "[" * 4000])
 def test_a_newer_or_damaged_store_is_refused(tmp_path, text: str):
     (tmp_path / "FORMAT").write_text(text)
     with pytest.raises(NewerFormat if "2" in text else StoreProblem):
@@ -161,7 +161,7 @@ LED = [
 @pytest.mark.parametrize("whose", ["another's", "mine"])
 @pytest.mark.parametrize(("folder", "words"), LED)
 def test_anothers_link_in_a_store_leads_no_write_and_no_removal_out_of_it(
-    whose: str, folder: str, words: list[str], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whose: str, folder: str, words: list[str], store, tmp_path, monkeypatch
 ):
     """A link of one's own leads to a larger disk, and works as a folder does."""
     sender = Store(tmp_path / "sender").create()
@@ -180,7 +180,7 @@ def test_anothers_link_in_a_store_leads_no_write_and_no_removal_out_of_it(
     assert isinstance(done.exception, ActordbgError | SystemExit | None), "no traceback"
 
 
-def test_what_is_around_a_store_may_be_anybodys(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_around_a_store_may_be_anybodys(store, tmp_path, monkeypatch):
     """A colleague's link to the disk with the store was named by the user; what it leads to may look like a store of its own."""
     (tmp_path / "way").symlink_to(store.root)
     give_away(tmp_path / "way", monkeypatch)
