@@ -6,7 +6,9 @@ The asserts are in the scenarios (`causecases`), which run in processes of their
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import causecases
 import pytest
@@ -37,8 +39,7 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path: Path) -> N
         if said:
             assert [cause["name"] for cause in explained["causes"]] == ["temperature"] and not explained["unknown"]
             assert explained["causes"][0]["amount"] == pytest.approx(1.0, abs=1e-4) and explained["dumps"] == 2
-            asked = ["--store", folders[name], "explain", "last", "--against", "rollout", "--json"]
-            answer = json.loads(CliRunner().invoke(app, asked).stdout)
+            answer = explanation_of(folders[name])
             assert answer["wrong"] == ["rollout"] and answer["rollout"]["causes"][0]["name"] == "temperature", answer
             assert (
                 not answer["trainer"]["causes"]
@@ -68,21 +69,28 @@ def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(
     sides: dict[str, str], name: str, others: bool, word: str, said: str
 ) -> None:
     """Healthy off-policy steps and engines in bf16 are no fault, and faults of these are named where their truth is given."""
-    cli = ["--store", sides[name]]
-    given = ["--model", sides["now"], "--through", "rows", "--dtype", "fp32", "--keep-tensors", "--no-backward", "--all"]
-    replayed = CliRunner().invoke(app, [*cli, "replay", *given])
-    assert replayed.exit_code == 0, replayed.output
     more = ["--other-model", sides["before"]] if others else []
-    answer = json.loads(CliRunner().invoke(app, [*cli, "explain", "last", "--against", "rollout", *more, "--json"]).stdout)
+    answer = explanation_of(sides[name], *more)
     rollout = answer["rollout"]
     assert answer["verdict"] == word, answer["sentence"]
     assert said in [cause["name"] for cause in (*rollout["causes"], *rollout["also"])], answer["sentence"]
     assert answer["wrong"] == (["rollout"] if word == "WRONG" else []) and not answer["trainer"]["unknown"]
 
 
+def explanation_of(store: str, *more: str) -> Any:
+    asked = ["--store", store, "explain", "last", "--against", "rollout", *more, "--json"]
+    return json.loads(CliRunner().invoke(app, asked).stdout)
+
+
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the folders of models and stores, by name."""
-    folder = tmp_path_factory.mktemp("sides")
-    (folders,) = run_scenario("sides", folder, program=causecases.__file__, OMP_NUM_THREADS="1")
+    """Return the folders of models and stores, by name. The inputs of all stores are the same, and replayed in one of them."""
+    (folders,) = run_scenario("sides", tmp_path_factory.mktemp("sides"), program=causecases.__file__, OMP_NUM_THREADS="1")
+    first, *others = (folder for name, folder in folders.items() if name not in ("before", "now"))
+    given = ["--model", folders["now"], "--through", "rows", "--dtype", "fp32", "--keep-tensors", "--no-backward", "--all"]
+    replayed = CliRunner().invoke(app, ["--store", first, "replay", *given])
+    assert replayed.exit_code == 0, replayed.output
+    explanation_of(first)
+    for other in others:
+        shutil.copytree(Path(first) / "replays", Path(other) / "replays")
     return dict(folders)

@@ -17,7 +17,7 @@ import torch
 from actorcases import main
 from amounts import first_or_all
 from lawcases import dump_of, model_of
-from locatecases import attribute, four_layers
+from locatecases import attribute, model_with
 from planted_table import rounded
 from replaycases import publish
 
@@ -331,7 +331,7 @@ def healthy(cache: Path) -> None:
 
 def recorded(cache: Path) -> dict[str, str]:
     """Two stores with dumps of a run at temperature 0.7: one recorded its log-probs at that temperature, the other at 1."""
-    folders = {"model": four_layers(cache, "llama", vocab_size=4096)}
+    folders = {"model": model_with(cache, "llama", vocab_size=4096)}
     for name, temperature in (("healthy", 0.7), ("raw", 1.0)):
         trained: list[Any] = []
         store = Store(cache / name).create()
@@ -384,13 +384,13 @@ def of_layers(part: str, scale: float) -> Callable[[Any], Any]:
 
 def adapters(cache: Path) -> None:
     """The adapter of one kind of module, of one module, of all, at another scale; and an adapter that was saved with alpha 0."""
-    base = four_layers(cache, "llama")
+    base = str(model_of(cache, "llama"))
     good = with_adapter(cache, "adapter", base)
     bench = Bench(good, "fp32", cache)
     for part, name in (("lm_head", "adapter of: lm_head"), ("q_proj", "adapter of: q_proj"), ("", "adapter")):
         named(bench.explain(bench.values(bench.ran(of_layers(part, 0.0)))), name, None, "adapter", beside=1)
-    (one,) = [each.name for each in bench.explain(bench.values(bench.ran(of_layers("layers.2.self_attn.v_proj", 0.0)))).named]
-    assert one.startswith("adapter of: ") and one.endswith("layers.2.self_attn.v_proj")
+    (one,) = [each.name for each in bench.explain(bench.values(bench.ran(of_layers("layers.1.self_attn.v_proj", 0.0)))).named]
+    assert one.startswith("adapter of: ") and one.endswith("layers.1.self_attn.v_proj")
     for scale in (1.3, 2.0):
         named(bench.explain(bench.values(bench.ran(of_layers("", scale)))), "adapter scale", scale, "adapter")
     named(bench.explain(bench.values(bench.ran(head_in_bf16))), "head in bf16", 1.0, "adapter")
@@ -405,7 +405,7 @@ def sides(cache: Path) -> dict[str, str]:
     """Stores with losses whose rollout is healthy, or wrong, behind an update of the weights, or in bf16."""
     from transformers import AutoModelForCausalLM
 
-    folders = {"before": four_layers(cache, "llama", vocab_size=4096), "now": str(cache / "now")}
+    folders = {"before": model_with(cache, "llama", vocab_size=4096), "now": str(cache / "now")}
     moved = AutoModelForCausalLM.from_pretrained(folders["before"])
     for parameter in moved.parameters():
         parameter.data += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.03 * parameter.std()

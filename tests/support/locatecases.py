@@ -37,12 +37,16 @@ from actordbg.records.locate_record import GRADIENT, IDENTITY, LOCATED, VALUES
 from actordbg.records.replay_record import PASSED, ResultRecord
 
 
-def four_layers(cache: Path, family: str, **more: Any) -> str:
-    """A folder with a random model of four layers."""
+def model_with(cache: Path, family: str, **more: Any) -> str:
+    """A folder with a random model of a family with other settings."""
     from actordbg.actor import family_models
 
-    config = dict(FAMILIES[family]) | {"num_hidden_layers": 4} | more
-    return str(once(cache / f"{family}4{''.join(more)}", lambda folder: family_models._build(folder, config)))
+    folder = cache / "-".join([family, *(f"{name}{value}" for name, value in more.items())])
+    return str(once(folder, lambda folder: family_models._build(folder, dict(FAMILIES[family]) | more)))
+
+
+def four_layers(cache: Path, family: str, **more: Any) -> str:
+    return model_with(cache, family, num_hidden_layers=4, **more)
 
 
 def any_model(cache: Path, family: str) -> str:
