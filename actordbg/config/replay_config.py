@@ -45,8 +45,6 @@ TOY_MODEL = "TOY MODEL"
 DEFAULT_SEED = 0
 NAME = re.compile(r"[A-Za-z][\w.+-]{0,63}\Z")
 """Valid names of replays: ids begin with a digit."""
-GONE = {"launcher"}
-"""Settings that earlier files may have, and that no result depends on."""
 NOT_NAMES = ("last", "all", "truth", "golden", "recorded")
 """Words that mean other things where a replay is named."""
 
@@ -305,10 +303,10 @@ class ReplayConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> ReplayConfig:
         """Build from plain data; NewerFormat for keys that this version does not know."""
         names = {entry.stored: entry.name for entry in SETTINGS.values()}
-        unknown = sorted(data.keys() - names.keys() - GONE)
+        unknown = sorted(data.keys() - names.keys())
         if unknown:
             raise NewerFormat(f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg")
-        return cls(**{names[key]: value for key, value in data.items() if key in names})
+        return cls(**{names[key]: value for key, value in data.items()})
 
 
 _SERVED = ("model", "dtype", "backend", "url", "served_model")

@@ -36,7 +36,7 @@ from actordbg.base.errors import Refused, UsageError, require_package
 from actordbg.base.fault import without_password
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of, read_owned, user_folder
-from actordbg.config.replay_config import GONE, SETTINGS, ReplayConfig, validate
+from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
 from actordbg.config.setting import ENVIRONMENT, Setting
 
 FILE_NAME = "actordbg.toml"
@@ -147,8 +147,6 @@ def near(word: str, known: Iterable[str]) -> str:
     """Return a hint that names the known word nearest to a misspelled one, else all of them."""
     import difflib
 
-    if word in GONE:
-        return f"this version has no {word}: remove it"
     if nearest := difflib.get_close_matches(word, list(known), 1):
         return f"did you mean {nearest[0]}?"
     return f"known: {', '.join(sorted(known))}"

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import docpages
+import jsonschema
 import msgspec
 import pytest
+from amounts import first_or_all
 from comparecases import write_replay
 from replaycases import old_pickle, publish
 from roots import ROOT, script
@@ -54,42 +56,7 @@ def test_the_skill_begins_with_its_name_and_names_every_key_and_every_schema():
 
 
 def as_schema_says(name: str, record: Any) -> None:
-    """Check the keys and JSON types of a record by its schema: as much of JSON Schema as msgspec writes."""
-    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
-    _valid(record, schema, schema["$defs"], name)
-
-
-def _valid(value: Any, schema: dict[str, Any], known: dict[str, Any], at: str) -> None:
-    if "$ref" in schema:
-        return _valid(value, known[schema["$ref"].rpartition("/")[2]], known, at)
-    if "anyOf" in schema:
-        errors = []
-        for each in schema["anyOf"]:
-            try:
-                return _valid(value, each, known, at)
-            except AssertionError as error:
-                errors.append(error)
-        raise errors[0]
-    kinds = {
-        "object": dict,
-        "array": list,
-        "string": str,
-        "boolean": bool,
-        "integer": int,
-        "number": (int, float),
-        "null": type(None),
-    }
-    assert "type" not in schema or isinstance(value, kinds[schema["type"]]), (at, schema, value)
-    if isinstance(value, dict):
-        assert set(schema.get("required", ())) <= value.keys(), at
-        for key, each in schema.get("properties", {}).items():
-            if key in value:
-                _valid(value[key], each, known, f"{at}.{key}")
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            inside = [*schema.get("prefixItems", ())][number : number + 1] or [schema.get("items") or {}]
-            _valid(item, inside[0], known, f"{at}[{number}]")
-    return None
+    jsonschema.validate(record, json.loads((SCHEMAS / f"{name}.schema.json").read_text()))
 
 
 @pytest.mark.slow
@@ -97,7 +64,7 @@ def _valid(value: Any, schema: dict[str, Any], known: dict[str, Any], at: str) -
 def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    publish(Store(tmp_path / "store").create(), 2, length=24)
+    publish(Store(tmp_path / "store").create(), 1, length=24)
     steps: list[int] = []
     store = actordbg.open(tmp_path / "store", on_progress=lambda count, note="", total=None: steps.append(count))
     answers = {
@@ -118,7 +85,7 @@ def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_co
         ("check", "locate"), "RIGHT"
     )
     assert all(answer.ok for answer in answers.values()) and answers["laws"]["laws"]["inputs"] == 1
-    assert answers["check"]["dumps"] == 2 and "<main" in answers["check"].to_html()
+    assert answers["check"]["dumps"] == 1 and "<main" in answers["check"].to_html()
     as_schema_says("matrix", answers["matrix"]["matrix"])
     as_schema_says("comparison", answers["compare"].record)
     printed = CliRunner().invoke(app, ["--store", str(store.folder), "compare", "@2", "truth", "--json"])
@@ -130,7 +97,7 @@ def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_co
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("fault", ["packing", "not_a_number"])
+@pytest.mark.parametrize("fault", first_or_all(["not_a_number", "packing"]))
 def test_a_planted_fault_is_named_within_five_commands_that_the_answers_give(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -172,8 +139,8 @@ adapters plain
 actor init --batch-size 1 --seq-len 8
 lint
 replay --where "run='made'" --dry-run
-check --where "run='made'" --no-backward
-replay --where "run='made'" --max-inputs 1 --keep-tensors
+check --where "run='made'" --max-inputs 1 --no-backward --num-layers 1
+replay --where "run='made'" --max-inputs 1 --no-backward --num-layers 1
 replay ls
 locate last
 explain last

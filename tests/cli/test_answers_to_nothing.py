@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commandline import program
+from commandline import program, typed
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, NothingToDo, StoreProblem, UsageError, WhereError
@@ -94,7 +94,7 @@ def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty: Store):
     ],
 )
 def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(sixty: Store, words: tuple[str, ...], code: str):
-    done = program(*(str(sixty.root) if word == "STORE" else word for word in words))
+    done = typed(*(str(sixty.root) if word == "STORE" else word for word in words))
     error = json.loads(done.stdout)["error"]
     assert error["code"] == code and error["message"] and error["message"].splitlines()[0] in done.stderr
     assert done.returncode == {"store": 4, "where": 2, "usage": 2, "nothing": 5}[code]

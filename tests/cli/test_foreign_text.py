@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import commandline
 import pexpect
 import pytest
 from comparecases import given as given_input
@@ -25,7 +26,6 @@ from markdown_it import MarkdownIt
 from roots import ROOT
 
 from actordbg.base import foreign_text
-from actordbg.cli.app import main
 from actordbg.document.blocks import Code, Grid, Heading, Items, Paragraph
 from actordbg.document.renderings import as_markdown, as_text
 from actordbg.records.journal import SPEC
@@ -48,22 +48,15 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return hostile_store(tmp_path_factory.mktemp("hostile") / "store")
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, store: Store, *arguments: str) -> tuple[str, str, int]:
-    """What a command sends to a terminal: standard output, standard error, exit code. Errors go the way of `main`."""
-    out, err = Terminal(), Terminal()
+def typed(store: Store, *arguments: str) -> tuple[str, str, int]:
+    """What a command sends to a terminal: standard output, standard error, exit code."""
+    done = commandline.typed("--store", str(store.root), *arguments, screen=Terminal)
+    return done.stdout, done.stderr, done.returncode
+
+
+@pytest.fixture(autouse=True)
+def colorless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(sys, "argv", ["actordbg", "--store", str(store.root), *arguments])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
-    try:
-        main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        monkeypatch.undo()
-    return out.getvalue(), err.getvalue(), code
 
 
 COMMANDS = [
@@ -84,11 +77,9 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_sends_foreign_text_to_the_terminal_as_it_is(
-    hostile: Store, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_no_command_sends_foreign_text_to_the_terminal_as_it_is(hostile: Store, command: str, tmp_path: Path):
     words = [word.format(out=tmp_path, evil=HOSTILE, where=f"role='{HOSTILE}'") for word in command.split()]
-    out, err, _ = typed(monkeypatch, hostile, *words)
+    out, err, _ = typed(hostile, *words)
     assert out + err
     assert forbidden(OWN.sub("", out) + err) == []
     if "--format" not in words:  # a fence and a quoted cell have lines
@@ -100,15 +91,15 @@ def test_no_command_sends_foreign_text_to_the_terminal_as_it_is(
         assert out.strip(), "the report is empty: this would prove nothing"
 
 
-def test_json_still_says_what_was_there(hostile: Store, monkeypatch: pytest.MonkeyPatch):
-    record = json.loads(typed(monkeypatch, hostile, "dump", "show", "20250619T052608.430740Z-000000", "--json")[0])["record"]
+def test_json_still_says_what_was_there(hostile: Store):
+    record = json.loads(typed(hostile, "dump", "show", "20250619T052608.430740Z-000000", "--json")[0])["record"]
     assert record["role"] == HOSTILE and record["arguments"] == {HOSTILE: [HOSTILE, {HOSTILE: HOSTILE}]}
 
 
-def test_logs_of_a_training_and_their_names_are_foreign_too(hostile: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_logs_of_a_training_and_their_names_are_foreign_too(hostile: Store, tmp_path: Path):
     logs = [str(path) for path in hostile_logs(tmp_path)]
     for options in ([], ["--metric", HIDDEN], ["--json"]):
-        out, err, _ = typed(monkeypatch, hostile, "compare-logs", *logs, *options)
+        out, err, _ = typed(hostile, "compare-logs", *logs, *options)
         assert out + err and forbidden(out + err) == []
 
 
@@ -129,10 +120,10 @@ def runs(tokens: list[Any]) -> list[str]:
     return found
 
 
-def test_markdown_has_no_link_image_html_or_heading_that_we_did_not_write(hostile: Store, monkeypatch: pytest.MonkeyPatch):
+def test_markdown_has_no_link_image_html_or_heading_that_we_did_not_write(hostile: Store):
     blocks = [Heading(HOSTILE, 2), Paragraph(HOSTILE), Paragraph("1. one"), Items((HOSTILE, "- x", "# y")), Code(HOSTILE),
               Grid(("a", HOSTILE), ((HOSTILE, "1"),), frozenset({"a"}))]  # fmt: skip
-    reports = [typed(monkeypatch, hostile, "report", "--all", "--format", "md")[0], as_markdown(blocks)]
+    reports = [typed(hostile, "report", "--all", "--format", "md")[0], as_markdown(blocks)]
     for text in reports:
         assert forbidden(text) == []
         found = parts(text)
@@ -149,8 +140,8 @@ def test_markdown_has_no_link_image_html_or_heading_that_we_did_not_write(hostil
     assert forbidden(as_text(blocks)) == []
 
 
-def test_csv_has_no_formula_and_its_numbers_are_numbers(hostile: Store, monkeypatch: pytest.MonkeyPatch):
-    out = typed(monkeypatch, hostile, "report", "evil-01", "--format", "csv")[0]
+def test_csv_has_no_formula_and_its_numbers_are_numbers(hostile: Store):
+    out = typed(hostile, "report", "evil-01", "--format", "csv")[0]
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 3 and rows[0]["error"].startswith(f"'{FORMULA}")
     assert not [cell for row in rows for cell in row.values() if cell[:1] in tuple("=+-@\t\r")]
@@ -188,26 +179,26 @@ def pasted(line: str, folder: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("evil", ["$(touch x)", "a b; touch x", "`touch x`", "'; touch x #", "\x1b[2J\n touch x"])
-def test_a_suggested_command_runs_nothing_else(store: Store, evil: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_suggested_command_runs_nothing_else(store: Store, evil: str, tmp_path: Path):
     (folder := tmp_path / "here").mkdir()
     inputs = [given_input(0)]
     write_replay(store, "evil-03", inputs, model=evil, command=shlex.join(["actordbg", "replay", "--model", evil]))
-    told = typed(monkeypatch, store, "compare", "evil-03", "golden", "--noise", "--quiet")[1]
+    told = typed(store, "compare", "evil-03", "golden", "--noise", "--quiet")[1]
     command = re.search(r"^hint: run (.*)", told, re.MULTILINE)
     assert command and pasted(command[1], folder) == [["noise", "--model", evil]]
-    shown = " ".join(typed(monkeypatch, store, "report", "evil-03")[0].split())
+    shown = " ".join(typed(store, "report", "evil-03")[0].split())
     assert f"command: actordbg replay --model {foreign_text.in_shell(evil)}" in shown
     for foreign in (f"rm -rf {tmp_path} replay", "touch x; actordbg replay", "actordbg replay 'unended"):
         (folder_of := store.replays / "evil-03" / SPEC).write_text(
             json.dumps(json.loads(folder_of.read_text()) | {"command": foreign})
         )
-        told = "".join(typed(monkeypatch, store, "compare", "evil-03", "golden", "--noise", "--quiet")[:2])
-        told += "".join(typed(monkeypatch, store, "report", "evil-03")[:2])
+        told = "".join(typed(store, "compare", "evil-03", "golden", "--noise", "--quiet")[:2])
+        told += "".join(typed(store, "report", "evil-03")[:2])
         assert "run actordbg noise with the same options" in told
         assert "rm -rf" not in told and "touch x; actordbg" not in told and "unended" not in told
 
 
-def test_no_id_in_a_store_says_where_something_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_id_in_a_store_says_where_something_is_written(tmp_path: Path):
     store = hostile_store(tmp_path / "deep" / "store")
     spec, matrix = store.replays / "evil-01" / SPEC, store.matrices / "matrix-1.json"
     spec.write_text(json.dumps(json.loads(spec.read_text()) | {"replay_id": "../../../escaped"}))
@@ -215,8 +206,8 @@ def test_no_id_in_a_store_says_where_something_is_written(tmp_path: Path, monkey
     for changed in (before.replace('"matrix-1"', '"../../../escaped"'), before.replace('"evil-01"', '"../../../escaped"')):
         assert changed != before
         matrix.write_text(changed)
-        assert typed(monkeypatch, store, "matrix", "--resume", "matrix-1", "--quiet")[2] == 4
-    assert typed(monkeypatch, store, "replay", "--resume", "evil-01", "--quiet")[2] == 4
+        assert typed(store, "matrix", "--resume", "matrix-1", "--quiet")[2] == 4
+    assert typed(store, "replay", "--resume", "evil-01", "--quiet")[2] == 4
     assert [path.name for path in tmp_path.rglob("*escaped*")] == []
 
 

@@ -9,8 +9,9 @@ import re
 import sys
 from pathlib import Path
 
+import commandline
 import pytest
-from commandline import invoke, program
+from commandline import invoke
 from typer.testing import CliRunner
 
 from actordbg.api import replaying
@@ -73,12 +74,12 @@ def test_at_most_sixteen_entries_at_the_top_name_every_command_of_one_word_and_e
     ],
 )
 def test_a_command_that_is_not_there_is_answered_with_the_one_that_is(typed: str, meant: str):
-    done = program(*typed.split())
+    done = commandline.typed(*typed.split())
     assert done.returncode == 2 and f"Did you mean '{meant}'?" in done.stderr
 
 
 def test_a_misspelt_option_is_answered_with_the_nearest_one(store: Store):
-    done = program("--store", str(store.root), "replay", "--max-input", "3", "--json")
+    done = commandline.typed("--store", str(store.root), "replay", "--max-input", "3", "--json")
     assert done.returncode == 2 and "No such option: --max-input. Did you mean '--max-inputs'?" in done.stderr
     assert json.loads(done.stdout)["error"]["message"].endswith("Did you mean '--max-inputs'?")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
-from casefiles import cases_of
+from casefiles import Case, cases_of
 from roots import ROOT
 
 PRODUCT = ROOT / "actordbg"
@@ -104,32 +104,8 @@ def test_there_is_no_way_around_a_gate(gate: str) -> None:
     assert found.keys() == allowed, {name: lines for name, lines in found.items() if name not in allowed}
 
 
-@pytest.mark.parametrize(
-    ("gate", "source", "lines"),
-    [
-        ("a child's input is not ours", "subprocess.run(a)\nsubprocess.Popen(a, stdin=n)\nsubprocess.run(a, input=b)", [1]),
-        (
-            "no removal behind a link",
-            "path.unlink()\nremove(path)\nos.remove(path)\nshutil.rmtree(path)\nhandle.remove()",
-            [1, 3, 4],
-        ),
-        ("a child's input is not ours", "os.execv(a, b)\nfrom subprocess import run", [1, 2]),
-        (
-            "one strict JSON",
-            "json.loads(a)\nstrict_json(a, json.loads)\njson.loads(read_regular(p, 4096))\nmsgspec.json.decode(a)",
-            [1, 4],
-        ),
-        ("a model's code", "A.from_pretrained(p)\nA.from_pretrained(p, trust_remote_code=trust)\nf = A.from_config", [1, 3]),
-        ("a model's code", "A.from_pretrained(p, trust_remote_code=True)\nA.from_config(c, trust_remote_code=None)", [1, 2]),
-    ],
-)
-def test_a_gate_sees_what_goes_around_it(gate: str, source: str, lines: list[int]) -> None:
-    assert sorted(GATES[gate](source)) == lines
-
-
-def clauses_read(source: str) -> list[str]:
-    """Each place where code looks into what a finding says: a method of its text, a part of it, a comparison with a text."""
-    found = []
+def clauses_read(source: str) -> Iterator[int]:
+    """Yield the lines that look into what a finding says: a method of its text, a part of it, a comparison with a text."""
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             read = [node.func.value] if node.func.attr not in _KEEPS else []
@@ -141,8 +117,7 @@ def clauses_read(source: str) -> list[str]:
             read = [node.left, *node.comparators]
         else:
             continue
-        found += [ast.unparse(node) for each in read if isinstance(each, ast.Attribute) and each.attr in _CLAUSES]
-    return found
+        yield from (node.lineno for each in read if isinstance(each, ast.Attribute) and each.attr in _CLAUSES)
 
 
 _CLAUSES = ("said", "reason", "why")
@@ -153,21 +128,19 @@ _KEEPS = ("removesuffix", "format", "strip", "splitlines", "replace")
 """Methods that put a clause into a sentence, or leave it out of one where the line above has it."""
 
 
-@pytest.mark.parametrize(
-    ("source", "count"),
-    [
-        ("said.said.startswith('WRONG')", 1), ("'log' in finding.said", 1), ("re.search('N', finding.said)", 1),
-        ("finding.said[:9]", 1), ("wrong.reason.startswith('cannot')", 1), ("f'{finding.said}; more'", 0), ("finding.said != verdict.said", 0),
-    ],
-)  # fmt: skip
-def test_the_scan_knows_reading_a_clause_from_passing_it_on(source: str, count: int) -> None:
-    assert len(clauses_read(source)) == count
+SCANS = {**GATES, "clauses": clauses_read}
+
+
+@pytest.mark.parametrize("case", [case for case in cases_of("scans").values() if case.given[0] in SCANS], ids=str)
+def test_a_scan_sees_what_goes_around_it(case: Case) -> None:
+    lines = sorted(SCANS[case.given[0]]("\n".join(case.given[1:])))
+    assert " ".join(map(str, lines)) == " ".join(case.expected)
 
 
 def test_code_reads_rules_and_keys_of_a_finding_and_never_its_clause() -> None:
     found = {
-        str(path.relative_to(ROOT)): places
+        str(path.relative_to(ROOT)): lines
         for path in sorted((ROOT / "actordbg").rglob("*.py"))
-        if (places := clauses_read(path.read_text()))
+        if (lines := list(clauses_read(path.read_text())))
     }
     assert found == {}

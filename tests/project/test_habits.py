@@ -11,6 +11,7 @@ import figures
 import pytest
 import same
 import yaml
+from casefiles import Case, cases_of
 from roots import ROOT
 
 TESTS = ROOT / "tests"
@@ -39,20 +40,6 @@ def test_no_test_asserts_a_duration():
     tests = sorted(set(TESTS.rglob("*.py")) - {Path(__file__)})
     found = {path.name: lines for path in tests if (lines := durations_asserted(path.read_text()))}
     assert found == {}
-
-
-@pytest.mark.parametrize(
-    ("source", "count"),
-    [
-        ("start = time.monotonic()\nrun()\nassert time.monotonic() - start < 2", 1),
-        ("took = perf_counter() - start\nassert took < 1 and ok", 1),
-        ("took = []\ntook.append(time.time() - start)\nassert max(took) < 1", 1),
-        ("while not ready():\n    assert time.monotonic() < deadline", 0),
-        ("os.utime(path, (time.time() - 60,) * 2)\nassert path.exists()", 0),
-    ],
-)
-def test_the_scan_knows_a_duration_from_a_deadline(source: str, count: int):
-    assert len(durations_asserted(source)) == count
 
 
 # ---- what runs before a commit and after a push ----
@@ -127,40 +114,16 @@ def test_no_control_flow_hides_in_expressions():
     assert {name: places for name, places in hidden.items() if any(places.values())} == {}
 
 
-def test_a_docstring_a_comment_and_layout_weigh_nothing():
-    source = '"""A module."""\n# a comment\ndef f():\n    """Returns."""\n    return (\n        "text",\n    )\n'
-    assert figures.code_tokens(source) == 10
+def dense(source: str) -> str:
+    return "\n".join(" ".join([name, *map(str, sorted(lines))]) for name, lines in figures.dense(source).items() if lines)
 
 
-def test_what_an_f_string_computes_has_weight():
-    assert figures.code_tokens('a = f"{b.c} {d:>{e}}"') == len(["a", "=", "f-string", "b", ".", "c", "d", "e"])
-    assert figures.code_tokens("a = f\"{f'{b}'}\"") == len(["a", "=", "f-string", "f-string", "b"])
+SCANS = {"durations": lambda source: len(durations_asserted(source)), "weight": figures.code_tokens, "dense": dense}
 
 
-def test_hidden_control_flow_is_found():
-    source = 'f"{a if b else c}"\nd = "e" * (f > 1)\ng(1, 2, 3, 4, 5, 6, 7)\nh = 2 * (f > 1)\n"i" * j\n'
-    assert figures.dense(source) == dict(zip(figures.DENSE, ([1], [2], [3]), strict=True))
-
-
-@pytest.mark.parametrize("hidden", ["f'{a or 1}'", "f'{a and b}'", "f'{g(x or 2):>3}'"])
-def test_a_fallback_in_an_f_string_is_found(hidden: str):
-    assert figures.dense(hidden)["conditions in f-strings"] == [1]
-
-
-@pytest.mark.parametrize(
-    "hidden",
-    ["wide = a > b\n['c'] * wide", "one, wide = 1, not a\n'c' * wide", "def f(wide: bool): return ('c',) * wide", "'c' * a.wide",
-     "'c' * any(a)", "['c'] * torch.is_on()", "wide = False\nwide * f'c{a}'"],
-)  # fmt: skip
-def test_a_text_times_a_flag_is_found(hidden: str):
-    assert figures.dense(hidden)["texts times a condition"]
-
-
-@pytest.mark.parametrize(
-    "count", ["count = len(a)\n'c' * count", "def f(count: int): return ['c'] * count", "'c' * len(a)", "'c' * (a + 1)"]
-)
-def test_a_text_times_a_number_is_none(count: str):
-    assert not figures.dense(count)["texts times a condition"]
+@pytest.mark.parametrize("case", [case for case in cases_of("scans").values() if case.given[0] in SCANS], ids=str)
+def test_a_scan_sees_what_it_is_for(case: Case):
+    assert str(SCANS[case.given[0]]("\n".join(case.given[1:]))) == "\n".join(case.expected)
 
 
 def test_same_compares_what_does_not_change_from_run_to_run():

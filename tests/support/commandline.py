@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
+from unittest.mock import patch
 
 from click.testing import Result
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError
-from actordbg.cli.app import CONTENTS, app
+from actordbg.cli import output
+from actordbg.cli.app import CONTENTS, app, main
 from actordbg.cli.lazy import every_command
 from actordbg.store.layout import Store
 
@@ -22,6 +26,18 @@ def program(*words: str, code: str = "", **environment: str) -> subprocess.Compl
     main = f"{code}\nimport sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
     command = [sys.executable, "-c", main, *words]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+
+
+def typed(*words: str, screen: type[io.StringIO] = io.StringIO) -> subprocess.CompletedProcess[str]:
+    """`actordbg WORDS` here, all the way: errors as a user sees them. screen: what standard output and error are."""
+    out, err, code = screen(), screen(), 0
+    here = patch.multiple(sys, argv=["actordbg", *words], excepthook=sys.excepthook)
+    with here, patch.object(output, "answered_json", False), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def invoke(store: Store, *words: object) -> Result:
@@ -42,4 +58,4 @@ def offered(typed: str, **environment: str) -> list[str]:
     """What bash is offered where `typed` ends."""
     words = f"actordbg {typed}"
     asked = {"_ACTORDBG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    return program(**asked, **environment).stdout.split()
+    return CliRunner().invoke(app, [], prog_name="actordbg", env=asked | environment).stdout.split()
