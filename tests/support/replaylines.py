@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from comparecases import Tensors, given, write_replay
 
+from actordbg.actor.hub_model import versions_of
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
@@ -79,7 +80,10 @@ def _write(
         return {what.split()[0]: torch.tensor(json.loads(what.partition(" ")[2])) for _, what in of(index, "grad")}
 
     kept = gradients if any(verb == "grad" for _, verb, _ in changes) else None
-    write_replay(store, name, inputs, change=change, result=result, gradients=kept, **settings)
+    if "versions" in settings:
+        settings["versions"] = versions_of("tiny") | settings["versions"]
+    first = inputs[: settings.pop("inputs", None)]
+    write_replay(store, name, first, change=change, result=result, gradients=kept, **settings)
 
 
 def told(record: ComparisonRecord, inputs: Sequence[ReplayInput]) -> list[str]:
