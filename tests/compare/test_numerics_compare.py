@@ -92,6 +92,8 @@ def compared_lines(store: Store, lines: list[str]) -> list[str]:
             measured |= {"replay_id": number} if value == ["measured"] else {"floor": json.loads(value[0])}
         elif name == "noise-of":
             measured["dumps"] = (DumpNoise(inputs[int(number)].dump_id, json.loads(value[0])),)
+        elif name == "rounding":
+            asked["rounding"] = number
         elif name == "only":
             asked["only"] = set()
         elif name == "thresholds":

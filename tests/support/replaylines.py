@@ -17,6 +17,7 @@ import torch
 from comparecases import Tensors, given, write_replay
 
 from actordbg.actor.hub_model import versions_of
+from actordbg.judge.comparison_document import meaning
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
@@ -87,9 +88,10 @@ def _write(
 
 
 def told(record: ComparisonRecord, inputs: Sequence[ReplayInput]) -> list[str]:
-    """A comparison as lines: verdict and thresholds, reasons, dumps by their numbers, the worst first."""
+    """A comparison as lines: verdict and thresholds, what it means, reasons, dumps by their numbers, the worst first."""
     numbers = {item.dump_id: str(number) for number, item in enumerate(inputs)}
-    lines = [f"{record.verdict} by {record.thresholds_from}", *(f"for {reason}" for reason in record.reasons)]
+    lines = [f"{record.verdict} by {record.thresholds_from}", f"means: {meaning(record)}"]
+    lines += [f"for {reason}" for reason in record.reasons]
     plain: list[str] = []
     for dump in record.dumps:
         number = numbers[dump.dump_id]
