@@ -168,10 +168,7 @@ def meaning(record: ComparisonRecord) -> str:
     if record.b.kind == "golden":
         reproduces = "does not reproduce" if real else "reproduces"
         return f"A {reproduces} the run's outputs"
-    a, b = record.a, record.b
-    if a.settings and b.settings:  # records of earlier versions have labels only
-        return difference(complete(a.settings), complete(b.settings))
-    return "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
+    return difference(complete(record.a.settings), complete(record.b.settings))
 
 
 def flat_where_it_matters(record: ComparisonRecord) -> bool:

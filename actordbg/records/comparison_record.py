@@ -237,7 +237,7 @@ class DumpComparison:
 @dataclass(frozen=True)
 class SideInfo:
     """A side of a comparison. kind: "replay", "truth" or "golden" (recorded outputs); `replay_id`: None for golden; `label`: the
-    configuration in words; `settings`: the configuration by setting, {} in files of earlier versions.
+    configuration in words; `settings`: the configuration by setting.
     """
 
     kind: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +13,7 @@ from comparecases import Tensors, given, tensors, write_replay
 
 from actordbg.base.errors import UsageError
 from actordbg.catalog import query
-from actordbg.config.as_ran import as_ran, label, telling
-from actordbg.config.replay_config import ReplayConfig
-from actordbg.judge.comparison_document import meaning
-from actordbg.records.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, ComparisonRecord, SideInfo
+from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(12)]
@@ -145,38 +141,3 @@ def test_nothing_differs_where_only_what_is_kept_does(store: Store) -> None:
     write_replay(store, ONE, [given(0)])
     write_replay(store, TWO, [given(0)], timeout_s=5.0, keep_gradients=True)
     assert "Both are configured alike" in compared(store, ONE, TWO).stdout
-
-
-def side(replay_id: str, **settings: Any) -> SideInfo:
-    values = as_ran(ReplayConfig(attn="sdpa", **settings))
-    return SideInfo("replay", replay_id, label(values), values["dtype"], telling(values))
-
-
-PACKED = side("r-01", dtype="bf16", packing=True)
-PADDED = side("r-02", dtype="fp32", packing=False)
-COMPILED = side("r-03", dtype="bf16", packing=True, compile=True)
-REFERENCE = SideInfo("truth", "r-03", "TOY MODEL (tiny), the truth in fp32 of bf16 weights", "fp32")
-MEASURED = {"rounding_id": "r-04"}
-OWN = {"thresholds_from": "defaults for bf16; max_abs from flags"}
-FLAT = "A is within the general limits for bf16"
-
-
-@pytest.mark.parametrize(
-    ("b", "verdict", "more", "said"),
-    [
-        (REFERENCE, MATCH, MEASURED, "A matches the truth to bf16 rounding"),
-        (REFERENCE, MATCH, {}, FLAT),  # only what was measured is claimed
-        (REFERENCE, WITHIN_NOISE, OWN, FLAT),
-        (REFERENCE, MISMATCH, MEASURED, "A is further from the truth than bf16 rounding explains"),
-        (REFERENCE, MISMATCH, MEASURED | {"noise_id": "n-01"},
-         "A is further from the truth than bf16 rounding or its own noise floor explains"),
-        (REFERENCE, MATCH, OWN | MEASURED, "A is within the thresholds"),  # which are not what the dtype allows
-        (PADDED, MATCH, {}, "A is bf16, packed, B fp32, not packed"),
-        (COMPILED, MATCH, {}, "A is not compiled, B compiled"),
-        # records of earlier versions have labels only
-        (replace(PADDED, settings={}), MATCH, {}, f"A is {PACKED.label}; B is {PADDED.label}"),
-        (replace(PACKED, settings={}), MATCH, {}, "Both are configured alike"),
-    ],
-)  # fmt: skip
-def test_a_verdict_says_what_it_is_about(b: SideInfo, verdict: str, more: dict[str, Any], said: str) -> None:
-    assert meaning(ComparisonRecord("c-01", "", PACKED, b, {}, verdict, (), **more)) == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tracemalloc
@@ -10,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from casefiles import cases_of
 from commandline import program
 from comparecases import Tensors, given, publish_golden, write_replay
 from replaycases import publish
+from replaylines import told, write_replays
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.compare import sides
 from actordbg.compare.comparing import DETAILED, compare, save
-from actordbg.compare.thresholds import MEASURES
 from actordbg.document.renderings import as_text
 from actordbg.judge.comparison_document import conclusion, document
 from actordbg.records.comparison_record import (
     MATCH,
     MISMATCH,
     NOT_COMPARED,
-    WITHIN_NOISE,
     ComparisonRecord,
     DumpComparison,
     DumpNoise,
@@ -76,107 +77,56 @@ def reasons_of(record: ComparisonRecord) -> dict[str, str]:
     return {dump.dump_id: dump.not_compared["dump"] for dump in record.dumps if "dump" in dump.not_compared}
 
 
-def without_entropy(index: int, made: Tensors) -> Tensors:
-    return {name: tensor for name, tensor in made.items() if name != "entropy"}
+CASES = cases_of("comparisons")
 
 
-def test_what_dropout_drew_is_not_compared_with_a_truth_that_drops_nothing(store: Store) -> None:
-    both = lambda index: {"extra": {"training": index < 2, "temperature": 1.0}}  # noqa: E731
-    write_replay(store, "r-01", INPUTS, result=both, **moved({0: 1.2, 1: -0.7}))
-    write_replay(store, "r-02", INPUTS, truth="fp32", resolved={"undropped": 0.1})
-    write_replay(store, "r-03", INPUTS, truth="fp32", resolved={"undropped": 0.0})
-    record = compare(store, "r-01", "r-02")
-    reason = "A ran in training mode, where its model drops 0.1 at random; the truth drops nothing"
-    assert reasons_of(record) == dict.fromkeys((INPUTS[0].dump_id, INPUTS[1].dump_id), reason)
-    assert {dump.verdict for dump in record.dumps if not dump.not_compared} == {MATCH}
-    assert compare(store, "r-01", "r-03").verdict == MISMATCH, "a model that drops nothing has no such excuse"
+def compared_lines(store: Store, lines: list[str]) -> list[str]:
+    """What lines of `comparisons.test` compare, told as lines."""
+    count = next((int(line.split()[1]) for line in lines if line.startswith("inputs ")), 4)
+    inputs = [given(index) for index in range(count)]
+    asked: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    for line in write_replays(store, lines, inputs):
+        name, number, *value = line.split(" ", 2)
+        if name == "noise":
+            measured |= {"replay_id": number} if value == ["measured"] else {"floor": json.loads(value[0])}
+        elif name == "noise-of":
+            measured["dumps"] = (DumpNoise(inputs[int(number)].dump_id, json.loads(value[0])),)
+        elif name == "rounding":
+            asked["rounding"] = number
+        elif name == "only":
+            asked["only"] = set()
+        elif name == "thresholds":
+            asked["thresholds"] = json.loads(line.partition(" ")[2])
+    if measured:
+        asked["noise"] = noise(**measured)
+    return told(compare(store, "r-02", "r-01", **asked), inputs)
 
 
-def test_the_same_values_match_and_what_the_mask_leaves_out_does_not_count(store: Store) -> None:
-    record = pair(store, moved({0: 100.0}, position=7))
-    assert (record.verdict, record.good, len(record.dumps), record.reasons) == (MATCH, True, 4, ())
-    assert record.thresholds_from == "defaults for fp32"
-    assert {dump.log_probs and dump.log_probs.max_abs for dump in record.dumps} == {0.0}
+@pytest.mark.parametrize("case", CASES)
+def test_a_comparison_says_what_differs_what_was_left_out_and_why(store: Store, case: str) -> None:
+    assert compared_lines(store, CASES[case].given) == CASES[case].expected
+
+
+def test_a_record_says_who_was_compared_and_is_read_as_it_was_written(store: Store) -> None:
+    record = pair(store, moved({0: math.nan, 2: 0.5}))
     assert (record.a.replay_id, record.b.replay_id) == ("r-02", "r-01")
     assert record.a.label == "TOY MODEL (tiny) fp32 sdpa, not packed, plain"
-
-
-def test_the_worst_dump_comes_first_with_its_worst_token(store: Store) -> None:
-    record = pair(store, moved({1: 0.125, 2: 0.5, 3: 2e-5}))
-    assert [dump.dump_id for dump in record.dumps[:2]] == [INPUTS[2].dump_id, INPUTS[1].dump_id]
-    assert [record.verdict, *(dump.verdict for dump in record.dumps)] == [MISMATCH, MISMATCH, MISMATCH, MATCH, MATCH]
-    (worst,) = record.dumps[0].worst_tokens
-    assert (worst.row, worst.position) == (1, 6) and worst.difference == pytest.approx(0.5)
-    assert record.dumps[0].sequences and record.dumps[0].sequences.max_abs == pytest.approx(0.5)
-    assert record.dumps[0].reasons == ("p99_abs 0.445 is above 5e-05",), "the furthest"
-    off = compare(store, "r-02", "r-01", thresholds=dict.fromkeys(MEASURES, math.inf))
-    assert (off.verdict, off.good) == (NOT_COMPARED, False), "where no threshold judges anything nothing was compared"
-    assert set(reasons_of(off).values()) == {"no measured value has a threshold"}
-
-
-def test_a_nan_on_one_side_is_a_mismatch_and_on_both_is_none(store: Store) -> None:
-    record = pair(store, moved({0: math.nan, 1: math.nan}), moved({0: math.nan}), thresholds={"max_abs": 1e9})
-    assert [dump.verdict for dump in record.dumps] == [MISMATCH, MATCH, MATCH, MATCH]
-    assert record.dumps[0].dump_id == INPUTS[1].dump_id
-    assert record.dumps[0].reasons == ("1 of 12 log-probs are not finite on one side only",)
-    assert record.dumps[0].worst_tokens[0].a is None
     assert ComparisonRecord.from_json((path := save(store, record)).read_bytes()) == record
     assert path == store.comparisons / f"{record.comparison_id}.json"
+    nan, far = record.dumps[:2]
+    assert nan.worst_tokens[0].a is None, "finite on one side only is worst"
+    (worst,) = far.worst_tokens
+    assert (worst.row, worst.position) == (1, 6) and worst.difference == pytest.approx(0.5)
+    assert far.sequences and far.sequences.max_abs == pytest.approx(0.5)
+    assert [record.good, compare(store, "r-01", "r-02", only=set()).good] == [False, False], "nothing selected is no agreement"
 
 
-def test_entropies_loss_and_gradient_norm(store: Store) -> None:
-    def change(index: int, made: Tensors) -> Tensors:
-        return made | {"entropy": made["entropy"] + 0.25 * (index == 0)}
-
-    def result(index: int) -> Settings:
-        return TRAINED | ({"loss": 2.5} if index == 1 else {"grad_norm": 5.0} if index == 2 else {})
-
-    dumps = pair(store, {"change": change, "result": result}, results(TRAINED)).dumps
-    by_id = sorted(dumps, key=lambda dump: dump.dump_id)
-    assert by_id[0].entropy and by_id[0].entropy.max_abs == pytest.approx(0.25)
-    assert [(dump.loss_abs, dump.grad_norm_rel) for dump in by_id] == [(0, 0), (0.5, 0), (0, 0.25), (0, 0)]
-    assert [dump.verdict for dump in by_id] == [MISMATCH, MISMATCH, MISMATCH, MATCH]
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "verdict", "reasons", "left"),
-    [
-        (results(TRAINED), {"change": without_entropy}, MATCH, (),
-         {"entropy": "only A has entropies", "loss": "only A has the loss", "gradient norm": "only A has the gradient norm"}),
-        # a journal has null for a NaN too
-        (results(TRAINED | {"loss": None}), results(TRAINED), MISMATCH, ("the loss is not finite on one side only",), {}),
-        *((grads(w=torch.full((3,), a)), grads(w=torch.full((3,), b)), MISMATCH, (reason,), {}) for a, b, reason in (
-            (math.nan, 1.0, "gradients are not finite on one side only: w"),
-            (1.0, math.inf, "gradients are not finite on one side only: w"),
-            (1.0, 0.0, "B's gradients are all zero, A's are not"))),
-        (grads(w=torch.ones(3)), PLAIN, MATCH, (), {"gradients": "only A has gradients"}),
-        (grads(a=torch.ones(4), b=torch.ones(4), c=torch.ones(5)),
-         grads(a=torch.ones(4), c=torch.ones(4), d=torch.ones(4), e=torch.ones(4)), MISMATCH, ("A has no gradient of d, e",),
-         {"gradient of b": "only A has it", "gradient of d, e": "only B has it",
-          "gradient of c": "different sizes"}),
-        *((moved({0: value}, position=-1), PLAIN, MISMATCH,
-           ("1 log-probs outside the mask are not finite on one side only: multiplying by the mask keeps them",), {})
-          for value in (math.nan, math.inf)),
-        # an input that finished with a NaN on both sides is compared
-        (*[moved({0: math.nan}) | results({"status": "failed", "signature": "non-finite-output"})] * 2, MATCH, (), {}),
-    ],
-)  # fmt: skip
-def test_what_one_side_lacks_is_said_and_what_is_broken_on_one_is_a_mismatch(
-    store: Store, a: Settings, b: Settings, verdict: str, reasons: tuple[str, ...], left: dict[str, str]
-) -> None:
-    dump = lone(store, a, b)
-    assert (dump.verdict, dump.reasons, dump.not_compared) == (verdict, reasons, left)
-
-
-def test_the_weaker_dtype_decides_and_units_of_last_place_are_of_equal_ones(store: Store) -> None:
-    record = pair(store, {"dtype": "bf16"}, {"dtype": "fp32"}, INPUTS[:1])
+def test_units_of_last_place_are_of_equal_dtypes(store: Store) -> None:
+    mixed = pair(store, {"dtype": "bf16"}, {"dtype": "fp32"}, INPUTS[:1]).dumps[0].log_probs
     write_replay(store, "r-03", INPUTS[:1], dtype="bf16", **moved({0: 0.001}))
-    assert record.dumps[0].log_probs and record.dumps[0].log_probs.max_ulp is None
-    assert record.thresholds_from == "defaults for bf16"
     same = compare(store, "r-03", "r-02").dumps[0].log_probs
-    assert same and same.max_ulp in (0, 1)
-    rounded = pair(Store(store.root / "other").create(), {"dtype": "bf16"}, {"truth": "fp64", "dtype": "fp32"})
-    assert rounded.verdict == MATCH and "their rounding is part of the difference" in rounded.reasons[0]
+    assert mixed and mixed.max_ulp is None and same and same.max_ulp in (0, 1)
 
 
 def test_a_call_that_was_autocast_was_computed_in_that(store: Store) -> None:
@@ -189,77 +139,24 @@ def test_a_call_that_was_autocast_was_computed_in_that(store: Store) -> None:
     assert compare(store, "r-03", "r-01").verdict == MISMATCH
 
 
-def test_each_dump_that_is_not_compared_has_its_reason(store: Store) -> None:
-    inputs = [given(index) for index in range(10)]
-
-    def change(index: int, made: Tensors) -> Tensors | None:
-        if index == 3:
-            made["mask"][0, 0] = False
-        if index == 4:
-            made = {name: tensor[:, 1:] for name, tensor in made.items()}
-        return None if index == 2 else made
-
-    ours: dict[int, Settings] = {5: {"folded_ids": False}, 6: {"extra": {"temperature": 0.5}}}
-    write_replay(store, "r-01", inputs[:8], result=lambda index: {"status": "hung"} if index in (1, 7) else {})
-    write_replay(store, "r-02", [*inputs[:8], inputs[9]], change=change, result=lambda index: ours.get(index, {}))
-    (store.replays / "r-02" / "tensors" / f"{inputs[0].dump_id}.safetensors").write_bytes(b"not a tensor")
-    record = compare(store, "r-02", "r-01")
-    found = reasons_of(record)
-    assert found[inputs[0].dump_id].startswith("A: its kept tensors cannot be read")
-    assert {index: found[inputs[index].dump_id] for index in (1, 2, 3, 4, 5, 6, 7, 9)} == {
-        1: "B: it hung",
-        2: "A: its tensors are gone",
-        3: "the masks differ in 1 tokens",
-        4: "A's log-probs are [2, 7], B's [2, 8]",
-        5: "token ids were wrapped (modulo the vocabulary) on side B only",
-        6: "A's temperature is 0.5, B's 1",
-        7: "B: it hung",
-        9: "only A replayed it, B did not",
-    }
-    assert (record.verdict, record.good) == (NOT_COMPARED, False), "nothing is left: that is not an agreement"
-
-
-@pytest.mark.parametrize("status", ["failed", "crashed", "hung"])
-def test_what_only_b_got_through_is_a_mismatch_whatever_else_agrees(store: Store, status: str) -> None:
-    lost = {"result": lambda index: {"status": status, "error_class": "RuntimeError"} if index == 1 else {}}
-    record = pair(store, lost)
-    assert (record.verdict, record.good, record.dumps[0].dump_id) == (MISMATCH, False, INPUTS[1].dump_id)
-    assert record.dumps[0].reasons == (f"A: it {status} (RuntimeError), and B has its results",)
-    assert [dump.verdict for dump in record.dumps[1:]] == [MATCH] * (len(INPUTS) - 1)
+def test_what_only_b_got_through_is_a_failure_and_not_a_distance(store: Store) -> None:
+    record = pair(store, {"result": lambda index: {"status": "hung", "error_class": "RuntimeError"} if index == 1 else {}})
     said = conclusion(record)
     assert ": A failed on 1 dump that B has results for; 3 dumps" in said and "outside" not in said
     assert "further from the truth" not in said
     text = " ".join(as_text(document(record, 0)).split())
     assert text.startswith("FAILED (TOY MODEL): A, r-02, against B, r-01") and text.count(record.dumps[0].reasons[0]) == 1
-    assert compare(store, "r-01", "r-02").verdict == MATCH, "B's failure says nothing about A"
-    write_replay(store, "r-03", INPUTS, **lost)
-    both = compare(store, "r-02", "r-03")
-    assert both.verdict == MATCH and reasons_of(both) == {INPUTS[1].dump_id: f"A: it {status} (RuntimeError)"}
 
 
-def test_nothing_selected_is_no_agreement(store: Store) -> None:
-    nothing = pair(store, only=set())
-    assert (nothing.verdict, nothing.dumps, nothing.good) == (NOT_COMPARED, (), False)
-    assert nothing.reasons == ("the selection matches none of their dumps",)
-
-
-KEPT_NOTHING: Settings = {"change": lambda index, made: None, "keep_tensors": False}
-ALL_MASKED: Settings = {"change": lambda index, made: made | {"mask": torch.zeros_like(made["mask"])}}
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "why", "of_all"),
-    [
-        (KEPT_NOTHING, KEPT_NOTHING, "A: it kept no tensors (--no-keep-tensors)", False),
-        (ALL_MASKED, ALL_MASKED, "its mask selects no token", False),
-        (PLAIN, {"model": "/m"}, "A ran the model tiny, B /m", True),
-        (PLAIN, {"resolved": {"num_layers": 4}}, "A ran 2 layers, B 4", True),
-    ],
-)
-def test_what_has_nothing_to_compare_is_no_agreement(store: Store, a: Settings, b: Settings, why: str, of_all: bool) -> None:
-    record = pair(store, a, b)
-    assert set(reasons_of(record).values()) == {why} and (record.verdict, record.good) == (NOT_COMPARED, False)
-    assert record.reasons == ((why,) if of_all else ())
+def test_tensors_that_cannot_be_read_and_inputs_of_one_side_have_their_reasons(store: Store) -> None:
+    write_replay(store, "r-01", INPUTS[:3])
+    write_replay(store, "r-02", [*INPUTS[:2], INPUTS[3]])
+    (store.replays / "r-02" / "tensors" / f"{INPUTS[0].dump_id}.safetensors").write_bytes(b"not a tensor")
+    found = reasons_of(compare(store, "r-02", "r-01"))
+    assert found[INPUTS[0].dump_id].startswith("A: its kept tensors cannot be read")
+    assert (found[INPUTS[2].dump_id], found[INPUTS[3].dump_id]) == (
+        "only B replayed it, A did not", "only A replayed it, B did not"
+    )  # fmt: skip
 
 
 def test_names_that_mean_nothing(store: Store) -> None:
@@ -366,26 +263,13 @@ def test_what_cannot_be_compared_with_the_run(store: Store, replayed: dict[str, 
     assert all(why in text for text in reasons_of(record).values())
 
 
-def noise(floor: dict[str, float], **more: Any) -> NoiseRecord:
+def noise(**more: Any) -> NoiseRecord:
     return NoiseRecord(**({"noise_id": "n-1", "created_at": "", "replay_id": "r-02", "config": {}, "label": "another one",
-                           "dtype": "fp32", "variants": (), "dumps": ()} | more), floor=floor)  # fmt: skip
+                           "dtype": "fp32", "variants": (), "dumps": ()} | more))  # fmt: skip
 
 
-def test_the_noise_floor_decides_what_is_real(store: Store) -> None:
-    floor = {"max_abs": 0.3, "p99_abs": 0.3, "mean_abs": 0.3, "clip_share": 0.5}
-    record = pair(store, moved({0: 0.25, 1: 0.25}), noise=noise(floor))
-    assert (record.verdict, record.good, record.noise_id, record.reasons) == (WITHIN_NOISE, True, "n-1", ())
-    strict = (DumpNoise(INPUTS[1].dump_id, dict.fromkeys(floor, 1e-6)),)
-    record = compare(store, "r-02", "r-01", noise=noise(floor, replay_id="other", dumps=strict))
-    assert [dump.verdict for dump in record.dumps] == [MISMATCH, WITHIN_NOISE, MATCH, MATCH]
-    assert record.reasons == ("the noise floor was measured with another replay, other (another one)",)
-
-
-def test_what_noise_does_not_explain_is_named_also_where_the_thresholds_allow_it(store: Store) -> None:
-    floor = noise({"max_abs": 0.005, "p99_abs": 0.5, "mean_abs": 0.5}, dtype="bf16")
-    record = pair(store, {"dtype": "bf16", **moved({0: 0.02})}, {"dtype": "bf16"}, noise=floor)
-    assert record.verdict == MATCH
-    assert {dump.beyond_noise for dump in record.dumps} == {("max_abs 0.02 (noise 0.005)",), ()}
+def test_a_real_difference_that_the_thresholds_allow_is_said(store: Store) -> None:
+    record = pair(store, moved({0: 5e-5}), noise=noise(floor={"max_abs": 1e-6}))
     assert "1 dump within the thresholds differs by more than the noise" in conclusion(record)
 
 

@@ -11,9 +11,11 @@ from xml.etree import ElementTree
 
 import brokenactor
 import pytest
+from casefiles import cases_of
 from click.testing import Result
 from comparecases import given, publish_golden, write_replay
 from hostilestore import HOSTILE, forbidden
+from replaylines import write_replays
 from typer.testing import CliRunner
 
 from actordbg.base.errors import MachineFault, Unsupported
@@ -24,6 +26,7 @@ from actordbg.document.blocks import Verdict
 from actordbg.dumps.create import create_dumps
 from actordbg.judge import check
 from actordbg.judge.check import CheckedReplay, check_data, run_check
+from actordbg.judge.explanation import NOT_CHECKED, explain
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.judge.load_replays import load
 from actordbg.judge.replay_findings import Judged
@@ -48,14 +51,13 @@ def a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "with_explanation", found)
 
 
-def checked(store: Store, truth: bool = True, recorded: str | None = None, **replayed: Any) -> tuple[CheckedReplay, Verdict]:
+def checked(store: Store, truth: bool = True, **replayed: Any) -> tuple[CheckedReplay, Verdict]:
     """A check of a replay and a truth that are there, so that no worker starts."""
     write_replay(store, "r-01", INPUTS, **replayed)
-    if truth:
-        for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
-            write_replay(store, name, INPUTS, truth=dtype, **({"model": replayed["model"]} if "model" in replayed else {}))
+    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")) if truth else ():
+        write_replay(store, name, INPUTS, truth=dtype)
     found = run_check(store, load_spec(store, "r-01"))
-    return found, found.verdict(of=257, recorded=recorded)
+    return found, found.verdict(of=257)
 
 
 def test_a_comparison_with_the_truth_knows_what_the_model_is(store: Store) -> None:
@@ -72,26 +74,6 @@ def test_a_comparison_with_the_truth_knows_what_the_model_is(store: Store) -> No
     assert replay_verdict(Judged(summary), reported=True).word == "WRONG", "the replay's own report says the same"
 
 
-def test_the_sentence_names_the_code_that_the_truth_runs_too(store: Store) -> None:
-    write_replay(store, "r-01", INPUTS)
-    write_replay(store, "r-02", INPUTS, truth="fp64", resolved={"shared_code": ["kernels_of_mine", "transformers"]})
-    write_replay(store, "r-03", INPUTS, truth="fp32")
-    answer = run_check(store, load_spec(store, "r-01")).verdict(of=3)
-    assert answer.word == "RIGHT" and "modules of kernels_of_mine, transformers (shared with the truth)" in answer.left
-
-
-def test_modules_that_agree_with_their_formulas_are_not_left_unchecked(store: Store) -> None:
-    held = {"modules": 13, "tokens": 90}
-    shared = {"resolved": {"shared_code": ["kernels_of_mine", "transformers"]}}
-    write_replay(store, "r-01", INPUTS)
-    write_replay(
-        store, "r-02", INPUTS, truth="fp64", result=lambda index: {"extra": {"temperature": 1.0, "formulas": held}}, **shared
-    )
-    write_replay(store, "r-03", INPUTS, truth="fp32")
-    answer = run_check(store, load_spec(store, "r-01")).verdict(of=3)
-    assert answer.word == "RIGHT" and "modules of kernels_of_mine (shared with the truth)" in answer.left
-
-
 def test_a_cause_that_was_fitted_is_named_beside_a_broken_law(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     cause = NamedCause("temperature", "temperature 0.9 was applied", "", "", left=0.0)
     explained = ExplainedOutputs(0.1, 1e-6, tokens=9, dumps=1, causes=(cause,), what="log-probs")
@@ -104,70 +86,44 @@ def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
     return made | {"log_probs": made["log_probs"] + 0.1 * (index == 1)}
 
 
-FAILED = {"status": "failed", "error_class": "ValueError", "error": "no such thing\nat all"}
-ASKED = {"extra": {"temperature": 1.0, "laws": [{"law": "neighbour", "verdict": "kept"}]}}
 LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
 
 
-PLACE = {"module": "lm_head", "kind": "out", "what": "lm_head", "ratio": 4.34, "limit": 1.1, "rows": [0, 1], "of_rows": 2}
 IDENTITY = {"looked_at": 116, "differences": [], "unchecked": [], "rank": 0, "ran": True}
 LOCATED = {"places": 49, "wrong": [], "count": 0, "unchecked": [], "dtype": "bfloat16"}
 
 
-UNLOCATED = "the model, bit for bit and module by module (`actordbg locate r-01`); "
+CASES = cases_of("checks")
 
 
-def judged(**located: Any) -> dict[str, Any]:
-    return {"extra": {"temperature": 1.0, "identity": [IDENTITY], "located": LOCATED | located}}
-
-
-@pytest.mark.parametrize(
-    ("replayed", "sentence", "next_command"),
-    [
-        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps were checked and match the truth to fp32 rounding; not checked: your model (--model); " + UNLOCATED + "gradients (--backward); the laws (--laws)",
-         "actordbg check --model 'org/a model'"),
-        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differs from the truth by more than fp32 rounding; log-probs: a cause; not checked: your model (--model); " + UNLOCATED +
-         "gradients (--backward); the laws (--laws)", "actordbg explain r-01"),
-        ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps were checked and match the truth to fp32 rounding; "
-         "not checked: your model (--model); " + UNLOCATED + "gradients (--backward); the laws of 1 dump", "actordbg check --model"),
-        # a broken law is wrong whatever the truth says
-        ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 depends on row 0",
-         "actordbg explain r-01"),
-        # module by module: what a green was held against, and a place that is wrong though all outputs are within limits
-        ({"result": lambda index: judged()}, "RIGHT (TOY MODEL): 3 of 257 dumps were checked and match the truth to fp32 rounding; held against the clean "
-         "model module by module (49 places in each of 3 dumps, 116 tensors and attributes); not checked: your model", "actordbg check"),
-        ({"result": lambda index: judged(unchecked=["model.act: its tokens cannot be told apart"])}, "RIGHT (TOY MODEL): 3 of 257 dumps "
-         "were checked and match the truth to fp32 rounding; held against the clean model module by module (49 places in each of 3 dumps, 116 tensors and "
-         "attributes); not checked: your model (--model); module by module: model.act: its tokens cannot be told apart; gradients", "actordbg check"),
-        ({"result": lambda index: judged(wrong=[PLACE], count=1)}, "WRONG (TOY MODEL): lm_head is 4.34 times as far from the truth as a "
-         "healthy bf16 model's: its parameters and attributes are the checkpoint's, so its code or its kernel differs", "actordbg explain r-01"),
-        # a failure is named before anything else
-        ({"change": off, "result": lambda index: FAILED if index == 0 else {}},
-         "FAILED (TOY MODEL): 1 of 3 dumps did not pass: ValueError, no such thing", "actordbg report r-01"),
-        ({"change": lambda index, made: None}, "NOT CHECKED (TOY MODEL): 3 of 257 dumps ran; none could be compared with the truth: "
-         "A: its tensors are gone", "actordbg report r-01"),
-    ],
-)  # fmt: skip
-def test_the_sentence_says_what_is_wrong_and_what_was_not_judged(
-    store: Store, replayed: dict[str, Any], sentence: str, next_command: str
-) -> None:
-    found, answer = checked(store, recorded="org/a model", **replayed)
-    assert answer.sentence.startswith(sentence) and answer.next.startswith(next_command)
+def answered(store: Store, lines: list[str]) -> list[str]:
+    """What a check says of the replay that lines of `checks.test` write, and what an explanation of it says."""
+    inputs, text = [given(index, batch=4) for index in range(3)], "\n".join(lines)
+    for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
+        if f"replay {name}" not in text:
+            write_replay(store, name, inputs, truth=dtype)
+    write_replays(store, lines, inputs)
+    found = run_check(store, load_spec(store, "r-01"))
+    answer = found.verdict(of=257, recorded="org/a model")
     assert answer.good == (answer.word == "RIGHT")
-    (record,) = (ComparisonRecord.from_file(path) for path in store.comparisons.iterdir())
-    assert check_data(found, answer, of=257)["max_abs"] == (record.furthest and pytest.approx(record.furthest[0]))
+    for path in store.comparisons.glob("*.json"):
+        furthest = ComparisonRecord.from_file(path).furthest
+        assert check_data(found, answer, of=257)["max_abs"] == (furthest and pytest.approx(furthest[0]))
+    why = explain(store, found, found.verdict(of=257, explained=True))
+    figures = [f"{name}: {value}" for name, value in answer.figures]
+    said = [f"{kind}: {each}" for kind, each_of in why.lines.items() if kind != NOT_CHECKED for each in each_of]
+    return [answer.sentence, f"next: {answer.next}", *figures, *(f"chart: {chart.title}" for chart in why.charts), *said]
 
 
-def test_the_rank_whose_weights_differ_is_named(store: Store, tmp_path: Path) -> None:
-    """By its dumps where each rank has its own; by the ranks' answers where they ran the same ones, and the first is right."""
-    _, answer = checked(store, change=off, result=lambda index: {"worker": int(index == 1)}, nproc=2)
-    assert "1 of 3 dumps differs" in answer.said
-    assert answer.said.endswith("; all dumps of rank 1 are outside, and none of another rank: its weights may differ")
-    _, mixed = checked(Store(tmp_path / "mixed").create(), change=off, result=lambda index: {"worker": int(index > 0)}, nproc=2)
-    assert "rank" not in mixed.said
+@pytest.mark.parametrize("case", CASES)
+def test_a_check_says_what_is_wrong_what_was_not_judged_and_why(store: Store, case: str) -> None:
+    assert answered(store, CASES[case].given) == CASES[case].expected
+
+
+def test_ranks_that_differ_on_the_same_inputs_are_wrong_and_named(store: Store) -> None:
     lane = {"extra": {"temperature": 1.0, "lane": {"differ": {"1": {"output_digest": "other"}}}}}
-    write_replay(together := Store(tmp_path / "same").create(), "r-01", INPUTS, result=lambda index: lane, nproc=2, align="same")
-    same = CheckedReplay(data_of(together, load_spec(together, "r-01"))).verdict(of=3)
+    write_replay(store, "r-01", INPUTS, result=lambda index: lane, nproc=2, align="same")
+    same = CheckedReplay(data_of(store, load_spec(store, "r-01"))).verdict(of=3)
     assert (same.word, same.good) == ("WRONG", False)
     assert same.said.endswith(f"{INPUTS[0].dump_id}: rank 1 has other log-probs than rank 0")
 

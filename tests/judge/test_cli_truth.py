@@ -6,12 +6,13 @@ import importlib.metadata
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
+from casefiles import cases_of
 from commandline import invoke
 from comparecases import given, write_replay
 from replaycases import publish
+from replaylines import write_replays
 
 from actordbg.actor import hub_model
 from actordbg.actor.hub_model import versions_of
@@ -165,50 +166,16 @@ def found(store: Store, name: str = MINE, dtype: str = "fp32") -> str | None:
     return find_truth(store, wanted_truth(store, load_spec(store, name), dtype))
 
 
-def with_norm(index: int) -> dict[str, Any]:
-    return {"grad_norm": 1.0 + index, "loss": 2.0}
+CASES = cases_of("truths")
 
 
-def test_a_truth_that_covers_the_inputs_serves_every_configuration_of_them(store: Store) -> None:
-    write_replay(store, MINE, INPUTS, dtype="bf16", packing=True)
-    write_replay(store, THIRD, INPUTS[:1], dtype=None, compile=True, resolved={"dtype": "bf16"})
-    assert found(store) is None
-    write_replay(store, REFERENCE, INPUTS, dtype="bf16", truth="fp32")
-    assert found(store) == found(store, THIRD) == REFERENCE == ensure_truth(store, MINE)
-
-
-@pytest.mark.parametrize(
-    "unlike",
-    [
-        {"dtype": "fp32"}, {"truth": "fp64"}, {"truth": "bf16"}, {"truth": None}, {"num_layers": 1}, {"model": "/other"},
-        {"temperature": 0.5}, {"keep_tensors": False}, {"vary": "repad"},
-    ],
-)  # fmt: skip
-def test_another_one_is_not_taken(store: Store, unlike: dict[str, Any]) -> None:
-    write_replay(store, MINE, INPUTS, dtype="bf16")
-    write_replay(store, REFERENCE, INPUTS, **{"dtype": "bf16", "truth": "fp32"} | unlike)
-    assert found(store) is None
-
-
-def test_one_that_lacks_an_input_its_tensors_or_its_gradients_is_not_taken_and_a_refused_input_is_not_asked_again(
-    store: Store,
-) -> None:
-    write_replay(store, MINE, INPUTS, result=with_norm)
-    refused = {"status": "failed", "error": "no model predicts it"}
-    each: list[tuple[dict[str, Any], bool]] = [
-        ({"inputs": INPUTS[:1], "result": with_norm}, False),
-        ({"change": lambda index, made: made if index else None, "result": with_norm}, False),
-        ({}, False),
-        ({"result": lambda index: {"status": "crashed"}}, False),
-        ({"result": lambda index: {"status": "failed", "error_class": "torch.OutOfMemoryError"}}, False),
-        ({"result": lambda index: {"status": "failed", "error_class": "actordbg.base.errors.Unsupported"}}, True),
-        ({"result": lambda index: refused if index else with_norm(index)}, True),
-        ({"result": with_norm}, True),
-    ]
-    for number, (made, taken) in enumerate(each, 5):
-        truth = f"20250619T050000-{number:06}"
-        write_replay(store, truth, **({"inputs": INPUTS} | made), truth="fp32")
-        assert found(store) == (truth if taken else None)
+@pytest.mark.parametrize("case", CASES)
+def test_a_truth_that_is_there_serves_every_configuration_of_its_inputs_and_no_other(store: Store, case: str) -> None:
+    write_replays(store, CASES[case].given)
+    for line in CASES[case].expected:
+        name, _, truth = line.partition(" ")
+        assert str(found(store, name)) == truth, line
+        assert truth == "None" or ensure_truth(store, name, dtype="fp32") == truth
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -240,16 +207,6 @@ def test_a_truth_keeps_gradients_only_if_there_is_a_backward(store: Store) -> No
     config = wanted_truth(store, load_spec(store, MINE)).config
     validate(config)
     assert (config.backward, config.keep_gradients) == (False, False)
-
-
-def test_after_an_upgrade_there_is_another_truth(store: Store) -> None:
-    write_replay(store, MINE, INPUTS)
-    now = hub_model.versions_of("tiny")
-    for number, package in enumerate(("torch", "transformers", "actordbg"), 5):
-        write_replay(store, f"20250619T050000-00000{number}", INPUTS, truth="fp32", versions=now | {package: "0.0.1"})
-        assert found(store) is None
-    write_replay(store, THIRD, INPUTS, truth="fp32", versions=now | {"deepspeed": "0.0.1"})
-    assert found(store) == THIRD, "what the truth does not use does not decide"
 
 
 def test_what_has_no_truth_says_so(store: Store) -> None:

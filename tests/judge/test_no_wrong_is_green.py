@@ -39,7 +39,7 @@ from actordbg.document.page import as_html
 from actordbg.document.renderings import as_text
 from actordbg.dumps import checking as fsck
 from actordbg.judge import check as checking
-from actordbg.judge.check import run_check
+from actordbg.judge.check import CheckedReplay, run_check
 from actordbg.judge.explanation import WHAT, WHERE, explain
 from actordbg.judge.replay_findings import RANKS, RUNS
 from actordbg.laws.rules import RULES as LAWS
@@ -167,6 +167,20 @@ def test_the_catalog_has_a_broken_answer_of_each_result_that_is_wrong(broken: Br
     assert "broken" in answers or broken.rule in (TRUTH, RUNS), "those are rows of their own"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_fitted() -> Iterator[None]:
+    """No cause is searched for, and no module of another input is judged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "with_explanation", lambda _, record, **__: record)
+        patch.setattr(checking, "worst_unlocated", lambda _: [])
+        yield
+
+
+def checked_again(store: Store, name: str) -> CheckedReplay:
+    """A check of a replay that is there, with its truth: nothing runs."""
+    return run_check(store, load_spec(store, name), run=lambda *_, **__: None)
+
+
 @pytest.fixture(scope="module")
 def broken_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store with a dump and a replay for each of `BROKEN`, and the truth of all of them."""
@@ -186,15 +200,18 @@ def broken_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
+@pytest.fixture(scope="module")
+def checks_of(broken_store: Store, nothing_is_fitted: None) -> list[CheckedReplay]:
+    return [checked_again(broken_store, f"r-{index:02}") for index in range(len(BROKEN))]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(BROKEN)), ids=lambda index: BROKEN[index].rule.name)
 def test_a_replay_that_breaks_a_rule_is_wrong_wherever_it_is_shown(
-    broken_store: Store, index: int, monkeypatch: pytest.MonkeyPatch
+    broken_store: Store, checks_of: list[CheckedReplay], index: int
 ) -> None:
     broken, name = BROKEN[index], f"r-{index:02}"
-    monkeypatch.setattr(checking, "with_explanation", lambda _, record, **__: record)
-    monkeypatch.setattr(checking, "worst_unlocated", lambda _: [])
-    checked = run_check(broken_store, load_spec(broken_store, name))
+    checked = checks_of[index]
     answer = check_answer(broken_store, checked, of=1)
     finding = next(each for each in checked.judged.found if each.rule.name.partition(":")[0] == broken.rule.name)
     assert answer.verdict == broken.word and not answer.ok
@@ -224,9 +241,8 @@ def wanted_words() -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("checks_of")
 def test_lists_and_filters_have_every_replay_and_dump_that_is_wrong(broken_store: Store) -> None:
-    for index in range(len(BROKEN)):
-        run_check(broken_store, load_spec(broken_store, f"r-{index:02}"))
     replays = json.loads(invoke(broken_store, "replay", "ls", "--json").stdout)
     words = {each["replay_id"]: each["verdict"] for each in replays}
     assert {name: words[name] for name in wanted_words()} == wanted_words()
@@ -329,7 +345,7 @@ def test_a_check_and_an_explanation_of_fewer_dumps_say_what_a_lint_of_more_found
         write_replay(store, name, inputs, truth=truth, change=lambda index, _: tensors(index))
     lint_of(store, ("ratio", inputs[0].dump_id), looked_at=9)
     lint_of(store, looked_at=5)  # as few as the check's
-    monkeypatch.setattr(checks, "_run", lambda *_: run_check(store, load_spec(store, "r-01")))
+    monkeypatch.setattr(checks, "_run", lambda *_: checked_again(store, "r-01"))
     said = invoke(store, "check", "--where", f"dump_id='{inputs[0].dump_id}'")
     assert said.exit_code == 1 and said.stdout.startswith(WRONG) and "recorded data: ratio" in said.stdout, said.output
     assert invoke(store, "check", "--where", f"dump_id='{inputs[1].dump_id}'").stdout.startswith("RIGHT")

@@ -23,8 +23,9 @@ from typer.testing import CliRunner, Result
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.app import app
 from actordbg.document import page
-from actordbg.measure.align_logs import LEAST_COMMON, LogComparison, compare_logs, trend
-from actordbg.measure.log_exports import BAR, LINE, ORDER
+from actordbg.document.blocks import number
+from actordbg.measure.align_logs import LEAST_COMMON, compare_logs, trend
+from actordbg.measure.log_exports import LINE
 from actordbg.measure.log_lines import Series, TrainLog, read_log
 
 LOGS = cases_of("train_logs")
@@ -392,16 +393,36 @@ def test_a_long_run_of_digits_or_spaces_is_read_in_one_go(text: str, run: str, t
     assert log_of(tmp_path, text.format(run * 1_000_000).encode()).segments == 1
 
 
-def log(values: dict[int, float] | list[float], name: str = "gpt_loss", kind: str = BAR, path: str = "x") -> TrainLog:
-    points = values if isinstance(values, dict) else dict(enumerate(values, 1))
-    series = Series(kind)
-    for step, value in points.items():
-        series.add(step, value)
-    return TrainLog(path, metrics={name: len(points)}, series={name: {kind: series}})
+PAIRS = cases_of("log_pairs")
 
 
-def compared(a: object, b: object, **options: object) -> LogComparison:
-    return compare_logs(a if isinstance(a, TrainLog) else log(a), b if isinstance(b, TrainLog) else log(b), **options)
+def compared_pair(lines: list[str]) -> list[str]:
+    """What the comparison of the logs says that lines of `log_pairs.test` write."""
+    logs, asked = {"a": TrainLog("x"), "b": TrainLog("x")}, dict[str, Any]()
+    for line in lines:
+        name, metric, *values = line.split()
+        if name not in logs:
+            asked[name] = json.loads(metric)
+            continue
+        kind, *values = values
+        for value in values:
+            step, _, figure = value.rpartition("=")
+            figure, _, times = figure.partition("*")
+            for _ in range(int(times or 1)):
+                logs[name].add(metric, kind, int(step) if step else None, float(figure))
+    answer = compare_logs(logs["a"], logs["b"], **asked)
+    a, b = answer.a, answer.b
+    differ = f"median {number(answer.median_relative)}, largest {number(answer.max_relative)}"
+    sides = f"{answer.common} common steps by {a.numbered_by} and {b.numbered_by}, means {number(a.mean)} and {number(b.mean)}; {differ}"
+    worst = [
+        f"step {step.step}: {number(step.a)} {number(step.b)}, {step.note or number(step.relative)}" for step in answer.worst
+    ]
+    return [f"{answer.metric} {answer.verdict}", sides, *answer.reasons, *answer.notes, *worst]
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_a_comparison_says_which_steps_and_metric_decide_and_why(case: str):
+    assert compared_pair(PAIRS[case].given) == PAIRS[case].expected
 
 
 # ---- OpenRLHF's own decision ----
@@ -445,92 +466,10 @@ def test_the_default_rule_decides_as_compare_backends_on_logs_in_its_format(
     assert compare_logs(*read, threshold=threshold).good is good
 
 
-# ---- steps ----
-
-
-def test_steps_are_matched_by_their_number_and_not_by_their_place():
-    a = log({step: 5 - step / 100 for step in range(1, 101)})
-    b = log({step: 5 - step / 100 for step in range(61, 101)})
-    answer = compared(a, b, rule="every-step")
-    assert answer.good and (answer.common, answer.only_a, answer.only_b, answer.max_relative) == (40, 60, 0, 0.0)
-    assert "A has 100 steps, B 40; 40 are in both" in answer.notes
-    assert compared(a, b).good
-
-
-def test_the_worst_steps_come_first_and_are_limited():
-    a = dict.fromkeys(range(1, 11), 1.0)
-    b = a | {3: 1.5, 5: 1.1, 7: 1.2}
-    answer = compared(a, b, rule="every-step", limit=2)
-    assert answer.median_relative == 0 and compared({1: 1.0, 2: 1.0}, {1: 1.0, 2: 0.5}).median_relative == 0.25
-    assert ([one.step for one in answer.worst], answer.exceeding) == ([3, 7], 3)
-    assert answer.worst[0].relative == pytest.approx(1 / 3)
-    assert [one.step for one in compared(a, b, limit=0).worst] == [3, 7, 5]
-
-
-WILD, ONE_BAD = [math.nan] * 3, [2.0] * 50 + [4.0] + [2.0] * 49
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "options", "verdict"),
-    [
-        ({1: 5.0}, {2: 5.0}, {}, "nothing-in-common"),
-        ([2.0] * 100, ONE_BAD, {}, "aligned"),
-        ([2.0] * 100, ONE_BAD, {"rule": "every-step"}, "different"),
-        ([100.0] * 8, [75.0] * 8, {"threshold": 0.25, "rule": "every-step"}, "different"),
-        ([100.0] * 8, [76.0] * 8, {"threshold": 0.25, "rule": "every-step"}, "aligned"),
-        (WILD, WILD, {}, "different"),
-        ([0.0, -0.5, 0.0], [0.0, -0.5, 0.0], {"rule": "every-step"}, "aligned"),
-        ([-0.5] * 3, [0.5] * 3, {"rule": "every-step", "threshold": 1.9}, "different"),
-    ],
-)
-def test_the_threshold_is_strict_and_a_step_in_the_middle_decides_only_under_every_step(
-    a: object, b: object, options: dict[str, object], verdict: str
-):
-    assert compared(a, b, **options).verdict == verdict
-
-
-@pytest.mark.parametrize(("rule", "wild"), [("first-mean-last", math.nan), ("every-step", -math.inf)])
-@pytest.mark.parametrize("both", [True, False])
-def test_nan_and_infinity_are_never_a_success(rule: str, wild: float, both: bool):
-    a, b = [2.0] * 5 + [wild] + [2.0] * 5, [2.0] * 5 + [wild if both else 2.0] + [2.0] * 5
-    answer = compared(a, b, rule=rule)
-    assert not answer.good and answer.a.nonfinite_steps == (6,) and answer.b.nonfinite == int(both)
-    assert "1 value of A is NaN or infinite (step 6)" in answer.reasons and answer.a.mean == 2.0
-    assert (answer.worst[0].step, answer.worst[0].relative) == (6, None) and "A is" in answer.worst[0].note
-
-
-# ---- which metric ----
-
-
-def several(**series: list[float]) -> TrainLog:
-    logs = {name: log(values, name) for name, values in series.items()}
-    return TrainLog("x", metrics=dict.fromkeys(series, 1), series={name: one.series[name] for name, one in logs.items()})
-
-
-def test_the_preferred_loss_that_both_have_is_compared():
-    a = several(loss_mean=[1.0], act_loss=[1.0], zz_loss=[1.0], gpt_loss=[1.0])
-    assert compared(a, a).metric == "gpt_loss"
-    assert compared(a, several(zz_loss=[1.0], act_loss=[1.0], loss_mean=[1.0])).metric == "act_loss"
-    assert compared(a, several(zz_loss=[1.0])).metric == "zz_loss"
-    evaluated = several(**{"eval gpt_loss": [1.0], "zz_loss": [1.0]})
-    assert compared(evaluated, evaluated).metric == "zz_loss"
-
-
-def test_numbering_that_both_have_is_preferred():
-    both = TrainLog(
-        "x",
-        series={"loss": log([1.0] * 4, "loss", ORDER).series["loss"] | log([2.0] * 4, "loss", LINE).series["loss"]},
-    )
-    ordered = log([1.0] * 4, "loss", ORDER)
-    assert (compared(both, both).a.numbered_by, compared(both, ordered).a.numbered_by) == (LINE, ORDER)
-    answer = compared(log([1.0] * 4, "loss", LINE), ordered)
-    assert any("number their steps differently" in note for note in answer.notes)
-
-
-def test_options_that_mean_nothing_are_usage_errors():
-    for options in ({"threshold": 0}, {"threshold": math.nan}, {"rule": "best"}):
-        with pytest.raises(UsageError):
-            compared([1.0], [1.0], **options)
+@pytest.mark.parametrize("options", [{"threshold": 0}, {"threshold": math.nan}, {"rule": "best"}])
+def test_options_that_mean_nothing_are_usage_errors(options: dict[str, Any]):
+    with pytest.raises(UsageError):
+        compare_logs(TrainLog("x"), TrainLog("x"), **options)
 
 
 # ---- do they fall? ----

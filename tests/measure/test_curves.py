@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from casefiles import cases_of
 from typer.testing import CliRunner
 
 from actordbg.base.errors import CorruptDump, UsageError
@@ -56,19 +57,16 @@ def written(folder: Path, run: Run) -> str:
     return str(path)
 
 
-def judged(folder: Path, run: Run) -> set[str]:
+def judged(folder: Path, run: Run) -> list[str]:
+    """The rules that a run breaks, each with its step."""
     result = answer([read_log(written(folder, run), every=True)])
     assert result.verdict in ("RIGHT", "WRONG")
-    return {rule["rule"] for rule in result["rules"] if rule["state"] == "broken"}
+    return [f"{finding['rule']} at step {finding['place']['step']}" for finding in result["findings"]]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_breaks_no_rule(tmp_path: Path, seed: int):
-    assert judged(tmp_path, healthy(seed)) == set()
-
-
-def after(step: int, run: Run, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    run[name][step:] = change(run[name][step:])
+    assert judged(tmp_path, healthy(seed)) == []
 
 
 def ramp(values: np.ndarray, end: float) -> np.ndarray:
@@ -77,69 +75,41 @@ def ramp(values: np.ndarray, end: float) -> np.ndarray:
     return noise + np.linspace(np.median(values[:20]), end, len(values))
 
 
-FAULTS: dict[str, Callable[[Run], None]] = {
-    "finite curves": lambda run: after(280, run, "grad_norm", lambda norm: norm * np.nan),
-    "reference at start": lambda run: run.update(kl=run["kl"] + 0.2),
-    "KL bounded": lambda run: after(100, run, "kl", lambda kl: ramp(kl, 3.0)),
-    "rollout agrees": lambda run: after(150, run, "sampling/sampling_logp_difference/mean", lambda gap: gap + 0.3),
-    "few ratios clipped": lambda run: after(100, run, "clip_ratio/region_mean", lambda share: share + 0.4),
-    "groups differ": lambda run: after(150, run, "frac_reward_zero_std", lambda share: np.clip(share + 0.5, 0, 1)),
-    "answers end": lambda run: after(150, run, "completions/clipped_ratio", lambda share: share + 0.3),
-    "no norm spikes": lambda run: after(200, run, "grad_norm", lambda norm: np.where(np.arange(len(norm)) == 7, 40.0, norm)),
-    "steps move": lambda run: after(100, run, "grad_norm", lambda norm: np.where(np.arange(len(norm)) % 2, norm, 0.0)),
-    "curves move": lambda run: after(290, run, "grad_norm", lambda norm: 0 * norm + 0.4173915),
-    "held-out follows": lambda run: after(120, run, "eval_accuracy", lambda score: ramp(score, 0.1)),
-    "reward is the task's": lambda run: run.update({"rewards/correct/mean": 0.03 * run["rewards/correct/mean"]}),
-    "loss scale kept": lambda run: after(250, run, "loss_scale", lambda scale: 2.0 ** np.maximum(16 - np.arange(len(scale)), 0)),
+def stalls(values: np.ndarray, end: float) -> np.ndarray:
+    """Rewards and scores of which nothing is learned: they stay where they are."""
+    level = values - np.linspace(0, 0.6, len(values))
+    return end + 0.1 * (level - np.median(level))
+
+
+CHANGES: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    "add": lambda values, by: values + by,
+    "scale": lambda values, by: values * by,
+    "set": lambda values, to: 0 * values + to,
+    "every-second": lambda values, to: np.where(np.arange(len(values)) % 2, values, to),
+    "backwards": lambda values, _: values[::-1].copy(),
+    "ramp": ramp,
+    "stalls": stalls,
 }
+CASES = cases_of("curves")
 
 
-@pytest.mark.parametrize("rule", FAULTS)
-def test_each_fault_is_named_by_its_rule_alone(tmp_path: Path, rule: str):
+def changed(lines: list[str]) -> Run:
+    """A healthy run with the changes that lines of `curves.test` say."""
     run = healthy(7)
-    FAULTS[rule](run)
-    assert judged(tmp_path, run) == {rule}
+    for line in lines:
+        verb, name, *words = line.split()
+        if verb == "rename":
+            run[words[0]] = run.pop(name)
+            continue
+        first, _, last = words[0].partition(":")
+        of = slice(int(first), int(last) if last else None)
+        run[name][of] = CHANGES[verb](run[name][of], float(words[1]))
+    return run
 
 
-def flat(run: Run, at: float = 0.4) -> None:
-    """Nothing is learned anymore: rewards and held-out scores stay where they are."""
-    for name in ("reward", "eval_accuracy", "rewards/correct/mean"):
-        run[name] = run[name] - np.linspace(0, 0.6, STEPS) * (np.arange(STEPS) > 0)
-        run[name] = at + 0.1 * (run[name] - np.median(run[name]))
-
-
-@pytest.mark.parametrize(
-    ("rule", "name", "end"),
-    [
-        ("entropy kept", "entropy", 0.01),
-        ("entropy kept", "entropy", 4.0),
-        ("length is earned", "completions/mean_length", 1200.0),
-    ],
-)
-def test_entropy_and_length_may_move_only_while_something_is_learned(tmp_path: Path, rule: str, name: str, end: float):
-    learns, stalls = healthy(3), healthy(3)
-    for run in (learns, stalls):
-        after(60, run, name, lambda values: ramp(values, end))
-    flat(stalls)
-    assert judged(tmp_path, learns) == set()
-    assert rule in judged(tmp_path, stalls)
-
-
-def test_a_kl_that_may_be_a_sum_over_tokens_counts_only_where_nothing_is_learned(tmp_path: Path):
-    learns, stalls = healthy(2), healthy(2)
-    for run in (learns, stalls):
-        run["actor/kl_loss"] = 40 * run.pop("kl")
-    flat(stalls)
-    assert judged(tmp_path, learns) == set() and "KL bounded" in judged(tmp_path, stalls)
-
-
-def test_a_reward_that_falls_is_named_with_its_best_step(tmp_path: Path):
-    run = healthy(5)
-    run["reward"] = run["reward"][::-1].copy()
-    run["reward"][12] = 2.0
-    result = answer([read_log(written(tmp_path, run), every=True)])
-    broken = {finding["rule"]: finding for finding in result["findings"]}
-    assert broken["reward kept"]["place"]["step"] == 13 and "the best step was 13" in broken["reward kept"]["said"]
+@pytest.mark.parametrize("case", CASES)
+def test_each_fault_is_named_by_its_rule_and_a_run_that_learns_may_move(tmp_path: Path, case: str):
+    assert judged(tmp_path, changed(CASES[case].given)) == CASES[case].expected
 
 
 OPENRLHF = "(PolicyModelActor pid=7) Global step {step}: {{'policy_loss': -0.01, 'kl': {kl}, 'vllm_kl': 0.0011, 'actor_grad_norm': 0.{step}1}}"
@@ -181,7 +151,7 @@ def test_lint_judges_logs_by_their_content(tmp_path: Path, store: Store):
     log = state.rename(tmp_path / "out.txt")
     code, said = lint(store, log)
     assert code == 0 and said.startswith("RIGHT: the curves of out.txt keep 16 rules"), said
-    FAULTS["KL bounded"](run)
+    run = changed(["ramp kl 100 3.0"])
     log.write_text(Path(written(tmp_path, run)).read_text())
     code, said = lint(store, log, "--json")
     answer = json.loads(said)
@@ -190,8 +160,7 @@ def test_lint_judges_logs_by_their_content(tmp_path: Path, store: Store):
 
 
 def test_of_a_run_folder_rows_and_the_last_checkpoints_log_are_judged_together(tmp_path: Path, store: Store):
-    folder, run = tmp_path / "run", healthy(6)
-    FAULTS["rollout agrees"](run)
+    folder, run = tmp_path / "run", changed(["add sampling/sampling_logp_difference/mean 150 0.3"])
     for last in (100, 250):
         (folder / f"checkpoint-{last}").mkdir(parents=True)
         written(folder / f"checkpoint-{last}", {name: values[:last] for name, values in run.items()})

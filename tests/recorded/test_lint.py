@@ -18,6 +18,7 @@ from catalogcases import record
 from commandline import invoke
 from readers import another_user
 from recordedfields import listed, read_by_laws, unlisted
+from replaylines import places
 from reportcases import said_once
 from torch import Tensor
 
@@ -232,12 +233,6 @@ def unlike_counts(step: Step) -> None:
 
 
 CASES = cases_of("recorded_faults")
-
-
-def places(text: str) -> tuple[Any, ...]:
-    """An index as it is written: `0,-1`, `:,:3`, or nothing for the only element."""
-    parts = [part.split(":") for part in text.split(",") if part]
-    return tuple(slice(*(int(end) if end else None for end in ends)) if len(ends) > 1 else int(ends[0]) for ends in parts)
 
 
 def plant(step: Step, lines: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from casefiles import cases_of
 from commandline import invoke
 from stepcases import RecordedRun
 
@@ -48,79 +49,46 @@ def figures_of(
     return StepFigures(step, ReplayConfig(model=str(run.model)), replayed, whole)
 
 
-TERMS = {"kl": "right", "entropy": "right"}
-
-
-@pytest.mark.parametrize("shape", [{}, {"ranks": 1}, {"places": 1}, {"kl": "right"}, TERMS, TERMS | {"learns": False}])
-def test_a_right_step_adds_up_on_any_number_of_ranks_and_micro_batches(tmp_path: Path, shape: dict[str, Any]):
-    figures = figures_of(tmp_path, **shape)
-    step, verdict = figures.step, verdict_of(figures)
-    assert verdict.word == "RIGHT" and not causes_of(figures), verdict.sentence
-    assert abs(step.applied - step.expected) < 1e-6 * step.size
-
-
-FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "dp_size": ({"dp_size": 1}, ["dp_size"]),
-    "a wrong accumulation factor": ({"tokens": 2.0}, ["accumulation"]),
-    "a wrong token count": ({"tokens": 1.3}, ["token count"]),
-    "tokens that each rank counts for itself": ({"apart": 0.5}, ["counts of ranks"]),
-    "DeepSpeed's accumulation": ({"engine": 8}, ["engine accumulation"]),
-    "only the last micro-batch": ({"applied": "last"}, ["last micro-batch"]),
-    "a gradient applied twice": ({"applied": "twice"}, ["gradient twice"]),
-    "no clipping": ({"clipped": False}, ["without clipping"]),
-    "the sign": ({"loss": lambda terms: -terms}, ["with the wrong sign"]),
-    "another formula": ({"loss": lambda terms: terms**2}, ["formula"]),
-    "no KL term": ({"kl": "missing"}, ["KL term"]),
-    "no KL term beside an entropy term": ({"kl": "missing", "entropy": "right"}, ["KL term"]),
-    "no entropy term": ({"kl": "right", "entropy": "missing"}, ["entropy term"]),
-    "a loss added twice beside an entropy term": ({"doubled": True, "entropy": "right"}, ["doubled loss"]),
-    "a loss added twice": ({"doubled": True}, ["doubled loss"]),
-    "no gradient clipping": ({"facts": {"engine_max_norm": 0.0}}, ["gradient clipping"]),
+LOST: dict[str, Callable[[DumpRecord], bool]] = {
+    "nothing": lambda record: False,
+    "rank 1": lambda record: record.rank == 1,
+    "the first": lambda record: record.monotonic_ns == 0,
+    "the first of both ranks": lambda record: record.monotonic_ns < 2,
+    "one between others": lambda record: record.monotonic_ns in (2, 3),
+    "the last": lambda record: record.monotonic_ns > 3,
 }
+LOSSES: dict[str, Callable[[Any], Any]] = {"negated": lambda terms: -terms, "squared": lambda terms: terms**2}
+CASES = cases_of("steps")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_named(tmp_path: Path, fault: str):
-    wrong, named = FAULTS[fault]
-    figures = figures_of(tmp_path, **wrong)
+def judged_lines(tmp_path: Path, lines: list[str]) -> list[str]:
+    """The verdict on a step, and what explains it. lines: of `steps.test`."""
+    wrong: dict[str, Any] = {name: json.loads(value) for name, _, value in (line.partition(" ") for line in lines)}
+    lost, met = LOST[wrong.pop("lost", "nothing")], wrong.pop("weights", {})
+    if "loss" in wrong:
+        wrong["loss"] = LOSSES[wrong["loss"]]
+    figures = figures_of(tmp_path, lost, **wrong)
+    if met:
+        figures = replace(figures, replayed=replace(figures.replayed, resolved={MET_WEIGHTS: met}))
     factor = wrong.get("dp_size", 2) / 2 / wrong.get("tokens", 1.0)  # what these arguments make of loss and norm
-    if factor != 1.0 or "engine" in wrong:  # as recorded, the norm follows from its wrong loss
-        step = figures.step
+    if "applied" not in wrong and (factor != 1.0 or "engine" in wrong):  # as recorded, the norm follows from its wrong loss
+        last = figures.step.micro_batches[-1].loss
         norm = {"grad_norm": factor * figures.reference.grad_norm * (2 / wrong.get("engine", 2))}
-        step.micro_batches[-1].loss.__dict__["fact"] = lambda name, own=step.micro_batches[-1].loss.fact: norm.get(
-            name, own(name)
-        )
-    names = [cause.rule.name for cause in causes_of(figures)]
-    assert names[:1] == named and verdict_of(figures).sentence.startswith("WRONG (trainer): step 4"), names
+        last.__dict__["fact"] = lambda name, own=last.fact: norm.get(name, own(name))
+    verdict, causes = verdict_of(figures), [cause.rule.name for cause in causes_of(figures)]
+    if verdict.word == "RIGHT" and not lost(DumpRecord("", "", 1, "", 1, 1, 1, monotonic_ns=0)):
+        assert abs(figures.step.applied - figures.step.expected) < 1e-6 * figures.step.size
+    left = [f"not checked: {each.said.partition(':')[0]}" for each in verdict.not_checked]
+    assert verdict.word != "WRONG" or verdict.sentence.startswith("WRONG: the trainer is wrong: step 4")
+    return [" ".join([verdict.word, *causes]), *left]
 
 
-DYNAMIC: dict[str, Any] = {"places": 3, "facts": {"dynamic_batch": True}}
-PARTS: dict[str, tuple[Callable[[DumpRecord], bool], str, dict[str, Any]]] = {
-    "a rank": (lambda record: record.rank == 1, "1 rank were not recorded: 1", {}),
-    "a micro-batch": (lambda record: record.monotonic_ns == 0, "different numbers of micro-batches", {}),
-    "the same place of both ranks": (lambda record: record.monotonic_ns < 2, "1 of 2 micro-batches of each rank", {}),
-    "one between others": (lambda record: record.monotonic_ns in (2, 3), "with others between", DYNAMIC),
-    "the last": (lambda record: record.monotonic_ns > 3, "optimizer step", DYNAMIC),
-}
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_right_wrong_for_a_known_reason_or_not_checked(tmp_path: Path, case: str):
+    assert judged_lines(tmp_path, CASES[case].given) == CASES[case].expected
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_step_of_which_a_part_is_missing_is_not_judged(tmp_path: Path, part: str):
-    lost, says, shape = PARTS[part]
-    figures = figures_of(tmp_path, lost, **shape)
-    verdict = verdict_of(figures)
-    assert verdict.word == "NOT CHECKED" and not causes_of(figures) and says in verdict.not_checked[0].said, verdict.sentence
-
-
-def test_an_entropy_term_is_not_judged_by_other_weights(tmp_path: Path):
-    figures = figures_of(tmp_path, moved=0.5, entropy="missing")
-    left = verdict_of(figures).not_checked[0].said
-    assert not causes_of(figures) and left.startswith("the entropy term that backward gets, and the gradient's norm")
-
-
-def test_losses_are_judged_without_a_recorded_norm(tmp_path: Path):
-    figures = figures_of(tmp_path, applied="missing", tokens=1.3)
-    assert [cause.rule.name for cause in causes_of(figures)] == ["token count"]
+SAME = {"same": [4], "other": {}, "unknown": 0}
 
 
 def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path):
@@ -180,36 +148,6 @@ def test_after_a_failed_replay_no_reference_runs_and_a_damaged_loss_of_another_s
     RecordedRun(Store(tmp_path / "store"), tmp_path / "model").write(process=1000, step=5)
     answer = actordbg.open(tmp_path / "store").step(4, run="ppo", model=figures.config.model)
     assert answer.verdict == "FAILED" and ran == ["replay"]
-
-
-def test_the_norm_is_not_checked_with_other_weights_or_without_a_recorded_one(tmp_path: Path):
-    for at, (moved, wrong) in enumerate(((0.05, {}), (0.0, {"applied": "missing"}))):
-        verdict = verdict_of(figures_of(tmp_path / str(at), moved=moved, **wrong))
-        assert verdict.word == "NOT CHECKED" and any(
-            "norm" in left.said or "optimizer step" in left.said for left in verdict.not_checked
-        )
-
-
-SAME, OTHER = {"same": [4], "other": {}, "unknown": 0}, {"same": [], "other": {"ppo/0-4.json": 4}, "unknown": 0}
-WEIGHTS: dict[str, tuple[float, dict[str, Any], str]] = {
-    "the same, by what was recorded": (0.0, SAME, "RIGHT"),
-    "the same, by its log-probs": (1e-7, {}, "RIGHT"),
-    "of the neighboring step, within the limit of a padded row": (5e-5, {}, "NOT CHECKED"),
-    "of the neighboring step, by what was recorded": (0.0, OTHER, "NOT CHECKED"),
-    "of some inputs unknown": (5e-5, SAME | {"unknown": 1}, "NOT CHECKED"),
-    "the same, and the run's log-probs are wrong": (0.05, SAME, "WRONG"),
-    "others, and log-probs are far": (0.05, OTHER, "NOT CHECKED"),
-}
-
-
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_a_step_is_judged_with_its_own_weights_only(tmp_path: Path, weights: str):
-    moved, met, word = WEIGHTS[weights]
-    figures = figures_of(tmp_path, moved=moved)
-    figures = replace(figures, replayed=replace(figures.replayed, resolved={MET_WEIGHTS: met} if met else {}))
-    verdict = verdict_of(figures)
-    assert verdict.word == word, verdict.sentence
-    assert [cause.rule.name for cause in causes_of(figures)] == (["log-probs"] if word == "WRONG" else [])
 
 
 @pytest.mark.parametrize(("times", "apart", "word"), [(1.0008, 0.0, "RIGHT"), (1.005, 0.0, "WRONG"), (1.005, 2e-3, "RIGHT")])

@@ -191,6 +191,11 @@ MODULE = "actordbg.replay.actor_engine"
 _HOOK = """
 import importlib.machinery, os, sys
 
+def planted(module):
+    change(module)
+    with open(os.environ["BROKEN_ACTOR"], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name != MODULE:
@@ -200,13 +205,14 @@ class Finder:
         run = spec.loader.exec_module
         def exec_module(module):
             run(module)
-            change(module)
-            with open(os.environ["BROKEN_ACTOR"], "a") as file:
-                file.write(f"{os.getpid()}\\n")
+            planted(module)
         spec.loader.exec_module = exec_module
         return spec
 
-sys.meta_path.insert(0, Finder())
+if MODULE in sys.modules:  # in a fork of the template of workers
+    planted(sys.modules[MODULE])
+else:
+    sys.meta_path.insert(0, Finder())
 if "TEMPLATE_OF_WORKERS" in os.environ:
     import template_of_workers
 """

@@ -1,0 +1,104 @@
+"""Replays written as lines of text, for cases of comparisons and verdicts, and a comparison told as lines.
+
+replay r-02 {"dtype": "bf16"}            settings of `comparecases.write_replay`
+r-02 1 result {"status": "hung"}         of an input, or of `*` all: fields of its result
+r-02 * add log_probs 1,2 0.5             to an element of a kept tensor; `set` puts it there
+r-02 0 drop entropy                      a tensor was not kept; `gone`: none was; `cut`: each lacks its first column
+r-02 * grad lm_head [1, 1]               a kept gradient
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from comparecases import Tensors, given, write_replay
+
+from actordbg.actor.hub_model import versions_of
+from actordbg.judge.comparison_document import meaning
+from actordbg.records.comparison_record import ComparisonRecord
+from actordbg.records.replay_record import ReplayInput
+from actordbg.store.layout import Store
+
+
+def places(text: str) -> tuple[Any, ...]:
+    """An index as it is written: `0,-1`, `:,:3`, or nothing for the only element."""
+    parts = [part.split(":") for part in text.split(",") if part]
+    return tuple(slice(*(int(end) if end else None for end in ends)) if len(ends) > 1 else int(ends[0]) for ends in parts)
+
+
+def write_replays(store: Store, lines: Iterable[str], inputs: Sequence[ReplayInput] = ()) -> list[str]:
+    """Write the replays of the lines into a store, and return the other lines. inputs: by default four that no file is needed for."""
+    inputs = inputs or [given(index) for index in range(4)]
+    replays: dict[str, dict[str, Any]] = {}
+    changes: dict[str, list[tuple[str, str, str]]] = {}
+    others = []
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        if name == "replay":
+            name, _, settings = rest.partition(" ")
+            replays[name], changes[name] = json.loads(settings or "{}"), []
+        elif name in replays:
+            at, verb, what = (*rest.split(" ", 2), "")[:3]
+            changes[name].append((at, verb, what))
+        else:
+            others.append(line)
+    for name, settings in replays.items():
+        _write(store, name, inputs, changes[name], settings)
+    return others
+
+
+def _write(
+    store: Store, name: str, inputs: Sequence[ReplayInput], changes: list[tuple[str, str, str]], settings: dict[str, Any]
+) -> None:
+    def of(index: int, *verbs: str) -> list[tuple[str, str]]:
+        return [(verb, what) for at, verb, what in changes if verb in verbs and at in ("*", str(index))]
+
+    def change(index: int, made: Tensors) -> Tensors | None:
+        for verb, what in of(index, "add", "set", "drop", "cut", "gone"):
+            tensor, _, rest = what.partition(" ")
+            where, _, value = rest.partition(" ")
+            if verb == "gone":
+                return None
+            if verb == "cut":
+                made = {key: each[:, 1:] for key, each in made.items()}
+            elif verb == "drop":
+                del made[tensor]
+            else:
+                before = made[tensor][places(where)] if verb == "add" else 0
+                made[tensor][places(where)] = before + json.loads(value)
+        return made
+
+    def result(index: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for _, what in of(index, "result"):
+            fields |= json.loads(what)
+        return fields
+
+    def gradients(index: int) -> dict[str, torch.Tensor]:
+        return {what.split()[0]: torch.tensor(json.loads(what.partition(" ")[2])) for _, what in of(index, "grad")}
+
+    kept = gradients if any(verb == "grad" for _, verb, _ in changes) else None
+    if "versions" in settings:
+        settings["versions"] = versions_of("tiny") | settings["versions"]
+    first = inputs[: settings.pop("inputs", None)]
+    write_replay(store, name, first, change=change, result=result, gradients=kept, **settings)
+
+
+def told(record: ComparisonRecord, inputs: Sequence[ReplayInput]) -> list[str]:
+    """A comparison as lines: verdict and thresholds, what it means, reasons, dumps by their numbers, the worst first."""
+    numbers = {item.dump_id: str(number) for number, item in enumerate(inputs)}
+    lines = [f"{record.verdict} by {record.thresholds_from}", f"means: {meaning(record)}"]
+    lines += [f"for {reason}" for reason in record.reasons]
+    plain: list[str] = []
+    for dump in record.dumps:
+        number = numbers[dump.dump_id]
+        said = [*dump.reasons, *(f"beyond the noise: {each}" for each in dump.beyond_noise)]
+        left = [f"{what} not compared: {why}" for what, why in dump.not_compared.items()]
+        if said or left:
+            lines += [f"{number} {dump.verdict}: {each}" for each in (*said, *left)]
+        else:
+            plain.append(f"{number} {dump.verdict}")
+    return lines + ([", ".join(plain)] if plain else [])
