@@ -79,7 +79,7 @@ def judged_lines(tmp_path: Path, lines: list[str]) -> list[str]:
     if verdict.word == "RIGHT" and not lost(DumpRecord("", "", 1, "", 1, 1, 1, monotonic_ns=0)):
         assert abs(figures.step.applied - figures.step.expected) < 1e-6 * figures.step.size
     left = [f"not checked: {each.said.partition(':')[0]}" for each in verdict.not_checked]
-    assert verdict.word != "WRONG" or verdict.sentence.startswith("WRONG: the trainer is wrong: step 4")
+    assert verdict.word != "WRONG" or verdict.sentence.startswith("WRONG (trainer): step 4")
     return [" ".join([verdict.word, *causes]), *left]
 
 
