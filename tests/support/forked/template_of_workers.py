@@ -18,7 +18,10 @@ import socket
 import sys
 from pathlib import Path
 
-MODULES = ("actordbg.replay.worker", "planted_training", "pytest")
+MODULES = (
+    "actordbg.replay.worker", "actordbg.trainers.openrlhf.demo_programs", "deepspeed.launcher.launch", "deepspeed.launcher.runner",
+    "fake_worker", "planted_training", "pytest",
+)  # fmt: skip
 PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
