@@ -78,7 +78,7 @@ class Demo:
         self._actordbg("report")
         self._unpatch(actor, before)
         self._heading("7/7", "check: do the recorded calls run, and are the numbers right?")
-        checked = ("--where", QUERY, "--model", "training/model", "--diverse", "4")
+        checked = ("--where", QUERY, "--model", "training/model", "--diverse", "2")
         self._actordbg("check", *checked)
         self.tell(f"\nDone in {self._elapsed()}.")
 

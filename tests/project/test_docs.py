@@ -156,6 +156,7 @@ def scripted(config: ReplayConfig, group: Group, work: Path) -> Launched:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_each_old_command_has_a_counterpart_that_runs_on_twenty_pickles_or_is_refused_for_want_of_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,4 +1,4 @@
-"""A user's script: every public name of actordbg, as `mypy --strict` reads it from an installed package."""
+"""A user's script: every public name of actordbg, as `mypy --strict` reads it: `make check` does."""
 
 import torch
 

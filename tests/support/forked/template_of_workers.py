@@ -19,7 +19,9 @@ import sys
 from pathlib import Path
 
 MODULES = (
-    "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine", "planted_training", "pytest",
+    "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine",
+    "actordbg.trainers.openrlhf.demo_programs", "deepspeed.launcher.launch", "deepspeed.launcher.runner", "fake_worker",
+    "planted_training", "pytest",
 )  # fmt: skip
 PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
