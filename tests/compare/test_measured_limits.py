@@ -9,7 +9,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from comparecases import Tensors, given, write_replay
 
@@ -50,30 +49,11 @@ def first_lines(record: ComparisonRecord) -> str:
     return " ".join(as_text(document(record, 10)).split("Dumps, the worst")[0].split())
 
 
-def test_rounding_like_that_of_the_dtype_is_green_and_twice_as_much_is_red_unless_limits_are_flat(
-    store: Store, tmp_path: Path
-) -> None:
-    right = written(store)
-    assert (right.verdict, right.rounding_id) == (MATCH, "r-02")
-    assert "matches the truth to bf16 rounding" in first_lines(right)
-    other = Store(tmp_path / "other").create()
-    wrong = written(other, size=2.5 * ROUNDING)
-    assert wrong.verdict == MISMATCH and any("mean_abs" in reason for reason in wrong.dumps[0].reasons)
-    flat = compare(other, "r-03", "r-01")
-    assert flat.verdict == MATCH and flat.rounding_id is None
-    said = first_lines(flat)
+def test_flat_limits_are_said_and_rounding_is_not_claimed(store: Store) -> None:
+    assert "matches the truth to bf16 rounding" in first_lines(written(store))
+    said = first_lines(compare(store, "r-03", "r-01"))
     assert "not checked: the gradients" not in said and "rounding on these inputs (fixed" in said
     assert "the truth to bf16 rounding" not in said
-    wide = {"mean_abs": 1.0, "max_abs": 1.0, "p99_abs": math.inf}
-    own = compare(other, "r-03", "r-01", rounding="r-02", thresholds=wide)
-    assert own.verdict == MATCH and own.dumps[0].limits["mean_abs"] == 1.0, "a threshold that somebody set stays"
-    assert "p99_abs" not in own.dumps[0].limits
-
-
-def test_a_bias_that_no_token_shows_is_red(store: Store) -> None:
-    record = written(store, shift=0.004)
-    assert record.verdict == MISMATCH and all(dump.verdict == MATCH for dump in record.dumps)
-    assert "in one direction" in record.reasons[0]
 
 
 def test_what_a_green_verdict_excludes_would_really_have_been_red(store: Store, tmp_path: Path) -> None:
@@ -96,36 +76,6 @@ def test_what_a_green_verdict_excludes_would_really_have_been_red(store: Store, 
 
         write_replay(store, f"r-{5 + sign}", INPUTS, dtype="bf16", change=one)
         assert {dump.verdict for dump in compare(store, f"r-{5 + sign}", "r-01", rounding="r-02").dumps} == {MISMATCH}
-
-
-def test_few_tokens_are_judged_by_wider_limits(store: Store) -> None:
-    record = written(store, size=3 * ROUNDING, inputs=[given(0)])
-    assert record.verdict == MATCH and 0.1 < record.dumps[0].limits["max_abs"] <= 0.5
-
-
-SIZES = {"embed": 2**18, "q_proj": 64, "mlp.experts.down_proj": 64, "mlp.experts.3.w1": 64}
-
-
-def gradients(index: int, size: float = 0.01, **factors: float) -> dict[str, torch.Tensor]:
-    """Gradients that rounding has moved by `size`, relative, and of these parameters only a share that is left."""
-    made, noise = (torch.Generator().manual_seed(seed + index) for seed in (7, int(1e6 * size)))
-    right = {name: torch.randn(count, generator=made) for name, count in SIZES.items()}
-    moved = {name: one * (1 + size * torch.randn(one.shape, generator=noise)) for name, one in right.items()}
-    return {name: one * factors.get(name.rpartition(".")[2], 1.0) for name, one in moved.items()}
-
-
-@pytest.mark.parametrize(("lost", "verdict"), [("q_proj", MISMATCH), ("down_proj", MISMATCH), ("w1", MATCH), ("nothing", MATCH)])
-def test_a_lost_gradient_is_seen_in_a_model_with_experts_and_one_of_an_exchanged_expert_is_none(
-    store: Store, lost: str, verdict: str
-) -> None:
-    """Half of a parameter's gradient is what rounding may exchange; all of it is not, but for a single expert's."""
-    exchanged = {"q_proj": 0.5, "down_proj": 0.5, lost: 0.0}
-    both: dict[str, Any] = {"result": lambda _: {"grad_norm": 90.0, "loss": 2.0}, "resolved": {"experts": True}, "dtype": "bf16"}
-    write_replay(store, "r-01", INPUTS, gradients=lambda index: gradients(index, 1e-9), truth="fp32", **both)
-    write_replay(store, "r-02", INPUTS, gradients=lambda index: gradients(index, 0.01), truth="bf16", **both)
-    write_replay(store, "r-03", INPUTS, gradients=lambda index: gradients(index, 0.011, **exchanged), **both)
-    record = compare(store, "r-03", "r-01", rounding="r-02")
-    assert record.verdict == verdict, record.dumps[0].reasons
 
 
 def test_planted_faults_say_which_size_would_have_been_noticed(store: Store) -> None:
@@ -214,28 +164,6 @@ def test_gradients_over_several_inputs_are_judged_against_the_mean_of_the_same_i
     doubled = compare(store, write_lanes(store, "r-05", factor=2.0), truth)
     assert doubled.verdict == MISMATCH and {one.verdict for one in doubled.dumps} == {MISMATCH}
     assert doubled.dumps[0].reasons[0].startswith("gradient_distance 1 is above 0.001 (")
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("parameter", ["q_proj", "input_layernorm"])
-def test_a_parameter_without_a_gradient_is_a_mismatch_in_any_dtype(store: Store, dtype: str, parameter: str) -> None:
-    def zeroed(index: int) -> dict[str, torch.Tensor]:
-        return gradient(index) | {parameter: torch.zeros(NAMES[parameter])}
-
-    write_replay(store, "r-02", THREE, gradients=zeroed, result=lone, dtype=dtype)
-    record = compare(store, "r-02", write_truth(store))
-    assert not record.good and any(f"({parameter})" in reason for reason in record.dumps[0].reasons)
-
-
-def test_a_parameter_whose_gradient_is_rounding_only_is_no_mismatch(store: Store) -> None:
-    def noise(index: int, size: float) -> dict[str, torch.Tensor]:
-        return gradient(index) | {
-            "k_bias": size * torch.randn(16, generator=torch.Generator().manual_seed(index + int(1e9 * size)))
-        }
-
-    write_replay(store, "r-01", THREE, gradients=lambda i: noise(i, 1e-9), result=lone, truth="fp32")
-    write_replay(store, "r-02", THREE, gradients=lambda i: noise(i, 3e-8), result=lone)
-    assert compare(store, "r-02", "r-01").verdict == MATCH
 
 
 def test_what_was_not_judged_stands_in_the_first_line_and_a_cell_of_it_is_not_plainly_green(store: Store) -> None:

@@ -82,8 +82,8 @@ CASES = cases_of("comparisons")
 
 def compared_lines(store: Store, lines: list[str]) -> list[str]:
     """What lines of `comparisons.test` compare, told as lines."""
-    count = next((int(line.split()[1]) for line in lines if line.startswith("inputs ")), 4)
-    inputs = [given(index) for index in range(count)]
+    count, rows = next((map(int, line.split()[1:]) for line in lines if line.startswith("inputs ")), (4, 2))
+    inputs = [given(index, batch=rows) for index in range(count)]
     asked: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     for line in write_replays(store, lines, inputs):

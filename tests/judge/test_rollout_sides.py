@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from casefiles import cases_of
 
 from actordbg.compare.same_weights import WeightsMet, weights_met
 from actordbg.judge import explained_sides
@@ -16,78 +17,41 @@ from actordbg.judge.explained_sides import ExplainedRollout, field_figures
 from actordbg.records.comparison_record import ExplainedOutputs, NamedCause
 from actordbg.store.layout import Store
 
-RIGHT = ExplainedOutputs(0.010, 0.010, 500, 2)
-WRONG = ExplainedOutputs(0.31, 0.010, 500, 2, (NamedCause("adapter", "the adapter was not applied", "merge it", "", left=0.011),))
-UNKNOWN = ExplainedOutputs(0.2, 0.010, 500, 2, unknown=True)
+ADAPTER = NamedCause("adapter", "the adapter was not applied", "merge it", "", left=0.011)
+SIDES = {
+    "right": ExplainedOutputs(0.010, 0.010, 500, 2),
+    "wrong": ExplainedOutputs(0.31, 0.010, 500, 2, (ADAPTER,)),
+    "unknown": ExplainedOutputs(0.2, 0.010, 500, 2, unknown=True),
+}
+RIGHT = SIDES["right"]
+WEIGHTS = {
+    "same": WeightsMet(True, "same", True),
+    "others": WeightsMet(False, "others", True),
+    "unsure": WeightsMet(None, "unsure"),
+}
+CASES = cases_of("sides")
 
 
-@pytest.mark.parametrize(
-    ("rollout", "trainer", "wrong", "begins"),
-    [
-        (RIGHT, RIGHT, (), "RIGHT: rollout and trainer are both right: 0.01 and 0.01 nats from the truth over 500 tokens"),
-        (WRONG, RIGHT, ("rollout",), "WRONG (rollout; trainer right): rollout log-probs: the adapter was not applied (0.31 -> "),
-        (RIGHT, UNKNOWN, ("trainer",), "WRONG (trainer; rollout right): trainer log-probs: unknown cause (0.2 nats"),
-        (WRONG, UNKNOWN, ("rollout", "trainer"), "WRONG (rollout and trainer): rollout log-probs"),
-    ],
-)  # fmt: skip
-def test_the_sentence_says_which_side_is_wrong(
-    rollout: ExplainedOutputs, trainer: ExplainedOutputs, wrong: tuple[str, ...], begins: str
-) -> None:
-    explained = ExplainedRollout(rollout, trainer, 0.3, {"vllm_kl": 0.024})
-    assert explained.wrong == wrong and explained.verdict.sentence.startswith(begins)
-    assert explained.verdict.good == (not wrong)
-    alike = replace(explained, apart=0.01).verdict  # the replayed model may have other settings than the run
-    assert not explained.verdict.not_checked and len(alike.not_checked) == any(wrong)
-    assert ("merge it" in str(explained.blocks)) == ("rollout" in wrong)
+def told(lines: list[str]) -> list[str]:
+    """What is said of rollout, trainer and engine. lines: of `sides.test`."""
+    known = dict(line.split() for line in lines)
+    sides = {name: SIDES[known[name]] for name in ("rollout", "trainer", "engine") if name in known}
+    weights = WEIGHTS.get(known.get("weights", ""))
+    explained = ExplainedRollout(apart=float(known.get("apart", 0.3)), dashboards={}, weights=weights, **sides)
+    assert ("merge it" in str(explained.blocks)) == ("wrong" in known.values())
+    return [explained.verdict.sentence]
 
 
-@pytest.mark.parametrize(
-    ("engine", "begins"),
-    [
-        (RIGHT, "WRONG (rollout; trainer and engine right): rollout log-probs: the adapter"),
-        (WRONG, "WRONG (rollout and engine; trainer right): rollout log-probs"),
-    ],
-)
-def test_a_server_is_a_third_side(engine: ExplainedOutputs, begins: str) -> None:
-    explained = ExplainedRollout(WRONG, RIGHT, 0.3, {}, engine)
-    assert explained.verdict.sentence.startswith(begins)
+@pytest.mark.parametrize("case", CASES)
+def test_the_verdict_says_which_side_is_wrong_unless_weights_are_others(case: str) -> None:
+    assert told(CASES[case].given) == CASES[case].expected
 
 
-KNOWN, OTHERS, UNSURE = WeightsMet(True, "same", True), WeightsMet(False, "others", True), WeightsMet(None, "unsure")
-
-
-@pytest.mark.parametrize(
-    ("rollout", "trainer", "weights", "word"),
-    [
-        (RIGHT, RIGHT, KNOWN, "RIGHT"),
-        (RIGHT, UNKNOWN, KNOWN, "WRONG"),
-        (RIGHT, RIGHT, OTHERS, "NOT CHECKED"),
-        (WRONG, UNKNOWN, OTHERS, "NOT CHECKED"),
-        (RIGHT, RIGHT, UNSURE, "NOT CHECKED"),
-        (RIGHT, UNKNOWN, UNSURE, "NOT CHECKED"),
-        (WRONG, RIGHT, UNSURE, "WRONG"),
-    ],
-)
-def test_no_side_is_judged_by_other_weights(
-    rollout: ExplainedOutputs, trainer: ExplainedOutputs, weights: WeightsMet, word: str
-) -> None:
-    verdict = ExplainedRollout(rollout, trainer, 0.3, {}, weights=weights).verdict
-    assert verdict.word == word and (weights is KNOWN or weights.words in [left.said for left in verdict.not_checked])
-
-
-@pytest.mark.parametrize(
-    ("fp32", "as_recorded", "apart", "rounding", "same"),
-    [
-        (False, True, 2.7e-4, 1e-2, True), (False, True, 9.9e-3, 1e-2, None), (False, True, 0.0, 0.0, True),
-        (True, True, 1e-6, 5e-7, True), (True, True, 1e-4, 1e-6, None), (True, True, float("nan"), 1e-2, None),
-        (False, False, 2.7e-4, 1e-2, None), (False, False, 8e-7, 1e-2, True),
-    ],
-)  # fmt: skip
-def test_weights_are_known_by_log_probs_far_below_rounding(
-    fp32: bool, as_recorded: bool, apart: float, rounding: float, same: bool | None
-) -> None:
+@pytest.mark.parametrize("case", cases_of("weights_met"))
+def test_weights_are_known_by_log_probs_far_below_rounding(case: str) -> None:
     """Log-probs that are equal need no excuse; else another dtype than the run's says nothing."""
-    met = weights_met({}, fp32=fp32, as_recorded=as_recorded, apart=apart, rounding=rounding)
+    (given,), (same,) = (list(map(json.loads, part)) for part in cases_of("weights_met")[case])
+    met = weights_met({}, **given)
     assert met.same is same and "nan" not in met.words
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from casefiles import cases_of
 from commandline import invoke
 from replaycases import publish
 
@@ -48,11 +49,11 @@ def encode(tokenizer: Any, text: str) -> Ids:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def conversation(tokenizer: Any, change: Callable[[Ids, Ids], Ids] = lambda first, second: second, number: int = 0) -> Trajectory:
-    """Two turns and feedback between them. change: the first turn's ids, and those that the second turn is given."""
+def conversation(tokenizer: Any, number: int = 0) -> Trajectory:
+    """Two turns and feedback between them."""
     given = encode(tokenizer, "<|begin|><|user|>What is the sum of 17, 4?<|end|><|assistant|>")
     said = encode(tokenizer, f"The sum is {number}, I think so.\n") + [tokenizer.eos_token_id]
-    second = change(given + said, given + said + encode(tokenizer, "<|user|>Sort these numbers<|end|><|assistant|>"))
+    second = given + said + encode(tokenizer, "<|user|>Sort these numbers<|end|><|assistant|>")
     answer = [*encode(tokenizer, "smallest first"), tokenizer.eos_token_id]
     turns = (SampledTurn(tuple(given), tuple(said), "x"), SampledTurn(tuple(second), tuple(answer), "y"))
     trained = (*second, *answer)
@@ -120,59 +121,54 @@ def test_each_kind_of_difference_between_sampled_and_trained_is_named(store: Sto
     assert "as recorded in the training" in told["sentence"] and told["wrong"] == ["trainer"]
 
 
-def test_a_prompt_with_two_bos_is_a_fault_although_both_sides_have_it(store: Store, tokenizer: Any):
-    good = conversation(tokenizer)
-    bos, turns = tokenizer.bos_token_id, [replace(turn, given=(tokenizer.bos_token_id, *turn.given)) for turn in good.turns]
-    ranges = tuple((start + 1, stop + 1) for start, stop in good.ranges)
-    bad = replace(good, turns=tuple(turns), trained=(bos, *good.trained), ranges=ranges)
-    assert bad.trained[:2] == (bos, bos)
-    stored(store, bad)
-    as_rows(store, list(bad.trained))
-    answer = turns_answer(store)
-    assert (
-        answer.verdict == "WRONG"
-        and [fault["rule"] for fault in answer["findings"]] == ["two BOS"]
-        and answer["wrong"] == ["rollout"]
-    )
+CASES = cases_of("turns")
 
 
-def test_conversations_without_a_row_of_the_training_and_damaged_ones_are_not_checked(store: Store, tokenizer: Any):
-    some = [conversation(tokenizer, number=number) for number in range(3)]
-    stored(store, *some)
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def judged_lines(store: Store, lines: list[str]) -> list[str]:
+    """What is said of conversations whose characters are tokens, and of rows. lines: of `turns.test`."""
+    talks: list[dict[str, Any]] = []
+    rows: list[Ids] = []
+    actions: Ids | None = None
+    for verb, values in ((line.partition(" ")[0], json.loads(f"[{line.partition(' ')[2]}]")) for line in lines):
+        if verb == "conversation":
+            talks.append({"turns": []})
+        elif verb == "turn":
+            talks[-1]["turns"].append(SampledTurn(ids_of(values[0]), ids_of(values[1]), values[1]))
+        elif verb == "row":
+            rows.append(list(ids_of(values[0])))
+        elif verb == "actions":
+            actions = [at for start, stop in values for at in range(start, stop)]
+        else:
+            talks[-1][verb] = values
+    for number, talk in enumerate(talks):
+        turns = talk["turns"]
+        trained = ids_of(*talk["trained"]) if "trained" in talk else turns[-1].given + turns[-1].sampled
+        ranges = talk.get("ranges") or [(len(turn.given), len(turn.given) + len(turn.sampled)) for turn in turns]
+        when = f"2026-01-01T00:00:0{number}.000000Z"
+        stored(store, Trajectory("r", "h", 1, number, when, ord("^"), ord("$"), tuple(turns), trained, tuple(map(tuple, ranges))))
+    if rows:
+        as_rows(store, *rows, actions=actions)
+    answer = turns_answer(store, decode=lambda ids: "".join(map(chr, ids)))
+    found = [f"{each['rule']}, {each['side']}, {json.dumps(each['place'])}: {each['said']}" for each in answer["findings"]]
+    return [f"{answer.verdict}: {answer['in_dumps']} of {answer['trajectories']} in dumps", *found, *answer["not_checked"]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_conversations_and_rows_of_the_training_that_were_made_from_them(store: Store, case: str):
+    assert judged_lines(store, CASES[case].given) == CASES[case].expected
+
+
+def test_a_damaged_conversation_is_counted_as_not_checked(store: Store, tokenizer: Any):
+    stored(store, conversation(tokenizer))
     (store.root / "turns" / "r" / "h-1-000009.json").write_text("{")
-    assert turns_answer(store).verdict == "NOT CHECKED"
-    as_rows(store, list(some[0].trained))
-    answer = turns_answer(store)
-    assert answer.ok and "1 of 3 conversations" in answer.sentence
-    assert [left.partition(",")[0] for left in answer["not_checked"]] == ["2 conversations", "1 recorded conversation"]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        lambda ids, size: [[9, 9, *ids[2:]]],  # of another prompt
-        lambda ids, size: [[*ids[:-5], 99, *ids[-4:]], [*ids[:-6], 98, *ids[-5:]]],  # which of them is not clear
-    ],
-)
-def test_a_row_that_may_be_another_conversations_is_no_fault(store: Store, tokenizer: Any, rows: Callable[[Ids, int], list[Ids]]):
-    good, unrecorded = (conversation(tokenizer, number=number) for number in (0, 1))
-    stored(store, good, unrecorded)
-    as_rows(store, list(good.trained), *rows(list(unrecorded.trained), len(unrecorded.turns[0].given)))
-    answer = turns_answer(store)
-    assert answer.ok and answer["in_dumps"] == 1, answer.sentence
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_row_is_compared_only_with_the_conversation_that_it_was_made_from(store: Store, tokenizer: Any, recorded: bool):
-    """Two samples of a prompt: of one, a changed row was recorded; of the other none, or its own."""
-    first, other = conversation(tokenizer), conversation(tokenizer, number=1)
-    stored(store, first, other)
-    changed = [*first.trained[:-5], 99, 98, *first.trained[-3:]]
-    as_rows(store, changed, *([list(other.trained)] if recorded else []))
-    told = turns_answer(store)
-    assert [fault["place"]["conversation"] for fault in told["findings"]] == [first.name.removesuffix(".json")] and told[
-        "in_dumps"
-    ] == 1 + recorded
+    assert [left.partition(",")[0] for left in turns_answer(store)["not_checked"]] == [
+        "1 conversation",
+        "1 recorded conversation",
+    ]
 
 
 def test_a_run_that_is_no_name_or_not_the_dumps_is_refused(store: Store, tokenizer: Any):
@@ -196,42 +192,8 @@ def test_a_file_that_names_a_run_as_no_run_can_be_named_is_damaged(store: Store,
         read_trajectory(path)
 
 
-def test_what_a_turn_was_given_is_held_against_the_turns_before_it(store: Store, tokenizer: Any):
-    changed = conversation(tokenizer, lambda first, second: first[:-2] + second[len(first) - 1 :])
-    answer = turns_answer(stored(store, changed), decode=tokenizer.decode)
-    (fault,) = answer["findings"]
-    assert (fault["rule"], fault["place"]["turn"]) == ("border lost", 0) and "as turn 1 was given" in answer.sentence
-
-
-def test_an_eos_that_the_trainer_appends_and_counts_is_named_without_a_tokenizer(store: Store, tokenizer: Any):
-    good = conversation(tokenizer)
-    longer = (*good.trained[:-1], 77, good.eos or 0)
-    turns = (good.turns[0], SampledTurn(good.turns[1].given, (*good.turns[1].sampled[:-1], 77)))
-    bad = Trajectory(
-        "r", "h", 1, 0, good.timestamp, good.bos, good.eos, turns, longer, (good.ranges[0], (good.ranges[1][0], len(longer)))
-    )
-    (fault,) = turns_answer(stored(store, bad))["findings"]
-    assert fault["rule"] == "EOS appended" and "as handed to the trainer" in fault["said"] and fault["side"] == "rollout"
-
-
-def test_a_cut_at_the_end_is_no_difference_and_actions_that_moved_are(store: Store, tokenizer: Any):
-    good = conversation(tokenizer)
-    assert difference(good.trained, good.trained[:9], None, bos=None, eos=None) is None
-    ((start, stop), second) = good.ranges
-    moved = Trajectory(**{**vars(good), "ranges": ((start + 1, stop + 1), second)})
-    assert [fault["rule"] for fault in turns_answer(stored(store, moved))["findings"]] == ["other actions"]
-
-
-@pytest.mark.parametrize("early", [0, 3])
-def test_a_mask_of_the_training_that_covers_what_no_turn_sampled_is_the_trainers_fault(store: Store, tokenizer: Any, early: int):
-    good, other = conversation(tokenizer), conversation(tokenizer, number=1)
-    actions = [at for start, stop in good.ranges for at in range(start - early, stop)]
-    as_rows(store, list(good.trained), list(other.trained), actions=actions)
-    answer = turns_answer(stored(store, good, other))
-    assert answer["verdict"] == ("WRONG" if early else "RIGHT"), answer.sentence
-    assert [(fault["rule"], fault["side"]) for fault in answer["findings"]] == [("other actions", "trainer")] * (
-        2 if early else 0
-    )
+def test_a_cut_at_the_end_is_no_difference():
+    assert difference(range(20), range(9), None, bos=None, eos=None) is None
 
 
 def test_without_recorded_turns_it_says_how_to_record_them(store: Store):

@@ -22,6 +22,9 @@ from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
 
+SIZES = {"embed": 2**18, "q_proj": 64, "input_layernorm": 8, "mlp.experts.down_proj": 64, "mlp.experts.3.w1": 64}
+"""Elements of parameters whose gradients are random."""
+
 
 def places(text: str) -> tuple[Any, ...]:
     """An index as it is written: `0,-1`, `:,:3`, or nothing for the only element."""
@@ -57,11 +60,16 @@ def _write(
         return [(verb, what) for at, verb, what in changes if verb in verbs and at in ("*", str(index))]
 
     def change(index: int, made: Tensors) -> Tensors | None:
-        for verb, what in of(index, "add", "set", "drop", "cut", "gone"):
+        for verb, what in of(index, "add", "set", "drop", "cut", "gone", "random"):
             tensor, _, rest = what.partition(" ")
             where, _, value = rest.partition(" ")
             if verb == "gone":
                 return None
+            if verb == "random":
+                size, seed, shift = map(float, what.split())
+                errors = torch.Generator().manual_seed(1000 * int(seed) + index)
+                made["log_probs"] += shift + size * torch.randn(made["log_probs"].shape, generator=errors)
+                continue
             if verb == "cut":
                 made = {key: each[:, 1:] for key, each in made.items()}
             elif verb == "drop":
@@ -78,9 +86,16 @@ def _write(
         return fields
 
     def gradients(index: int) -> dict[str, torch.Tensor]:
-        return {what.split()[0]: torch.tensor(json.loads(what.partition(" ")[2])) for _, what in of(index, "grad")}
+        kept = {what.split()[0]: torch.tensor(json.loads(what.partition(" ")[2])) for _, what in of(index, "grad")}
+        for _, what in of(index, "random-grad"):
+            size, _, factors = what.partition(" ")
+            made, errors = (torch.Generator().manual_seed(seed + index) for seed in (7, int(1e6 * float(size))))
+            right = {name: torch.randn(count, generator=made) for name, count in SIZES.items()}
+            off = {name: each * (1 + float(size) * torch.randn(each.shape, generator=errors)) for name, each in right.items()}
+            kept |= {name: each * json.loads(factors or "{}").get(name, 1.0) for name, each in off.items()}
+        return kept
 
-    kept = gradients if any(verb == "grad" for _, verb, _ in changes) else None
+    kept = gradients if any("grad" in verb for _, verb, _ in changes) else None
     if "versions" in settings:
         settings["versions"] = versions_of("tiny") | settings["versions"]
     first = inputs[: settings.pop("inputs", None)]
