@@ -12,7 +12,7 @@ from actordbg.actor.sharing import CHANGEABLE, host_key
 from actordbg.base.errors import UsageError
 from actordbg.campaign.cells import Combination, batches, combinations, make_cells, parse_axes
 from actordbg.config.choices import Facts, choose
-from actordbg.config.replay_config import AXES, ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, versions={"transformers": "5.15.0"})
 CLUSTER = Facts(cuda=True, gpus=8, flash_attn=True, versions={"transformers": "5.15.0"})
@@ -20,17 +20,6 @@ CLUSTER = Facts(cuda=True, gpus=8, flash_attn=True, versions={"transformers": "5
 
 def combined(base: ReplayConfig | None = None, **given: str) -> list[Combination]:
     return combinations(base or ReplayConfig(), parse_axes(given))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "values"),
-    [
-        ("packing", "both", [False, True]), ("packing", "on,off,on", [True, False]), ("compile", "No, YES", [False, True]),
-        ("attn", "sdpa, eager,sdpa", ["sdpa", "eager"]), ("zero_stage", "3,0", [3, 0]),
-    ],
-)  # fmt: skip
-def test_lists_keep_their_order_and_lose_what_is_twice(name: str, text: str, values: list[Any]):
-    assert AXES[name].list_of(text) == values
 
 
 CASES = cases_of("axes")

@@ -29,7 +29,7 @@ from actordbg.cluster.group_place import GroupShape, RayRunning, starved_by
 from actordbg.cluster.node_host import NodeHost, interface_of
 from actordbg.cluster.node_store import DeskSide, NodeStore, StoreElsewhere
 from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
-from actordbg.cluster.ray_engine import OwnOutput, differing_versions, require_answer
+from actordbg.cluster.ray_engine import OwnOutput, require_answer
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import StopOrder
@@ -109,14 +109,6 @@ def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path)
     file.write_text("[1, 2]")
     with pytest.raises(UsageError, match="is not a runtime environment"):
         runtime_env_of(ClusterOrder(runtime_env=(str(file),)))
-
-
-def test_versions_that_differ_are_listed():
-    ours = {"python": "3.11.7", "torch": "2.13.0", "ray": "2.55.0"}
-    assert differing_versions(ours, {"python": "3.11.7", "torch": "2.12.0"}) == [
-        "torch 2.12.0 (here 2.13.0)",
-        "ray none (here 2.55.0)",
-    ]
 
 
 def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes_on(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from casefiles import cases_of
 
 from actordbg.actor.signatures import explain, signature_of
 from actordbg.base.processes import ALIVE, GONE, STOPPED, ZOMBIE
@@ -23,10 +24,8 @@ from actordbg.replay.blame import (
     overdue,
 )
 from actordbg.replay.rank_view import RankView
-from actordbg.replay.work_order import EXIT_RESTART
 from actordbg.replay.worker_logs import before_stacks, is_complete, read_stack
 
-SIGKILL, SIGTERM = 9, 15
 PACKAGES = "/home/user/venv/lib/python3.11/site-packages"
 WATCH = """Thread 0x00007f01 (most recent call first):
   File "/src/actordbg/actordbg/replay/worker.py", line 251 in watch
@@ -70,52 +69,32 @@ def view(rank: int, slot: int | None = None, **values: Any) -> RankView:
     return RankView(rank, doing=doing, **({"since": 0.0} | values))
 
 
-def dead(rank: int, wait_status: int | None = None, **values: Any) -> RankView:
-    return RankView(rank, state=GONE if wait_status is None else ZOMBIE, wait_status=wait_status, **values)
+CASES = cases_of("blame")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "culprits"),
-    [
-        ([dead(0, SIGKILL), dead(1, SIGTERM)], [0]),  # its launcher ended rank 1
-        ([view(0), dead(1)], [1]),
-        ([dead(0, SIGKILL), dead(1, EXIT_RESTART << 8)], [0]),  # rank 1 left because its peer was gone
-        ([dead(0, SIGTERM), dead(1, restart="ranks [0] are gone")], []),
-        ([dead(0, SIGTERM)], [0]),  # there is no other cause
-        ([dead(0, done=True)], []),
-    ],
-)
-def test_who_died_of_its_own(ranks: list[RankView], culprits: list[int]):
-    assert culprits_of_death(ranks) == culprits
+def rank_of(rank: int, line: str) -> RankView:
+    words = dict(word.partition("=")[::2] for word in line.split())
+    numbers: dict[str, Any] = {name: int(text) for name, text in words.items() if text.isdigit()}
+    state = STOPPED if "stopped" in words else ALIVE
+    if "dead" in words:
+        state = ZOMBIE if "wait_status" in words else GONE
+    restart = "its peers are gone" if "restart" in words else ""
+    return view(rank, numbers.pop("slot", None), state=state, done="done" in words, restart=restart, **numbers)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "now", "collective", "late"),
-    [
-        ([view(0, 3), view(1, 3, since=8.0), view(2)], 10.5, False, [0]),  # each by its own clock
-        ([view(0, 1), view(1, 1, since=5.0)], 12.0, True, []),  # the slot's clock starts with the last
-        ([view(0, 1), view(1, 1, since=5.0)], 16.0, True, [0, 1]),
-        ([view(0, 2, slots_finished=2), view(1, 1, slots_finished=1)], 100.0, True, [1]),  # rank 0 waits in the next slot
-        ([view(0, 1, slots_finished=1), view(1, slots_finished=1)], 100.0, True, []),  # rank 1 is about to start it
-        ([view(0, 1, since=5.0, slots_finished=1), view(1, slots_finished=1, done=True)], 16.0, True, [0]),
-    ],
-)
-def test_who_is_overdue_after_ten_seconds(ranks: list[RankView], now: float, collective: bool, late: list[int]):
-    assert overdue(ranks, now, 10.0, collective=collective) == late
-
-
-@pytest.mark.parametrize(
-    ("ranks", "late", "stacks", "culprits"),
-    [
-        ([view(0, 1), view(1, 1)], [0, 1], {0: BROADCAST, 1: BUSY}, [1]),
-        ([view(0, 1), view(1, 1, state=STOPPED)], [0, 1], {0: BUSY}, [1]),
-        ([view(0, 1), view(1, 1)], [0, 1], {0: BROADCAST, 1: BROADCAST}, [0, 1]),  # nothing tells them apart
-        ([view(0, 1), view(1, 1)], [0, 1], {0: BUSY, 1: BUSY}, [0, 1]),
-        ([view(0, 1), view(1, failed_slot=1)], [0], {0: BROADCAST}, []),  # it waits for a rank that failed in the slot
-    ],
-)
-def test_who_caused_a_hang(ranks: list[RankView], late: list[int], stacks: dict[int, str], culprits: list[int]):
-    assert culprits_of_hang(ranks, late, stacks) == culprits
+@pytest.mark.parametrize("name", CASES)
+def test_who_is_to_blame(name: str):
+    *lines, asked = CASES[name].given
+    ranks = [rank_of(rank, line) for rank, line in enumerate(lines)]
+    what, *more = asked.split()
+    if what == "died":
+        found = culprits_of_death(ranks)
+    elif what == "late":
+        found = overdue(ranks, float(more[1]), 10.0, collective=more[2] == "together")
+    else:
+        stacks = {rank: globals()[line.partition("stack=")[2]] for rank, line in enumerate(lines) if "stack=" in line}
+        found = culprits_of_hang(ranks, list(map(int, more)), stacks)
+    assert found == [int(word) for word in " ".join(CASES[name].expected).split()]
 
 
 def standing(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from supervised import Bench, ctrl_c_after, fake_launcher, make_spec, statuses
+from supervised import Bench, fake_launcher, make_spec, statuses
 
 from actordbg.actor.sharing import reopens
 from actordbg.config.replay_config import ReplayConfig
@@ -107,13 +107,6 @@ def test_an_actor_that_cannot_be_switched_is_loaded_anew_and_nobody_is_blamed(be
     outcome = bench.run(make_spec(2), {"switch": action})
     assert outcome.all_passed and outcome.restarts == 1 and len(bench.sessions) == 2
     assert "load_shared_with" not in outcome.resolved
-
-
-def test_ctrl_c_in_a_shared_process_leaves_nothing_running(bench: WarmBench):
-    with pytest.raises(KeyboardInterrupt), bench.warm:
-        bench.run(make_spec(1))
-        bench.run(make_spec(3), {"takes": 0.3}, on_event=ctrl_c_after("d0"))
-    assert bench.left_running() == []
 
 
 def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench: WarmBench, monkeypatch: pytest.MonkeyPatch):

@@ -119,6 +119,8 @@ class SharedCluster:
     def _is_whole(self) -> bool:
         import ray
 
+        if len(self._running.worker_nodes) != 2 or not self._running.remaining_processes_alive():
+            return False
         patience = time.monotonic() + 20.0  # what a test has released is free a moment later
         while time.monotonic() < patience:
             alive = sum(node["Alive"] for node in ray.nodes())

@@ -145,6 +145,7 @@ def main(argv: list[str] | None = None) -> None:
         ray.init(
             include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=os.environ[RAY_TEMP_VARIABLE],
             num_gpus=DECLARED_GPUS, num_cpus=8, runtime_env={"worker_process_setup_hook": f"{_DRIVER}.support_cpu"},
+            _system_config={"prestart_worker_first_driver": False},  # it would start eight workers, and four are used
         )  # fmt: skip
     sys.argv = [module, *given, *launcher_options]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
