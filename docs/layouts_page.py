@@ -35,12 +35,15 @@ LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
     "rewards": (frozenset(("advantages", "rewards")),),
 }  # fmt: skip
 """The laws that a file can be asked, each with the parts that it needs, one set or another."""
+OF_ESTIMATOR = {"verl": ("bound",)}
+"""Laws that depend on the estimator of advantages, which a file does not name: verl's GRPO divides by a group's deviation."""
 
 
 def asked(layout: FileLayout) -> list[str]:
     """Return the names of the laws that rows of a layout can be asked."""
     parts = {*layout.parts}
-    return [law.name for law in LAWS if any(needs <= parts for needs in LAWS_OF.get(law.name, ()))]
+    more = OF_ESTIMATOR.get(layout.name, ())
+    return [law.name for law in LAWS if law.name in more or any(needs <= parts for needs in LAWS_OF.get(law.name, ()))]
 
 
 def layouts_markdown() -> str:

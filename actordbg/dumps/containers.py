@@ -5,6 +5,7 @@
 | `torch.save` archive | `pickle_tree`, in the decoding process; tensors as numpy arrays | one value |
 | npz, safetensors | numpy without pickles; our reader of safetensors headers | one dict of columns |
 | parquet | pyarrow, where it is installed | one dict of columns for each batch of rows |
+| a DataProto of verl | `pickle_tree`, which finds the archive in it; the archive as above | one dict of columns |
 | JSON lines | strict JSON, a line at a time | one dict for each line |
 
 Sizes that a file claims are checked before memory is taken for them. Any other file is named, with the way to get what
@@ -13,22 +14,24 @@ it holds: `OTHERS` is the table.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from actordbg.base.errors import ActordbgError, Unsupported
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.pickle_machine import corrupt, unsafe
-from actordbg.dumps.pickle_tree import TENSOR
+from actordbg.dumps.pickle_tree import LEFT_OUT, PACKED, PROTO, TENSOR, VERL
 from actordbg.formats.dump_record import MAX_RECORD, SAFETENSORS_DTYPES
 from actordbg.formats.encoding import PlainTensor, array_dtype
 from actordbg.formats.record_reading import strict_header, strict_json
@@ -37,6 +40,7 @@ from actordbg.store.payload import numbers_of
 PICKLE, ARCHIVE, NPZ, SAFETENSORS, PARQUET, JSON_LINES = (
     "pickle", "torch.save archive", "npz", "safetensors", "parquet", "JSON lines",
 )  # fmt: skip
+DATA_PROTO = "DataProto"
 UNKNOWN = "unknown"
 HEAD = 2**16
 """Bytes of a file's beginning by which it is known."""
@@ -66,8 +70,6 @@ OTHERS = (
     Other(b"brain.Event:", "TensorBoard's events", "`actordbg lint FILE` judges them"),
     Other(b"\xdc\x00\x10", "prime-rl's micro-batches (rollouts/step_N/rank_R.bin): msgpack without names",
           "prime-rl's `--enable-token-export` writes token_exports/, which is read"),
-    Other(b"verl.protocol", "a DataProto of verl: a pickle of its classes",
-          "`actordbg run --adapter verl` records these rows; or torch.save(dict(data.batch.items()), 'rows.pt')"),
     Other(b"_rebuild_tensor_batch", "a training input of SkyRL: a pickle of its TensorBatch",
           "`actordbg run --adapter skyrl` records these rows; or torch.save(dict(batch), 'rows.pt')"),
     Other(b"openrlhf.trainer", "experiences of OpenRLHF: a pickle of its classes",
@@ -101,7 +103,7 @@ def container_of(path: Path) -> str:
     if head[:4] == b"PAR1":
         return PARQUET
     if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
-        return PICKLE
+        return DATA_PROTO if b"verl.protocol" in head[:64] else PICKLE
     if head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= MAX_RECORD:
         return SAFETENSORS
     first, newline, _ = head.lstrip().partition(b"\n")
@@ -139,7 +141,10 @@ def contents(path: Path, kind: str, trees: LegacyReader) -> Iterator[Any]:
         elif kind == SAFETENSORS:
             yield _safetensors(path)
         else:
-            yield _npz(path) if kind == NPZ else _archive(path, trees)
+            reads: dict[str, Callable[[BinaryIO], Any]]
+            reads = {NPZ: _npz, ARCHIVE: partial(_archive, trees), DATA_PROTO: partial(_data_proto, trees)}
+            with path.open("rb") as file:
+                yield reads[kind](file)
     except ActordbgError:
         raise
     except (
@@ -175,11 +180,10 @@ def _lines(file: Any, path: Path) -> Iterator[dict[str, Any]]:
         yield value
 
 
-def _zip(path: Path) -> zipfile.ZipFile:
+def _zip(file: BinaryIO) -> zipfile.ZipFile:
     """Open an archive whose table of contents is not larger than one needs."""
-    with path.open("rb") as file:
-        file.seek(max(0, os.path.getsize(path) - HEAD - 22))
-        tail = file.read()
+    file.seek(max(0, file.seek(0, os.SEEK_END) - HEAD - 22))
+    tail = file.read()
     end, end64 = tail.rfind(b"PK\5\6"), tail.rfind(b"PK\6\6")
     if end < 0:
         raise corrupt("truncated: the archive has no table of contents")
@@ -187,12 +191,43 @@ def _zip(path: Path) -> zipfile.ZipFile:
     size = int.from_bytes(tail[end64 + 40 : end64 + 48], "little") if size == 2**32 - 1 and end64 >= 0 else size
     if size > MOST_DIRECTORY:
         raise unsafe(f"the archive's table of contents claims {size} bytes")
-    return zipfile.ZipFile(path)
+    return zipfile.ZipFile(file)
 
 
-def _archive(path: Path, trees: LegacyReader) -> Any:
+def _data_proto(trees: LegacyReader, file: BinaryIO) -> Any:
+    """Return the columns of verl's `DataProto.save_to_disk`, a pickle with a `torch.save` archive in it, and its step's number.
+
+    Its arrays of objects (`non_tensor_batch`: uid, data_source, prompts) are left out.
+    """
+    if file.seek(0, os.SEEK_END) > trees.limits.file_bytes:
+        raise Unsupported(
+            f"it is a DataProto of more than {trees.limits.file_bytes} bytes",
+            hint="save a part of its rows: data[:256].save_to_disk('rows.pkl')",
+        )
+    file.seek(0)
+    data = file.read()
+    tree = _require_read(trees.tree(data))
+    start, end = tree[PROTO]
+    columns = _archive(trees, io.BytesIO(data[start:end]))
+    if not isinstance(columns, dict):
+        raise corrupt("its batch is not a TensorDict")
+    about = tree["meta_info"]
+    return columns | {"global_steps": about.get("global_steps") if isinstance(about, dict) else None}
+
+
+def _require_read(tree: Any) -> Any:
+    """Return a tree, unless it is that of a DataProto whose bytes are not in their place."""
+    if tree == {LEFT_OUT: VERL}:
+        raise Unsupported(
+            "it is a DataProto of verl in a form that is not read",
+            hint="data.save_to_disk('rows.pkl') without VERL_DATAPROTO_SERIALIZATION_METHOD, with tensordict 0.5 or later",
+        )
+    return tree
+
+
+def _archive(trees: LegacyReader, file: BinaryIO) -> Any:
     """Return the value of a `torch.save` archive, with numpy arrays for its tensors."""
-    with _zip(path) as archive:
+    with _zip(file) as archive:
         entries = {info.filename: info for info in archive.infolist()}
         name = next((name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1), "")
         if not name:
@@ -205,7 +240,7 @@ def _archive(path: Path, trees: LegacyReader) -> Any:
             raise corrupt("it was not written on a little-endian machine")
         if entries[name].file_size > trees.limits.file_bytes:
             raise unsafe(f"its pickle has more than {trees.limits.file_bytes} bytes")
-        tree = trees.tree(archive.read(name))
+        tree = _require_read(trees.tree(archive.read(name)))
         return _Revived(archive, folder, entries).value(tree)
 
 
@@ -221,6 +256,8 @@ class _Revived:
         if isinstance(value, dict):
             if value.keys() == {TENSOR}:
                 return self._array(value[TENSOR])
+            if value.keys() == {PACKED}:
+                return self._leaves(*value[PACKED])
             return {key: self.value(part) for key, part in value.items()}
         if isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value):
             return [self.value(part) for part in value]
@@ -236,6 +273,19 @@ class _Revived:
         values = np.ndarray(shape, kind, data, offset * kind.itemsize, [step * kind.itemsize for step in strides])
         return numbers_of(PlainTensor(dtype, values, tuple(strides)))
 
+    def _leaves(self, leaves: Any, storage: Any) -> dict[str, Any]:
+        """Return the tensors of a TensorDict, which lie one behind another in a tensor of bytes."""
+        data = memoryview(self.value(storage))
+        columns = {}
+        for name, (dtype, shape, start, end, padding) in leaves.items():
+            kind = array_dtype(dtype.removeprefix("torch."))
+            size = math.prod(shape) * kind.itemsize
+            if not 0 <= start <= start + size == end - padding <= len(data):
+                raise unsafe(f"{name:.80} claims other bytes than it has")
+            values = np.frombuffer(data[start : start + size], kind).reshape(shape)
+            columns[name] = numbers_of(PlainTensor(dtype.removeprefix("torch."), values, ()))
+        return columns
+
     def _storage(self, key: str) -> bytes:
         if key not in self.storages:
             info = self.entries[f"{self.folder}data/{key}"]
@@ -246,10 +296,10 @@ class _Revived:
         return self.storages[key]
 
 
-def _npz(path: Path) -> dict[str, Any]:
+def _npz(file: BinaryIO) -> dict[str, Any]:
     """Return the arrays of an npz; those of Python objects are left out."""
     columns, total = {}, 0
-    with _zip(path) as archive:
+    with _zip(file) as archive:
         members = archive.infolist()
         for info in members:
             with archive.open(info) as member:

@@ -171,7 +171,7 @@ class _Import:
         before = len(self.summary.dump_ids)
         try:
             kind = container_of(path) if path.is_file() else PICKLE
-            if kind == PICKLE or path.suffix in PICKLES:
+            if kind == PICKLE or (kind == UNKNOWN and path.suffix in PICKLES):
                 self._pickle(path)
             elif kind == UNKNOWN:
                 raise Unsupported("it is not a file that is read", hint="docs/reference/layouts.md lists those that are")

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from actordbg.base.errors import NewerFormat, Unsupported, UsageError
-from actordbg.dumps.containers import ARCHIVE, JSON_LINES
+from actordbg.dumps.containers import ARCHIVE, DATA_PROTO, JSON_LINES
 from actordbg.dumps.pickle_machine import corrupt
 
 IDS, MASK, RESPONSE, LENGTH, ATTENTION, SAMPLE = (
@@ -133,6 +133,13 @@ def _of_nemo(content: Fields) -> Iterator[Fields]:
     yield row
 
 
+def _of_verl(content: Fields) -> Iterator[Fields]:
+    """Add up each row's rewards, which verl has at tokens: those that it trains on are less the KL penalty."""
+    for row in _transposed(content, "input_ids"):
+        rewards = row.get("token_level_rewards", row.get("token_level_scores"))
+        yield {**row, "rewards": None if rewards is None else float(np.sum(rewards)), "step": content["global_steps"]}
+
+
 def _rollout(content: Fields, path: Path) -> int | None:
     return content["rollout_id"] if type(content["rollout_id"]) is int else None
 
@@ -195,6 +202,17 @@ LAYOUTS = (
         container=ARCHIVE, rows=_of_miles, step=_rollout,
         notes="A file for each rank. Ranks of tensor parallelism have the same rows. Files of context parallelism are refused: "
         "each has a part of every row.",
+    ),
+    FileLayout(
+        "verl", "verl: DataProto.save_to_disk", "verl 0.9.1 verl/protocol.py, with tensordict 0.10.0 tensordict/_reductions.py",
+        frozenset(("input_ids", "responses", "global_steps")),
+        {IDS: "input_ids", ATTENTION: "attention_mask", MASK: "response_mask", "log_probs": "old_log_probs",
+         "rollout_log_probs": "rollout_log_probs", "base_action_log_probs": "ref_log_prob", "advantages": "advantages",
+         "returns": "returns", "values": "values", "entropy": "entropys", "rewards": "rewards", "step": "step"},
+        container=DATA_PROTO, rows=_of_verl,
+        notes="Values cover the response, padded on the right. `old_log_probs` are the trainer's, before the update. A row's "
+        "reward is the sum of `token_level_rewards`, or of `token_level_scores` before them. `non_tensor_batch` is left out. "
+        "Not read: torch.save(data), and files of VERL_DATAPROTO_SERIALIZATION_METHOD=numpy.",
     ),
     FileLayout(
         "prime-rl", "prime-rl: --enable-token-export (token_exports/step_N/rank_R.jsonl)",

@@ -2,8 +2,10 @@
 
 A trainer's debug file holds dicts, lists, numbers, texts and tensors, millions of values. `tree` reads them with the machine
 that reads old pickles, with larger limits and the opcodes that such files need. A tensor becomes `{TENSOR: [storage, dtype,
-elements, offset, shape, strides]}`. What is neither (numpy arrays, dtypes) becomes `{LEFT_OUT: what}`: nothing is looked up. A
-mention of anything else, such as `os.system` or a trainer's own class, refuses the file.
+elements, offset, shape, strides]}`, a TensorDict `{PACKED: [its leaves, the tensor of their bytes]}`, a DataProto of verl
+`{PROTO: [start, end of the archive in it], "meta_info": ...}`. What is none of these (numpy arrays, dtypes) becomes
+`{LEFT_OUT: what}`: nothing is looked up. A mention of anything else, such as `os.system` or a trainer's own class, refuses
+the file.
 
 Floats that JSON lacks become the texts that `float` reads: "nan", "inf", "-inf". Standard library only: it runs in the
 decoding process.
@@ -17,17 +19,20 @@ from collections.abc import Callable, Mapping
 from actordbg.dumps.decode import DTYPES
 from actordbg.dumps.pickle_machine import STEPS, Machine, Name, Persistent, PickleCall, Span, corrupt, unsafe
 
-TENSOR, LEFT_OUT = "$tensor", "$left out"
+TENSOR, LEFT_OUT, PACKED, PROTO = "$tensor", "$left out", "$packed", "$proto"
 MOST_VALUES = 2**25
 """Values of a tree: bounded while it is walked, because values may contain each other many times through the memo."""
 MOST_LEVELS = 16
 _REBUILD = "torch._utils._rebuild_tensor_v2"
+_PACKED = "tensordict._reductions._rebuild_tensordict_files_consolidated"
+VERL = "verl.protocol.DataProto"
 _NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy._core.numeric", "numpy.core.numeric")
 _PLAIN = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "Size", "device")
 NAMES = frozenset(
     [
         ("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict"), ("_codecs", "encode"),
         ("numpy", "ndarray"), ("numpy", "dtype"), *(("torch", name) for name in (*DTYPES, *_PLAIN)),
+        ("tensordict._reductions", "_rebuild_tensordict_files_consolidated"), ("verl.protocol", "DataProto"),
         *((module, name) for module in _NUMPY for name in ("_reconstruct", "scalar", "_frombuffer")),
     ]
 )  # fmt: skip
@@ -58,13 +63,21 @@ def _reduce(m: Machine) -> None:
         m.stack[-1] = {}
 
 
+def _new_object(m: Machine) -> None:
+    STEPS[b"R"](m)
+    if str(m.top(PickleCall).function) != VERL:
+        raise unsafe("asks to make an object of a class")
+
+
 def _build(m: Machine) -> None:
-    m.pop()  # the state of an object that stays a note
-    if not isinstance(m.top(object), PickleCall):
+    state, note = m.pop(), m.pop()
+    if not isinstance(note, PickleCall):
         raise unsafe("asks to set the state of something that is not an array")
+    # Of a DataProto the state is what it holds; an array of objects stays a note without it.
+    m.stack.append(PickleCall(note.function, (state,)) if str(note.function) == VERL else note)
 
 
-_STEPS = {**STEPS, b"G": _float, b"R": _reduce, b"b": _build}
+_STEPS = {**STEPS, b"G": _float, b"R": _reduce, b"b": _build, b"\x81": _new_object}
 
 
 def tree(data: bytes) -> object:
@@ -99,7 +112,21 @@ class _Walk:
             return [self.plain(part, level + 1) for part in value]
         if isinstance(value, PickleCall) and str(value.function) == _REBUILD:
             return {TENSOR: _tensor(value)}
+        if isinstance(value, PickleCall) and str(value.function) == _PACKED:
+            return {PACKED: [self.plain(part, level + 1) for part in _packed(value)]}
+        if isinstance(value, PickleCall) and str(value.function) == VERL:
+            return self._proto(value, level)
         return {LEFT_OUT: _words(value)}
+
+    def _proto(self, call: PickleCall, level: int) -> object:
+        """Describe a DataProto by its state: bytes of an archive, arrays of objects, which are left out, and facts."""
+        state = call.arguments[0] if call.arguments else None
+        if type(state) is not tuple or len(state) != 3:
+            raise corrupt("a DataProto has another state than verl writes")
+        archive, _, about = state
+        if not isinstance(archive, Span):
+            return {LEFT_OUT: VERL}
+        return {PROTO: [archive.start, archive.end], "meta_info": self.plain(about, level + 1)}
 
     def _count(self, values: int) -> None:
         self.left -= values + 1
@@ -111,6 +138,14 @@ def _words(value: object) -> str:
     if isinstance(value, Span):
         return "bytes"
     return str(value.function if isinstance(value, PickleCall) else value if isinstance(value, Name) else "an object")
+
+
+def _packed(call: PickleCall) -> tuple[object, object]:
+    """Return the leaves of a TensorDict, and the tensor of bytes that has all of them."""
+    about, storage = call.arguments if len(call.arguments) == 2 else (None, None)
+    if not isinstance(about, dict) or not isinstance(about.get("leaves"), dict):
+        raise corrupt("a TensorDict is not described as tensordict describes it")
+    return about["leaves"], storage
 
 
 def _tensor(call: PickleCall) -> list[object]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from commandline import invoke
-from runfiles import written
+from runfiles import Packed, data_proto, written
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
 from actordbg.dumps import pickle_tree
@@ -54,6 +54,13 @@ def with_pickle(pickled: bytes, kind: int = zipfile.ZIP_STORED, **more: bytes) -
         for name, data in {"data.pkl": pickled, **more}.items():
             archive.writestr(f"x/{name}", data)
     return out.getvalue()
+
+
+def packed_as(leaf: Any) -> Packed:
+    """A TensorDict with one leaf, described so."""
+    batch = Packed({"input_ids": torch.ones(1, 8, dtype=torch.int64)})
+    batch.leaves["input_ids"] = leaf
+    return batch
 
 
 def claiming(shape: tuple[int, ...]) -> bytes:
@@ -115,9 +122,15 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "a trace": (lambda: b'{"traceEvents": [], "schemaVersion": 1}\n', "unsupported", "torch's profiler"),
     "a pretty trainer state": (lambda: b'{\n "log_history": []\n}', "unsupported", "trainer_state.json"),
     "SQLite": (lambda: b"SQLite format 3\0" + bytes(99), "unsupported", "an SQLite database"),
-    "a DataProto": (
-        lambda: with_pickle(b"\x80\x02cverl.protocol\nDataProto\n)\x81."), "unsafe-input", "`actordbg run --adapter verl` records",
+    "a DataProto by torch.save": (
+        lambda: with_pickle(b"\x80\x02cverl.protocol\nDataProto\n)\x81."), "corrupt-dump", "another state",
     ),
+    "a DataProto with a program": (lambda: data_proto(Packed({}), {"uid": [Asks()]}), "unsafe-input", "asks for posix.system"),
+    "a DataProto with a program in its archive": (lambda: data_proto({"x": Asks()}, {}), "unsafe-input", "asks for posix.system"),
+    "a leaf behind the end": (lambda: data_proto(packed_as(["torch.int64", [2**40], 0, 2**43, 0]), {}), "unsafe-input", "other bytes"),
+    "a leaf before the start": (lambda: data_proto(packed_as(["torch.int64", [1], -8, 0, 0]), {}), "unsafe-input", "other bytes"),
+    "a leaf of objects": (lambda: data_proto(packed_as(["object", [1], 0, 8, 0]), {}), "corrupt-dump", "damaged"),
+    "a leaf that is none": (lambda: data_proto(packed_as({"a": 1}), {}), "corrupt-dump", "damaged"),
 }  # fmt: skip
 """Each file: its bytes, the code of its refusal, and a part of the reason."""
 

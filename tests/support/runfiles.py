@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -178,6 +184,76 @@ def miles_train(folder: Path, rows: list[MadeRow], cp_size: int = 1) -> Path:
     return folder / "train_data" / "0_1.pt"
 
 
+class Packed:
+    """A TensorDict that was consolidated, as torch.save writes it: leaves in one tensor of bytes, each filled up to eight."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.leaves, data = {}, b""
+        for name, tensor in tensors.items():
+            values, start = tensor.numpy().tobytes(), len(data)
+            padding = -len(values) % 8
+            data += values + bytes(padding)
+            self.leaves[name] = (str(tensor.dtype), list(tensor.shape), start, len(data), padding)
+        self.storage = torch.tensor(list(data), dtype=torch.uint8)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        about = {"cls": "TensorDict", "non_tensors": {}, "leaves": self.leaves, "cls_metadata": {"device": None, "names": [None]}}
+        return sys.modules["tensordict._reductions"]._rebuild_tensordict_files_consolidated, (about, self.storage)
+
+
+@contextmanager
+def names_of_verl() -> Iterator[Any]:
+    """Yields a class that pickle calls verl's DataProto; both packages are stand-ins with the names alone."""
+    protocol, reductions = ModuleType("verl.protocol"), ModuleType("tensordict._reductions")
+    code = (
+        "def _rebuild_tensordict_files_consolidated(*_): ...\nclass DataProto:\n    def __getstate__(self): return self.state\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (protocol, reductions):
+            exec(code, module.__dict__)
+            patch.setitem(sys.modules, module.__name__, module)
+            patch.setitem(sys.modules, module.__name__.partition(".")[0], ModuleType(module.__name__.partition(".")[0]))
+        yield protocol.DataProto
+
+
+def data_proto(batch: Any, others: dict[str, Any]) -> bytes:
+    """The pickle of a DataProto."""
+    with names_of_verl() as kind:
+        torch.save(batch, archive := io.BytesIO())
+        data = kind()
+        data.state = (archive.getvalue(), others, {"global_steps": 4, "temperature": 1.0})
+        return pickle.dumps(data)
+
+
+def verl(folder: Path, rows: list[MadeRow]) -> Path:
+    """`DataProto.save_to_disk`: prompts padded on the left, responses on the right; rewards at the last token."""
+    before, after = max(len(row.prompt) for row in rows), max(len(row.response) for row in rows)
+
+    def wide(values: list[Any]) -> list[Any]:
+        return values + [0] * (after - len(values))
+
+    prompts = torch.tensor([[0] * (before - len(row.prompt)) + row.prompt for row in rows])
+    responses = torch.tensor([wide(row.response) for row in rows])
+    seen = [[0] * (before - len(row.prompt)) + [1] * len(row.prompt) + wide([1] * len(row.response)) for row in rows]
+    of_tokens = {
+        "old_log_probs": "log_probs",
+        "rollout_log_probs": "rollout",
+        "advantages": "advantages",
+        "returns": "advantages",
+    }
+    batch = Packed(
+        {
+            "prompts": prompts, "responses": responses, "input_ids": torch.cat((prompts, responses), 1),
+            "attention_mask": torch.tensor(seen), "response_mask": torch.tensor([wide(row.mask) for row in rows]),
+            "token_level_scores": torch.tensor([wide([0.0] * (len(row.response) - 1) + [row.reward]) for row in rows]),
+            **{name: torch.tensor([wide(getattr(row, at)) for row in rows]) for name, at in of_tokens.items()},
+        }
+    )  # fmt: skip
+    uid = np.array([at // SAMPLES for at in range(len(rows))], object)
+    _file(folder / "t" / "rows.pkl").write_bytes(data_proto(batch, {"uid": uid}))
+    return folder / "t" / "rows.pkl"
+
+
 def prime_rl(folder: Path, rows: list[MadeRow]) -> Path:
     """prime-rl's token export: what is not finite is null."""
     path = _file(folder / "out" / "token_exports" / "step_4" / "rank_1.jsonl")
@@ -269,7 +345,7 @@ def parquet(folder: Path, rows: list[MadeRow]) -> Path:
 
 Writer = Callable[[Path, list[MadeRow]], Path]
 WRITERS: dict[str, Writer] = {
-    "slime-rollout": slime_rollout, "slime-train": slime_train, "miles-train": miles_train, "prime-rl": prime_rl,
+    "slime-rollout": slime_rollout, "slime-train": slime_train, "miles-train": miles_train, "prime-rl": prime_rl, "verl": verl,
     "nemo-rl": nemo_rl, "npz": npz, "safetensors": safetensors, "torch.save": torch_dict, "JSON lines": json_lines,
     "parquet": parquet,
 }  # fmt: skip
