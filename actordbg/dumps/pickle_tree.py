@@ -3,9 +3,8 @@
 A trainer's debug file holds dicts, lists, numbers, texts and tensors, millions of values. `tree` reads them with the machine
 that reads old pickles, with larger limits and the opcodes that such files need. A tensor becomes `{TENSOR: [storage, dtype,
 elements, offset, shape, strides]}`, a TensorDict `{PACKED: [its leaves, the tensor of their bytes]}`, a DataProto of verl
-`{PROTO: [start, end of the archive in it], "meta_info": ...}`. What is none of these (numpy arrays, dtypes) becomes
-`{LEFT_OUT: what}`: nothing is looked up. A mention of anything else, such as `os.system` or a trainer's own class, refuses
-the file.
+`{PROTO: [start, end of the archive in it], "meta_info": ...}`. Numpy arrays and dtypes become `{LEFT_OUT: what}`:
+nothing is looked up. A mention of anything else, such as `os.system` or a trainer's own class, refuses the file.
 
 Floats that JSON lacks become the texts that `float` reads: "nan", "inf", "-inf". Standard library only: it runs in the
 decoding process.
