@@ -9,8 +9,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -20,10 +18,12 @@ import pytest
 from amounts import first_or_all
 from roots import script
 from runkit import ROOT, clean_environment, fake_openrlhf, run_job
+from victims import wait_for
 
 from actordbg.base.processes import end_session
 from actordbg.capture.switch_file import read_control
-from actordbg.cli.dump_status_work import process_rows
+from actordbg.cli.dump_status_work import ProcessRow, process_rows
+from actordbg.dumps.recover import find_rings, recover
 from actordbg.replay.launch import free_port
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -34,6 +34,7 @@ QUIET = {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "200",  # on a loaded machine
 }
 DRIVER = """
 import os, sys, time
@@ -71,21 +72,19 @@ own_path = {"env_vars": {"PYTHONPATH": os.environ["TREE"]}}
 policy = ray.remote(num_cpus=0.1)(PolicyModelActor).remote()
 reference = ray.remote(num_cpus=0.1)(ReferenceModelActor).options(runtime_env=own_path).remote()
 print("answers", *ray.get([policy.work.remote(3), reference.work.remote(4)]), flush=True)
-for worker in [policy] if "local" in sys.argv else [policy, reference]:
-    try:
-        ray.get(worker.end.remote())
-    except ray.exceptions.RayActorError:
-        pass
-if "local" in sys.argv:
-    killed = ray.remote(num_cpus=0.1)(EmaModelActor).remote()
-    ray.get(killed.work.remote(2))
-    killed.die.remote()
-    time.sleep(2)
+try:
+    ray.get(policy.end.remote())
+except ray.exceptions.RayActorError:
+    pass
+killed = ray.remote(num_cpus=0.1)(EmaModelActor).remote()
+ray.get(killed.work.remote(2))
+killed.die.remote()
+time.sleep(2)
 """
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path) -> Path:
     """What is to be trained: an OpenRLHF, and a driver with a policy and a reference worker; the second has its own PYTHONPATH."""
     folder = tmp_path / "tree"
     fake_openrlhf(folder)
@@ -105,7 +104,7 @@ def head(temporary: Path) -> Iterator[str]:
     """The address of the job server of a Ray head on this host that knows nothing of actordbg, and is alone in its session."""
     port, dashboard, agent, client = (free_port() for _ in range(4))
     words = [
-        "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--dashboard-host=127.0.0.1",
+        "start", "--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--dashboard-host=127.0.0.1",
         f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}",
         "--num-cpus=4", f"--object-store-memory={100 * 2**20}", f"--temp-dir={temporary}/head", "--disable-usage-stats",
     ]  # fmt: skip
@@ -115,54 +114,28 @@ def head(temporary: Path) -> Iterator[str]:
     )  # fmt: skip
     address = f"http://127.0.0.1:{dashboard}"
     try:
-        wait_until_it_answers(f"{address}/api/version", process)
+        assert process.wait(300) == 0, "the head node did not start"
         yield address
     finally:
-        process.terminate()  # it ends its daemons
-        try:
-            process.wait(20)
-        finally:
-            end_session(process.pid, grace_s=1.0)
-            process.wait()
-            log.close()
+        end_session(process.pid, grace_s=1.0)
+        log.close()
 
 
-def wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise AssertionError("the head node did not start")
+def rows_of(store: Store) -> list[ProcessRow]:
+    """What the processes counted, once the rings of those that ended are recovered."""
+    assert not any(report.problem for report in recover(store, find_rings(store)))
+    return process_rows(store, datetime.now(timezone.utc))[0]
 
 
-def by_role(store: Store) -> Counter[tuple[str, str | None]]:
-    return Counter((dump.record.run, dump.record.role) for dump in map(payload.load, store.iter_dumps()))
+@pytest.mark.parametrize("how", first_or_all(["command", "script", "inside", "local"]))
+def test_workers_of_a_cluster_are_recorded_and_whom_ray_ends_was_not_killed(
+    store, tree: Path, temporary: Path, head: str, how: str
+):
+    """One ends itself, one is ended by Ray with its driver, and one dies.
 
-
-def test_workers_of_a_local_cluster_are_recorded_and_whom_ray_ends_was_not_killed(store, tree: Path, temporary: Path):
-    """One ends itself, one is ended by Ray with its driver, and one dies."""
-    done = run_job(
-        store, "--run", "a", "--", sys.executable, "driver.py", "hook", "local", str(temporary),
-        path=tree, cwd=tree, TREE=f"{tree}{os.pathsep}{ROOT}", **QUIET,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "answers ('ran', 'WARN') ('ran', 'WARN')" in done.stdout
-    assert by_role(store) == {("a", "policy"): 3, ("a", "reference"): 4, ("a", "ema"): 2}
-    rows, _ = process_rows(store, datetime.now(timezone.utc))
-    assert [(row.role, row.state, row.captured, row.pending) for row in rows] == [
-        ("ema", "killed", 2, 0), ("policy", "ended", 3, 0), ("reference", "ended", 4, 0)
-    ]  # fmt: skip
-    marks = {(dump.record.role, dump.record.recovered) for dump in map(payload.load, store.iter_dumps())}
-    assert marks == {("policy", None), ("reference", None), ("ema", "recent")}
-    assert "actordbg: recovered 2 inputs of processes that died\n" in done.stderr
-
-
-@pytest.mark.parametrize("how", first_or_all(["command", "script", "inside"]))
-def test_a_submitted_job_is_recorded(store, tree: Path, head: str, how: str):
-    """`command`: below `run`; `script`: a script below `run` submits, with a YAML file; `inside`: the entrypoint is `run`."""
+    `command`: a job is submitted below `run`; `script`: a script below `run` submits, with a YAML file; `inside`: the entrypoint
+    is `run`; `local`: the driver has a cluster of its own.
+    """
     ray = script(tree / "bin" / "ray", f'exec {sys.executable} -m ray.scripts.scripts "$@"')
     users = {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "TREE": f"{tree}{os.pathsep}{ROOT}"}
     (tree / "env.yaml").write_text("env_vars:\n" + "".join(f"  {name}: {value}\n" for name, value in users.items()))
@@ -170,7 +143,10 @@ def test_a_submitted_job_is_recorded(store, tree: Path, head: str, how: str):
     run_inside = f"{sys.executable} -m actordbg --store {store.root} run --run a --"
     driver = f"{sys.executable} {tree}/driver.py hook"
     (tree / "job.sh").write_text(f"set -e\n{submit} {driver}\n")
-    if how == "inside":
+    if how == "local":
+        words = f"{driver} local {temporary}".split()
+        done = run_job(store, "--run", "a", "--", *words, path=tree, TREE=users["TREE"], **QUIET)
+    elif how == "inside":
         environment = clean_environment(**QUIET)
         words = f"{submit} {run_inside} {driver}".split()
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
@@ -179,6 +155,11 @@ def test_a_submitted_job_is_recorded(store, tree: Path, head: str, how: str):
         done = run_job(store, "--run", "a", "--", *words, **QUIET)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "answers ('ran', 'WARN') ('ran', 'WARN')" in done.stdout
-    assert by_role(store) == {("a", "policy"): 3, ("a", "reference"): 4}
-    control = read_control(store, "a")
-    assert not control.enabled
+    assert how == "inside" or "actordbg: recovered 2 inputs of processes that died\n" in done.stderr
+    assert not read_control(store, "a").enabled
+    wait_for(lambda: all(row.state in ("ended", "killed") for row in rows_of(store)))  # Ray ends workers after their driver
+    assert [(row.role, row.state, row.captured, row.pending) for row in rows_of(store)] == [
+        ("ema", "killed", 2, 0), ("policy", "ended", 3, 0), ("reference", "ended", 4, 0)
+    ]  # fmt: skip
+    marks = Counter((dump.record.run, dump.record.role, dump.record.recovered) for dump in map(payload.load, store.iter_dumps()))
+    assert marks == {("a", "policy", None): 3, ("a", "reference", None): 4, ("a", "ema", "recent"): 2}
