@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import csv
+import functools
 import hashlib
 import inspect
 import os
@@ -158,20 +160,26 @@ def shared_code(model: Any) -> list[str]:
 
     A file of transformers that was edited since its installation is named.
     """
-    packages, edited = code_of(model), []
-    sources = {scope["__file__"] for scope in _scopes_of(model)}
-    with contextlib.suppress(metadata.PackageNotFoundError):  # imported from a folder that is no installation
-        edited = [
-            f"an edited {Path(file).name}"
-            for file in metadata.files("transformers") or ()
-            if os.fspath(file.locate()) in sources and file.hash and file.hash.value != _digest(file.read_binary())
-        ]
-    return [*sorted(packages), *edited]
+    folder, recorded = _record_of_transformers()
+    digests = {scope["__file__"]: recorded.get(os.path.relpath(scope["__file__"], folder)) for scope in _scopes_of(model)}
+    edited = [f"an edited {Path(file).name}" for file, digest in digests.items() if digest and digest != _digest(file)]
+    return [*sorted(code_of(model)), *edited]
 
 
-def _digest(data: bytes) -> str:
-    """Return the digest as an installation's RECORD has it."""
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+def _digest(file: str) -> str:
+    """Return a file's digest as an installation's RECORD has it."""
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(Path(file).read_bytes()).digest()).rstrip(b"=").decode()
+
+
+@functools.cache
+def _record_of_transformers() -> tuple[str, dict[str, str]]:
+    """Return the folder that transformers is installed in, and the digest of each of its files; none without an installation."""
+    try:
+        installed = metadata.distribution("transformers")
+    except metadata.PackageNotFoundError:
+        return "", {}
+    lines = (installed.read_text("RECORD") or "").splitlines()
+    return str(installed.locate_file("")), {name: digest for name, digest, *_ in csv.reader(lines)}
 
 
 def in_double(dtype: torch.dtype = torch.float64) -> AbstractContextManager[Any]:

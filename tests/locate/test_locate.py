@@ -32,16 +32,16 @@ def test_a_fault_is_named_by_its_module_and_a_healthy_model_is_right(tmp_path: P
     run_scenario(scenario, tmp_path, program=locatecases.__file__)
 
 
-def test_fourteen_faults_are_red_in_bf16_with_module_and_cause(tmp_path: Path) -> None:
+def test_faults_are_red_in_bf16_with_module_and_cause(tmp_path: Path) -> None:
     run_scenario("some", tmp_path, program=plantedfaults.__file__)
 
 
 def test_healthy_models_are_not_red(tmp_path: Path) -> None:
     """Ask a fixed part of `make census`."""
-    lines = census.run(tmp_path / "census.jsonl", tmp_path, census.twenty())
-    assert census.figures(lines) == {"cells": 20, "RIGHT": 20, "truly red": 0, "falsely red": []}, (
-        tmp_path / "workers.log"
-    ).read_text()
+    cells = census.sample()
+    lines = census.run(tmp_path / "census.jsonl", tmp_path, cells)
+    healthy = {"cells": len(cells), "RIGHT": len(cells), "truly red": 0, "falsely red": []}
+    assert census.figures(lines) == healthy, (tmp_path / "workers.log").read_text()
     assert all(line["places"] > 35 and line["gradients"] > 60 for line in lines), lines
     assert max(line["largest"] for line in lines if (line["configuration"], line["family"]) == ("plain", "mixtral")) < 1.1, lines
 

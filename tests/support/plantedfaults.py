@@ -1,7 +1,7 @@
 """The faults of `planted_table`, and what the judge says of each. Run in a process of its own.
 
 python plantedfaults.py everything MODEL_CACHE      prints a line for each fault and dtype, and the figures
-python plantedfaults.py some MODEL_CACHE            asserts what is said of fourteen of them
+python plantedfaults.py some MODEL_CACHE            asserts what is said of some of them
 
 A fault that changes no bit of what the Actor computes in a dtype does not count there.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actorcases import main
+from amounts import first_or_all
 from judged import Judged, Truths, judge, same_bits
 from lawcases import FAMILIES, dump_of
 from planted_table import BOTH, FAULTS, Planted
@@ -110,11 +111,13 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-SOME = (
-    "gate_proj x0.99", "key heads swapped", "final norm x1.01", "cosines x1.01", "a norm that removes the mean", "a residual x0.98",
-    "a scale x1.02 in the kernel", "interleaved pairs", "half of the dimensions turned", "gelu for silu", "positions jump at 20",
-    "temperature x1.02",
-    "router weights not normalised", "the third expert for the second",
+SOME = first_or_all(
+    (
+        "gate_proj x0.99", "key heads swapped", "cosines x1.01", "a norm that removes the mean", "a residual x0.98",
+        "a scale x1.02 in the kernel", "interleaved pairs", "gelu for silu", "positions jump at 20", "temperature x1.02",
+        "router weights not normalised", "the third expert for the second", "final norm x1.01", "half of the dimensions turned",
+    ),
+    12,
 )  # fmt: skip
 
 
