@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import commandline
 import pytest
+from casefiles import cases_of
 from click.testing import Result
 from matrixcases import training_check
 from ownercases import give_away
@@ -85,31 +86,20 @@ def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_wh
     assert names == ["fsdp2_tp2_ring2_test.log", "deepspeed_zero3_test.log", "deepspeed_test.log"]
 
 
-@pytest.mark.parametrize(
-    ("step", "changed", "looks_like"),
-    [
-        (1, {}, ""),
-        (1, {"loss": 6.001}, "forward differs"),
-        (1, {"grad_norm": 1.0}, "not reduced"),
-        (1, {"update_norm": 1.0}, "twice"),
-        (1, {"update_norm": 0.505}, "nearly the same size: weight decay, clipping"),
-        (2, {"update_norm": 0.6}, "betas"),
-        (2, {"grad_norm": 3.9}, "zero_grad"),
-        (3, {"update_norm": 0.6}, "state"),
-        (3, {"loss": float("nan")}, None),
-        (1, {"loss": 6.00001}, ""),
-    ],
-)
-def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(
-    step: int, changed: dict[str, float], looks_like: str | None
-):
-    """looks_like: "" where nothing parts, None where it does and looks like nothing."""
-    record = checked(tuple(replace(one, **(changed if one.step == step else {})) for one in checked(()).cells[0].steps))
-    one = verdicts(record)[2]
-    assert (one.word, is_good(record)) == (("agrees", True) if looks_like == "" else ("DIVERGES", False))
-    if looks_like != "":
-        assert (one.parting.step, [one.parting.figure]) == (step, [*changed])
-        assert (looks_like or "") in one.parting.looks_like and bool(looks_like) is bool(one.parting.looks_like)
+CASES = cases_of("partings")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(name: str):
+    step, figure, value = name.replace("=", " ").split()
+    base = list(checked(()).cells[0].steps)
+    base[int(step) - 1] = replace(base[int(step) - 1], **{figure: float(value)})
+    record, expected = checked(tuple(base)), CASES[name].expected
+    parting = verdicts(record)[2].parting
+    assert is_good(record) is not bool(expected) and bool(parting) is bool(expected)
+    if parting is not None:
+        assert (parting.step, parting.figure) == (int(step), figure)
+        assert expected[0] in (parting.looks_like or "nothing")
 
 
 def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good():
