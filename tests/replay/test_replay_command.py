@@ -14,6 +14,7 @@ from typing import Any
 
 import commandline
 import pytest
+from casefiles import cases_of
 from click.testing import Result
 from comparecases import write_replay
 from replaycallers import callers
@@ -351,28 +352,18 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings():
     assert joined == "['--dist-plugin', 'relaybackend'] relay"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--shuffle-inputs", "--order", "length"], "conflicts with"),
-        (["--where", "rank=0", "--input-file", "x.safetensors.zst"], "cannot be combined"),
-        (["--input-file", "nowhere.safetensors.zst"], "not a file"),
-        (["--resume", "last", "--dtype", "bf16"], "--dtype"),
-        (["--resume", "last", "--seed", "0"], "--seed cannot"),
-        (["--resume", "last", "--no-flash-attn", "--random-seed", "42"], "--random-seed, --no-flash-attn cannot"),
-        (["--resume", "last", "--max-inputs", "1", "--where", "rank=0"], "--where, --max-inputs cannot"),
-        (["--zero-stage", "3"], "needs DeepSpeed"),
-        (["--backend", "deepspeed", "--zero-stage", "3", "--dtype", "fp16"], "does not train in fp16"),
-    ],
-)
+REFUSED = cases_of("refused")
+
+
+@pytest.mark.parametrize("words", REFUSED)
 @pytest.mark.usefixtures("old_cpu")
-def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_starts(
-    store: Store, arguments: list[str], words: str
-):
+def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_starts(store: Store, words: str):
     publish(store, 1)
-    with pytest.raises((UsageError, Unsupported), match=words) as caught:
-        invoke(store, *arguments)
-    assert caught.value.exit_code == (3 if "fp16" in words else 2) and not list(store.replays.glob("*"))
+    code, said = REFUSED[words].expected
+    with pytest.raises(ActordbgError) as caught:
+        commandline.invoke(store, *words.split())
+    assert said in str(caught.value) and caught.value.exit_code == int(code)
+    assert not any(path for folder in ("replays", "matrices", "trainchecks") for path in (store.root / folder).glob("*"))
 
 
 @pytest.mark.parametrize(
