@@ -148,40 +148,26 @@ def test_a_plan_says_what_each_rank_gets(store: Store):
     assert "aligns nothing" in alone.stderr
 
 
-ENGINE, PICKLE, ODD = {"actor": {"zero_stage": 2}}, {"source": "import"}, {"actor": {"zero_stage": 7}}
-RECORDED = "backend deepspeed (as recorded), zero-stage 2 (as recorded)"
+BACKENDS = cases_of("recorded_backend")
 
 
-@pytest.mark.parametrize(
-    ("record", "options", "backend", "stage", "told"),
-    [
-        (ENGINE, "", "deepspeed", 2, RECORDED),
-        (ENGINE, "--zero-stage 3", "deepspeed", 3, "backend deepspeed (as recorded)"),
-        (ENGINE, "--backend plain", "plain", 0, ""),
-        (ENGINE, "--truth", "plain", 0, ""),
-        (ENGINE, "--nproc 2 --align shuffle", "deepspeed", 2, RECORDED),
-        (ENGINE, "--dtype fp16", "plain", 0, "backend plain (DeepSpeed does not train in fp16 on a CPU without AVX512-FP16)"),
-        (PICKLE, "", "deepspeed", 0, "backend deepspeed (old pickles are of DeepSpeed jobs)"),
-        (ODD, "", "plain", 0, ""),
-        ({}, "", "plain", 0, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.usefixtures("old_cpu")
-def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(
-    store: Store, monkeypatch: pytest.MonkeyPatch, record: dict[str, Any], options: str, backend: str, stage: int, told: str
-):
+def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(store: Store, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setattr("actordbg.api.desk.gather_facts", lambda: Facts(False, 0, False, versions={"deepspeed": "0.19"}))
-    publish(store, 3, **record)
+    (recorded, *options), (runs, *told) = BACKENDS[name]
+    what, _, value = recorded.partition(" ")
+    publish(store, 3, **({"actor": {what: int(value)}} if value.isdigit() else {what: value} if value else {}))
     ran: list[ReplaySpec] = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
-    result = invoke(store, *options.split())
-    assert (ran[0].config.backend, ran[0].config.zero_stage) == (backend, stage)
-    first = result.stderr.splitlines()[0]
-    assert first == f"not from the command line: {told}" if told else "not from the command line" not in result.stderr
+    result = invoke(store, *" ".join(options).split())
+    assert f"{ran[0].config.backend} {ran[0].config.zero_stage}" == runs
+    said = [line for line in result.stderr.splitlines() if "not from the command line" in line]
+    assert said == [f"not from the command line: {line}" for line in told]
 
 
 def test_every_command_that_replays_dumps_runs_the_recorded_backend(store: Store, monkeypatch: pytest.MonkeyPatch):
-    publish(store, 2, **ENGINE)
+    publish(store, 2, actor={"zero_stage": 2})
     ran: list[ReplayConfig] = []
 
     def stop(desk: Desk, name: str, config: ReplayConfig, chosen: DumpSelection, purpose: str = ""):
