@@ -200,13 +200,19 @@ class Finder:
         run = spec.loader.exec_module
         def exec_module(module):
             run(module)
-            change(module)
-            with open(os.environ["BROKEN_ACTOR"], "a") as file:
-                file.write(f"{os.getpid()}\\n")
+            plant(module)
         spec.loader.exec_module = exec_module
         return spec
 
-sys.meta_path.insert(0, Finder())
+def plant(module):
+    change(module)
+    with open(os.environ["BROKEN_ACTOR"], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+
+if MODULE in sys.modules:  # a fork begins with some
+    plant(sys.modules[MODULE])
+else:
+    sys.meta_path.insert(0, Finder())
 if "TEMPLATE_OF_WORKERS" in os.environ:
     import template_of_workers
 """
