@@ -173,8 +173,8 @@ class RayEngine(GroupEngine):
     def close(self) -> None:
         """Release every place: first those that wait.
 
-        A place that is released makes room for one that waits, and Ray (2.55) never frees what it prepares for a place that is
-        released meanwhile: its CPUs are lost to everybody.
+        A released place makes room for waiting places, and Ray (2.55) never frees what it prepares for a place that is released
+        meanwhile: its CPUs are lost to everybody.
         """
         for part in self._parts:
             part.close()
