@@ -185,6 +185,11 @@ class GroupPlace:
             there, _ = self.ray.wait(self._coming, num_returns=len(self._coming), timeout=0)
             if len(there) == len(self._coming):
                 self.nodes = self.answers(self._coming)
+        return self.holds_nodes
+
+    @property
+    def holds_nodes(self) -> bool:
+        """Check whether its hosts had started and none is lost, as far as is known."""
         return self.nodes is not None and not self.lost
 
     def is_late(self, after_s: float) -> bool:

@@ -22,7 +22,7 @@ from replaycases import PlannedRow, publish
 from roots import SUPPORT
 from safetensors.torch import load_file, save_file
 
-from actordbg.base.errors import ActordbgError, Conflict, MachineFault, NothingToDo, UsageError
+from actordbg.base.errors import ActordbgError, Conflict, MachineFault, UsageError
 from actordbg.base.units import new_replay_id
 from actordbg.campaign import run_matrix as matrices
 from actordbg.campaign.cell_outcomes import context_of, regressions, require_common
@@ -57,26 +57,6 @@ def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store):
     assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
     plan = json.loads(invoke(store, asked, "--json").stdout)
     assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("--attn flash", "--attn flash is not known"),
-        ("--slower 2", "--slower needs a baseline"),
-        ("--baseline nonsense", "no matrix"),
-        ("--truth bf16", "--truth cannot be bf16"),
-        ("--where seq_len>9000", "no dump matches seq_len>9000"),
-        ("--resume last --attn sdpa --max-inputs 2", "--max-inputs, --attn cannot be given"),
-        ("--show last --attn sdpa", "--attn cannot be given"),
-        ("--show last", "no matrix"),
-    ],
-)
-def test_what_cannot_be_is_an_error_before_anything_starts(store: Store, typed: str, said: str):
-    publish(store, 1)
-    with pytest.raises((UsageError, NothingToDo), match=said):
-        invoke(store, typed)
-    assert not store.matrices.exists() and not store.replays.exists()
 
 
 def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store, monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import commandline
 import pytest
+from casefiles import cases_of
 from click.testing import Result
 from matrixcases import training_check
 from ownercases import give_away
@@ -85,31 +86,20 @@ def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_wh
     assert names == ["fsdp2_tp2_ring2_test.log", "deepspeed_zero3_test.log", "deepspeed_test.log"]
 
 
-@pytest.mark.parametrize(
-    ("step", "changed", "looks_like"),
-    [
-        (1, {}, ""),
-        (1, {"loss": 6.001}, "forward differs"),
-        (1, {"grad_norm": 1.0}, "not reduced"),
-        (1, {"update_norm": 1.0}, "twice"),
-        (1, {"update_norm": 0.505}, "nearly the same size: weight decay, clipping"),
-        (2, {"update_norm": 0.6}, "betas"),
-        (2, {"grad_norm": 3.9}, "zero_grad"),
-        (3, {"update_norm": 0.6}, "state"),
-        (3, {"loss": float("nan")}, None),
-        (1, {"loss": 6.00001}, ""),
-    ],
-)
-def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(
-    step: int, changed: dict[str, float], looks_like: str | None
-):
-    """looks_like: "" where nothing parts, None where it does and looks like nothing."""
-    record = checked(tuple(replace(one, **(changed if one.step == step else {})) for one in checked(()).cells[0].steps))
-    one = verdicts(record)[2]
-    assert (one.word, is_good(record)) == (("agrees", True) if looks_like == "" else ("DIVERGES", False))
-    if looks_like != "":
-        assert (one.parting.step, [one.parting.figure]) == (step, [*changed])
-        assert (looks_like or "") in one.parting.looks_like and bool(looks_like) is bool(one.parting.looks_like)
+CASES = cases_of("partings")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(name: str):
+    step, figure, value = name.replace("=", " ").split()
+    base = list(checked(()).cells[0].steps)
+    base[int(step) - 1] = replace(base[int(step) - 1], **{figure: float(value)})
+    record, expected = checked(tuple(base)), CASES[name].expected
+    parting = verdicts(record)[2].parting
+    assert is_good(record) is not bool(expected) and bool(parting) is bool(expected)
+    if parting is not None:
+        assert (parting.step, parting.figure) == (int(step), figure)
+        assert expected[0] in (parting.looks_like or "nothing")
 
 
 def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good():
@@ -196,22 +186,14 @@ def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: s
     assert len(told["dump_ids"]) == len(told["options"]["inputs"]) == taken
 
 
-@pytest.mark.parametrize(
-    ("given", "variables", "said"),
-    [
-        ("--nproc 2", {}, "2 processes .*: fsdp2, tp 2, ring 2 needs groups of 4"),
-        ("", {"TP_SIZE": "3", "NUM_GPUS": "4"}, "fsdp2, tp 3 needs groups of 3; fsdp2, tp 3, ring 2 needs groups of 6"),
-        ("--backend fsdp2 --tp 3 --nproc 4", {}, "fsdp2, tp 3 needs groups of 3"),
-    ],
-)
-def test_sizes_that_do_not_divide_the_processes_are_a_usage_error_that_names_them(
-    store: Store, monkeypatch: pytest.MonkeyPatch, given: str, variables: dict[str, str], said: str
+def test_sizes_of_the_ancestor_that_do_not_divide_the_processes_are_a_usage_error_that_names_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     publish(store, 1)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=said) as caught:
-        invoke(store, f"{given} --dry-run")
+    monkeypatch.setenv("TP_SIZE", "3")
+    monkeypatch.setenv("NUM_GPUS", "4")
+    with pytest.raises(UsageError, match="fsdp2, tp 3 needs groups of 3; fsdp2, tp 3, ring 2 needs groups of 6") as caught:
+        invoke(store, "--dry-run")
     assert "--nproc" in str(caught.value.hint)
 
 

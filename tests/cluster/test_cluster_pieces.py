@@ -8,28 +8,27 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replaycases import publish
 from roots import SUPPORT
 from supervised import Bench, fake_launcher, make_spec, statuses
-from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported, UsageError
 from actordbg.campaign.runner import CellRunners
-from actordbg.cli.app import app
 from actordbg.cli.replay_options import StopOptions
 from actordbg.cluster import group_place, node_host, node_store
 from actordbg.cluster.group_place import GroupShape, RayRunning, starved_by
 from actordbg.cluster.node_host import NodeHost, interface_of
 from actordbg.cluster.node_store import DeskSide, NodeStore, StoreElsewhere
 from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
-from actordbg.cluster.ray_engine import OwnOutput, require_answer
+from actordbg.cluster.ray_engine import OwnOutput, RayEngine, require_answer
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import StopOrder
@@ -236,40 +235,6 @@ def test_the_interface_of_an_address_is_found():
     assert interface_of("203.0.113.77") is None
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("--groups 2", "--groups needs --engine ray"),
-        ("--engine slurm", "--engine slurm is not known"),
-        ("--engine ray --groups many", "--groups many is not a number"),
-        (
-            "--engine ray --address ray://127.0.0.1:1",
-            "no Ray cluster answers at ray://127.0.0.1:1: Connection refused",
-        ),
-        ("--engine ray --runtime-env RAY_DEBUG_POST_MORTEM=1", "RAY_DEBUG_POST_MORTEM in --runtime-env would stop"),
-        ("--engine ray --address http://127.0.0.1:8265", "http://127.0.0.1:8265 is not a Ray cluster address"),
-        (
-            "--engine ray --ray-debug-error --break after",
-            "--ray-debug-error conflicts with --break after",
-        ),
-        ("--engine ray --break after --debugpy 5678", "--debugpy 5678 is a port of this machine"),
-        (
-            "--engine ray --ray-debug-error",
-            "debugpy listens on the nodes' addresses, and anyone who can reach them can run code as you",
-        ),
-        (
-            "--engine ray --ray-debug-error --backend fsdp2 --nproc 2 --procs-per-node 1",
-            "this group spans several",
-        ),
-    ],
-)
-def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path: Path, typed: str, said: str):
-    publish(Store(tmp_path).create(), 1)
-    result = CliRunner().invoke(app, ["--store", str(tmp_path), "replay", *typed.split()])
-    assert said in str(result.exception), result.output
-    assert not (tmp_path / "replays").exists() or not list((tmp_path / "replays").iterdir())
-
-
 def test_a_port_that_is_not_rays_is_told_from_ray_at_once():
     """Ray itself knocks for minutes at a dashboard's port."""
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
@@ -358,6 +323,19 @@ def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(
     running.end()
     assert running.ended() and running.lost == Loss("its node died", place.dead_nodes)
     assert place.answers.called == (lost != "before")
+
+
+def test_places_that_wait_are_released_before_those_whose_room_they_would_get():
+    """Ray lost a CPU for good: it was preparing a place that was released meanwhile."""
+    engine, released = (
+        RayEngine(SimpleNamespace(exceptions=SimpleNamespace(RayError=RuntimeError)), ClusterOrder(), "replay r"),
+        [],
+    )
+    for number, holds in enumerate((True, False, True)):
+        release = partial(released.append, number)
+        engine._places[range(number, number + 1)] = SimpleNamespace(holds_nodes=holds, release=release)
+    engine.close()
+    assert released == [1, 0, 2] and not engine._places
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ def cluster(shared_cluster: SharedCluster):
 @pytest.fixture
 def longest_s() -> float:
     """Nothing here takes a minute; a replay that waits for a place would wait for ever."""
-    return 200.0
+    return 240.0
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from actordbg.store.layout import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
-TIMEOUT_S = 8.0
+TIMEOUT_S = 10.0
 
 
 def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(store: Store, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from typing import Any
 
 import commandline
 import pytest
+from casefiles import cases_of
 from click.testing import Result
 from comparecases import write_replay
 from replaycallers import callers
@@ -147,40 +148,26 @@ def test_a_plan_says_what_each_rank_gets(store: Store):
     assert "aligns nothing" in alone.stderr
 
 
-ENGINE, PICKLE, ODD = {"actor": {"zero_stage": 2}}, {"source": "import"}, {"actor": {"zero_stage": 7}}
-RECORDED = "backend deepspeed (as recorded), zero-stage 2 (as recorded)"
+BACKENDS = cases_of("recorded_backend")
 
 
-@pytest.mark.parametrize(
-    ("record", "options", "backend", "stage", "told"),
-    [
-        (ENGINE, "", "deepspeed", 2, RECORDED),
-        (ENGINE, "--zero-stage 3", "deepspeed", 3, "backend deepspeed (as recorded)"),
-        (ENGINE, "--backend plain", "plain", 0, ""),
-        (ENGINE, "--truth", "plain", 0, ""),
-        (ENGINE, "--nproc 2 --align shuffle", "deepspeed", 2, RECORDED),
-        (ENGINE, "--dtype fp16", "plain", 0, "backend plain (DeepSpeed does not train in fp16 on a CPU without AVX512-FP16)"),
-        (PICKLE, "", "deepspeed", 0, "backend deepspeed (old pickles are of DeepSpeed jobs)"),
-        (ODD, "", "plain", 0, ""),
-        ({}, "", "plain", 0, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.usefixtures("old_cpu")
-def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(
-    store: Store, monkeypatch: pytest.MonkeyPatch, record: dict[str, Any], options: str, backend: str, stage: int, told: str
-):
+def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(store: Store, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setattr("actordbg.api.desk.gather_facts", lambda: Facts(False, 0, False, versions={"deepspeed": "0.19"}))
-    publish(store, 3, **record)
+    (recorded, *options), (runs, *told) = BACKENDS[name]
+    what, _, value = recorded.partition(" ")
+    publish(store, 3, **({"actor": {what: int(value)}} if value.isdigit() else {what: value} if value else {}))
     ran: list[ReplaySpec] = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
-    result = invoke(store, *options.split())
-    assert (ran[0].config.backend, ran[0].config.zero_stage) == (backend, stage)
-    first = result.stderr.splitlines()[0]
-    assert first == f"not from the command line: {told}" if told else "not from the command line" not in result.stderr
+    result = invoke(store, *" ".join(options).split())
+    assert f"{ran[0].config.backend} {ran[0].config.zero_stage}" == runs
+    said = [line for line in result.stderr.splitlines() if "not from the command line" in line]
+    assert said == [f"not from the command line: {line}" for line in told]
 
 
 def test_every_command_that_replays_dumps_runs_the_recorded_backend(store: Store, monkeypatch: pytest.MonkeyPatch):
-    publish(store, 2, **ENGINE)
+    publish(store, 2, actor={"zero_stage": 2})
     ran: list[ReplayConfig] = []
 
     def stop(desk: Desk, name: str, config: ReplayConfig, chosen: DumpSelection, purpose: str = ""):
@@ -351,28 +338,18 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings():
     assert joined == "['--dist-plugin', 'relaybackend'] relay"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--shuffle-inputs", "--order", "length"], "conflicts with"),
-        (["--where", "rank=0", "--input-file", "x.safetensors.zst"], "cannot be combined"),
-        (["--input-file", "nowhere.safetensors.zst"], "not a file"),
-        (["--resume", "last", "--dtype", "bf16"], "--dtype"),
-        (["--resume", "last", "--seed", "0"], "--seed cannot"),
-        (["--resume", "last", "--no-flash-attn", "--random-seed", "42"], "--random-seed, --no-flash-attn cannot"),
-        (["--resume", "last", "--max-inputs", "1", "--where", "rank=0"], "--where, --max-inputs cannot"),
-        (["--zero-stage", "3"], "needs DeepSpeed"),
-        (["--backend", "deepspeed", "--zero-stage", "3", "--dtype", "fp16"], "does not train in fp16"),
-    ],
-)
+REFUSED = cases_of("refused")
+
+
+@pytest.mark.parametrize("words", REFUSED)
 @pytest.mark.usefixtures("old_cpu")
-def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_starts(
-    store: Store, arguments: list[str], words: str
-):
+def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_starts(store: Store, words: str):
     publish(store, 1)
-    with pytest.raises((UsageError, Unsupported), match=words) as caught:
-        invoke(store, *arguments)
-    assert caught.value.exit_code == (3 if "fp16" in words else 2) and not list(store.replays.glob("*"))
+    code, said = REFUSED[words].expected
+    with pytest.raises(ActordbgError) as caught:
+        commandline.invoke(store, *words.split())
+    assert said in str(caught.value) and caught.value.exit_code == int(code)
+    assert not any(path for folder in ("replays", "matrices", "trainchecks") for path in (store.root / folder).glob("*"))
 
 
 @pytest.mark.parametrize(

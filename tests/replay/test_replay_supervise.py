@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 
 import pytest
+from casefiles import cases_of
 from supervised import Bench, booted, ctrl_c_after, make_spec, statuses
 from victims import wait_for
 
@@ -44,54 +45,24 @@ TOGETHER = {"backend": "deepspeed", "nproc": 2}
 """Two ranks under one launcher, with a barrier in every input: what one does, the other feels."""
 
 
-@pytest.mark.parametrize(
-    ("count", "script", "lost", "restarts", "words"),
-    [
-        (3, {"d1": "fail"}, {"d1": "failed"}, 0, "mat1 and mat2 shapes cannot be multiplied"),
-        (2, {"d0": "unreadable"}, {"d0": "failed"}, 0, "this dump cannot be read"),
-        (4, {"d1": "hang"}, {"d1": "hung"}, 1, "in _act"),
-        (3, {"d1": "stop"}, {"d1": "hung"}, 1, "stopped by a signal"),
-        (6, {"d2": "exit"}, {"d2": "crashed"}, 1, "exit code 0"),
-        (3, {"d0": "tainted"}, {"d0": "failed"}, 1, "mat1"),
-        (
-            6,
-            {"d0": "kill", "d1": "kill", "d2": "kill", "d3": "hang", "d5": "exit"},
-            {"d0": "crashed", "d1": "crashed", "d2": "crashed", "d3": "hung", "d5": "crashed"},
-            4,
-            "SIGKILL",
-        ),  # more crashes in a row than attempts without a result may be: a crash in an input is one
-    ],
-)
-def test_what_goes_wrong_costs_exactly_its_inputs(
-    bench: Bench, count: int, script: dict[str, str], lost: dict[str, str], restarts: int, words: str
-):
-    outcome = bench.run(make_spec(count, timeout_s=1.0 if {"hang", "stop"}.intersection(script.values()) else 30.0), script)
+CASES = cases_of("supervised")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_goes_wrong_costs_exactly_its_inputs(bench: Bench, name: str):
+    (size, *actions), (*ends, restarts, words) = CASES[name]
+    count, together = int(size.split()[0]), TOGETHER if "together" in size else {}
+    script, lost = (dict(line.split() for line in lines) for lines in (actions, ends))
+    waits = {"hang", "stop", "late-fail"}.intersection(script.values())
+    spec = make_spec(count, **together, timeout_s=1.0 + bool(together) if waits else 30.0)
+    outcome = bench.run(spec, {"collective": bool(together)} | script)
     assert statuses(outcome) == {f"d{n}": "passed" for n in range(count)} | lost
-    assert (outcome.status, outcome.restarts, outcome.all_passed) == ("complete", restarts, False)
+    assert (outcome.status, outcome.restarts, outcome.all_passed) == ("complete", int(restarts.split()[0]), False)
     first = outcome.results[min(lost)]
     assert words in f"{first.error} {first.log_excerpt}"
     attempts = [outcome.results[f"d{n}"].attempt for n in range(count)]
-    assert attempts == sorted(attempts) and (attempts[0], attempts[-1]) == (1, restarts + 1)
+    assert together or (attempts == sorted(attempts) and (attempts[0], attempts[-1]) == (1, outcome.restarts + 1))
     assert bench.left_running() == []
-
-
-@pytest.mark.parametrize(
-    ("count", "script", "lost", "restarts"),
-    [
-        (5, {"d3": "kill"}, {"d3": "crashed"}, 1),  # the fifth is filled up
-        (4, {"d3": "hang"}, {"d3": "hung"}, 1),  # the rank outside of the collective
-        (4, {"d1": "fail"}, {"d1": "failed"}, 0),  # after the last collective
-        (4, {"d1": "late-fail"}, {"d1": "failed"}, 1),  # the peer waits, and is not to blame
-        (4, {"d1": "unreadable"}, {"d1": "failed"}, 0),  # its rank runs another input, so that the peer does not wait
-    ],
-)
-def test_where_ranks_compute_together_one_costs_its_input_and_not_its_peers(
-    bench: Bench, count: int, script: dict[str, str], lost: dict[str, str], restarts: int
-):
-    waits = {"hang", "late-fail"}.intersection(script.values())
-    outcome = bench.run(make_spec(count, **TOGETHER, timeout_s=2.0 if waits else 30.0), {"collective": True} | script)
-    assert statuses(outcome) == {f"d{n}": "passed" for n in range(count)} | lost
-    assert outcome.restarts == restarts and bench.left_running() == []
 
 
 def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one(bench: Bench):

@@ -169,28 +169,34 @@ def trainer_of(send: Callable[[str], bool]) -> Any:
     return ActorPPOTrainer
 
 
+@pytest.fixture
+def attach(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
+    """Records the transfers of such a trainer as run "r"."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda references: references))
+    monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
+    monkeypatch.setenv("ACTORDBG_RUN", "r")
+    monkeypatch.setattr(WorkerWrap, "update_weight", WorkerWrap.update_weight)
+    return lambda kind: weight_syncs.attach(SimpleNamespace(ActorPPOTrainer=kind, WorkerWrap=WorkerWrap))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("send", "says"), [(lambda name: "lora" not in name, "never sent: lora_A"),
                                             (lambda name: True, "did not know 1 of 2 parameters: lora_A")])  # fmt: skip
 def test_an_adapter_that_is_not_sent_or_not_known_is_named(
-    store: Store, monkeypatch: pytest.MonkeyPatch, send: Callable[[str], bool], says: str
+    store: Store, attach: Callable[[type], None], send: Callable[[str], bool], says: str
 ):
     module = nn.Module()
     module.weight, module.lora_A = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))
     kind = trainer_of(send)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda references: references))
-    monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
-    monkeypatch.setenv("ACTORDBG_RUN", "lora")
-    monkeypatch.setattr(WorkerWrap, "update_weight", WorkerWrap.update_weight)
-    weight_syncs.attach(SimpleNamespace(ActorPPOTrainer=kind, WorkerWrap=WorkerWrap))  # type: ignore[arg-type]
+    attach(kind)
     trainer = kind(module)
     engines = trainer.vllm_engines
     assert trainer.broadcast_to_vllm() == "done" and trainer.vllm_engines is engines
-    answer = actordbg.open(store.root).weights("lora")
+    answer = actordbg.open(store.root).weights("r")
     assert says in answer.sentence and "step 3" in answer.sentence
 
 
 def test_what_cannot_be_hashed_is_told_once_and_is_not_called_different(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Store, attach: Callable[[type], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def sha256(tensor: Any) -> str:
         if tensor.dim() < 3:
@@ -206,13 +212,9 @@ def test_what_cannot_be_hashed_is_told_once_and_is_not_called_different(
 
     module = nn.Module()
     module.weight, module.bias = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda references: references))
-    monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
-    monkeypatch.setenv("ACTORDBG_RUN", "r")
     monkeypatch.setattr(weight_syncs, "sha256_of", sha256)
     monkeypatch.setattr(told, "_told", set())
-    monkeypatch.setattr(WorkerWrap, "update_weight", WorkerWrap.update_weight)
-    weight_syncs.attach(SimpleNamespace(ActorPPOTrainer=Trainer, WorkerWrap=WorkerWrap))  # type: ignore[arg-type]
+    attach(Trainer)
     Trainer(module).broadcast_to_vllm()
     (path,) = (store.root / "syncs" / "r").iterdir()
     for each in read_sync(path).parameters.values():
