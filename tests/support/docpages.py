@@ -14,9 +14,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
+from commandline import typed
 from roots import FORKED, ROOT, script
 
 _BLOCK = re.compile(r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -133,13 +136,21 @@ def comparable(line: str) -> list[str]:
 
 
 def run_blocks(blocks: Iterable[Block], work: Path, **variables: str) -> None:
-    """Execute the commands of blocks in `work`, with this checkout's `actordbg`; each has to end well and show what its page shows."""
+    """Execute the commands of blocks in `work`, with this checkout's `actordbg`; each has to end well and show what its page shows.
+
+    A command that needs no shell runs in this process.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
     environment |= {"PATH": _programs(work.with_name("bin")), "COLUMNS": "200", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     for command in (command for block in blocks for command in block.commands):
-        done = subprocess.run(
-            ["bash", "-c", command.text], cwd=work, env=environment | variables, capture_output=True, text=True, timeout=900
-        )  # fmt: skip
+        words = shlex.split(command.text)
+        if words[0] == "actordbg" and list(_simple_commands(command.text)) == [words] and "*" not in command.text:
+            with chdir(work), patch.dict(os.environ, environment | variables, clear=True):
+                done = typed(*words[1:])
+        else:
+            done = subprocess.run(
+                ["bash", "-c", command.text], cwd=work, env=environment | variables, capture_output=True, text=True, timeout=900
+            )
         fails = bool(command.output) and command.output[0].startswith("error[")
         assert bool(done.returncode) == fails, f"$ {command.text}\n{done.stdout}{done.stderr}"
         came = comparable(done.stdout + done.stderr)
