@@ -20,7 +20,9 @@ AUXILIARY = ("format", "tag", "length", "lang", "style", "think")
 """Words in the name of a reward's part that judges the form of an answer and not whether it is right."""
 
 
-Judge = Callable[[Rule, Curves], Iterator[Finding]]
+Seen = tuple[str, int, float | None, float | None]
+"""What breaks a rule: in words, since which step, how large it is, and the limit; both None where only that counts."""
+Judge = Callable[[Curves], Iterator[Seen]]
 
 
 @dataclass(frozen=True)
@@ -32,40 +34,38 @@ class CurveRule:
     judge: Judge
 
 
-def _finite(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _finite(curves: Curves) -> Iterator[Seen]:
     for quantity, curve in curves.of.items():
         if curve.nonfinite:
             said = f"{quantity} ({curve.name}) is NaN or infinite at {plural(len(curve.nonfinite), 'step')}"
-            yield Finding(rule, f"{said}, first at step {curve.nonfinite[0]}", {"step": curve.nonfinite[0]})
+            yield f"{said}, first at step {curve.nonfinite[0]}", curve.nonfinite[0], None, None
 
 
 def _above(quantity: str, limit: float) -> Judge:
     """Return a judge that holds the last third of a quantity below a limit."""
 
-    def judge(rule: Rule, curves: Curves) -> Iterator[Finding]:
+    def judge(curves: Curves) -> Iterator[Seen]:
         curve = curves.long(quantity)
         if curve and curve.late > limit:
             since = curve.since(limit)
-            yield Finding(
-                rule, f"{curve.course}, above {limit:g} since step {since}", {"step": since}, size=curve.late, limit=limit
-            )
+            yield f"{curve.course}, above {limit:g} since step {since}", since, curve.late, limit
 
     return judge
 
 
-def _mismatch(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _mismatch(curves: Curves) -> Iterator[Seen]:
     curve = curves.of["rollout mismatch"]
-    yield from _above("rollout mismatch", MISMATCH[curve.name])(rule, curves)
+    return _above("rollout mismatch", MISMATCH[curve.name])(curves)
 
 
-def _reference(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _reference(curves: Curves) -> Iterator[Seen]:
     curve, limit = curves.of["KL to the reference"], 0.05
     first, value = curve.steps[0], curve.values[0]
     if first <= 1 and abs(value) > limit:
-        yield Finding(rule, f"{curve.name} is {value:.3g} nats at step {first}", {"step": first}, size=abs(value), limit=limit)
+        yield f"{curve.name} is {value:.3g} nats at step {first}", first, abs(value), limit
 
 
-def _drift(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _drift(curves: Curves) -> Iterator[Seen]:
     curve, limit = curves.long("KL to the reference"), 0.5
     # A sum over an answer's tokens has another scale: there it counts only where nothing is learned with it.
     summed = curve is not None and curve.name in SUMMED and _learns(curves)
@@ -74,7 +74,7 @@ def _drift(rule: Rule, curves: Curves) -> Iterator[Finding]:
         reward = curves.long("reward")
         if reward and reward.late_trend.word == RISES:
             said += f", and {reward.name} rises with it ({reward.early:.3g} to {reward.late:.3g})"
-        yield Finding(rule, said, {"step": curve.since(limit)}, size=curve.late, limit=limit)
+        yield said, curve.since(limit), curve.late, limit
 
 
 def _learns(curves: Curves) -> bool:
@@ -83,7 +83,7 @@ def _learns(curves: Curves) -> bool:
     return any(curve.late_trend.word == RISES for curve in scores)
 
 
-def _entropy(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _entropy(curves: Curves) -> Iterator[Seen]:
     curve = curves.long("entropy")
     if not curve or curve.early <= 0 or _learns(curves):
         return
@@ -91,53 +91,44 @@ def _entropy(rule: Rule, curves: Curves) -> Iterator[Finding]:
     if curve.trend.word == FALLS and share < 0.1:
         low = 0.1 * curve.early
         step = next(step for step, value in zip(curve.steps, curve.values, strict=True) if value < low)
-        yield Finding(
-            rule,
-            f"{curve.name} went from {curve.early:.3g} to {curve.now:.3g} nats, and no reward rises with it",
-            {"step": step},
-            size=share,
-            limit=0.1,
-        )
+        said = f"{curve.name} went from {curve.early:.3g} to {curve.now:.3g} nats, and no reward rises with it"
+        yield said, step, share, 0.1
     elif curve.trend.word == RISES and share > 3:
-        step = curve.since(3 * curve.early)
-        yield Finding(rule, f"{curve.course} nats, and no reward rises with it", {"step": step}, size=share, limit=3.0)
+        yield f"{curve.course} nats, and no reward rises with it", curve.since(3 * curve.early), share, 3.0
 
 
-def _length(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _length(curves: Curves) -> Iterator[Seen]:
     curve, limit = curves.long("response length"), 1.5
     if curve and curve.early > 0 and curve.trend.word == RISES and curve.late > limit * curve.early and not _learns(curves):
-        place = {"step": curve.since(limit * curve.early)}
-        yield Finding(
-            rule, f"{curve.course} tokens, and no reward rises with it", place, size=curve.late / curve.early, limit=limit
-        )
+        since = curve.since(limit * curve.early)
+        yield f"{curve.course} tokens, and no reward rises with it", since, curve.late / curve.early, limit
 
 
-def _spikes(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _spikes(curves: Curves) -> Iterator[Seen]:
     curve, limit = curves.long("gradient norm"), 10.0
     if not curve:
         return
     usual = median(curve.values)
     spread = 1.4826 * median(abs(value - usual) for value in curve.values)
     high = max(limit * usual, usual + 8 * spread)
-    spikes = {step: value for step, value in zip(curve.steps, curve.values, strict=True) if value > high}
     # The first steps of a run have large norms, with the learning rate still near 0.
-    spikes = {step: value for step, value in spikes.items() if step > curve.steps[LEAST // 2]}
+    start = curve.steps[LEAST // 2]
+    spikes = {step: value for step, value in zip(curve.steps, curve.values, strict=True) if value > high and step > start}
     if spikes and usual > 0:
         worst = max(spikes, key=lambda step: spikes[step])
         said = f"{curve.name} is {spikes[worst]:.3g} at step {worst}, {spikes[worst] / usual:.0f} times its median of {usual:.3g}"
-        more = f"; {plural(len(spikes), 'such step')}"
-        yield Finding(rule, said + more, {"step": worst}, size=spikes[worst] / usual, limit=limit)
+        yield f"{said}; {plural(len(spikes), 'such step')}", worst, spikes[worst] / usual, limit
 
 
-def _moving(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _moving(curves: Curves) -> Iterator[Seen]:
     curve, limit = curves.long("gradient norm"), 0.2
     zeros = [] if curve is None else [step for step, value in zip(curve.steps, curve.values, strict=True) if value == 0]
     if curve and len(zeros) > limit * len(curve.values):
         share = len(zeros) / len(curve.values)
-        yield Finding(rule, f"{curve.name} is exactly 0 at {share:.0%} of the steps", {"step": zeros[0]}, size=share, limit=limit)
+        yield f"{curve.name} is exactly 0 at {share:.0%} of the steps", zeros[0], share, limit
 
 
-def _frozen(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _frozen(curves: Curves) -> Iterator[Seen]:
     for quantity in ("gradient norm", "entropy", "KL to the reference", "reward"):
         curve = curves.long(quantity)
         if curve is None:
@@ -147,29 +138,26 @@ def _frozen(rule: Rule, curves: Curves) -> Iterator[Finding]:
         value, step = longest[0]
         # Rewards of 0 and 1, and rounded figures, repeat by chance; six digits do not.
         if len(longest) >= 5 and value != 0 and len(f"{abs(value):.12g}".replace(".", "").strip("0")) >= 6:
-            said = f"{curve.name} is {value:.6g} at {len(longest)} steps in a row"
-            yield Finding(rule, said, {"step": step}, size=float(len(longest)), limit=5.0)
+            yield f"{curve.name} is {value:.6g} at {len(longest)} steps in a row", step, float(len(longest)), 5.0
 
 
-def _reward(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _reward(curves: Curves) -> Iterator[Seen]:
     curve = curves.long("reward")
     if curve and curve.trend.word == FALLS and curve.late_trend.word == FALLS:
         best = curve.steps[curve.values.index(max(curve.values))]
-        yield Finding(
-            rule, f"{curve.course} and still falls; the best step was {best}", {"step": best}, size=curve.late, limit=curve.early
-        )
+        yield f"{curve.course} and still falls; the best step was {best}", best, curve.late, curve.early
 
 
-def _held_out(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _held_out(curves: Curves) -> Iterator[Seen]:
     reward = curves.long("reward")
     for curve in curves.held_out:
         if reward and reward.trend.word == RISES and curve.late_trend.word == FALLS:
             best = max(curve.values)
             said = f"{reward.course}, while {curve.name} fell from {best:.3g} to {curve.now:.3g}"
-            yield Finding(rule, said, {"step": curve.steps[curve.values.index(best)]}, size=curve.now, limit=best)
+            yield said, curve.steps[curve.values.index(best)], curve.now, best
 
 
-def _form(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _form(curves: Curves) -> Iterator[Seen]:
     parts, limit = curves.reward_parts, 0.9
     form = [curve for curve in parts if any(word in curve.name.lower() for word in AUXILIARY)]
     whole = sum(abs(curve.late) for curve in parts)
@@ -177,14 +165,14 @@ def _form(rule: Rule, curves: Curves) -> Iterator[Finding]:
     if len(form) < len(parts) and share > limit:
         others = ", ".join(f"{curve.name} {curve.late:.3g}" for curve in parts if curve not in form)
         said = f"{share:.0%} of the reward is {form[0].name} ({form[0].late:.3g}), beside {others}"
-        yield Finding(rule, said, {"step": form[0].steps[0]}, size=share, limit=limit)
+        yield said, form[0].steps[0], share, limit
 
 
-def _scale(rule: Rule, curves: Curves) -> Iterator[Finding]:
+def _scale(curves: Curves) -> Iterator[Seen]:
     curve = curves.of["loss scale"]
-    if curve.values[-1] <= 1 < curve.values[0]:
-        said = f"{curve.name} fell from {curve.values[0]:g} to {curve.values[-1]:g}"
-        yield Finding(rule, said, {"step": curve.steps[-1]}, size=curve.values[-1], limit=1.0)
+    first, last = curve.values[0], curve.values[-1]
+    if last <= 1 < first:
+        yield f"{curve.name} fell from {first:g} to {last:g}", curve.steps[-1], last, 1.0
 
 
 _RECORD = "record such a step: `actordbg dump enable --calls forward,loss --on nan`"
@@ -365,5 +353,7 @@ def _outcome(each: CurveRule, curves: Curves) -> RuleOutcome:
     elif short and each.judge not in _ANY_LENGTH:
         outcome.lacks = f"{LEAST} steps of {' and '.join(short)}"
     else:
-        outcome.looked_at, outcome.found = 1, list(each.judge(each.rule, curves))
+        outcome.looked_at = 1
+        for said, step, size, limit in each.judge(curves):
+            outcome.found.append(Finding(each.rule, said, {"step": step}, size=size, limit=limit))
     return outcome

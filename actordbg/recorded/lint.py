@@ -136,7 +136,7 @@ def _read(store: Path, path: str) -> tuple[RecordedCall | str, list[Answer], set
         for law in LAWS:
             if not law.over_calls:
                 answers.append(Answer(law))
-                law.judge([call], answers[-1])
+                law.judge(call, answers[-1])
         names = call.recorded_names
         return call.trim(), answers, names
     except (ActordbgError, OSError, *_ODD) as error:

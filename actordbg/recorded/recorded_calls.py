@@ -7,7 +7,7 @@ what a law declares, `Answer` what it finds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -377,5 +377,5 @@ def _size(sizes: Numbers | None, row: int) -> float | None:
 class RecordedLaw(Rule):
     """A law of recorded data. judge: gets one whole call, or, if `over_calls`, all trimmed calls."""
 
-    judge: Callable[[Sequence[RecordedCall], Answer], None] = field(kw_only=True)
+    judge: Callable[[Any, Answer], None] = field(kw_only=True)
     over_calls: bool = field(default=True, kw_only=True)

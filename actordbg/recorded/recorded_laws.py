@@ -1,6 +1,6 @@
 """Laws of recorded data: what must hold in every healthy training, whatever its model. Pure: calls in, answers out.
 
-A law sees either each call alone, or all calls with their tensors dropped (`RecordedCall.trim`): those of whole steps are in
+A law sees either one call, or all calls with their tensors dropped (`RecordedCall.trim`): those of whole steps are in
 `step_laws`, those of advantages in `advantage_laws`. It counts what it looked at; a law that looked at nothing was not checked.
 Tokens outside of the action mask are never compared: they have placeholders. `LAWS` is the table: to add a law, write a function
 and a row. `docs/reference/recorded-fields.md` says for each recorded field which law reads it.
@@ -33,29 +33,28 @@ WEIGHT_OFF = {True: 1e-3, False: 0.05}
 """Largest distance of an importance weight from its formula, relative to it, by whether its log-probs were stored in fp32."""
 
 
-def _lengths(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        mask, real, sequences = call.array("action_mask"), call.real, call.sequences
-        if mask is None or real is None or sequences is None or call.active is None:
-            continue
-        answer.looked_at += 1
-        odd = [
-            f"{name} is {list(values.shape)}"
-            for name in ("log_probs", "action_log_probs", "old_log_probs", "rollout_log_probs", "advantages", *VALUES)
-            if (values := call.array(name)) is not None and values.shape != mask.shape
-        ]
-        if mask.shape[1] >= real.shape[1]:
-            odd.append(f"sequences are {list(real.shape)}")
-        if odd:
-            answer.violated(call, f"the action mask is {list(mask.shape)}; {', '.join(odd)}")
-            continue
-        padded = (call.active & ~real[:, -mask.shape[1] :]).any(1)
-        answer.rows(call, padded, "the action mask covers padding: it is shifted")
-        around = [np.logical_or.accumulate(each, 1) for each in (real, real[:, ::-1])]
-        between = around[0] & around[1][:, ::-1] & ~real
-        padding = sequences[~real & ~between]  # what a trainer pads with, within a row too
-        hole = between & ~np.isin(sequences, padding) if padding.size else between & False
-        answer.rows(call, hole.any(1), "the attention mask leaves out a token between others: it is shifted")
+def _lengths(call: RecordedCall, answer: Answer) -> None:
+    mask, real, sequences = call.array("action_mask"), call.real, call.sequences
+    if mask is None or real is None or sequences is None or call.active is None:
+        return
+    answer.looked_at += 1
+    odd = [
+        f"{name} is {list(values.shape)}"
+        for name in ("log_probs", "action_log_probs", "old_log_probs", "rollout_log_probs", "advantages", *VALUES)
+        if (values := call.array(name)) is not None and values.shape != mask.shape
+    ]
+    if mask.shape[1] >= real.shape[1]:
+        odd.append(f"sequences are {list(real.shape)}")
+    if odd:
+        answer.violated(call, f"the action mask is {list(mask.shape)}; {', '.join(odd)}")
+        return
+    padded = (call.active & ~real[:, -mask.shape[1] :]).any(1)
+    answer.rows(call, padded, "the action mask covers padding: it is shifted")
+    around = [np.logical_or.accumulate(each, 1) for each in (real, real[:, ::-1])]
+    between = around[0] & around[1][:, ::-1] & ~real
+    padding = sequences[~real & ~between]  # what a trainer pads with, within a row too
+    hole = between & ~np.isin(sequences, padding) if padding.size else between & False
+    answer.rows(call, hole.any(1), "the attention mask leaves out a token between others: it is shifted")
 
 
 _FIGURES = {
@@ -65,35 +64,33 @@ _FIGURES = {
 """Figures of a loss and of its optimizer step that are finite, in words."""
 
 
-def _finite(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        named = dict(call.log_probs())
-        for name in ("advantages", *VALUES, "term_weights", "rewards"):
-            values = call.array(name)
-            if values is None or call.active is None or len(values) != len(call.active):
-                continue
-            values = values.reshape(len(values), -1)
-            if values.shape[1] in (1, call.active.shape[1]):
-                named[name] = values
-        for name, values in named.items():
-            bad: Numbers = ~np.isfinite(values) & call.active
-            answer.rows(call, bad.any(1), f"{name} is not finite at an action", side=side_of(name))
-        for name, words in _FIGURES.items():
-            value = call.array(name)
-            if value is not None and not (name == "grad_norm" and call.scaled):
-                answer.looked_at += 1
-                if not np.isfinite(value).all():
-                    at = "" if call.record.step is None else f" of step {call.record.step}"
-                    said = f"the {words}{at} is not finite: {value.reshape(-1)[0]}"
-                    answer.violated(call, said)
+def _finite(call: RecordedCall, answer: Answer) -> None:
+    named = dict(call.log_probs())
+    for name in ("advantages", *VALUES, "term_weights", "rewards"):
+        values = call.array(name)
+        if values is None or call.active is None or len(values) != len(call.active):
+            continue
+        values = values.reshape(len(values), -1)
+        if values.shape[1] in (1, call.active.shape[1]):
+            named[name] = values
+    for name, values in named.items():
+        bad: Numbers = ~np.isfinite(values) & call.active
+        answer.rows(call, bad.any(1), f"{name} is not finite at an action", side=side_of(name))
+    for name, words in _FIGURES.items():
+        value = call.array(name)
+        if value is not None and not (name == "grad_norm" and call.scaled):
+            answer.looked_at += 1
+            if not np.isfinite(value).all():
+                at = "" if call.record.step is None else f" of step {call.record.step}"
+                said = f"the {words}{at} is not finite: {value.reshape(-1)[0]}"
+                answer.violated(call, said)
 
 
-def _positive(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        for name, values in call.log_probs().items():
-            assert call.active is not None
-            highest = np.where(call.active, values, -1.0).max(1, initial=-1.0)
-            answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 at an action", highest, side_of(name))
+def _positive(call: RecordedCall, answer: Answer) -> None:
+    for name, values in call.log_probs().items():
+        assert call.active is not None
+        highest = np.where(call.active, values, -1.0).max(1, initial=-1.0)
+        answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 at an action", highest, side_of(name))
 
 
 def _scorer(call: RecordedCall) -> str:
@@ -120,47 +117,45 @@ def _ahead(call: RecordedCall) -> Numbers | None:
     return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
 
 
-def _placeholder(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        for name, other in (("rollout_log_probs", _scorer(call)), ("old_log_probs", "log_probs")):
-            if (bad := _zeros(call, name, other)) is None:
-                continue
-            if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
-                bad = bad & ~ahead  # which the mask's law names
-            worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
-            words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
-            answer.rows(call, bad.any(1), words, worst, side_of(name))
+def _placeholder(call: RecordedCall, answer: Answer) -> None:
+    for name, other in (("rollout_log_probs", _scorer(call)), ("old_log_probs", "log_probs")):
+        if (bad := _zeros(call, name, other)) is None:
+            continue
+        if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
+            bad = bad & ~ahead  # which the mask's law names
+        worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
+        words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
+        answer.rows(call, bad.any(1), words, worst, side_of(name))
 
 
-def _mask(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        said = call.log_probs().get("rollout_log_probs")
-        real: Numbers = True if said is None or call.real is None else call.real[:, 1:][:, -said.shape[1] :]
-        spoken: Numbers = said != 0
-        within: Numbers = spoken & real
-        for by in (-1, 1, -2, 2) if said is not None else ():
-            assert call.active is not None
-            whole = (shifted(spoken, by) == call.active).all(1) & (call.active != spoken).any(1)
-            cut = (shifted(within, by) & real == call.active).all(1) & (call.active != within).any(1)  # at the row's end
-            bad = call.active.any(1) & (whole | cut)
-            kept = call.active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
-            if (bad & kept).any() or bad.sum() * 2 > call.active.any(1).sum():
-                words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
-                answer.rows(call, bad, words, side=TRAINER)
-                break
-        else:
-            if (ahead := _ahead(call)) is not None and ahead.any():
-                many = int(ahead.sum(1).max())
-                side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
-                words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
-                answer.rows(call, ahead.any(1), words, side=side)
-    single = [call for call in calls if call.holes is not None and call.fact("multi_turn") is False]
-    for call in single:
-        assert call.holes is not None
+def _mask(call: RecordedCall, answer: Answer) -> None:
+    said = call.log_probs().get("rollout_log_probs")
+    real: Numbers = True if said is None or call.real is None else call.real[:, 1:][:, -said.shape[1] :]
+    spoken: Numbers = said != 0
+    within: Numbers = spoken & real
+    for by in (-1, 1, -2, 2) if said is not None else ():
+        assert call.active is not None
+        whole = (shifted(spoken, by) == call.active).all(1) & (call.active != spoken).any(1)
+        cut = (shifted(within, by) & real == call.active).all(1) & (call.active != within).any(1)  # at the row's end
+        bad = call.active.any(1) & (whole | cut)
+        kept = call.active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
+        if (bad & kept).any() or bad.sum() * 2 > call.active.any(1).sum():
+            words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
+            answer.rows(call, bad, words, side=TRAINER)
+            break
+    else:
+        if (ahead := _ahead(call)) is not None and ahead.any():
+            many = int(ahead.sum(1).max())
+            side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
+            words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
+            answer.rows(call, ahead.any(1), words, side=side)
+    multi_turn = call.fact("multi_turn")
+    if call.holes is None:
+        return
+    if multi_turn is False:
         answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token")
-    silent = [call for call in calls if call.holes is not None and call.fact("multi_turn") is None]
-    if not any(call.holes is not None and call.holes.any() for call in silent):
-        answer.looked_at += sum(call.rows for call in silent)
+    elif multi_turn is None and not call.holes.any():
+        answer.looked_at += call.rows
 
 
 def _end_token(calls: Sequence[RecordedCall]) -> int | None:
@@ -173,43 +168,41 @@ def _end_token(calls: Sequence[RecordedCall]) -> int | None:
     return usual if count > USUAL_END * ends.total() else None
 
 
-def _beginning(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        bos, ids, real = call.record.actor.get("bos_token_id"), call.sequences, call.array("attention_mask")
-        if type(bos) is not int or ids is None or real is None or real.shape != ids.shape or ids.shape[1] < 2:
-            continue
-        at = np.minimum((real != 0).argmax(1), ids.shape[1] - 2)
-        rows = np.arange(len(ids))
-        answer.rows(call, (ids[rows, at] == bos) & (ids[rows, at + 1] == bos), f"the row begins with its BOS token {bos} twice")
+def _beginning(call: RecordedCall, answer: Answer) -> None:
+    bos, ids, real = call.record.actor.get("bos_token_id"), call.sequences, call.array("attention_mask")
+    if type(bos) is not int or ids is None or real is None or real.shape != ids.shape or ids.shape[1] < 2:
+        return
+    at = np.minimum((real != 0).argmax(1), ids.shape[1] - 2)
+    rows = np.arange(len(ids))
+    answer.rows(call, (ids[rows, at] == bos) & (ids[rows, at + 1] == bos), f"the row begins with its BOS token {bos} twice")
 
 
-def _importance(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        weights, mode = call.array("term_weights"), call.fact("loss.weights_mode")
-        apart = call.between("old_log_probs", "rollout_log_probs")
-        if weights is None or not isinstance(mode, str) or apart is None:
-            continue
-        apart = np.where(call.active & ~np.isnan(apart), apart, 0.0)  # TRL does not correct a token that the engine did not score
-        counted: Numbers = call.active
-        if mode.startswith("sequence"):
-            apart, counted = apart.sum(1, keepdims=True), counted.any(1, keepdims=True)
-        limits = [np.nan if (limit := call.fact(f"loss.weights_{end}")) is None else limit for end in ("low", "high")]
-        stored = {call.record.tensors[name].dtype for name in ("old_log_probs", "rollout_log_probs")}
-        plain, given, off = np.exp(apart), np.broadcast_to(weights, apart.shape), WEIGHT_OFF[stored <= {"float32", "float64"}]
-        for limit in limits:
-            counted = counted & ~(np.abs(plain - limit) < off * plain)  # rounding may move it to the other side
-        wanted = _limited(plain, *limits, clips=mode.endswith("truncate"))
-        bad = counted & ~(np.abs(given - wanted) <= off * np.maximum(plain, 1.0))
-        how = ""
-        if bad.any():
-            inverse = _limited(1 / plain, *limits, clips=mode.endswith("truncate"))
-            used = counted & (given > 0) & (wanted > 0)
-            times = given[used] / wanted[used] if used.any() else np.array([1.0, np.inf])
-            is_inverse = np.allclose(given[counted], inverse[counted], rtol=off, atol=off)
-            factor = f"{np.median(times):.4g} times " if np.ptp(times) < off * np.median(times) else "not "
-            how = "the inverse of " if is_inverse else factor
-        words = f"importance weights are {how}exp(old - rollout log-probs)"
-        answer.rows(call, bad.any(1), words, np.abs(given - wanted).max(1, initial=0.0))
+def _importance(call: RecordedCall, answer: Answer) -> None:
+    weights, mode = call.array("term_weights"), call.fact("loss.weights_mode")
+    apart = call.between("old_log_probs", "rollout_log_probs")
+    if weights is None or not isinstance(mode, str) or apart is None:
+        return
+    apart = np.where(call.active & ~np.isnan(apart), apart, 0.0)  # TRL does not correct a token that the engine did not score
+    counted: Numbers = call.active
+    if mode.startswith("sequence"):
+        apart, counted = apart.sum(1, keepdims=True), counted.any(1, keepdims=True)
+    limits = [np.nan if (limit := call.fact(f"loss.weights_{end}")) is None else limit for end in ("low", "high")]
+    stored = {call.record.tensors[name].dtype for name in ("old_log_probs", "rollout_log_probs")}
+    plain, given, off = np.exp(apart), np.broadcast_to(weights, apart.shape), WEIGHT_OFF[stored <= {"float32", "float64"}]
+    for limit in limits:
+        counted = counted & ~(np.abs(plain - limit) < off * plain)  # rounding may move it to the other side
+    wanted = _limited(plain, *limits, clips=mode.endswith("truncate"))
+    bad = counted & ~(np.abs(given - wanted) <= off * np.maximum(plain, 1.0))
+    how = ""
+    if bad.any():
+        inverse = _limited(1 / plain, *limits, clips=mode.endswith("truncate"))
+        used = counted & (given > 0) & (wanted > 0)
+        times = given[used] / wanted[used] if used.any() else np.array([1.0, np.inf])
+        is_inverse = np.allclose(given[counted], inverse[counted], rtol=off, atol=off)
+        factor = f"{np.median(times):.4g} times " if np.ptp(times) < off * np.median(times) else "not "
+        how = "the inverse of " if is_inverse else factor
+    words = f"importance weights are {how}exp(old - rollout log-probs)"
+    answer.rows(call, bad.any(1), words, np.abs(given - wanted).max(1, initial=0.0))
 
 
 def _limited(weights: Numbers, low: float, high: float, *, clips: bool) -> Numbers:
@@ -255,15 +248,14 @@ def _truncation(calls: Sequence[RecordedCall], answer: Answer) -> None:
         answer.rows(call, bad, words)
 
 
-def _response_length(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        said, counts, spans = call.array("response_length"), call.counts, call.spans
-        if said is None or counts is None or spans is None:
-            continue
-        said = said.reshape(-1)
-        bad = said != counts
-        by_span = ", but the span from the first action to the last" if (said == spans)[bad].all() else ""
-        answer.rows(call, bad, f"response_length is not the number of actions{by_span}", said - counts)
+def _response_length(call: RecordedCall, answer: Answer) -> None:
+    said, counts, spans = call.array("response_length"), call.counts, call.spans
+    if said is None or counts is None or spans is None:
+        return
+    said = said.reshape(-1)
+    bad = said != counts
+    by_span = ", but the span from the first action to the last" if (said == spans)[bad].all() else ""
+    answer.rows(call, bad, f"response_length is not the number of actions{by_span}", said - counts)
 
 
 def _temperature(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -282,17 +274,16 @@ def _temperature(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.rows(call, others != ours, f"scored at temperature {ours:g}, elsewhere at another one", others - ours)
 
 
-def _sampling(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        level, top_p, top_k = (call.fact(name) for name in ("loss.is_correction_level", "rollout.top_p", "rollout.top_k"))
-        if level is None or (top_p is None and top_k is None):
-            continue
-        cut = [] if top_p is None or top_p >= 1 else [f"top_p {top_p:g}"]
-        if top_k is not None and top_k > 0:
-            cut.append(f"top_k {top_k}")
-        words = f"importance correction is on, and sampling was cut to {' and '.join(cut)}"
-        corrected = level != "off" or call.fact("loss.is_corrected") is True
-        answer.rows(call, np.full(1, bool(cut) and corrected), words)
+def _sampling(call: RecordedCall, answer: Answer) -> None:
+    level, top_p, top_k = (call.fact(name) for name in ("loss.is_correction_level", "rollout.top_p", "rollout.top_k"))
+    if level is None or (top_p is None and top_k is None):
+        return
+    cut = [] if top_p is None or top_p >= 1 else [f"top_p {top_p:g}"]
+    if top_k is not None and top_k > 0:
+        cut.append(f"top_k {top_k}")
+    words = f"importance correction is on, and sampling was cut to {' and '.join(cut)}"
+    corrected = level != "off" or call.fact("loss.is_corrected") is True
+    answer.rows(call, np.full(1, bool(cut) and corrected), words)
 
 
 _OF_LOSS = (LOSS, "log_probs")

@@ -182,24 +182,23 @@ def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.found = [replace(finding, side=TRAINER) for finding in answer.found]
 
 
-def alignment(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for call in calls:
-        active: Numbers = call.active
-        known = {name: np.where(active, values.astype("f8"), np.nan) for name, values in call.log_probs().items()}
-        for name, said, own in _of_others(known, answer):
-            bad, words = np.zeros(call.rows, bool), ""
-            for by in (-1, 1, -2, 2):
-                moved = shifted(own, -by, np.nan)
-                both = np.isfinite(own) & np.isfinite(moved) & np.isfinite(said)
-                away, beside = (np.where(both, np.abs(said - each), 0.0).sum(1) for each in (own, moved))
-                far = (np.isfinite(own).sum(1) >= ALIKE) & (away > FAR * both.sum(1))
-                late = far & (beside < np.where(both.sum(1) >= MANY, NEARER, AS_ANOTHER) * away)
-                if both[far].sum() >= MANY and beside[far].sum() < NEARER * away[far].sum():
-                    late = far
-                if late.any():
-                    bad, words = late, f"{name} are shifted by {by:+} against those of the loss"
-                    break
-            answer.rows(call, bad, words, side=side_apart(call, name))
+def alignment(call: RecordedCall, answer: Answer) -> None:
+    active: Numbers = call.active
+    known = {name: np.where(active, values.astype("f8"), np.nan) for name, values in call.log_probs().items()}
+    for name, said, own in _of_others(known, answer):
+        bad, words = np.zeros(call.rows, bool), ""
+        for by in (-1, 1, -2, 2):
+            moved = shifted(own, -by, np.nan)
+            both = np.isfinite(own) & np.isfinite(moved) & np.isfinite(said)
+            away, beside = (np.where(both, np.abs(said - each), 0.0).sum(1) for each in (own, moved))
+            far = (np.isfinite(own).sum(1) >= ALIKE) & (away > FAR * both.sum(1))
+            late = far & (beside < np.where(both.sum(1) >= MANY, NEARER, AS_ANOTHER) * away)
+            if both[far].sum() >= MANY and beside[far].sum() < NEARER * away[far].sum():
+                late = far
+            if late.any():
+                bad, words = late, f"{name} are shifted by {by:+} against those of the loss"
+                break
+        answer.rows(call, bad, words, side=side_apart(call, name))
 
 
 def _apart(ours: Numbers, theirs: Numbers) -> Numbers:

@@ -15,6 +15,7 @@ from reportcases import NOW, dump_id, given, replay, result
 
 from actordbg.actor.signatures import known_failures
 from actordbg.api.reports import is_good
+from actordbg.base.units import letter_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.command_result import as_json_text
 from actordbg.document.renderings import as_text
@@ -56,6 +57,10 @@ def _within(data: Any, part: str) -> Any:
 def test_figures_of_replays_are_of_what_is_steady_and_groups_of_what_is_alike(case: str) -> None:
     expected = CASES[case].expected
     assert summary_lines(CASES[case].given, [line.split()[0] for line in expected]) == expected
+
+
+def test_labels_go_on_behind_z():
+    assert [letter_of(i) for i in (0, 25, 26, 702)] == ["A", "Z", "AA", "AAA"]
 
 
 def test_a_known_failure_has_its_explanation_and_the_first_cause_by_time():

@@ -78,6 +78,6 @@ def read_by_laws(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, set[st
             call.root = root
             call.record = _Traced(call.record, names)  # type: ignore[assignment]
         with patch.object(RecordedCall, "array", traced), patch.object(RecordedCall, "fact", told):
-            for group in [calls] if law.over_calls else [[call] for call in calls]:
-                law.judge(group, Answer(law))
+            for judged in [calls] if law.over_calls else calls:
+                law.judge(judged, Answer(law))
         yield law.name, names
