@@ -33,6 +33,7 @@ def test_other_trainers_are_named_by_the_adapters_alone():
         "measure/curves",
         "dumps/layouts",
         "dumps/containers",
+        "dumps/pickle_tree",
         "cli/dump_files",
         "api/plain_commands",
     }
