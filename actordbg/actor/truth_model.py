@@ -143,7 +143,8 @@ def _registered(attn: str) -> dict[Any, str]:
 
 def _packages(parts: Mapping[Any, str]) -> dict[str, str]:
     """Name the packages that functions come from, and what they wrap, each with the name of one. The files of code decide."""
-    files = {getattr(module, "__dict__", {}).get("__file__"): name for name, module in list(sys.modules.items())}
+    named = reversed(list(sys.modules.items()))  # the first name of a module is its own: `__main__`, not `__mp_main__`
+    files = {getattr(module, "__dict__", {}).get("__file__"): name for name, module in named}
     packages: dict[str, str] = {}
     for function, name in parts.items():
         while function is not None:
