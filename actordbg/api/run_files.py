@@ -14,7 +14,7 @@ from pathlib import Path
 from actordbg.api.checks import lint_newest, linted
 from actordbg.api.client import Client
 from actordbg.api.desk import Desk, DumpSelection
-from actordbg.base.errors import CorruptDump, UsageError
+from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import MOST_NAMED, plural
 from actordbg.catalog.selections import joined
@@ -85,7 +85,10 @@ def imported(
     columns: Sequence[str],
     may_be_none: bool = False,
 ) -> ImportSummary:
-    """Import files, found at paths, and note what was refused. Raises CorruptDump if nothing was imported, unless that may be."""
+    """Import files, found at paths, and note what was refused.
+
+    Raises CorruptDump if nothing was imported, unless that may be; Unsupported or UnsafeInput for the reason of a single file.
+    """
     parts = columns_of(columns)
     with client.progress("importing", len(files)) as advance:
         summary = import_paths(store, files, columns=parts, on_file=lambda dump_id: advance(1))
@@ -93,9 +96,9 @@ def imported(
         return summary
     refused = [f"refused[{each.code}]: {each.path}: {each.reason}" for each in summary.refused]
     if not summary.dump_ids and len(refused) == 1 and not paths[0].is_dir():
-        raise CorruptDump(
-            f"{summary.refused[0].path}: {summary.refused[0].reason}", hint="docs/reference/layouts.md lists what is read"
-        )
+        (only,) = summary.refused
+        kind = next((each for each in (Unsupported, UnsafeInput) if each.code == only.code), CorruptDump)
+        raise kind(f"{only.path}: {only.reason}", hint="docs/reference/layouts.md lists what is read")
     client.note_some([*summary.notes, *refused])
     if not summary.dump_ids:
         raise CorruptDump(f"no file below {paths[0]} could be imported", hint="`actordbg dump import` names every bad file")

@@ -18,7 +18,7 @@ import torch
 from commandline import invoke
 from runfiles import Packed, data_proto, written
 
-from actordbg.base.errors import CorruptDump, UnsafeInput
+from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported
 from actordbg.dumps import pickle_tree
 from actordbg.dumps.importer import import_paths
 from actordbg.formats.dump_record import LOSS
@@ -167,9 +167,14 @@ def test_lint_judges_files_in_a_store_of_its_own_and_names_file_and_row(tmp_path
     assert [(finding["rule"], finding["side"]) for finding in answer["findings"]] == [("finite", "rollout")]
     assert answer["findings"][0]["place"] == {"file": "train_data_step8.jsonl", "row": 5}
     assert answer["next"] == f"actordbg dump import {path}"
-    with pytest.raises(CorruptDump, match="not a file that is read"):
-        (tmp_path / "x").write_text("hello")
-        invoke(store, "lint", "x")
+    for data, kind, why in (
+        (b"hello", Unsupported, "not a file that is read"),
+        (saved({"tokens": [1], "x": Asks()}), UnsafeInput, "asks for posix.system"),
+        (b'{"token_ids": [1, 2', CorruptDump, "not JSON"),
+    ):
+        (tmp_path / "x").write_bytes(data)
+        with pytest.raises(kind, match=why):
+            invoke(store, "lint", "x")
 
 
 def test_lint_of_a_stores_folder_is_that_of_the_store(store, tmp_path):
