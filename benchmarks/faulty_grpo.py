@@ -108,7 +108,7 @@ def every(folder: Path, cases: dict[str, Fault], recorded: Callable[[Path, str],
             recorded(folder / name, name)
         for command in [fault.command] if fault.side else dict.fromkeys(("lint", fault.command)):
             said = judged(folder / name, command, fault.step)
-            good = said.startswith("WRONG") and fault.words in said and f"the {fault.side} is wrong" in said
+            good = said.startswith((f"WRONG ({fault.side}", f"WRONG (TOY MODEL; {fault.side}")) and fault.words in said
             good = good if fault.side else said.startswith("RIGHT")
             right &= good
             word = "right" if good and not fault.side else "named" if good else "MISSED" if fault.side else "FALSE ALARM"

@@ -195,7 +195,7 @@ def _right(case: Case, said: str) -> bool:
     """Check whether a command names a fault and its side, or calls a healthy run right."""
     if case.fault is None:
         return said.startswith("RIGHT")
-    return said.startswith(f"WRONG: the {case.fault.side} is wrong") and case.fault.words in said
+    return said.startswith(f"WRONG ({case.fault.side}") and case.fault.words in said
 
 
 def _row(case: Case, line: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
     check = run_check(store, plan.spec)
     verdict = check.verdict(of=257, recorded="meta-llama/Llama-3.1-8B")
-    verdict.sentence       # "RIGHT: 8 of 257 dumps were checked and match the truth to bf16 rounding; not checked: ..."
+    verdict.sentence       # "RIGHT: 8 dumps, a sample of 257, match the truth to bf16 rounding; not checked: ..."
 
 The replay is an ordinary one, so `report`, `compare` and `replay --resume` work on it. Under the plain backend one process
 computes the replay and then the truth, which saves a start; under other backends the truth gets a separate process.

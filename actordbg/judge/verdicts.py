@@ -120,10 +120,10 @@ def _said(judged: Judged, word: str, of: int) -> str:
         return f"{said}: {why}" if why else said
     assert truth is not None
     match = "matches" if truth.compared == 1 else "match"
-    if truth.compared < of:
-        match = f"was checked and {match}" if truth.compared == 1 else f"were checked and {match}"
     near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {judged.dtype} rounding"
     said = f"{truth.compared:,} of {plural(of, 'dump')} {match} the truth {near}"
+    if truth.compared == counts.inputs < of:
+        said = f"{plural(counts.inputs, 'dump')}, a sample of {of:,}, {match} the truth {near}"
     if word == UNCHECKED:
         unchecked = judged.left[0].text if judged.left else "the outputs of the run"
         return f"{said}; not checked: {unchecked}"

@@ -55,7 +55,7 @@ RULES = {
         ),
         (
             "jacobian",
-            "a token's gradient reaches what it must not depend on",
+            "the backward adds gradients that no log-prob has, as an auxiliary loss does",
             "no gradient reaches other rows, later tokens or padding",
             "look for what adds gradients in the backward: an auxiliary loss in the graph, a hook",
         ),

@@ -34,7 +34,7 @@ PLACES = {
     BACK[OUT]: Rule(
         "gradient of an output",
         "what comes back to a module's output is the truth's to rounding",
-        fails="backward is wrong behind {module}: its output receives a wrong gradient",
+        fails="the gradient is wrong already where it reaches {module}",
     ),
     BACK[INTO]: Rule(
         "gradient of an input",
@@ -70,6 +70,8 @@ def of_place(place: PlaceResult) -> str:
     """Return what to try where a place is wrong without a difference in what the model is."""
     if 0 < len(place.rows) < place.of_rows and 0 not in place.rows:
         return ISOLATION
+    if place.kind == BACK[OUT]:
+        return f"look behind {place.module}, up to the loss: a hook, a detached value, a reduction over ranks"
     if is_backward(place.kind):
         return f"look for what changes gradients at {place.module}: a hook, a detached value, a reduction over ranks"
     if place.kind == INTO:

@@ -187,7 +187,7 @@ RULES = (
             "reference at start",
             "the policy begins as its reference: KL 0",
             remedy="load the reference from the policy's checkpoint, with equal dtype and chat template",
-            fails="the reference is not the policy at step {step}",
+            fails="the reference differs from the policy before any update (step {step})",
         ),
         ("KL to the reference",),
         _reference,

@@ -210,7 +210,9 @@ def turns_answer(store: Store, dump: str | None = None, *, run: str | None = Non
         raise UsageError(f"{record.dump_id} is a dump of run {record.run}, not of {run}", hint="drop --run")
     trajectories, unread = trajectories_of(store, record.run if record else run)
     if not trajectories:
-        raise NothingToDo("no turns were recorded", hint="record them: actordbg run --turns -- COMMAND (OpenRLHF's agents)")
+        raise NothingToDo(
+            "no turns were recorded", hint="record them: actordbg run --turns -- COMMAND (turns of OpenRLHF's agents only)"
+        )
     name = trajectories[0].run
     rows = _rows(store, name, record)
     pairs = list(_with_rows(trajectories, [*rows]))

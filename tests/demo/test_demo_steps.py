@@ -154,7 +154,7 @@ def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path: Path)
     assert not ppo or {record.role for record in records} == {"policy", "reference"}
     assert "4 passed" in output
     checked = output.partition("[7/7]")[2]
-    assert re.search(r"^RIGHT: 2 of \d+ dumps were checked and match the truth", checked, re.M)
+    assert re.search(r"^RIGHT: 2 dumps, a sample of \d+, match the truth", checked, re.M)
     (following,), (page,) = (re.findall(rf"^ *{word}: (.+)$", checked, re.M) for word in ("next", "page"))
     assert following.startswith("actordbg ") and Path(page).is_file()
     before, after = (re.search(rf"sha256 {word} +(\w{{64}})", output) for word in ("before", "after"))

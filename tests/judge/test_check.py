@@ -225,7 +225,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     assert "/nowhere is not a folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16").stdout
     assert said.startswith(
-        "RIGHT (TOY MODEL): 2 of 4 dumps were checked and match the truth to bf16 rounding\n  held against the clean model module by"
+        "RIGHT (TOY MODEL): 2 dumps, a sample of 4, match the truth to bf16 rounding\n  held against the clean model module by"
     )
     assert (
         "  peak memory in one worker (TOY MODEL)  " in said
