@@ -13,7 +13,7 @@ from runfiles import written
 
 from actordbg.api import checks as checking
 from actordbg.api import run_files
-from actordbg.base.errors import CorruptDump, UsageError
+from actordbg.base.errors import CorruptDump, Unsupported, UsageError
 from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
 
@@ -76,7 +76,7 @@ def test_a_path_that_is_nothing_of_these_is_refused(tmp_path: Path, planned: lis
     (tmp_path / "notes.txt").write_text("hello")
     for words, error, message in (
         (["nowhere"], UsageError, "nowhere does not exist"),
-        (["notes.txt"], CorruptDump, "notes.txt: it is not a file that is read"),
+        (["notes.txt"], Unsupported, "notes.txt: it is not a file that is read"),
         (["empty"], UsageError, "no file below empty that can be imported"),
         (["store", "bad"], UsageError, "store is a store: check it alone"),
         (["bad"], CorruptDump, "no file below bad could be imported"),

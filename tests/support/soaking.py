@@ -48,7 +48,7 @@ LIFE = 500
 """Calls of one life."""
 ACTORS = 40
 """Actors that the long life has, one after another."""
-OBJECTS_A_CALL = 0.1
+OBJECTS_A_CALL, OBJECTS_IN_ALL = 0.1, 60
 """What stays for a call is one object at least, for an actor some dozens. Noise: some objects in all (what a thread just made)."""
 BYTES_A_CALL, CALLS_TO_WEIGH = 64, 20_000
 """A path that stays for each call has 200 bytes. Noise: pages of the allocator, 300 kB in all; so this needs many calls."""
@@ -199,7 +199,8 @@ class Memory:
     def is_flat(self) -> None:
         """AssertionError if something stays for each call, or for each actor, descriptors too."""
         told = self.came_to_stay()
-        assert told["objects_a_call"] < OBJECTS_A_CALL, (told, self)
+        looked_at = self.calls[-1] - self.calls[-1 - len(self.calls) // 4]
+        assert told["objects_a_call"] < max(OBJECTS_A_CALL, OBJECTS_IN_ALL / looked_at), (told, self)
         assert self.calls[-1] < CALLS_TO_WEIGH or told["bytes_a_call"] < BYTES_A_CALL, (told, self)
         assert max(self.descriptors) <= self.descriptors[0] + 2, self
 
