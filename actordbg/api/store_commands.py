@@ -44,7 +44,7 @@ def _checked(truth: str | None) -> str | None:
 
 
 class StoreCommands(PlainCommands):
-    """What can be asked of a store."""
+    """What can be asked of a store. Where a method has settings, `files`, `order`, `max_inputs` and `failed` select dumps."""
 
     def keep_page(self, answer: CommandResult) -> Path:
         """Write an answer's page into the store's reports/, and return its path."""
@@ -113,7 +113,8 @@ class StoreCommands(PlainCommands):
     ) -> CheckResult:
         """Replay a diverse sample of dumps, and judge it by the laws and the truth, as `actordbg check` does.
 
-        recorded: also judge the run's own outputs; then `model` must hold that step's weights.
+        files, order, max_inputs: select the dumps. recorded: also judge the run's own outputs; then `model` must hold that step's
+        weights.
         """
         from actordbg.api.checks import check
 

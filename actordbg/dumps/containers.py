@@ -46,6 +46,8 @@ HEAD = 2**16
 """Bytes of a file's beginning by which it is known."""
 MOST_BYTES = 2**30
 """Largest sum of the arrays of a file that is read at once."""
+MOST_SHARES = 16
+"""How many times as large as their storages the different tensors of an archive may be, together."""
 MOST_LINE = 2**26
 """Longest line of JSON, in bytes."""
 MOST_DIRECTORY = 2**26
@@ -245,17 +247,25 @@ def _archive(trees: LegacyReader, file: BinaryIO) -> Any:
 
 
 class _Revived:
-    """Replaces the places of tensors in a tree by arrays. left: bytes that may still be read."""
+    """Replaces the places of tensors in a tree by arrays.
+
+    left: bytes of storages that may still be read. room: bytes that arrays may still take: many tensors may lie in one storage.
+    """
 
     def __init__(self, archive: zipfile.ZipFile, folder: str, entries: Mapping[str, zipfile.ZipInfo]) -> None:
         self.archive, self.folder, self.entries, self.left = archive, folder, entries, MOST_BYTES
+        self.room = min(MOST_BYTES, MOST_SHARES * sum(info.file_size for info in entries.values()))
         self.storages: dict[str, bytes] = {}
+        self.arrays: dict[str, Any] = {}
 
     def value(self, value: Any) -> Any:
         """Return the value with arrays."""
         if isinstance(value, dict):
             if value.keys() == {TENSOR}:
-                return self._array(value[TENSOR])
+                place = repr(value[TENSOR])
+                if place not in self.arrays:
+                    self.arrays[place] = self._array(value[TENSOR])
+                return self.arrays[place]
             if value.keys() == {PACKED}:
                 return self._leaves(*value[PACKED])
             return {key: self.value(part) for key, part in value.items()}
@@ -271,19 +281,27 @@ class _Revived:
         if (offset + span) * kind.itemsize > len(data) or math.prod(shape) * kind.itemsize > max(len(data), 2**20):
             raise unsafe("a tensor claims more elements than its storage holds")
         values = np.ndarray(shape, kind, data, offset * kind.itemsize, [step * kind.itemsize for step in strides])
-        return numbers_of(PlainTensor(dtype, values, tuple(strides)))
+        return self._numbers(dtype, values)
+
+    def _numbers(self, dtype: str, values: Any) -> Any:
+        width = 4 if dtype.startswith(("bfloat", "float8")) else values.itemsize  # these become float32
+        self.room -= values.size * width
+        if self.room < 0:
+            raise unsafe("its tensors share their storages too often: they would take many times the file's size")
+        return numbers_of(PlainTensor(dtype, values, ()))
 
     def _leaves(self, leaves: Any, storage: Any) -> dict[str, Any]:
         """Return the tensors of a TensorDict, which lie one behind another in a tensor of bytes."""
         data = memoryview(self.value(storage))
         columns = {}
         for name, (dtype, shape, start, end, padding) in leaves.items():
-            kind = array_dtype(dtype.removeprefix("torch."))
+            dtype = dtype.removeprefix("torch.")
+            kind = array_dtype(dtype)
             size = math.prod(shape) * kind.itemsize
             if not 0 <= start <= start + size == end - padding <= len(data):
                 raise unsafe(f"{name:.80} claims other bytes than it has")
             values = np.frombuffer(data[start : start + size], kind).reshape(shape)
-            columns[name] = numbers_of(PlainTensor(dtype.removeprefix("torch."), values, ()))
+            columns[name] = self._numbers(dtype, values)
         return columns
 
     def _storage(self, key: str) -> bytes:

@@ -56,11 +56,17 @@ def with_pickle(pickled: bytes, kind: int = zipfile.ZIP_STORED, **more: bytes) -
     return out.getvalue()
 
 
-def packed_as(leaf: Any) -> Packed:
-    """A TensorDict with one leaf, described so."""
-    batch = Packed({"input_ids": torch.ones(1, 8, dtype=torch.int64)})
-    batch.leaves["input_ids"] = leaf
+def packed_as(*leaves: Any, size: int = 64) -> Packed:
+    """A TensorDict of some bytes, with leaves that are described so."""
+    batch = Packed({"input_ids": torch.ones(size, dtype=torch.uint8)})
+    batch.leaves = {f"x{at}": leaf for at, leaf in enumerate(leaves)}
     return batch
+
+
+def sharing() -> bytes:
+    """An archive of 2 MiB, whose tensors are all of it."""
+    whole = torch.zeros(2**20, dtype=torch.bfloat16)
+    return saved({"tokens": [1, 2], **{f"x{at}": whole[at:] for at in range(700)}})
 
 
 def claiming(shape: tuple[int, ...]) -> bytes:
@@ -105,6 +111,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "half an archive": (lambda: saved({"tokens": torch.arange(99)})[:900], "corrupt-dump", "truncated"),
     "an archive of weights": (lambda: saved({"a.weight": torch.ones(2)}), "unsupported", "without token ids: a.weight"),
     "an old archive": (lambda: saved({"a": 1}, _use_new_zipfile_serialization=False), "corrupt-dump", "format before 2020"),
+    "a storage of many tensors": (sharing, "unsafe-input", "share their storages too often"),
+    "bytes of many leaves": (
+        lambda: data_proto(packed_as(*[["torch.bfloat16", [2**20], 0, 2**21, 0]] * 300, size=2**21), {}), "unsafe-input", "share their storages too often",
+    ),
     "an array without end": (lambda: claiming((2**40,)), "unsafe-input", "claims [1099511627776] values"),
     "an array of zeros": (lambda: claiming((2**20, 2)), "unsafe-input", "values of int64"),
     "tensors without end": (lambda: safetensors([2**40], 2**43), "unsafe-input", "more than 1073741824 bytes"),
