@@ -142,7 +142,6 @@ class Dumps(Source):
     """The dump files of one rank. There may be many, and they never change, so their names identify them."""
 
     suffix = SUFFIX
-    changes = False
     at_once = 4096
 
     def __init__(self, store: Store, folder: str) -> None:

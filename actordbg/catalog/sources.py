@@ -1,8 +1,9 @@
 """Folders whose files become rows: packs, comparisons and lints; `indexer` has dumps.
 
 One loop indexes them all (`Source.look`, `Source.take`). It lists a folder again only if the folder's modification time changed,
-and reads a file again only if its size or time did. It does not rely on times younger than two seconds: file systems keep coarse
-times, and it would miss a file that was replaced in the same tick. A subclass defines how to read a file and write its rows.
+and reads a file again only if its size or time did. It does not rely on a folder's time that is younger than two seconds: file
+systems keep coarse times, and it would miss a file that came in the same tick. A file has its own name and is published once.
+A subclass defines how to read a file and write its rows.
 
 An interrupted `pack` or `unpack` leaves a dump both in a pack and in a file. Such a dump has one row, the packed one. So packs
 are indexed before files, and take over the files' rows. When a pack vanishes, the run's folders are listed again, because files
@@ -45,8 +46,6 @@ class Source:
     key = "comparison_id"
 
     suffix = ".json"
-    changes = True
-    """Whether files may be replaced under their names."""
     at_once = 1
     """Files that are indexed together."""
 
@@ -63,11 +62,8 @@ class Source:
     def listed(self, rejected: dict[str, str]) -> dict[str, Any]:
         """Return the files of the folder, each with its current size and time. `rejected` gets what is not a file of
         ours, and why."""
-        young = time.time_ns() - SETTLED_NS  # such a time is noted as -1, and the file read again the next time
-        return {
-            path: (state.st_size, -1 if self.changes and state.st_mtime_ns >= young else state.st_mtime_ns)
-            for path, state in self.store.files(self.folder, self.suffix, rejected).items()
-        }
+        there = self.store.files(self.folder, self.suffix, rejected)
+        return {path: (state.st_size, state.st_mtime_ns) for path, state in there.items()}
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
         """Read the rows of a file (path below the store), and the damage in it. StoreProblem or OSError."""
@@ -108,7 +104,7 @@ class Source:
         self._there = self.listed(self._odd)
         self._gone = sorted({*known, *(self._file_of(path) for (path,) in damaged)} - self._there.keys())
         self.changed = sorted(
-            path for path, stamp in self._there.items() if path not in known or known[path] != stamp or (stamp and stamp[1] < 0)
+            path for path, stamp in self._there.items() if path not in known or known[path] != stamp
         )
         return self
 
@@ -192,7 +188,6 @@ class Packs(Source):
     """The packs of one run."""
 
     suffix = PACK_SUFFIX
-    changes = False
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
         """Return the columns of a pack's valid dumps, and its damaged dumps."""
