@@ -92,7 +92,8 @@ def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
 def upgraded(store: Store, revision: str | None) -> bool:
     """Migrate the catalog of a released revision to HEAD by alembic, in one transaction. Returns whether the program can use it.
 
-    False without alembic, without a migration from there, and if one fails: then the catalog is as it was.
+    False without alembic, without a migration from there, and if one fails: then the catalog is as it was. CatalogProblem if it
+    cannot be opened or locked, UnwritableCatalog if it cannot be written.
     """
     folder = next((place for place in MIGRATIONS if place.is_dir()), None)
     try:
@@ -110,7 +111,7 @@ def upgraded(store: Store, revision: str | None) -> bool:
     config.set_main_option("script_location", os.fspath(folder))
     if revision not in {script.revision for script in ScriptDirectory(os.fspath(folder)).walk_revisions()}:
         return False
-    with locked(store), contextlib.closing(engine.connect_writable(path)) as connection:
+    with locked(store), engine.catalog_errors(path), contextlib.closing(engine.connect_writable(path)) as connection:
         if look(path)[0] != revision:  # another process was quicker
             return look(path)[1]
         alchemy = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool, pool_reset_on_return=None)

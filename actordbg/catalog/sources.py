@@ -103,9 +103,7 @@ class Source:
         self._odd: dict[str, str] = {}
         self._there = self.listed(self._odd)
         self._gone = sorted({*known, *(self._file_of(path) for (path,) in damaged)} - self._there.keys())
-        self.changed = sorted(
-            path for path, stamp in self._there.items() if path not in known or known[path] != stamp
-        )
+        self.changed = sorted(path for path, stamp in self._there.items() if path not in known or known[path] != stamp)
         return self
 
     def take(self, on_read: Callable[[int], None] = lambda count: None) -> Source:

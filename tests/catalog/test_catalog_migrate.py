@@ -139,6 +139,23 @@ def test_a_migration_that_fails_changes_nothing(store, next_release: Callable[[s
     assert schema(store.catalog_path) == before and migrate.look(store.catalog_path)[0] == released
 
 
+def test_a_catalog_that_cannot_be_migrated_in_its_place_is_made_elsewhere(
+    store, next_release: Callable[[str], None], monkeypatch
+):
+    """`index-earlier` of `make kills` found it: SQLite's own error passed when the disk failed before the migration's first
+    statement."""
+    own, whole = store.catalog_path, engine.connect_writable
+    next_release("dump")
+
+    def full(path: Path) -> sqlite3.Connection:
+        connection = whole(path)
+        connection.execute(f"PRAGMA query_only = {int(path == own)}")
+        return connection
+
+    monkeypatch.setattr(engine, "connect_writable", full)
+    assert refresh(store).dumps == 5 and migrate.is_private(store)
+
+
 def test_the_pages_script_reads_dumps_and_their_ranks(store, monkeypatch, capsys):
     (record, short) = cases.fill(store, 2, seq_len=5000)[0], cases.record(7, seq_len=64)
     cases.publish(store, short)
