@@ -131,7 +131,7 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
     if patch is None:
         say(f"no patch found: {no_patch}")
     else:
-        state = "not patched (`actordbg patch` does)" if patch.state is State.CLEAN else patch.state.value
+        state = "not patched, so nothing is recorded (run `actordbg patch`)" if patch.state is State.CLEAN else patch.state.value
         say(f"{state}: {patch.file}")
         if patch.reason:
             say_wrapped(f"  {patch.reason}", "    ")

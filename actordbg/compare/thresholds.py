@@ -142,7 +142,7 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
     does not hide others. A share of one token is not checked: `max_abs` judges a single token.
     """
     values, severity = measures(dump), math.inf if dump.reasons else 0.0
-    real: list[tuple[float, str, str]] = []
+    real: list[tuple[float, str, str, str]] = []
     outside, beyond = list(real), []
     tokens = dump.log_probs  # a token that is finite on one side only has a separate reason
     alone = tokens is not None and round((tokens.clip_share or 0.0) * tokens.count) - tokens.nonfinite <= 1
@@ -158,17 +158,18 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
             against = "" if noise is None else f"{within} the noise {noise:.3g}"
             quantity = next((of for part, of in _QUANTITIES.items() if part in name), "log-probs")
             parameter = f" ({dump.worst_parameter})" if quantity == "gradients" and dump.worst_parameter else ""
-            outside.append((times, f"{name} {value:.4g} is above {limit:.4g}{against}{parameter}", quantity + parameter))
+            outside.append((times, f"{name} {value:.4g} is above {limit:.4g}{against}{parameter}", quantity + parameter, name))
             real += [] if covered else outside[-1:]
         elif noise is not None and not covered:
             beyond.append(f"{name} {value:.4g} (noise {noise:.3g})")
     verdict = MISMATCH if real or dump.reasons else WITHIN_NOISE if outside else MATCH
     reasons = dump.reasons
     if above := sorted(real or ([] if reasons else outside), reverse=True):
-        *others, last = dict.fromkeys(quantity for _, _, quantity in above)
+        *others, last = dict.fromkeys(quantity for _, _, quantity, _ in above)
         all_of = f"; {', '.join(others)} and {last} are above their limits" if others else ""
         reasons = (*reasons, above[0][1] + all_of)
-    return replace(dump, verdict=verdict, reasons=reasons, beyond_noise=tuple(beyond)), severity
+    measured = tuple(name for *_, name in above) if real and not dump.reasons else ()
+    return replace(dump, verdict=verdict, reasons=reasons, beyond_noise=tuple(beyond), above=measured), severity
 
 
 Floors = Mapping[str, Mapping[str, float]]

@@ -99,7 +99,8 @@ def comparison_verdict(record: ComparisonRecord) -> Verdict:
     elif word == WRONG:
         next_command = f"actordbg explain {ours}"
     found = findings_of(record)
-    return Verdict(word, conclusion(record), figures, left, next=next_command, toy=toy, findings=found)
+    said, further = conclusion(record)
+    return Verdict(word, said, figures, left, next=next_command, toy=toy, findings=found, further=further)
 
 
 def findings_of(record: ComparisonRecord) -> list[Finding]:
@@ -111,29 +112,31 @@ def findings_of(record: ComparisonRecord) -> list[Finding]:
     return [*found, *record.differing] or [Finding(OF_B[record.b.kind], "; ".join(record.reasons))]
 
 
-def conclusion(record: ComparisonRecord) -> str:
-    """Summarize in a few sentences: the number of dumps, their verdicts, the largest difference."""
+def conclusion(record: ComparisonRecord) -> tuple[str, list[str]]:
+    """Say of how many dumps what was found, and what it means of A; in further clauses the sides, the largest difference."""
     counts = Counter("failed" if _only_failed(dump) else dump.verdict for dump in record.dumps)
     failed, left = counts.pop("failed", 0), counts.pop(NOT_COMPARED, 0)
-    sides = f"A, {record.a.replay_id}, against B, {_side_b(record)}"
-    lost = f"A failed on {plural(failed, 'dump')} that B has results for; " if failed else ""
+    further = [f"A is {record.a.replay_id}, B {_side_b(record)}"]
+    lost = f"A failed on {plural(failed, 'dump')} that B has results for" if failed else ""
     if not counts:
         reasons = record.reasons or sorted({why for dump in record.dumps for why in dump.not_compared.values()})
-        none = f"{sides}: {lost}none of {plural(len(record.dumps), 'dump')} could be compared"
-        return ": ".join(filter(None, (none, "; ".join(reasons))))
+        none = f"none of {plural(len(record.dumps), 'dump')} could be compared"
+        return lost or none, [*further, *([none] if lost else []), *reasons]
     words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise floor", MISMATCH: "beyond the thresholds"}
-    parts = ", ".join(f"{counts[name]:,} {text}" for name, text in words.items() if counts[name])
-    lines = [f"{sides}: {lost}{plural(counts.total(), 'dump')} compared, {parts}"]
-    lines += [f"{left:,} not compared"] if left else []
+    judged = [(counts[name], text) for name, text in words.items() if counts[name]]
+    (most, how), *others = judged
+    parts = [f"{most:,} of {plural(len(record.dumps), 'dump')} {how}", *(f"{count:,} {text}" for count, text in others)]
+    what = ": ".join(filter(None, (", ".join(parts), meaning(record))))
+    further += [*([what] if lost else []), *([f"{left:,} not compared"] if left else [])]
     if record.furthest:
         largest, dump_id = record.furthest
         where = f", in {dump_id}" if largest else ""
-        lines.append(f"the largest difference of a log-prob is {number(largest, 3)} nats{where}")
+        further.append(f"the largest difference of a log-prob is {number(largest, 3)} nats{where}")
     if beyond := [dump.beyond_noise[0] for dump in record.dumps if dump.beyond_noise and dump.verdict in GOOD]:
         differ = "differs" if len(beyond) == 1 else "differ"
         many = f"{plural(len(beyond), 'dump')} within the thresholds {differ}"
-        lines.append(f"{many} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow")
-    return ". ".join(filter(None, ("; ".join(lines), meaning(record))))
+        further.append(f"{many} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow")
+    return lost or what, further
 
 
 def _side_b(record: ComparisonRecord) -> str:

@@ -20,7 +20,7 @@ from actordbg.compare.dump_figures import scaled_gradients
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG, Block, Chart, Verdict, number, section
 from actordbg.judge.agreement import ranks_in_words
 from actordbg.judge.check import CheckedReplay, worst_unlocated
-from actordbg.judge.comparison_document import conclusion, excluded
+from actordbg.judge.comparison_document import comparison_verdict, excluded
 from actordbg.judge.replay_findings import RANKS
 from actordbg.judge.token_charts import heat_chart
 from actordbg.judge.wrong_tokens import since, wrong_tokens
@@ -210,7 +210,7 @@ def _run(_store: Store, check: CheckedReplay) -> Iterator[tuple[str, str]]:
     """Say that what the training run recorded is what this model gives, or how it is not."""
     own = check.own
     if own is not None and own.verdict != NOT_COMPARED:
-        yield WHERE if own.verdict == MISMATCH else RULED_OUT, conclusion(own)
+        yield WHERE if own.verdict == MISMATCH else RULED_OUT, comparison_verdict(own).told
 
 
 _BESIDE = (_model, _laws, _ranks, _truth, _run)

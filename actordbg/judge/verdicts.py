@@ -77,8 +77,15 @@ def replay_verdict(
         toy=toy,
         findings=found if word in (WRONG, FAILED) else [],
         whose=replay.whose,
-        further=[replay.local.said] if word == RIGHT and replay.local is not None and replay.local.word == RIGHT else [],
+        further=_further(replay, word),
     )
+
+
+def _further(replay: ReplaySummary, word: str) -> list[str]:
+    """Return what is said below the first line: of RIGHT how modules were judged, of FAILED what to do about a known failure."""
+    if word == FAILED:
+        return [f"do: {way}" for failure in replay.failures[:1] for way in failure.ways_out[:1]]
+    return [replay.local.said] if word == RIGHT and replay.local is not None and replay.local.word == RIGHT else []
 
 
 def _word(judged: Judged, found: Sequence[Finding]) -> str:
@@ -101,7 +108,7 @@ def _said(judged: Judged, word: str, of: int) -> str:
     replay, counts, truth = judged.replay, judged.replay.counts, judged.replay.truth
     every, dumps = plural(counts.inputs, "dump"), f"{counts.passed:,} of {plural(of, 'dump')}"
     if bad := counts.failed + counts.crashed + counts.hung:
-        return f"{bad:,} of {every} did not pass{_first_failure(replay)}"
+        return f"{bad:,} of {every}{_such_as(replay, bad)} did not pass{_first_failure(replay)}"
     if not counts.passed:
         ended = f"{counts.stopped:,} stopped by the user" if counts.stopped else f"the replay is {replay.status}"
         return f"none of {every} has a result; {ended}"
@@ -128,6 +135,13 @@ def _said(judged: Judged, word: str, of: int) -> str:
         unchecked = judged.left[0].text if judged.left else "the outputs of the run"
         return f"{said}; not checked: {unchecked}"
     return said
+
+
+def _such_as(replay: ReplaySummary, bad: int) -> str:
+    """Name the first dump that did not pass, between commas; "" if none is known."""
+    example = next((with_handles(dump_id) for failure in replay.failures for dump_id in failure.examples), "")
+    such = "" if bad == 1 else "such as "
+    return f", {such}{example}," if example else ""
 
 
 def _first_failure(replay: ReplaySummary) -> str:

@@ -200,7 +200,8 @@ class ParameterFigures:
 
 @dataclass(frozen=True)
 class DumpComparison:
-    """Comparison of a dump. `reasons`: what made it a mismatch, in words. `not_compared`: by quantity, why it was not compared.
+    """Comparison of a dump. `reasons`: what made it a mismatch, in words; above: the measures above their thresholds, where no
+    other reason made it one, the furthest first. `not_compared`: by quantity, why it was not compared.
     A mismatch without figures is a dump on which A failed and B did not.
 
     sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
@@ -232,6 +233,7 @@ class DumpComparison:
     parameter_seen: float | None = None
     distances: dict[str, Real] = field(default_factory=dict)
     scales: dict[str, Real] = field(default_factory=dict)
+    above: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -267,18 +269,18 @@ class NamedCause:
 UNKNOWN_CAUSE = Rule(
     "unknown cause",
     "values are the truth's to rounding",
-    remedy="compare the weights, dtype and kernels of that side with the replay's",
+    remedy="compare weights, dtype and attention kernels of the job with those of this replay",
     fails="log-probs differ from plain PyTorch's (the truth), for no known cause",
 )
 TRUTH = Rule(
     "truth",
-    "log-probs and gradients are the truth's to rounding",
-    fails="log-probs or gradients differ from plain PyTorch's (the truth)",
+    "log-probs and losses are the truth's to rounding",
+    fails="log-probs differ from plain PyTorch's (the truth)",
 )
 RECORDED = Rule(
     "recorded outputs",
     "the run's outputs are what its model gives",
-    fails="the outputs recorded in training are not what its model gives",
+    fails="training recorded other outputs than this model gives for the same inputs",
 )
 SAME = Rule(
     "same",
@@ -288,7 +290,9 @@ SAME = Rule(
 )
 OF_B = {"truth": TRUTH, "golden": RECORDED, "replay": SAME}
 """The rule of a comparison, by what B is."""
-GRADIENTS = Rule("gradients", "gradients are the truth's to rounding")
+GRADIENTS = Rule("gradients", "gradients are the truth's to rounding", fails="gradients differ from plain PyTorch's (the truth)")
+OF_GRADIENTS = frozenset({"grad_norm_rel", "gradient_distance", "parameter_distance"})
+"""Measures of gradients alone."""
 MODEL = Rule("model", "the model is the checkpoint's, bit for bit and module by module")
 
 
@@ -383,9 +387,12 @@ class ComparisonRecord(StoredRecord):
 
     @property
     def differing(self) -> list[Finding]:
-        """Return what is wrong in each dump that differs, by the rule of side B."""
-        rule, found = OF_B[self.b.kind], []
+        """Return what is wrong in each dump that differs, by the rule of side B, or of gradients where only they do."""
+        found = []
         for dump in self.mismatches:
+            rule = OF_B[self.b.kind]
+            if rule == TRUTH and dump.above and OF_GRADIENTS.issuperset(dump.above):
+                rule = GRADIENTS
             size = dump.log_probs.max_abs if dump.log_probs else None
             found.append(Finding(rule, "; ".join(dump.reasons) or dump.verdict, {"dump": dump.dump_id}, size=size))
         return found

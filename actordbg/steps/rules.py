@@ -121,7 +121,7 @@ RULES = {
             "first micro-batch",
             "only the first micro-batch's gradient is applied",
             "every micro-batch's gradient is applied",
-            "accumulate all of them",
+            "zero gradients and step only after the last micro-batch",
         ),
         (
             "gradient twice",
@@ -179,9 +179,9 @@ RULES = {
         ),
         (
             "Adam's state",
-            "Adam's moments are not those of the step before, moved on",
+            "Adam's moments do not follow from those of the step before",
             "moments follow from those before",
-            "look at what replaces the optimizer's state",
+            "look for code that resets, reloads or replaces the optimizer's state",
         ),
         (
             "update",
@@ -191,9 +191,9 @@ RULES = {
         ),
         (
             "configuration",
-            "replayed in this configuration, the step gives another gradient",
+            "with these options, the replayed step gives another gradient than recorded",
             "a step is right under this configuration too",
-            "run `actordbg check` with it: that names the module or the law",
+            "run `actordbg check` with the same options: it names the module",
         ),
     )
 }

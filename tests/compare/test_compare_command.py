@@ -53,7 +53,7 @@ def test_a_mismatch_in_words_first_and_within_80_columns(replayed: Store) -> Non
     assert verdict == "WRONG (TOY MODEL): the two replays give different results for the same inputs, in dump 0000000b"
     assert lines[-1] == "next: actordbg compare r-02 truth" and max(map(len, lines)) <= 80
     text = " ".join(result.stdout.split())
-    for told in ("A, r-02, against B, r-01: 11 dumps compared, 11 beyond the thresholds; 1 not compared; the largest difference of",
+    for told in ("11 of 12 dumps beyond the thresholds: Both are configured alike; A is r-02, B r-01; 1 not compared; the largest difference of",
                  "thresholds: max_abs 0.0001,", "(defaults for fp32)", "The worst 4 of 11 dumps", "Worst tokens", "Worst parameters",
                  "1 dump: only B replayed it, A did not; 00000000", "0000000b: "):  # fmt: skip
         assert told in text

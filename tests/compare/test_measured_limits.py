@@ -164,6 +164,7 @@ def test_gradients_over_several_inputs_are_judged_against_the_mean_of_the_same_i
     doubled = compare(store, write_lanes(store, "r-05", factor=2.0), truth)
     assert doubled.verdict == MISMATCH and {one.verdict for one in doubled.dumps} == {MISMATCH}
     assert doubled.dumps[0].reasons[0].startswith("gradient_distance 1 is above 0.001 (")
+    assert {finding.what for finding in doubled.differing} == {"gradients differ from plain PyTorch's (the truth)"}
 
 
 def test_what_was_not_judged_stands_in_the_first_line_and_a_cell_of_it_is_not_plainly_green(store: Store) -> None:

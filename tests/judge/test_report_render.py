@@ -41,7 +41,7 @@ def test_the_text_of_one_replay_begins_with_its_verdict_and_ends_with_the_next_c
     results = [result(0, forward_s=9.0), result(1), result(2, status="hung", forward_s=None, error="no answer in 600 s")]
     text = as_text(document(summarise([replay(inputs, results, status="interrupted")], selection="the last replay", now=NOW)))
     assert text.startswith(
-        "FAILED (TOY MODEL): 1 of 4 dumps did not pass: timed out, no answer in 600 s\n"
+        "FAILED (TOY MODEL): 1 of 4 dumps, 00000002, did not pass: timed out, no answer in 600 s\n"
         "  did not pass                           1 of 4 dumps\n"
         "  forward (TOY MODEL)                    1.00 s\n"
     )
