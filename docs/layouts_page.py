@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from actordbg.dumps.containers import OTHERS, TEXTS
-from actordbg.dumps.layouts import ALIGN, LAYOUTS, PARTS, RESPONSE, TABLE, USUAL, FileLayout
+from actordbg.dumps.file_rows import ALIGN, PARTS, RESPONSE, FileLayout
+from actordbg.dumps.layouts import LAYOUTS, TABLE, USUAL
 from actordbg.recorded.recorded_laws import LAWS
 
 INTRODUCTION = """\
@@ -35,8 +36,8 @@ LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
     "rewards": (frozenset(("advantages", "rewards")),),
 }  # fmt: skip
 """The laws that a file can be asked, each with the parts that it needs, one set or another."""
-OF_ESTIMATOR = {"verl": ("bound",)}
-"""Laws that depend on the estimator of advantages, which a file does not name: verl's GRPO divides by a group's deviation."""
+OF_ESTIMATOR = {"verl": ("bound",), "openrlhf": ("bound",)}
+"""Laws that depend on the estimator of advantages, which a file does not name: GRPO's divides by a group's deviation."""
 
 
 def asked(layout: FileLayout) -> list[str]:

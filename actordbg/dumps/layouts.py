@@ -1,8 +1,6 @@
 """The layouts of files that runs leave behind: which field of a file is which part of a row. `LAYOUTS` is the table.
 
-A layout says by which fields a file of it is known, where its rows are, and what their fields are called. `row_of` makes a
-`FileRow` of any of them: its real tokens, and values beside them. Every list of values ends with the row: the last value is
-that of the last token, whether a list covers all tokens, all but the first, or the response only. So one rule places all.
+A layout says by which fields a file of it is known, where its rows are, and what their fields are called.
 
 A layout is data, and a function only where a writer did something that a name cannot say. `docs/reference/layouts.md` is written
 from the table; CONTRIBUTING.md has the recipe for another one.
@@ -11,81 +9,31 @@ from the table; CONTRIBUTING.md has the recipe for another one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from actordbg.base.errors import NewerFormat, Unsupported, UsageError
-from actordbg.dumps.containers import ARCHIVE, DATA_PROTO, JSON_LINES
-from actordbg.dumps.pickle_machine import corrupt
-
-IDS, MASK, RESPONSE, LENGTH, ATTENTION, SAMPLE = (
-    "ids",
-    "action_mask",
-    "response_length",
-    "length",
-    "attention_mask",
-    "sample_mask",
+from actordbg.dumps.containers import ARCHIVE, JSON_LINES, RECORD_PICKLE, TSV
+from actordbg.dumps.file_rows import (
+    ALIGN,
+    ATTENTION,
+    IDS,
+    LENGTH,
+    MASK,
+    NEXT,
+    OWN,
+    RESPONSE,
+    SAMPLE,
+    Fields,
+    FileLayout,
+    numbers_in,
 )
-OF_TOKENS = (
-    MASK, "log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "advantages", "returns", "values",
-    "entropy",
-)  # fmt: skip
-"""Parts of a row that have a value for each token, or for each token of its response."""
-OF_ROWS = ("rewards", "step", "rank")
-PARTS = (IDS, ATTENTION, *OF_TOKENS, *OF_ROWS, RESPONSE, LENGTH, SAMPLE)
-ALIGN, NEXT, OWN = "align", "next", "own"
-Values: TypeAlias = Any
-"""A numpy array."""
-Fields: TypeAlias = Mapping[str, Any]
-
-
-@dataclass
-class FileRow:
-    """A row of a file. ids: its real tokens [T]. values: by part, [L] with L <= T, of its last L tokens. odd: parts whose values
-    do not fit it. number: its place in the file.
-    """
-
-    ids: Values
-    values: dict[str, Values]
-    number: int = 0
-    step: int | None = None
-    rank: int = 0
-    reward: float | None = None
-    odd: dict[str, Values] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class FileLayout:
-    """How a writer lays out rows. marks: fields by which a file is known: of the whole value, or of a row, if that is its unit.
-
-    source: where the fields were read, and in which version. container: None for any. fields: the writer's name of each part.
-    rows: yields the rows of a content, each with the writer's names. step: the number of a step by its content or path.
-    incomplete: why a file may lack rows, "" if it does not. folder: how many folders above a file its run's is. notes: what a
-    reader would not expect.
-    """
-
-    name: str
-    writer: str
-    source: str
-    marks: frozenset[str]
-    fields: Mapping[str, str]
-    container: str | None = None
-    rows: Callable[[Fields], Iterator[Fields]] = lambda content: iter((content,))
-    step: Callable[[Fields, Path], int | None] = lambda content, path: None
-    incomplete: Callable[[Path], str] = lambda path: ""
-    folder: int = 1
-    notes: str = ""
-    aligned: str = OWN
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts that rows of this layout have."""
-        return tuple(part for part in PARTS if part in self.fields)
+from actordbg.dumps.pickle_tree import MOLT, OPENRLHF, SKYRL, VERL
 
 
 def _samples(content: Fields) -> Iterator[Fields]:
@@ -120,7 +68,9 @@ def _of_prime(content: Fields) -> Iterator[Fields]:
     if sampled[0] is None or None in sampled[0]:
         yield content
         return
-    weights = np.sum([np.abs(_numbers("weights", values)) for values in sampled if values is not None and None not in values], 0)
+    weights = np.sum(
+        [np.abs(numbers_in("weights", values)) for values in sampled if values is not None and None not in values], 0
+    )
     yield {**content, "loss_mask": np.asarray(content["loss_mask"]) & (weights != 0)}
 
 
@@ -137,17 +87,40 @@ def _of_verl(content: Fields) -> Iterator[Fields]:
     """Add up each row's rewards, which verl has at tokens: those that it trains on are less the KL penalty."""
     for row in _transposed(content, "input_ids"):
         rewards = row.get("token_level_rewards", row.get("token_level_scores"))
-        yield {**row, "rewards": None if rewards is None else float(np.sum(rewards)), "step": content["global_steps"]}
+        yield {**row, "rewards": None if rewards is None else float(np.sum(rewards)), "step": content[VERL].get("global_steps")}
+
+
+def _of_skyrl(content: Fields) -> Iterator[Fields]:
+    """Leave out the rows behind the others that fill up the last mini-batch: copies of the first, without an action."""
+    rows = list(_transposed(content, "sequences"))
+    yield from rows[: len(rows) - content[SKYRL].get("pad_size", 0)]
+
+
+def _of_tsv(content: Fields) -> Iterator[Fields]:
+    """Cut the row behind its last action: its padding is not marked."""
+    end = 1 + max((at for at, acts in enumerate(content["mask"]) if acts), default=-1)
+    yield {name: values[:end] for name, values in content.items()}
+
+
+def _of_table(ids: str, content: Any) -> Iterator[Fields]:
+    """Yield the rows of a table: columns of lists or of arrays, one row, or a list of these."""
+    if isinstance(content, list):
+        for part in content:
+            yield from _of_table(ids, part)
+    elif len(content[ids]) and not np.ndim(content[ids][0]):
+        yield content
+    else:
+        yield from _transposed(content, ids)
 
 
 def _rollout(content: Fields, path: Path) -> int | None:
     return content["rollout_id"] if type(content["rollout_id"]) is int else None
 
 
-def _step_in_name(content: Fields, path: Path) -> int | None:
-    """Return the step by NeMo-RL's file name, which counts from 1: its rows do not have it."""
-    named = re.search(r"train_data_step(\d{1,9})\.", path.name)
-    return int(named[1]) - 1 if named else 0
+def _step_in_name(before: str, first: int, content: Any, path: Path) -> int:
+    """Return the step by the number behind some words of a file's name, which counts from `first`: its rows do not have it."""
+    named = re.search(before + r"(\d{1,9})[._]", path.name)
+    return max(0, int(named[1]) - first) if named else 0
 
 
 def _unstable(path: Path) -> str:
@@ -177,6 +150,11 @@ _TRAINED = {
     "returns": "returns", "values": "values", "entropy": "entropy", "rewards": "rewards",
 }  # fmt: skip
 """Fields of the rows that slime and miles train on."""
+_EXPERIENCE = {
+    IDS: "sequences", ATTENTION: "attention_mask", MASK: "action_mask", "log_probs": "action_log_probs",
+    **{name: name for name in ("base_action_log_probs", "advantages", "returns", "values")},
+}  # fmt: skip
+"""Fields of OpenRLHF's experiences, and of trainers that began as it."""
 LAYOUTS = (
     FileLayout(
         "slime-rollout", "slime and miles: --save-debug-rollout-data",
@@ -204,15 +182,47 @@ LAYOUTS = (
         "each has a part of every row.",
     ),
     FileLayout(
-        "verl", "verl: DataProto.save_to_disk", "verl 0.9.1 verl/protocol.py, with tensordict 0.10.0 tensordict/_reductions.py",
-        frozenset(("input_ids", "responses", "global_steps")),
+        "verl", "verl: DataProto.save_to_disk, torch.save(data)",
+        "verl 0.9.1 verl/protocol.py, with tensordict 0.10.0 tensordict/_reductions.py",
+        frozenset((VERL, "input_ids", "responses")),
         {IDS: "input_ids", ATTENTION: "attention_mask", MASK: "response_mask", "log_probs": "old_log_probs",
          "rollout_log_probs": "rollout_log_probs", "base_action_log_probs": "ref_log_prob", "advantages": "advantages",
          "returns": "returns", "values": "values", "entropy": "entropys", "rewards": "rewards", "step": "step"},
-        container=DATA_PROTO, rows=_of_verl,
+        rows=_of_verl,
         notes="Values cover the response, padded on the right. `old_log_probs` are the trainer's, before the update. A row's "
         "reward is the sum of `token_level_rewards`, or of `token_level_scores` before them. `non_tensor_batch` is left out. "
-        "Not read: torch.save(data), and files of VERL_DATAPROTO_SERIALIZATION_METHOD=numpy.",
+        "With VERL_DATAPROTO_SERIALIZATION_METHOD=numpy nested tensors are not read.",
+    ),
+    FileLayout(
+        "skyrl", "SkyRL: trainer.dump_data_batch (dumped_data/global_step_N_training_input.pkl)",
+        "skyrl 0.3.0 skyrl/backends/skyrl_train/training_batch.py, skyrl/train/trainer.py",
+        frozenset((SKYRL, "sequences", "loss_mask")), {**_EXPERIENCE, MASK: "loss_mask", "rollout_log_probs": "rollout_logprobs"},
+        container=RECORD_PICKLE, rows=_of_skyrl, step=partial(_step_in_name, "global_step_", 1), folder=2,
+        notes="Values cover the response, padded on the left. `action_log_probs` are the policy's before the update. Rewards are "
+        "not in it. Rows that fill up the last mini-batch are left out.",
+    ),
+    FileLayout(
+        "openrlhf", "OpenRLHF: torch.save(experiences, PATH) of your own",
+        "openrlhf 0.9.10 to 0.11.2 openrlhf/trainer/ppo_utils/experience.py", frozenset((OPENRLHF, "sequences")),
+        {**_EXPERIENCE, "rollout_log_probs": "rollout_log_probs", "rewards": "rewards"},
+        container=ARCHIVE, rows=partial(_of_table, "sequences"),
+        notes="OpenRLHF has no option that writes them. `action_log_probs` are the policy's before the update.",
+    ),
+    FileLayout(
+        "molt", "Molt: --train.rollout_dump_dir (rollout_stepN.pt)",
+        "molt-rl 0.2.1 molt/trainer/algorithm/experience.py, molt/trainer/rl_trainer.py", frozenset((MOLT, "sequences")),
+        {IDS: "sequences", ATTENTION: "attention_mask", MASK: "action_mask", "rollout_log_probs": "rollout_log_probs",
+         "rewards": "rewards"},
+        container=ARCHIVE, rows=partial(_of_table, "sequences"), step=partial(_step_in_name, "rollout_step", 0),
+        notes="As sampled: before the trainer scores rows, so without its log-probs and advantages.",
+    ),
+    FileLayout(
+        "molt-tsv", "Molt: MOLT_DUMP_ROLLOUT_LOGPROBS=PATH", "molt-rl 0.2.1 molt/trainer/workers/policy_actor.py",
+        frozenset(("token_id", "vllm_logp")),
+        {IDS: "token_id", MASK: "mask", "log_probs": "actor_logp", "rollout_log_probs": "vllm_logp"},
+        container=TSV, rows=_of_tsv, lacks="the file lacks the first token of its row",
+        notes="A row without its first token: no model can score it again. Padding is not marked: what is behind the last "
+        "action is left out.",
     ),
     FileLayout(
         "prime-rl", "prime-rl: --enable-token-export (token_exports/step_N/rank_R.jsonl)",
@@ -231,7 +241,7 @@ LAYOUTS = (
         {IDS: "token_ids", LENGTH: "input_lengths", MASK: "token_loss_mask", SAMPLE: "sample_loss_mask",
          "log_probs": "prev_logprobs", "rollout_log_probs": "generation_logprobs", "advantages": "advantages",
          "rewards": "rewards"},
-        container=JSON_LINES, rows=_of_nemo, step=_step_in_name,
+        container=JSON_LINES, rows=_of_nemo, step=partial(_step_in_name, "train_data_step", 1),
         notes="Each field is a list of one, padded to the longest row of the batch. Under dynamic sampling `rewards` are of rows "
         "before the filter, so `filtered_rewards` are read. `prev_logprobs` that are all 0 were not computed. Only the file's "
         "name has the step.",
@@ -270,97 +280,6 @@ def layout_of(content: Any, kind: str, columns: Mapping[str, str]) -> FileLayout
     if "log_probs" not in fields and "old_log_probs" in fields:  # the trainer's only ones, as slime and NeMo-RL have them
         fields["log_probs"] = fields.pop("old_log_probs")
     return replace(TABLE, fields=fields, rows=partial(_of_table, fields[IDS]), aligned=columns.get(ALIGN, OWN))
-
-
-def _of_table(ids: str, content: Any) -> Iterator[Fields]:
-    """Yield the rows of a table: columns of lists or of arrays, one row, or a list of these."""
-    if isinstance(content, list):
-        for part in content:
-            yield from _of_table(ids, part)
-    elif len(content[ids]) and not np.ndim(content[ids][0]):
-        yield content
-    else:
-        yield from _transposed(content, ids)
-
-
-def row_of(layout: FileLayout, record: Fields, number: int) -> FileRow | None:
-    """Return a row of a file; None if it has fewer than two tokens. Raises CorruptDump if it cannot be one."""
-    given = {part: record[name] for part, name in layout.fields.items() if record.get(name) is not None}
-    try:
-        return _row(layout, given, number)
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise corrupt(f"row {number}: {error!s:.200}") from None
-
-
-def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow | None:
-    ids = _numbers(IDS, given[IDS])
-    if ids.ndim != 1 or (ids != np.floor(ids)).any() or (ids < 0).any() or (ids >= 2**31).any():
-        raise ValueError(f"its {layout.fields[IDS]} are not token ids")
-    kept = np.ones(len(ids), bool)
-    if ATTENTION in given:
-        mask = _numbers(ATTENTION, given[ATTENTION])
-        if mask.shape != ids.shape:
-            raise ValueError(f"its {layout.fields[ATTENTION]} has {mask.size} values, it has {len(ids)} tokens")
-        kept = mask != 0
-    if LENGTH in given and ATTENTION not in given:
-        kept[int(given[LENGTH]) :] = False
-    response = int(given[RESPONSE]) if RESPONSE in given else None
-    if response is not None and not 0 <= response <= len(ids):
-        raise ValueError(f"its {layout.fields[RESPONSE]} is {response}, it has {len(ids)} tokens")
-    values = {part: np.atleast_1d(_numbers(part, given[part])) for part in OF_TOKENS if part in given}
-    if layout.aligned == NEXT:
-        values = {part: each[: len(ids) - 1] if len(each) == len(ids) else each for part, each in values.items()}
-    fits = _lengths(layout, values, len(ids), response)
-    odd = {part: each for part, each in values.items() if each.ndim != 1 or len(each) not in fits}
-    if MASK in odd:
-        raise ValueError(f"its {layout.fields[MASK]} has {odd[MASK].size} values, expected {' or '.join(map(str, sorted(fits)))}")
-    cut = {part: each[kept[len(ids) - len(each) :]] for part, each in values.items() if part not in odd}
-    tokens = ids[kept].astype("<i8")
-    if len(tokens) < 2:
-        return None
-    cut[MASK] = _mask(cut, tokens, response) * (float(np.ravel(given[SAMPLE])[0]) if SAMPLE in given else 1.0)
-    reward = _one(given.get("rewards"))
-    step, rank = (_whole(given.get(name)) for name in ("step", "rank"))
-    return FileRow(tokens, cut, number, step=step, rank=rank or 0, reward=reward, odd=odd)
-
-
-def _lengths(layout: FileLayout, values: Mapping[str, Values], total: int, response: int | None) -> set[int]:
-    """Return how many values a part may have: those of the response, of the mask, of all tokens, or of all but the first."""
-    if response is not None and layout.container:
-        return {response}
-    others = (
-        [response] if response is not None else [len(values[MASK])] if MASK in values else list(map(len, values.values()))[:1]
-    )
-    return {total, total - 1, *(count for count in others if count <= total)}
-
-
-def _mask(values: Mapping[str, Values], tokens: Values, response: int | None) -> Values:
-    """Return which tokens are actions, [L]: by the mask, else all of the response, else those that have values."""
-    if MASK in values:
-        return values[MASK]
-    covered = [len(each) for each in values.values()]
-    return np.ones(response if response is not None else max(covered, default=len(tokens)))
-
-
-def _numbers(part: str, values: Any) -> Values:
-    """Return values as an array of numbers; None in a list is NaN. Raises ValueError."""
-    try:
-        array = np.asarray(values)
-        array = array if array.dtype.kind in "biuf" else np.asarray(values, np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"its {part} are not numbers") from None
-    return array
-
-
-def _one(value: Any) -> float | None:
-    """Return a value that is one number; None for anything else, such as rewards by name."""
-    array = np.ravel(value) if isinstance(value, (int, float, list, np.ndarray, np.generic)) else np.empty(0)
-    return float(array[0]) if array.size == 1 and array.dtype.kind in "biuf" else None
-
-
-def _whole(value: Any) -> int | None:
-    number = _one(value)
-    return int(number) if number is not None and 0 <= number < 2**40 else None
 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str]:

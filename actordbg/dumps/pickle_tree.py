@@ -2,9 +2,10 @@
 
 A trainer's debug file holds dicts, lists, numbers, texts and tensors, millions of values. `tree` reads them with the machine
 that reads old pickles, with larger limits and the opcodes that such files need. A tensor becomes `{TENSOR: [storage, dtype,
-elements, offset, shape, strides]}`, a TensorDict `{PACKED: [its leaves, the tensor of their bytes]}`, a DataProto of verl
-`{PROTO: [start, end of the archive in it], "meta_info": ...}`. Numpy arrays and dtypes become `{LEFT_OUT: what}`:
-nothing is looked up. A mention of anything else, such as `os.system` or a trainer's own class, refuses the file.
+elements, offset, shape, strides]}`, a TensorDict `{PACKED: [its leaves, the tensor of their bytes]}`, an object of a class in
+`RECORDS` `{RECORD: [its class, its state]}`, bytes `{BYTES: [start, end, whether as text]}`: their place. Numpy arrays of
+numbers and dtypes become `{LEFT_OUT: what}`: nothing is looked up. A mention of anything else, such as `os.system` or another
+class of a trainer, refuses the file.
 
 Floats that JSON lacks become the texts that `float` reads: "nan", "inf", "-inf". Standard library only: it runs in the
 decoding process.
@@ -18,20 +19,27 @@ from collections.abc import Callable, Mapping
 from actordbg.dumps.decode import DTYPES
 from actordbg.dumps.pickle_machine import STEPS, Machine, Name, Persistent, PickleCall, Span, corrupt, unsafe
 
-TENSOR, LEFT_OUT, PACKED, PROTO = "$tensor", "$left out", "$packed", "$proto"
+TENSOR, LEFT_OUT, PACKED, RECORD, BYTES = "$tensor", "$left out", "$packed", "$record", "$bytes"
 MOST_VALUES = 2**25
 """Values of a tree: bounded while it is walked, because values may contain each other many times through the memo."""
 MOST_LEVELS = 16
 _REBUILD = "torch._utils._rebuild_tensor_v2"
 _PACKED = "tensordict._reductions._rebuild_tensordict_files_consolidated"
 VERL = "verl.protocol.DataProto"
+SKYRL = "skyrl.backends.skyrl_train.training_batch._rebuild_tensor_batch"
+OPENRLHF = "openrlhf.trainer.ppo_utils.experience.Experience"
+MOLT = "molt.trainer.algorithm.experience.Experience"
+RECORDS = frozenset((VERL, SKYRL, OPENRLHF, MOLT))
+"""What a trainer saves whole: classes whose state is read as data, and the function that takes SkyRL's. None is looked up."""
 _NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy._core.numeric", "numpy.core.numeric")
 _PLAIN = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "Size", "device")
 NAMES = frozenset(
     [
         ("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict"), ("_codecs", "encode"),
         ("numpy", "ndarray"), ("numpy", "dtype"), *(("torch", name) for name in (*DTYPES, *_PLAIN)),
-        ("tensordict._reductions", "_rebuild_tensordict_files_consolidated"), ("verl.protocol", "DataProto"),
+        ("tensordict._reductions", "_rebuild_tensordict_files_consolidated"),
+        ("skyrl.backends.skyrl_train.training_batch", "TrainingInputBatch"),
+        *((module, name) for module, _, name in (record.rpartition(".") for record in RECORDS)),
         *((module, name) for module in _NUMPY for name in ("_reconstruct", "scalar", "_frombuffer")),
     ]
 )  # fmt: skip
@@ -60,11 +68,13 @@ def _reduce(m: Machine) -> None:
     call = m.stack[-1]
     if isinstance(call, PickleCall) and str(call.function) == "collections.OrderedDict" and not call.arguments:
         m.stack[-1] = {}
+    if isinstance(call, PickleCall) and str(call.function) == "torch.Size" and len(call.arguments) == 1:
+        m.stack[-1] = call.arguments[0]
 
 
 def _new_object(m: Machine) -> None:
     STEPS[b"R"](m)
-    if str(m.top(PickleCall).function) != VERL:
+    if str(m.top(PickleCall).function) not in RECORDS:
         raise unsafe("asks to make an object of a class")
 
 
@@ -72,11 +82,21 @@ def _build(m: Machine) -> None:
     state, note = m.pop(), m.pop()
     if not isinstance(note, PickleCall):
         raise unsafe("asks to set the state of something that is not an array")
-    # Of a DataProto the state is what it holds; an array of objects stays a note without it.
-    m.stack.append(PickleCall(note.function, (state,)) if str(note.function) == VERL else note)
+    keeps = str(note.function) in RECORDS or note.function.name == "_reconstruct"
+    m.stack.append(PickleCall(note.function, (state,)) if keeps else note)
 
 
-_STEPS = {**STEPS, b"G": _float, b"R": _reduce, b"b": _build, b"\x81": _new_object}
+def _text(m: Machine) -> None:
+    """Push a text. Where protocol 2 writes the bytes of an archive as a text, push their place."""
+    length = m.number(4)
+    if m.data[m.position : m.position + 4] == b"PK\3\4":
+        start = m.take(length)
+        m.stack.append(Span(start, start + length))
+    else:
+        m.stack.append(m.text(length))
+
+
+_STEPS = {**STEPS, b"G": _float, b"R": _reduce, b"b": _build, b"\x81": _new_object, b"X": _text}
 
 
 def tree(data: bytes) -> object:
@@ -109,23 +129,24 @@ class _Walk:
         if isinstance(value, (list, tuple)):
             self._count(len(value))
             return [self.plain(part, level + 1) for part in value]
-        if isinstance(value, PickleCall) and str(value.function) == _REBUILD:
-            return {TENSOR: _tensor(value)}
-        if isinstance(value, PickleCall) and str(value.function) == _PACKED:
-            return {PACKED: [self.plain(part, level + 1) for part in _packed(value)]}
-        if isinstance(value, PickleCall) and str(value.function) == VERL:
-            return self._proto(value, level)
-        return {LEFT_OUT: _words(value)}
+        if isinstance(value, Span):
+            return {BYTES: [value.start, value.end, False]}
+        return self._call(value, level) if isinstance(value, PickleCall) else {LEFT_OUT: _words(value)}
 
-    def _proto(self, call: PickleCall, level: int) -> object:
-        """Describe a DataProto by its state: bytes of an archive, arrays of objects, which are left out, and facts."""
-        state = call.arguments[0] if call.arguments else None
-        if type(state) is not tuple or len(state) != 3:
-            raise corrupt("a DataProto has another state than verl writes")
-        archive, _, about = state
-        if not isinstance(archive, Span):
-            return {LEFT_OUT: VERL}
-        return {PROTO: [archive.start, archive.end], "meta_info": self.plain(about, level + 1)}
+    def _call(self, call: PickleCall, level: int) -> object:
+        function, arguments = str(call.function), call.arguments
+        if function == _REBUILD:
+            return {TENSOR: _tensor(call)}
+        if function == _PACKED:
+            return {PACKED: [self.plain(part, level + 1) for part in _packed(call)]}
+        if function in RECORDS:
+            return {RECORD: [function, self.plain(arguments[-1] if arguments else None, level + 1)]}
+        if function == "_codecs.encode" and isinstance(span := arguments[0] if arguments else None, Span):
+            return {BYTES: [span.start, span.end, True]}
+        state = arguments[0] if len(arguments) == 1 else None
+        if call.function.name == "_reconstruct" and type(state) is tuple and len(state) == 5 and isinstance(state[4], Span):
+            return self.plain(state[4], level)  # of a numpy array of bytes, whatever its numbers are
+        return {LEFT_OUT: _words(call)}
 
     def _count(self, values: int) -> None:
         self.left -= values + 1
@@ -134,8 +155,6 @@ class _Walk:
 
 
 def _words(value: object) -> str:
-    if isinstance(value, Span):
-        return "bytes"
     return str(value.function if isinstance(value, PickleCall) else value if isinstance(value, Name) else "an object")
 
 

@@ -22,7 +22,9 @@ import numpy as np
 from actordbg.base.errors import ActordbgError, CorruptDump, EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported
 from actordbg.dumps import containers
 from actordbg.dumps.child_pool import LegacyReader
-from actordbg.dumps.layouts import MASK, OF_TOKENS, Fields, FileLayout, FileRow, Values, layout_of, row_of
+from actordbg.dumps.file_rows import MASK, OF_TOKENS, Fields, FileLayout, FileRow, Values, row_of
+from actordbg.dumps.layouts import layout_of
+from actordbg.dumps.pickle_machine import corrupt
 from actordbg.formats.dump_record import (
     FORWARD,
     LOSS,
@@ -71,13 +73,16 @@ class RowFile:
         at = 0
         for content in containers.contents(self.path, self._kind, self._trees):
             layout = self.layout or self._known(content)
-            step = layout.step(content, self.path) if isinstance(content, dict) else None
-            for fields in layout.rows(content):
-                row = self._row(layout, fields, at)
-                at += 1
-                if row is not None:
-                    row.step = row.step if row.step is not None else step if step is not None else 0
-                    yield row
+            try:
+                step = layout.step(content, self.path)
+                for fields in layout.rows(content):
+                    row = self._row(layout, fields, at)
+                    at += 1
+                    if row is not None:
+                        row.step = row.step if row.step is not None else step if step is not None else 0
+                        yield row
+            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+                raise corrupt(f"after row {at}: {error!s:.200}") from None
 
     def _known(self, content: Any) -> FileLayout:
         """Return the layout of the first content, and begin: nothing is written for a file without one."""
@@ -128,7 +133,9 @@ class RowFile:
             "seq_len": length, "tokens": int(given["attention_mask"].sum()), "action_len": actions,
             "actor": {"trainer": self.layout.name, "adapter": self.layout.name}, "origin": about, "run": "",
         }  # fmt: skip
-        forward = DumpRecord(dump_id=self._id(number), role="policy" if learned else "rollout", point=FORWARD, **common)
+        lacks = self.layout.lacks
+        whole: dict[str, Any] = {"replayable": False, "extra": {"sequences": lacks}} if lacks else {}
+        forward = DumpRecord(dump_id=self._id(number), role="policy" if learned else "rollout", point=FORWARD, **whole, **common)
         yield forward, _plain(given | beside)
         if learned:
             arguments = {CONTEXT + "forward": forward.dump_id}

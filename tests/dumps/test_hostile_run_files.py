@@ -133,7 +133,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "a pretty trainer state": (lambda: b'{\n "log_history": []\n}', "unsupported", "trainer_state.json"),
     "SQLite": (lambda: b"SQLite format 3\0" + bytes(99), "unsupported", "an SQLite database"),
     "a DataProto by torch.save": (
-        lambda: with_pickle(b"\x80\x02cverl.protocol\nDataProto\n)\x81."), "corrupt-dump", "another state",
+        lambda: with_pickle(b"\x80\x02cverl.protocol\nDataProto\n)\x81."), "corrupt-dump", "damaged",
     ),
     "a DataProto with a program": (lambda: data_proto(Packed({}), {"uid": [Asks()]}), "unsafe-input", "asks for posix.system"),
     "a DataProto with a program in its archive": (lambda: data_proto({"x": Asks()}, {}), "unsafe-input", "asks for posix.system"),

@@ -21,14 +21,14 @@ from actordbg.recorded.lint import LintFindings, lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
 
-ROLLOUTS = ("slime-rollout",)
-LEARNED = tuple(name for name in WRITERS if name not in ROLLOUTS)
-REWARDED = tuple(name for name in LEARNED if name != "prime-rl")
+ROLLOUTS = ("slime-rollout", "molt")
+LEARNED = tuple(name for name in WRITERS if name not in (*ROLLOUTS, "molt-tsv"))
+REWARDED = tuple(name for name in LEARNED if name not in ("prime-rl", "skyrl"))
 NAMED = {
-    "log-probs shifted by one": ("alignment", EITHER, LEARNED),
+    "log-probs shifted by one": ("alignment", EITHER, (*LEARNED, "molt-tsv")),
     "mask off by one": ("mask", TRAINER, tuple(WRITERS)),
     "NaN": ("finite", ROLLOUT, tuple(WRITERS)),
-    "positive log-prob": ("log-probs", ROLLOUT, tuple(WRITERS)),
+    "positive log-prob": ("log-probs", ROLLOUT, (*ROLLOUTS, *LEARNED)),
     "advantage of another group": ("rewards", TRAINER, REWARDED),
     "placeholder": ("placeholder", ROLLOUT, LEARNED),
     "log-probs of other rows": ("rows", EITHER, LEARNED),
@@ -71,7 +71,7 @@ def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name
         assert call.sequences[at][call.real[at]].tolist() == row.ids
         assert call.actions is not None and call.active is not None
         assert call.actions[at][call.active[at]].tolist() == row.response
-    for (call, at), row in zip(rows_in(store, losses=name in LEARNED), rows, strict=True):
+    for (call, at), row in zip(rows_in(store, losses=name not in ROLLOUTS), rows, strict=True):
         assert_values(call, at, row, learned=name in LEARNED)
         if name in REWARDED:
             expected = runfiles.normalized_rewards(rows)[rows.index(row)] if name.endswith("-train") else row.reward

@@ -9,7 +9,8 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -202,31 +203,35 @@ class Packed:
 
 
 @contextmanager
-def names_of_verl() -> Iterator[Any]:
-    """Yields a class that pickle calls verl's DataProto; both packages are stand-ins with the names alone."""
-    protocol, reductions = ModuleType("verl.protocol"), ModuleType("tensordict._reductions")
-    code = (
-        "def _rebuild_tensordict_files_consolidated(*_): ...\nclass DataProto:\n    def __getstate__(self): return self.state\n"
-    )
+def standing_in(**codes: str) -> Iterator[None]:
+    """Stand-ins for modules of writers, with the names alone; a dot of a module's name is `__` here."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (protocol, reductions):
+        for name, code in codes.items():
+            parts = name.split("__")
+            for count in range(1, len(parts)):
+                patch.setitem(sys.modules, ".".join(parts[:count]), ModuleType(".".join(parts[:count])))
+            module = ModuleType(".".join(parts))
             exec(code, module.__dict__)
             patch.setitem(sys.modules, module.__name__, module)
-            patch.setitem(sys.modules, module.__name__.partition(".")[0], ModuleType(module.__name__.partition(".")[0]))
-        yield protocol.DataProto
+        yield
 
 
-def data_proto(batch: Any, others: dict[str, Any]) -> bytes:
-    """The pickle of a DataProto."""
-    with names_of_verl() as kind:
-        torch.save(batch, archive := io.BytesIO())
-        data = kind()
-        data.state = (archive.getvalue(), others, {"global_steps": 4, "temperature": 1.0})
-        return pickle.dumps(data)
+def data_proto(batch: Any, others: dict[str, Any], save: Callable[[Any, Any], None] = pickle.dump) -> bytes:
+    """The pickle of a DataProto. batch: what torch.save gets, or its encoded items."""
+    reductions = "def _rebuild_tensordict_files_consolidated(*_): ...\n"
+    with standing_in(verl__protocol="class DataProto:\n    def __getstate__(self): return self.state\n",
+                     tensordict___reductions=reductions):  # fmt: skip
+        if not isinstance(batch, tuple):
+            torch.save(batch, archive := io.BytesIO())
+            batch = archive.getvalue()
+        data = sys.modules["verl.protocol"].DataProto()
+        data.state = (batch, others, {"global_steps": 4, "temperature": 1.0})
+        save(data, out := io.BytesIO())
+        return out.getvalue()
 
 
-def verl(folder: Path, rows: list[MadeRow]) -> Path:
-    """`DataProto.save_to_disk`: prompts padded on the left, responses on the right; rewards at the last token."""
+def verl_columns(rows: list[MadeRow]) -> dict[str, torch.Tensor]:
+    """The batch of a DataProto: prompts padded on the left, responses on the right; rewards at the last token."""
     before, after = max(len(row.prompt) for row in rows), max(len(row.response) for row in rows)
 
     def wide(values: list[Any]) -> list[Any]:
@@ -241,17 +246,105 @@ def verl(folder: Path, rows: list[MadeRow]) -> Path:
         "advantages": "advantages",
         "returns": "advantages",
     }
-    batch = Packed(
-        {
-            "prompts": prompts, "responses": responses, "input_ids": torch.cat((prompts, responses), 1),
-            "attention_mask": torch.tensor(seen), "response_mask": torch.tensor([wide(row.mask) for row in rows]),
-            "token_level_scores": torch.tensor([wide([0.0] * (len(row.response) - 1) + [row.reward]) for row in rows]),
-            **{name: torch.tensor([wide(getattr(row, at)) for row in rows]) for name, at in of_tokens.items()},
-        }
-    )  # fmt: skip
+    return {
+        "prompts": prompts, "responses": responses, "input_ids": torch.cat((prompts, responses), 1),
+        "attention_mask": torch.tensor(seen), "response_mask": torch.tensor([wide(row.mask) for row in rows]),
+        "token_level_scores": torch.tensor([wide([0.0] * (len(row.response) - 1) + [row.reward]) for row in rows]),
+        **{name: torch.tensor([wide(getattr(row, at)) for row in rows]) for name, at in of_tokens.items()},
+    }  # fmt: skip
+
+
+def verl(folder: Path, rows: list[MadeRow], save: Callable[[Any, Any], None] = pickle.dump, *, encoded: bool = False) -> Path:
+    """`DataProto.save_to_disk`; torch.save; with `encoded`, as VERL_DATAPROTO_SERIALIZATION_METHOD=numpy has it."""
+    columns = verl_columns(rows)
+    items = {name: (str(each.dtype)[6:], each.shape, each.flatten().view(torch.uint8).numpy()) for name, each in columns.items()}
     uid = np.array([at // SAMPLES for at in range(len(rows))], object)
-    _file(folder / "t" / "rows.pkl").write_bytes(data_proto(batch, {"uid": uid}))
+    made = data_proto(((len(rows),), None, items) if encoded else Packed(columns), {"uid": uid}, save)
+    _file(folder / "t" / "rows.pkl").write_bytes(made)
     return folder / "t" / "rows.pkl"
+
+
+def _record(module: str, **fields: Any) -> Any:
+    """An object of a stand-in for the Experience of a module."""
+    made = sys.modules[module.replace("__", ".")].Experience()
+    vars(made).update(fields)
+    return made
+
+
+def experiences(module: str, name: str, learned: bool, folder: Path, rows: list[MadeRow]) -> Path:
+    """A list of experiences of a batch each, padded on the right: of four rows, or of one if they are as sampled."""
+    size, batches = SAMPLES if learned else 1, []
+    with standing_in(**{module: "class Experience: ...\n"}):
+        for first in range(0, len(rows), size):
+            of = rows[first : first + size]
+            longest = max(len(row.ids) for row in of)
+
+            def wide(values: Callable[[MadeRow], list[Any]], of: list[MadeRow] = of, most: int = longest - 1) -> torch.Tensor:
+                each = [[0] * (len(row.ids) - 1 - len(values(row))) + values(row) for row in of]
+                return torch.tensor([row + [0] * (most - len(row)) for row in each])
+
+            trained = {
+                "action_log_probs": wide(lambda row: row.log_probs), "advantages": wide(lambda row: row.advantages),
+                "base_action_log_probs": wide(lambda row: row.log_probs) - 0.5, "returns": wide(lambda row: row.advantages),
+            }  # fmt: skip
+            batches.append(
+                _record(
+                    module, sequences=torch.tensor([row.ids + [0] * (longest - len(row.ids)) for row in of]),
+                    attention_mask=torch.tensor([[1] * len(row.ids) + [0] * (longest - len(row.ids)) for row in of]),
+                    action_mask=wide(lambda row: row.mask).bool(), rollout_log_probs=wide(lambda row: row.rollout),
+                    rewards=torch.tensor([row.reward for row in of]), prompts=["p"] * len(of), values=None,
+                    info={"reward": torch.zeros(len(of)), "hint": "text"}, **(trained if learned else {}),
+                )
+            )  # fmt: skip
+        torch.save(batches, _file(folder / "t" / name))
+    return folder / "t" / name
+
+
+def skyrl(folder: Path, rows: list[MadeRow]) -> Path:
+    """`TrainingInputBatch.save`: padded on the left; three copies of the first row fill the last mini-batch."""
+    longest, widest = max(len(row.ids) for row in rows), max(len(row.response) for row in rows)
+    rows = [*rows, *[replace(rows[0], mask=[0] * len(rows[0].mask))] * 3]
+
+    def of(values: list[list[Any]], width: int) -> torch.Tensor:
+        return torch.tensor([[0] * (width - len(each)) + each for each in values])
+
+    def numbers(values: torch.Tensor) -> dict[str, Any]:
+        array = values.numpy()
+        return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
+
+    torch.save(of([row.log_probs for row in rows], widest).bfloat16(), reference := io.BytesIO())
+    columns = {
+        "sequences": numbers(of([row.ids for row in rows], longest)), "values": None,
+        "attention_mask": numbers(of([[1] * len(row.ids) for row in rows], longest)),
+        "loss_mask": numbers(of([row.mask for row in rows], widest)),
+        "base_action_log_probs": {"format": "torch", "data": reference.getvalue()},
+        "pixel_values": {"format": "tensor_list", "items": []},
+        **{name: numbers(of([getattr(row, at) for row in rows], widest)) for name, at in
+           (("rollout_logprobs", "rollout"), ("action_log_probs", "log_probs"), ("advantages", "advantages"))},
+    }  # fmt: skip
+    state = {"batch_dict": columns, "batch_size": len(rows), "device": torch.device("cpu"), "metadata": {"pad_size": 3}}
+    code = (
+        "def _rebuild_tensor_batch(kind, state): ...\nclass TrainingInputBatch:\n"
+        "    def __reduce__(self): return _rebuild_tensor_batch, (TrainingInputBatch, self.state)\n"
+    )
+    with standing_in(skyrl__backends__skyrl_train__training_batch=code):
+        batch = sys.modules["skyrl.backends.skyrl_train.training_batch"].TrainingInputBatch()
+        batch.state = state
+        path = _file(folder / "out" / "dumped_data" / "global_step_5_training_input.pkl")
+        path.write_bytes(pickle.dumps(batch))
+    return path
+
+
+def molt_tsv(folder: Path, rows: list[MadeRow]) -> Path:
+    """MOLT_DUMP_ROLLOUT_LOGPROBS: one row without its first token, and padding that is not marked."""
+    row = rows[5]
+    rows[:] = [replace(row, prompt=row.prompt[1:])]
+    each = [(token, *[0.0] * 2, 0) for token in row.prompt[1:]] + [
+        *zip(row.response, row.rollout, row.log_probs, row.mask, strict=True)
+    ]
+    lines = [f"{at}\t{token}\t{a:.6f}\t{b:.6f}\t{m}" for at, (token, a, b, m) in enumerate([*each, (0, 0.0, 0.0, 0)])]
+    _file(folder / "t" / "row.tsv").write_text("\n".join(["pos\ttoken_id\tvllm_logp\tactor_logp\tmask", *lines]) + "\n")
+    return folder / "t" / "row.tsv"
 
 
 def prime_rl(folder: Path, rows: list[MadeRow]) -> Path:
@@ -346,6 +439,9 @@ def parquet(folder: Path, rows: list[MadeRow]) -> Path:
 Writer = Callable[[Path, list[MadeRow]], Path]
 WRITERS: dict[str, Writer] = {
     "slime-rollout": slime_rollout, "slime-train": slime_train, "miles-train": miles_train, "prime-rl": prime_rl, "verl": verl,
+    "verl by torch.save": partial(verl, save=torch.save), "verl by numpy": partial(verl, encoded=True), "skyrl": skyrl,
+    "openrlhf": partial(experiences, "openrlhf__trainer__ppo_utils__experience", "experiences.pt", True),
+    "molt": partial(experiences, "molt__trainer__algorithm__experience", "rollout_step3.pt", False), "molt-tsv": molt_tsv,
     "nemo-rl": nemo_rl, "npz": npz, "safetensors": safetensors, "torch.save": torch_dict, "JSON lines": json_lines,
     "parquet": parquet,
 }  # fmt: skip

