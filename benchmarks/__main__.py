@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from benchmarks import best
 from benchmarks.rows import Row
 
-NAMES = ("capture", "step", "load", "index", "growth", "cli", "first", "replay")
+NAMES = ("capture", "step", "load", "index", "growth", "cli", "first", "verdict", "replay")
 MORE = ("formats", "pack", "lab", "training", "cluster", "groups")
 HEAD = ("What", "Ours", "Theirs", "Ratio", "Goal", "Met", "Conditions")
 

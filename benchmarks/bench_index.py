@@ -13,9 +13,11 @@ Stores, pickles and catalogs are made once in a process, and measured by `bench_
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
+import re
 import sqlite3
 import sys
 import tempfile
@@ -33,7 +35,7 @@ import torch
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import IndexSummary, refresh
-from actordbg.catalog.query import Catalog, select_dumps
+from actordbg.catalog.query import ORDERS, Catalog, select_dumps
 from actordbg.catalog.tables import to_micros
 from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
 from actordbg.store import payload
@@ -51,6 +53,10 @@ CONDITIONS = (
     "seq_len>4096 and rank=0", "seq_len>4096", "rank=3", "rank=0 and seq_len>1800", "step=777", "rank=1 and step=777",
     "tokens>4052", "timestamp>'2025-06-19 15:40' and rank=1", "status='failed' and seq_len>1500", "role='policy'",
 )  # fmt: skip
+
+
+PLANS = ("", f"INDEXED BY {ORDERS['time'][0]}")
+"""SQLite's own plan, and the one that reads dumps in their order. The quicker one counts."""
 
 
 def run(scale: int = 1025, rows: int = 1_000_000, many: int = MANY) -> list[Row]:
@@ -193,20 +199,40 @@ def _refresh_row(store: Store, scale: int) -> Row:
 
 def _where_rows(store: Store, rows: int) -> list[Row]:
     catalog = Catalog(store, IndexSummary())
-    times = {}
-    for text in CONDITIONS:
-        select_dumps(catalog, text, limit=20)
-        times[text] = median(_timed(lambda text=text: select_dumps(catalog, text, limit=20)) for _ in range(7))  # type: ignore[misc]
+    times, bare = {}, {}
+    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
+        for text in CONDITIONS:
+            ours = functools.partial(select_dumps, catalog, text, limit=20)
+            plans = [functools.partial(_by_sqlite, connection, text, plan) for plan in PLANS]
+            assert all({row.dump_id for row in ours()} == {row[0] for row in plan()} for plan in plans), text
+            taken = [[_timed(call) for call in (ours, *plans)] for _ in range(7)]
+            times[text], *theirs = map(median, zip(*taken, strict=True))
+            bare[text] = min(theirs)
     slowest = max(times, key=times.__getitem__)
+    ratio = times[slowest] / bare[slowest]
     size, most = store.catalog_path.stat().st_size / 1e6, 250 * rows / 1e6
-    said = "parsing and rows included; CPU time, median of 7"
+    said = "against a prepared query on an open connection; parsing and rows included; CPU time, median of 7"
     note = f"median {median(times.values()) * 1e3:.2f} ms; slowest {slowest}; {said}"
     return [
-        Row(f"--where over {rows:,} rows, 20 out: slowest of {len(times)}", times[slowest] * 1e3, None, "ms",
-            ratio=times[slowest] * 1e3, budget="<= 1 ms", note=note, within=times[slowest] <= 0.001),
+        Row(f"--where over {rows:,} rows, 20 out, / bare sqlite3: slowest of {len(times)}", times[slowest] * 1e3,
+            bare[slowest] * 1e3, "ms", ratio=ratio, budget="<= 1.3", note=note, within=ratio <= 1.3),
         Row(f"catalog of {rows:,} rows", size, None, "MB",
             ratio=size, budget=f"<= {most:g} MB", note="ratio is megabytes", within=size <= most),
     ]  # fmt: skip
+
+
+def _by_sqlite(connection: sqlite3.Connection, condition: str, plan: str) -> list[tuple[object, ...]]:
+    """The first 20 dumps that a condition selects, by a statement that SQLite keeps prepared, with one of PLANS."""
+    for text, place in re.findall(r"('(\d{4}-[^']+)')", condition):
+        condition = condition.replace(text, str(to_micros(format_timestamp(datetime.fromisoformat(f"{place}+00:00")))))
+    for name, table in {"rank": "c", "role": "c", "status": "r", "tokens": "d"}.items():
+        condition = re.sub(rf"\b{name}\b", f"{table}.{name}", condition)
+    sql = (
+        f"SELECT d.*, c.*, r.status FROM dump AS d {plan} JOIN caller AS c ON c.id = d.caller "
+        "LEFT JOIN result AS r ON r.id = d.last_result "
+        f"WHERE {condition} ORDER BY d.timestamp, d.dump_id LIMIT 20"
+    )
+    return connection.execute(sql).fetchall()
 
 
 def fill_synthetic(store: Store, rows: int) -> None:

@@ -31,17 +31,22 @@ def run(repeat: int = 7) -> list[Row]:
     """Four rows; `torch` runs single-threaded so that a busy machine disturbs both sides alike."""
     with one_thread():
         with tempfile.TemporaryDirectory() as folder:
-            source, what = (REAL, "real") if REAL.is_dir() else (_generate(Path(folder) / "generated"), "generated")
+            source, note = pickles_in(Path(folder))
             pickles = sorted(source.glob("*.pkl"))
             store = Store(Path(folder) / "store")
             first, second = (seconds_of(lambda: import_paths(store, [source])) for _ in range(2))
             dumps = list(store.iter_dumps())
-            note = f"{len(pickles)} {what} dumps"
             return [
                 _size(pickles, dumps, note),
                 _load(pickles, dumps, note, repeat),
                 *_import(first, second, len(pickles), note),
             ]
+
+
+def pickles_in(folder: Path) -> tuple[Path, str]:
+    """The folder of pickles, made below `folder` where the real ones are not there; and what they are, in words."""
+    source, what = (REAL, "real") if REAL.is_dir() else (_generate(folder / "generated"), "generated")
+    return source, f"{len(list(source.glob('*.pkl')))} {what} dumps"
 
 
 def _size(pickles: Sequence[Path], dumps: Sequence[Path], note: str) -> Row:

@@ -15,8 +15,9 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from actordbg.base.errors import CatalogProblem, UsageError
@@ -116,15 +117,22 @@ def each_dump(
     """
     index, by = _sorting(order)
     catalog = _catalog(source)
-    condition = _condition(catalog, where, losses)
-    with guarded(catalog.store.catalog_path) as box:
-        source_sql, params = _source(box, condition, index)
+    condition = compile_where(where) if where is not None else None
+    with guarded(catalog.store.catalog_path) as box:  # one connection for all three: SQLite parses the schema for each
+        source_sql, params = _source(box, _of_forwards(box, where, condition, losses), index)
         sql = f"SELECT d.dump_id FROM {source_sql} ORDER BY {by} LIMIT ? OFFSET ?"
         ids = [dump_id for (dump_id,) in box.rows(sql, (*params, -1 if limit is None else limit, offset))]
-    for some in _in_queries(ids):
-        sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id IN ({','.join('?' * len(some))})"
-        rows = {row.dump_id: row for row in _dump_rows(answers(catalog, sql, some))}
-        yield from (rows[dump_id] for dump_id in some if dump_id in rows)
+        first = _rows_of(ids[:_AT_ONCE], box.rows)
+    yield from first
+    for some in _in_queries(ids[_AT_ONCE:]):
+        yield from _rows_of(some, partial(answers, catalog))
+
+
+def _rows_of(ids: Sequence[str], ask: Callable[[str, Sequence[Any]], Iterable[Any]]) -> list[DumpRow]:
+    """Return the rows of those dumps that are there still, in this order. ask: runs a query."""
+    sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id IN ({','.join('?' * len(ids))})"
+    rows = {row.dump_id: row for row in _dump_rows(ask(sql, ids))} if ids else {}
+    return [rows[dump_id] for dump_id in ids if dump_id in rows]
 
 
 def _sorting(order: str) -> tuple[str, str]:
@@ -140,12 +148,13 @@ def _sorting(order: str) -> tuple[str, str]:
     return "", f"{column.sql} {way}, d.timestamp DESC, d.dump_id DESC"
 
 
-def _condition(catalog: Catalog, where: str | None, losses: bool = False) -> Condition | None:
-    """Return the condition that selects dumps: without `losses`, only forwards, and losses that it names or judges."""
-    condition = compile_where(where) if where is not None else None
+def _of_forwards(box: Sandbox, where: str | None, condition: Condition | None, losses: bool = False) -> Condition | None:
+    """Return the condition that selects dumps: without `losses`, only forwards, and losses that it names or judges. `condition`:
+    what `where` compiles to.
+    """
     columns = condition.columns if condition is not None else set()
     named = losses or not columns.isdisjoint({"point", "dump_id", "dump"})
-    if named or not answers(catalog, "SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,)):
+    if named or not list(box.rows("SELECT 1 FROM caller WHERE point != ? LIMIT 1", (FORWARD,))):
         return condition  # no store without losses pays for them
     listed = f"point = '{FORWARD}'"
     if not columns.isdisjoint({"verdict", "broken"}):
@@ -194,10 +203,11 @@ def _fastest(box: Sandbox, condition: Condition) -> str:
 def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
     """Count the dumps that a condition selects, as `each_dump` does."""
     catalog = _catalog(source)
-    condition = _condition(catalog, where)
-    if condition is None:
-        return int(answers(catalog, "SELECT count(*) FROM dump")[0][0])
+    condition = compile_where(where) if where is not None else None
     with guarded(catalog.store.catalog_path) as box:
+        condition = _of_forwards(box, where, condition)
+        if condition is None:
+            return int(next(box.rows("SELECT count(*) FROM dump"))[0])
         sql = f"SELECT count(*) FROM {_fastest(box, condition)}"
         return int(next(box.rows(sql, condition.params))[0])
 
