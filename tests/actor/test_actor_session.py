@@ -155,7 +155,6 @@ def configurations(cache: Path) -> None:
 
 def compiled(cache: Path) -> None:
     """Compile an actor and run three lengths, forward only (a backward is as many minutes of C++)."""
-    torch._inductor.config.cpp.vec_isa_ok = True  # or it compiles ten programs to see which instructions there are
     eager: list[Any] = []
     for asked, off in (({}, 0.0), ({"compile": True, "compile_backend": "eager"}, 1e-5), ({"compile": True}, 1e-4)):
         with open_actor(ReplayConfig(**asked, packing=True, num_layers=1), model_cache=cache) as session:
