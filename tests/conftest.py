@@ -39,6 +39,7 @@ def pytest_configure() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes share two cores
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else each process that compiles builds ten programs to ask for that
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

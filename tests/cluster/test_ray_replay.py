@@ -85,6 +85,11 @@ def command(store: str | Path, typed: str) -> list[str]:
     return [sys.executable, "-m", "actordbg", "--store", str(store), *typed.split()]
 
 
+def on_ray(cluster: Any, template: Path) -> str:
+    """The options of a replay on the cluster, whose nodes fork their workers."""
+    return f"--engine ray --address {cluster.address} --runtime-env TEMPLATE_OF_WORKERS={template}"
+
+
 def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store):
     spec = make_spec(12)
     odd = {"d0": "unreadable", "d1": "unreadable", "d2": "unreadable", "d5": "fail"}  # the first three are a portion
@@ -264,7 +269,7 @@ def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, m
     """From the command line, with real workers; three machines that share a bucket and nothing else."""
 
     def actordbg(desk: str, typed: str) -> str:
-        environment = machines.desk(desk) | {"TEMPLATE_OF_WORKERS": str(template_of_workers)}  # nodes do not see it
+        environment = machines.desk(desk) | {"TEMPLATE_OF_WORKERS": str(template_of_workers)}
         done = subprocess.run(command(machines.url, typed), capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -272,7 +277,7 @@ def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, m
     publish(Store(machines.folder / "bucket").create(), 3, length=48)
     how = "replay --max-inputs 2 --backend fsdp2 --nproc 2 --backward --keep-tensors --json"
     here = json.loads(actordbg("a", how))
-    there = json.loads(actordbg("b", f"{how} --engine ray --address {cluster.address} --procs-per-node 1"))
+    there = json.loads(actordbg("b", f"{how} --procs-per-node 1 {on_ray(cluster, template_of_workers)}"))
     assert (there["passed"], there["restarts"]) == (2, 0)
     folders = [machines.mirror(desk) / "replays" / one["replay_id"] for desk, one in (("a", here), ("b", there))]
     ours, theirs = map(stopcases.figures, folders)
@@ -295,7 +300,7 @@ def test_a_matrix_on_the_cluster_says_what_it_says_on_one_machine(cluster, store
     environment = stopcases.environment({"TEMPLATE_OF_WORKERS": str(template_of_workers)})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running, answers = [], []
-    for engine in ("", f"--engine ray --address {cluster.address}"):  # at once, which halves the time
+    for engine in ("", on_ray(cluster, template_of_workers)):  # at once, which halves the time
         own = Store(store.root / f"store-{len(engine)}").create()
         publish(own, 1, length=24)
         running.append(subprocess.Popen(command(own.root, f"{asked} {engine}"), env=environment, **pipes))

@@ -557,6 +557,7 @@ def test_trials_are_isolated_and_warm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gemma 2 under sdpa, which leaves out the soft cap: reduced, checked as a replay, shown by a script in a fresh interpreter.
 
