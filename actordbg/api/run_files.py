@@ -1,34 +1,37 @@
 """What `check PATH...` and `lint PATH...` are given: stores, dumps, packs, old pickles, and the files that a run left behind.
 
 A store is used itself. Dump files and packs are selected as files. Everything else is imported first: by `check` into the store,
-by `lint` into one of its own, which is gone afterwards, so that its findings name files and their rows.
+by `lint` judged as they are read, so that its findings name files and their rows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from actordbg.api.checks import lint_newest, linted
+from actordbg.api.checks import linted
 from actordbg.api.client import Client
 from actordbg.api.desk import Desk, DumpSelection
 from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import MOST_NAMED, plural
+from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.catalog.selections import joined
 from actordbg.document.command_result import CommandResult
-from actordbg.dumps.importer import ImportSummary, find_files, import_paths
+from actordbg.dumps.importer import ImportSummary, find_files, import_paths, read_paths
 from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.measure.log_lines import TrainLog
 from actordbg.measure.run_logs import answer, curve_table, judge_logs, logs_below
-from actordbg.recorded.lint import lint_answer
+from actordbg.recorded.lint import Linting, lint_answer
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.records.finding import Finding
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.places import places_of, read_record
 
 
 def store_of_paths(
@@ -62,7 +65,7 @@ def store_of_paths(
         raise UsageError(
             f"{paths[0]} is a log, without rows to replay", hint=f"`actordbg lint {in_shell(str(paths[0]))}` judges its curves"
         )
-    summary = imported(usual, paths, files, client=client, columns=columns)
+    summary = imported(partial(import_paths, usual), paths, files, client=client, columns=columns)
     client.note(f"{plural(summary.added, 'dump')} imported into {usual.root}, {summary.present:,} already there")
     every = joined(chosen.where, _only(summary.dump_ids))
     return usual, replace(chosen, where=joined(every, "point = 'forward'"), with_losses=every, logs=logs)
@@ -77,7 +80,7 @@ def _only(dump_ids: Sequence[str]) -> str:
 
 
 def imported(
-    store: Store,
+    take: Callable[..., ImportSummary],
     paths: Sequence[Path],
     files: Sequence[Path],
     *,
@@ -85,13 +88,13 @@ def imported(
     columns: Sequence[str],
     may_be_none: bool = False,
 ) -> ImportSummary:
-    """Import files, found at paths, and note what was refused.
+    """Import or read files, found at paths, by `take`, and note what was refused.
 
     Raises CorruptDump if nothing was imported, unless that may be; Unsupported or UnsafeInput for the reason of a single file.
     """
     parts = columns_of(columns)
     with client.progress("importing", len(files)) as advance:
-        summary = import_paths(store, files, columns=parts, on_file=lambda dump_id: advance(1))
+        summary = take(files, columns=parts, on_file=lambda dump_id: advance(1))
     if may_be_none and not summary.dump_ids:
         return summary
     refused = [f"refused[{each.code}]: {each.path}: {each.reason}" for each in summary.refused]
@@ -119,20 +122,27 @@ def linted_files(
     logs, files = logs_and_others(paths)
     if not files:
         return answer(logs)
-    with tempfile.TemporaryDirectory(prefix="actordbg-") as folder:
+    linting = Linting()
+    give = partial(read_paths, lambda record, tensors: linting.judge(RecordedCall(record, tensors)))
+    selects = where is not None or max_inputs is not None  # by the columns of a catalog
+    with tempfile.TemporaryDirectory(prefix="actordbg-") if selects else contextlib.nullcontext("") as folder:
         store = Store(Path(folder) / "store")
         # Beside a log in a folder lie files of other kinds; a file that was named has to be read.
         only_found = not {*files} & {*paths}
-        summary = imported(store, paths, files, client=desk.client, columns=columns, may_be_none=bool(logs) and only_found)
+        take = partial(import_paths, store) if selects else give
+        summary = imported(take, paths, files, client=desk.client, columns=columns, may_be_none=bool(logs) and only_found)
         if not summary.dump_ids:
             left_out = plural(len(summary.refused), "other file")
             desk.client.note(f"{left_out} not read as rows: `actordbg dump import {in_shell(str(paths[0]))}` names each")
             return answer(logs)
-        with desk.client.progress("reading", None) as advance:
-            findings = lint_newest(replace(desk, store=store), where, max_inputs, advance)
-        if not findings.dumps:
+        chosen = select_dumps(open_fresh(store, where), where, order="newest", limit=max_inputs, losses=True) if selects else []
+        for row in chosen:
+            linting.judge(RecordedCall.read(str(store.root / row.path)))
+        if selects and not chosen:
             raise replace(desk, store=store).nothing("lint", where)
-        origins = {record.dump_id: record.origin for record in map(read_record, places_of(store))}
+    findings = linting.finish()
+    origins = {call.record.dump_id: call.record.origin for call in linting.kept}
+    findings.rows = sum(call.rows for call in linting.kept if not call.is_loss)
     for outcome in findings.outcomes:
         outcome.found = [_in_file(finding, origins) for finding in outcome.found]
     findings.files = [str(path) for path in paths]

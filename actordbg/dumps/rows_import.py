@@ -38,8 +38,8 @@ from actordbg.formats.dumpfile import IMPORTED
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
 
-MOST_ROWS, MOST_PLACES = 8, 2**16
-"""Most rows of a dump, and most positions of several, padding included."""
+MOST_REPLAYED, MOST_JUDGED = (8, 2**16), (256, 2**18)
+"""Most rows of a dump, and most positions of several, padding included: where it is replayed, and where it is only judged."""
 _OF_LOSS = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages")
 """Parts that a loss got, by its own names; others are beside them."""
 
@@ -56,13 +56,14 @@ class RowFile:
         self._time = format_timestamp(datetime.fromtimestamp(stat.st_mtime, timezone.utc))
         self._digest = ""
 
-    def dumps(self) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
+    def dumps(self, most_rows: int, most_places: int) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
         """Yield the dumps. Raises CorruptDump, UnsafeInput, Unsupported and OSError, also after some."""
-        number, kept = 0, list[FileRow]()
+        number, longest, kept = 0, 0, list[FileRow]()
         for row in self._rows():
-            if kept and not _together([*kept, row]):
+            longest, count = max(longest, len(row.ids)), len(kept) + 1
+            if kept and (count > most_rows or count * longest > most_places or not _alike(kept, row)):
                 yield from self._dumps_of(kept, number)
-                number, kept = number + 2, []
+                number, longest, kept = number + 2, len(row.ids), []
             kept.append(row)
         if kept:
             yield from self._dumps_of(kept, number)
@@ -147,13 +148,12 @@ class RowFile:
         return make_dump_id(self._time, number, 0, self._digest)
 
 
-def _together(rows: Sequence[FileRow]) -> bool:
-    """Check whether rows may share a dump."""
-    first, last = rows[0], rows[-1]
-    longest = max(len(row.ids) for row in rows)
-    alike = all(getattr(first, name) == getattr(last, name) for name in ("step", "rank"))
-    alike = alike and first.values.keys() == last.values.keys() and (first.reward is None) == (last.reward is None)
-    return alike and not first.odd and not last.odd and len(rows) <= MOST_ROWS and len(rows) * longest <= MOST_PLACES
+def _alike(rows: Sequence[FileRow], row: FileRow) -> bool:
+    """Check whether the next row of a file may share a dump with rows: they follow each other, and have the same parts."""
+    first = rows[0]
+    alike = all(getattr(first, name) == getattr(row, name) for name in ("step", "rank"))
+    alike = alike and first.values.keys() == row.values.keys() and (first.reward is None) == (row.reward is None)
+    return alike and not first.odd and not row.odd and row.number == first.number + len(rows)
 
 
 def _padded(rows: Sequence[FileRow]) -> dict[str, Values]:

@@ -115,7 +115,9 @@ def estimated(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[Estimat
         if not np.isfinite(estimates[estimates[:, COUNT] > 0, LOW : HIGH + 1]).all():
             continue  # `finite` says so
         if first.imported:
-            step = _as_most_rows(words, losses, estimates)
+            if first.estimated is None:  # the laws of advantages ask one after another
+                first.estimated = (_as_most_rows(words, losses, estimates),)
+            (step,) = first.estimated
         else:
             of = ESTIMATORS.get(first.fact("advantage.estimator") or "")
             step = None if of is None else _estimated_step(words, losses, estimates, of)
@@ -160,12 +162,14 @@ def _as_most_rows(words: str, losses: Sequence[RecordedCall], estimates: Numbers
     A file does not name it. Rows that disagree are few then, so that they are the exception and not the rule.
     """
     best: tuple[float, EstimatedStep | None] = (AGREE, None)
+    step = _estimated_step(words, losses, estimates, Estimator())
+    if (rewards := _rewards(step)) is None:
+        return None
     for of in (*ESTIMATORS.values(), *FROM_FILES):
         if of.whitened or of.by_token:
             continue
-        step = _estimated_step(words, losses, estimates, of)
-        rewards = _rewards(step)
-        wanted = np.zeros(0) if rewards is None else _values(step, rewards)
+        step = replace(step, of=replace(of, by_token=step.of.by_token))
+        wanted = _values(step, rewards)
         known = np.isfinite(wanted)
         if known.sum() < ROWS or np.ptp(wanted[known]) < OFF:
             continue
@@ -258,8 +262,10 @@ def from_rewards(calls: Sequence[RecordedCall], answer: Answer) -> None:
 
 def _rewards(step: EstimatedStep) -> Numbers | None:
     """Return each row's reward, [R]; None if not all rows have one."""
-    given = [each.reshape(-1)[row] for call, row in step.rows if (each := call.array("rewards")) is not None]
-    return np.array(given, "f8") if len(given) == len(step.rows) else None
+    known: dict[RecordedCall, Numbers] = {call: call.array("rewards") for call in dict.fromkeys(call for call, _ in step.rows)}
+    if any(each is None for each in known.values()):
+        return None
+    return np.array([known[call].reshape(-1)[row] for call, row in step.rows], "f8")
 
 
 def _values(step: EstimatedStep, rewards: Numbers) -> Numbers:
@@ -268,14 +274,16 @@ def _values(step: EstimatedStep, rewards: Numbers) -> Numbers:
     wanted = rewards.copy() if not step.of.baseline else unknown
     if step.whole and step.of.baseline == "batch":
         wanted = rewards - rewards.mean()
-    for group in step.groups if step.of.baseline in ("group", "others") else ():
-        own, size = rewards[group], len(group)
-        mean = own.mean() if step.of.baseline == "group" else (own.sum() - own) / max(size - 1, 1)
-        wanted[group] = own - mean
+    if step.groups and step.of.baseline in ("group", "others"):
+        groups = np.array(step.groups)  # [groups, samples]
+        own, size = rewards[groups], step.samples
+        by_others = (own.sum(1, keepdims=True) - own) / max(size - 1, 1)
+        wanted[groups] = own - (own.mean(1, keepdims=True) if step.of.baseline == "group" else by_others)
         if step.of.scale == "group" and size > 1:
-            wanted[group] /= own.std(ddof=1) + step.of.least
-        if step.of.scale == "others" and size > 2 and (spread := _std_of_others(own)).any():
-            wanted[group] /= np.where(spread > 0, spread + step.of.least, 1.0)
+            wanted[groups] /= own.std(1, ddof=1, keepdims=True) + step.of.least
+        if step.of.scale == "others" and size > 2:
+            spread = _std_of_others(own)
+            wanted[groups] /= np.where(spread > 0, spread + step.of.least, 1.0)
     if step.of.scale == "batch":
         wanted = wanted / (rewards.std(ddof=1) + step.of.least) if step.whole and len(rewards) > 1 else unknown
     clip = step.rows[0][0].fact("reward.clip_range")
@@ -283,9 +291,9 @@ def _values(step: EstimatedStep, rewards: Numbers) -> Numbers:
 
 
 def _std_of_others(rewards: Numbers) -> Numbers:
-    """Return the standard deviation of all other rewards of a group, for each, [G]."""
-    others = [np.delete(rewards, at).std(ddof=1) for at in range(len(rewards))]
-    return np.array(others)
+    """Return the standard deviation of all other rewards of a group, for each, [groups, samples]."""
+    others = [np.delete(rewards, at, 1).std(1, ddof=1) for at in range(rewards.shape[1])]
+    return np.stack(others, 1)
 
 
 def whitening(calls: Sequence[RecordedCall], answer: Answer) -> None:

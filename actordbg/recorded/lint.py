@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -41,6 +42,8 @@ _IN_FILES = {
 }
 """What a law needs, where all dumps were made of files that a run left behind."""
 READ = Rule("readable", "every dump can be read")
+Judged: TypeAlias = tuple[RecordedCall | str, list[Answer], set[str]]
+"""A call, trimmed, or why it cannot be read; what the laws of single calls said of it; the names of what it has."""
 _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 """What a law raises on facts of a type that no recorder writes."""
 
@@ -48,7 +51,8 @@ _ODD = (ValueError, TypeError, LookupError, ArithmeticError)
 @dataclass
 class LintFindings(Findings):
     """The answers of all laws. recorded: names of everything that the calls have. read: ids of the dumps. unreadable: the
-    messages of those that could not be read. imported: all dumps were made of files; files: their names, if there are no others.
+    messages of those that could not be read. imported: all dumps were made of files; files: their names, if there are no others,
+    and rows: how many they have.
     """
 
     outcomes: Sequence[RuleOutcome] = field(default_factory=lambda: [Answer(law) for law in LAWS])
@@ -56,6 +60,7 @@ class LintFindings(Findings):
     read: set[str] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
     files: Sequence[str] = ()
+    rows: int = 0
     imported: bool = False
 
     @property
@@ -89,50 +94,77 @@ class LintFindings(Findings):
     def verdict(self) -> Verdict:
         """Return the verdict: WRONG if a law fails, RIGHT if some hold, else NOT CHECKED."""
         files = " ".join(map(in_shell, self.files))
+        of = plural(self.rows, "row") if self.rows else plural(self.dumps, "dump")
         following = dict.fromkeys((RIGHT, UNCHECKED), f"actordbg check {files}".rstrip())
         if self.broken:
             shown = self.found[0].place.get("dump")
             following[WRONG] = f"actordbg dump show {shown}" if shown else f"actordbg dump import {files}"
-        return verdict_of(self, f"{self.in_words()} on {plural(self.dumps, 'dump')}", following)
+        return verdict_of(self, f"{self.in_words()} on {of}", following)
 
 
-@np.errstate(all="ignore")  # of log-probs that are not finite, which a law names
 def lint(store: Path, paths: Sequence[str], on_dump: Callable[[int], None] = lambda count: None) -> LintFindings:
     """Check all laws on the dumps at `paths`, below the folder `store`. A dump that cannot be read is counted and named."""
-    findings, kept = LintFindings(), list[RecordedCall]()
+    linting = Linting()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         for call, answers, names in pool.map(lambda path: _read(store, path), paths):
             on_dump(1)
-            if isinstance(call, str):
-                findings.unreadable.append(call)
-                continue
-            kept.append(call)
-            findings.recorded |= names
-            for answer in answers:
-                total = findings[answer.rule.name]
-                total.looked_at += answer.looked_at
-                total.found += answer.found
-                total.lacks = answer.lacks or total.lacks
-    findings.read, findings.imported = {call.record.dump_id for call in kept}, all(call.imported for call in kept)
-    for law, total in zip(LAWS, findings.outcomes, strict=True):
-        if law.over_calls:
-            answer = Answer(law)
-            with contextlib.suppress(*_ODD):
-                law.judge(kept, answer)
-                vars(total).update(vars(answer))
-    findings.finish()
-    return findings
+            linting.keep(call, answers, names)
+    return linting.finish()
+
+
+class Linting:
+    """A check of calls as they come: `judge` or `keep` each, then `finish`. kept: the calls, trimmed."""
+
+    def __init__(self) -> None:
+        self.findings, self.kept = LintFindings(), list[RecordedCall]()
+
+    def judge(self, call: RecordedCall) -> None:
+        """Check the laws of single calls."""
+        self.keep(*_judged(lambda: call, call.record.dump_id))
+
+    def keep(self, call: RecordedCall | str, answers: Sequence[Answer], names: set[str]) -> None:
+        """Add what `_judged` returned."""
+        if isinstance(call, str):
+            self.findings.unreadable.append(call)
+            return
+        self.kept.append(call)
+        self.findings.recorded |= names
+        for answer in answers:
+            total = self.findings[answer.rule.name]
+            total.looked_at += answer.looked_at
+            total.found += answer.found
+            total.lacks = answer.lacks or total.lacks
+
+    @np.errstate(all="ignore")  # of log-probs that are not finite, which a law names
+    def finish(self) -> LintFindings:
+        """Check the laws over all calls, and return what all laws said."""
+        findings, kept = self.findings, self.kept
+        findings.read, findings.imported = {call.record.dump_id for call in kept}, all(call.imported for call in kept)
+        for law, total in zip(LAWS, findings.outcomes, strict=True):
+            if law.over_calls:
+                answer = Answer(law)
+                with contextlib.suppress(*_ODD):
+                    law.judge(kept, answer)
+                    vars(total).update(vars(answer))
+        findings.finish()
+        return findings
+
+
+def _read(store: Path, path: str) -> Judged:
+    def call() -> RecordedCall:
+        call = RecordedCall.read(str(store / path))
+        call.root = store
+        return call
+
+    return _judged(call, path)
 
 
 @np.errstate(all="ignore")
-def _read(store: Path, path: str) -> tuple[RecordedCall | str, list[Answer], set[str]]:
-    """Read a dump, check the laws of single calls, and return the call trimmed, with the names of what it has; or why it cannot
-    be read.
-    """
+def _judged(read: Callable[[], RecordedCall], name: str) -> Judged:
+    """Check the laws of single calls, and return the call trimmed, with the names of what it has; or why it cannot be read."""
     answers = []
     try:
-        call = RecordedCall.read(str(store / path))
-        call.root = store
+        call = read()
         for law in LAWS:
             if not law.over_calls:
                 answers.append(Answer(law))
@@ -140,7 +172,7 @@ def _read(store: Path, path: str) -> tuple[RecordedCall | str, list[Answer], set
         names = call.recorded_names
         return call.trim(), answers, names
     except (ActordbgError, OSError, *_ODD) as error:
-        return f"{path}: {getattr(error, 'message', error)}", [], set()
+        return f"{name}: {getattr(error, 'message', error)}", [], set()
 
 
 def lint_answer(findings: LintFindings, *more: Block) -> CommandResult:

@@ -100,9 +100,13 @@ def aggregation(loss: Mapping[str, Any]) -> str:
 
 
 class RecordedCall:
-    """A recorded call. `rows`: B. Arrays that the call does not have are None. root: the store's folder, if it is known."""
+    """A recorded call. `rows`: B. Arrays that the call does not have are None. root: the store's folder, if it is known.
+
+    estimated: what laws found out of the step that an imported loss is the first of.
+    """
 
     root: Path | None = None
+    estimated: tuple[Any, ...] | None = None
 
     def __init__(self, record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> None:
         self.record, self.rows = record, record.batch_size
