@@ -29,6 +29,7 @@ from actordbg.base.errors import Conflict, EnvironmentProblem, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.install import target_probe as probe
+from actordbg.trainers.find_adapter import HOSTS, actor_module
 from actordbg.trainers.trainer import TRAINER
 
 PROBE_SECONDS = 120
@@ -76,10 +77,13 @@ def find_target(python: Path | None = None, target: Path | None = None) -> Targe
             raise EnvironmentProblem(f"{target} is not a file", hint="name an actor.py with --target")
         return _target(target, _interpreter_of(target), [])
     executable = str(python) if python is not None else sys.executable
-    answer = ask(executable, "find", TRAINER.actor_module)
-    if not answer["winner"]:
+    for module in (TRAINER.actor_module, *map(actor_module, HOSTS)):
+        answer = ask(executable, "find", module)
+        if answer["winner"]:
+            break
+    else:
         raise EnvironmentProblem(
-            f"{executable} has no {TRAINER.package}",
+            f"{executable} has no {' and no '.join((TRAINER.package, *HOSTS))}",
             hint="name the interpreter of the training environment with --python, or the file with --target",
         )
     return _target(Path(answer["winner"]), executable, [Copy(**copy) for copy in answer["copies"]])

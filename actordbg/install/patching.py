@@ -31,6 +31,7 @@ from actordbg.install import trailer
 from actordbg.install.patch_target import Copy, Target, ask, require_hook, require_seen
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
+from actordbg.trainers.find_adapter import host_of
 from actordbg.trainers.trainer import TRAINER
 
 WITHOUT_A_PATCH = "`actordbg run -- COMMAND` records a job without a patch"
@@ -80,7 +81,7 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         action, source = "patched", old.data
         if inspection.trailer and inspection.source is not None:
             action, source, mtime_ns = "trailer renewed", inspection.source, inspection.trailer.mtime_ns
-        data = trailer.append(source, root, mtime_ns=mtime_ns)
+        data = trailer.append(source, root, mtime_ns=mtime_ns, adapter=host_of(target.path))
         outcome = _outcome(target, old, dry_run, action, State.PATCHED, store=root, notes=links, data=data)
         if dry_run:
             return outcome

@@ -55,7 +55,7 @@ def {installer}():
         import os
 
         if os.environ.get("ACTORDBG_DISABLE", "") in ("", "0"):
-            from actordbg.capture.hook import install
+            from actordbg.{recorder} import install
 
             install(Actor, store=os.environ.get("ACTORDBG_STORE") or {store})
     except BaseException as error:  # whatever it is: a debugger does not stop a training job
@@ -95,7 +95,8 @@ class Trailer:
     """A trailer's header: the original it was appended to and the store it captures into.
 
     `length` (bytes), `sha256` and `mtime_ns` (or None) are the original's; `store` is an absolute path; `lead` counts
-    the newlines (`newline`) between the original and the trailer's first line; `actordbg` is the version that wrote it.
+    the newlines (`newline`) between the original and the trailer's first line; `actordbg` is the version that wrote it;
+    `adapter`, if not "", is named as the file's package, and records its calls.
     """
 
     format: int
@@ -106,6 +107,7 @@ class Trailer:
     newline: str
     lead: int
     actordbg: str
+    adapter: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,8 @@ class Inspection:
     source: bytes | None = None
 
 
-def append(source: bytes, store: str, *, mtime_ns: int | None = None) -> bytes:
-    """Return `source` with a trailer that captures into `store` (an absolute path).
+def append(source: bytes, store: str, *, mtime_ns: int | None = None, adapter: str = "") -> bytes:
+    """Return `source` with a trailer that captures into `store` (an absolute path), through an adapter if one is named.
 
     Raises Unsupported if `source` has no top-level class Actor with a forward of token ids and their mask, does not parse, or
     would parse to something else with a trailer after it; Conflict if it already holds a trailer or part of a trailer.
@@ -147,6 +149,7 @@ def append(source: bytes, store: str, *, mtime_ns: int | None = None) -> bytes:
         newline=newline,
         lead=1 if source.endswith((b"\n", b"\r")) else 2,
         actordbg=__version__,
+        adapter=adapter,
     )
     patched = source + (newline * trailer.lead).encode() + _render(trailer)
     _require_same_meaning(source, patched, _render(trailer))
@@ -189,7 +192,11 @@ def sha256_of(data: bytes) -> str:
 
 def _render(trailer: Trailer) -> bytes:
     header = {**trailer.__dict__, "check": _NO_CHECK}
-    text = _TEXT.format(begin=BEGIN, end=END, installer=INSTALLER, header=json.dumps(header), store=ascii(trailer.store))
+    recorder = "trainers.importhook" if trailer.adapter else "capture.hook"
+    if not trailer.adapter:
+        del header["adapter"]
+    named = {"header": json.dumps(header), "store": ascii(trailer.store), "recorder": recorder}
+    text = _TEXT.format(begin=BEGIN, end=END, installer=INSTALLER, **named)
     blank = text.replace("\n", trailer.newline).encode("ascii")
     return _with_check(blank, sha256_of(blank))
 

@@ -178,8 +178,7 @@ def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
             for call, row in [rows[at] for at in near[:1]]:
                 text = f"{words}: {name} are those of another row, in {len(near)} of {plural(len(rows), 'row')}"
                 answer.violated(call, text, row, side=side_apart(call, name))
-        if {ROLLOUT, TRAINER} <= {finding.side for finding in answer.found}:  # both sides were right of what had other rows later
-            answer.found = [replace(finding, side=TRAINER) for finding in answer.found]
+        _blame_the_loss(answer)
 
 
 def alignment(call: RecordedCall, answer: Answer) -> None:
@@ -199,6 +198,13 @@ def alignment(call: RecordedCall, answer: Answer) -> None:
                 bad, words = late, f"{name} are shifted by {by:+} against those of the loss"
                 break
         answer.rows(call, bad, words, side=side_apart(call, name))
+    _blame_the_loss(answer)
+
+
+def _blame_the_loss(answer: Answer) -> None:
+    """Name the trainer where the log-probs of both sides are off against those of the loss: these came later."""
+    if {ROLLOUT, TRAINER} <= {finding.side for finding in answer.found}:
+        answer.found = [replace(finding, side=TRAINER) for finding in answer.found]
 
 
 def _apart(ours: Numbers, theirs: Numbers) -> Numbers:

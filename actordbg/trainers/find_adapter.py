@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from pkgutil import resolve_name
 
 from actordbg.base.fault import EnvironmentProblem, Unsupported
@@ -19,12 +20,15 @@ from actordbg.trainers.seam import Adapter, Seam
 
 GROUP = "actordbg.adapters"
 BUILT_IN = {
+    "molt": "actordbg.trainers.molt_adapter:Molt",
     "plain": "actordbg.trainers.plain_adapter:Plain",
     "skyrl": "actordbg.trainers.skyrl_adapter:SkyRl",
     "trl": "actordbg.trainers.trl_adapter:Trl",
     "verl": "actordbg.trainers.verl_adapter:Verl",
 }
 """The class of each built-in adapter."""
+HOSTS = ("molt",)
+"""Built-in adapters that `run` always carries, and whose first seam is the forward of an Actor in a file that `patch` takes."""
 
 
 def installed(named: str) -> Adapter:
@@ -109,8 +113,18 @@ def carried_form(named: Sequence[str]) -> str:
     """Encode adapters for the environment of a job: "name=module,module;name=module". Raises like `of_user`."""
     if named:
         look_here()
-    parts = {name: list(dict.fromkeys(seam.module for seam in of_user(name).seams)) for name in named}
+    parts = {name: list(dict.fromkeys(seam.module for seam in of_user(name).seams)) for name in (*named, *HOSTS)}
     return ";".join(f"{name}={','.join(modules)}" for name, modules in parts.items())
+
+
+def host_of(path: Path) -> str:
+    """Return which of `HOSTS` has its Actor in this file; "" if none."""
+    return next((name for name in HOSTS if path.with_suffix("").parts[-3:] == (*actor_module(name).split("."),)), "")
+
+
+def actor_module(host: str) -> str:
+    """Return the module that holds the Actor of one of `HOSTS`."""
+    return installed(host).seams[0].module
 
 
 def look_here() -> None:

@@ -38,6 +38,16 @@ def after_import(name: str, action: Callable[[ModuleType], object]) -> None:
         _finder().after.setdefault(name, []).append(action)
 
 
+def install(actor_cls: type, *, store: str) -> None:
+    """Attach the adapter that has the name of the class's package, to its modules as they are imported: for a patched file."""
+    from actordbg.trainers.find_adapter import of_user
+    from actordbg.trainers.recorded_model import attach
+
+    named = actor_cls.__module__.partition(".")[0]
+    for module in dict.fromkeys(seam.module for seam in of_user(named).seams):
+        after_import(module, functools.partial(attach, named=named, store=store))
+
+
 class _WaitingFinder(MetaPathFinder):
     def __init__(self) -> None:
         self.before: dict[str, list[Callable[[], object]]] = {}

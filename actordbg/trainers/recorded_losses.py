@@ -1,6 +1,7 @@
 """Record the losses of other trainers (`dump enable --calls forward,loss`), as an adapter's seam reads them.
 
-A seam with `loss` is a function of the trainer that computes a loss, around a recorded forward (TRL, SkyRL) or in it (verl).
+A seam with `loss` is a function of the trainer that computes a loss, around a recorded forward (TRL, SkyRL), in it (verl), or
+after it (Molt; `around`).
 When it has returned, its log-probs, masks and advantages are handed to the recorder under the names of PolicyLoss, as
 a call of a loss that returns the same value (`actordbg.capture.loss_record`). So the laws of recorded data, and
 `explain --against rollout`, read one kind of record. The function runs once, with its own arguments; a failure in here is
@@ -48,14 +49,22 @@ class AdapterLoss:
         return self._value
 
 
-def with_loss(
+def followed(
     original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """Return `original`, a function that computes a loss, with its calls recorded, but for those of an evaluation.
+    """Return `original`, the function of a seam with `loss`, `steps` or `around`, as the recorder follows it.
 
     inside: what a thread is in, with the forward that was recorded last, and how many losses it has computed since the optimizer
     step. arguments: binds a call. tell: reports a failure.
     """
+    kind = with_loss if seam.loss else with_step if seam.steps else with_both
+    return kind(original, seam, inside, arguments, tell)
+
+
+def with_loss(
+    original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
+) -> Callable[..., Any]:
+    """Return `original`, a function that computes a loss, with its calls recorded, but for those of an evaluation."""
     recorders = dict[Any, _Recorder]()
 
     @functools.wraps(original)
@@ -86,10 +95,30 @@ def with_loss(
     return function
 
 
+def with_both(
+    original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
+) -> Callable[..., Any]:
+    """Return `original`, which runs a forward and then its loss: the forward is kept for it. Arguments as those of `followed`."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        outside = inside.in_loss, inside.around
+        inside.in_loss = True
+        try:
+            inside.around = arguments(args, kwargs)
+            return original(*args, **kwargs)
+        finally:
+            inside.in_loss, inside.around = outside
+            if not inside.in_loss and not inside.busy:
+                inside.current = None
+
+    return function
+
+
 def with_step(
     original: Callable[..., Any], seam: Seam, inside: Any, arguments: Callable[..., dict[str, Any]], tell: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """Return `original`, an optimizer step, which also ends the step of recorded losses. Arguments as those of `with_loss`."""
+    """Return `original`, an optimizer step, which also ends the step of recorded losses. Arguments as those of `followed`."""
     stepping = seam.steps
     assert stepping is not None
 
@@ -97,8 +126,10 @@ def with_step(
     def function(*args: Any, **kwargs: Any) -> Any:
         output = original(*args, **kwargs)
         try:
+            if (holder := stepping(arguments(args, kwargs))) is None:
+                return output
             inside.micro_batch = 0
-            note_update(stepping(arguments(args, kwargs)))
+            note_update(holder)
             if losses := sys.modules.get("actordbg.capture.loss_record"):
                 losses.end_step(output)
         except BaseException as error:  # an adapter may raise anything, and the training continues
@@ -137,7 +168,7 @@ class _Recorder:
         """Record a loss beside the forward whose log-probs it got."""
         assert self._seam.loss is not None
         scores = None if current.output is None else current.seam.result(current.output).log_probs
-        read: LossCall | None = self._seam.loss({**call, "rows": current.named}, scores, output)
+        read: LossCall | None = self._seam.loss({**call, "rows": current.named, "around": inside.around}, scores, output)
         if read is None:
             return
         tensors = {name: current.named.get(name) for name in ("sequences", "attention_mask")}

@@ -53,11 +53,13 @@ class CurrentForward:
 class _Inside(threading.local):
     """What a thread is in: a recorded function, whose call waits; a loss; the last forward, kept while its loss runs.
 
-    micro_batch: how many losses were computed since the last optimizer step. has_steps: an adapter says where those end.
+    around: arguments of the function around that forward and its loss. micro_batch: how many losses were computed since the step.
+    has_steps: an adapter says where steps end.
     """
 
     busy = in_loss = has_steps = False
     micro_batch = 0
+    around: Mapping[str, Any] = {}
     call: Callable[[], Any] | None = None
     current: CurrentForward | None = None
 
@@ -351,12 +353,11 @@ def attach(module: ModuleType, named: str, store: str) -> list[str]:
             if why := seam.differs(inspect.signature(original).parameters):
                 tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
                 continue
-            if seam.loss or seam.steps:
-                from actordbg.trainers.recorded_losses import with_loss, with_step
+            if seam.loss or seam.steps or seam.around:
+                from actordbg.trainers.recorded_losses import followed
 
                 _Inside.has_steps |= seam.steps is not None
-                arguments = functools.partial(arguments_of, inspect.signature(original))
-                function = (with_loss if seam.loss else with_step)(original, seam, inside, arguments, tell)
+                function = followed(original, seam, inside, functools.partial(arguments_of, inspect.signature(original)), tell)
                 setattr(function, MARK, original)
                 setattr(holder, name, function)
             else:

@@ -157,8 +157,10 @@ class Seam:
     arguments and, as `rows`, those of the recorded forward by an Actor's names; that forward's log-probs (None if the function is
     inside it); and the result. The seam's own `rows` is unused.
 
-    steps: the function is the optimizer step; gets the arguments, and returns what steps, for `updates_of`. The function's result
-    is the norm of the gradient, if it is a number.
+    around: the function runs a forward and then its loss, whose seam also gets its arguments, as `around`; `rows` is unused.
+
+    steps: the function is the optimizer step; gets the arguments, and returns what steps, for `updates_of`, or None if it did not
+    step. The function's result is the norm of the gradient, if it is a number.
 
     again: repeats the function in a replay, with a model and recorded rows, and returns its result
     (`actordbg.trainers.captured_call` helps). None: not supported, and calls are replayed through rows.
@@ -174,6 +176,7 @@ class Seam:
     again: Callable[[Any, Rows], Any] | None = None
     loss: Callable[[Mapping[str, Any], torch.Tensor | None, Any], LossCall | None] | None = None
     steps: Callable[[Mapping[str, Any]], Any] | None = None
+    around: bool = False
 
     def differs(self, takes: Iterable[str]) -> str:
         """Return which arguments the adapter needs that a function with these parameters lacks, in words; "" if none."""

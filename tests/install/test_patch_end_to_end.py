@@ -105,7 +105,7 @@ def test_many_processes_never_leave_a_third_state(tmp_path, store):
     assert os.listdir(actor.parent) == ["actor.py"]
 
 
-MOLT = """
+FORK = """
 import torch
 
 class AttrDict(dict):
@@ -136,20 +136,20 @@ class Actor(torch.nn.Module):
 
 
 def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the_rows(store, tmp_path, monkeypatch):
-    """As Molt 0.1.6 has it: a mapping with attributes comes back, with entropies even where no output is asked for."""
+    """As a fork may have it: a mapping with attributes comes back, with entropies even where no output is asked for."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     record_here(store)
-    file, info = tmp_path / "molt" / "models" / "actor.py", tmp_path / "molt_rl-0.1.6.dist-info"
+    file, info = tmp_path / "loom" / "models" / "actor.py", tmp_path / "loom_rl-0.1.6.dist-info"
     file.parent.mkdir(parents=True)
     info.mkdir()
     for path, text in {
-        file: MOLT, file.with_name("__init__.py"): "", file.parents[1] / "__init__.py": "", info / "top_level.txt": "molt\n",
-        info / "METADATA": "Metadata-Version: 2.1\nName: molt-rl\nVersion: 0.1.6\n", info / "RECORD": "molt/models/actor.py,,\n",
+        file: FORK, file.with_name("__init__.py"): "", file.parents[1] / "__init__.py": "", info / "top_level.txt": "loom\n",
+        info / "METADATA": "Metadata-Version: 2.1\nName: loom-rl\nVersion: 0.1.6\n", info / "RECORD": "loom/models/actor.py,,\n",
     }.items():  # fmt: skip
         path.write_text(text)
     told = CliRunner().invoke(app, ["--store", str(store.root), "patch", "--target", str(file)])
-    assert told.exit_code == 0 and "this is the Actor of molt (molt-rl 0.1.6), not OpenRLHF's" in told.output
+    assert told.exit_code == 0 and "this is the Actor of loom (loom-rl 0.1.6), not OpenRLHF's" in told.output
 
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(facts, "DISTRIBUTIONS", [*facts.DISTRIBUTIONS])
@@ -157,7 +157,7 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=99, initializer_range=0.3, use_cache=False, **sizes))
     model.save_pretrained(tmp_path / "model")
-    actor = importlib.import_module("molt.models.actor").Actor(model, 0.7)
+    actor = importlib.import_module("loom.models.actor").Actor(model, 0.7)
     ids, mask = torch.randint(3, 99, (3, 8)), torch.ones(3, 8, dtype=torch.int64)
     mask[0, :3], counts = 0, torch.ones(3, 4, dtype=torch.int64)
     with torch.no_grad():
@@ -166,8 +166,8 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
         actor(ids, action_mask=counts, attention_mask=mask, position_ids=2 * torch.arange(8).expand(3, 8))
     dumps = dumps_of(store)
     assert [{*dump.outputs} for dump in dumps] == [{"log_probs"}, {"action_log_probs", "entropy"}, {"action_log_probs"}]
-    assert {dump.record.versions["molt-rl"] for dump in dumps} == {"0.1.6"}
-    listed = CliRunner().invoke(app, ["--store", str(store.root), "dump", "ls", "--where", "trainer='molt'", "--json"])
+    assert {dump.record.versions["loom-rl"] for dump in dumps} == {"0.1.6"}
+    listed = CliRunner().invoke(app, ["--store", str(store.root), "dump", "ls", "--where", "trainer='loom'", "--json"])
     assert len(json.loads(listed.stdout)) == 3, listed.output
     session = ActorSession(ReplayConfig(model=str(tmp_path / "model"), dtype="fp32"), dumps[0].record, tmp_path / "cache")
     for dump in dumps:
