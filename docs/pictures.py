@@ -99,11 +99,12 @@ def main(source: str | None, replay: str) -> None:
         actordbg(store, f"report {replay}", "--output", str(work / "report.html"))
         actordbg(store, "matrix --show last", "-o", str(work / "matrix.html"))
         from actordbg.catalog import query
+        from actordbg.catalog.selections import frequent_values
         from actordbg.store.layout import Store
         from actordbg.ui.ui_pages import run_page
 
         catalog = query.open_fresh(Store(store))
-        run = query.frequent_values(catalog, "run")[0][0]
+        run = frequent_values(catalog, "run")[0][0]
         (work / "run.html").write_text(run_page(Store(store), str(run)))
         for page in work.glob("*.html"):  # where the store lay says nothing to a reader
             page.write_text(page.read_text().replace(f" --store {store}", ""))

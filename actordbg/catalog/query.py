@@ -33,12 +33,9 @@ from actordbg.catalog.tables import (
     CALLER,
     DUMP_TAIL,
     LAST_RESULT,
-    TIME,
     WHERE_COLUMNS,
     Damaged,
-    WhereColumn,
     from_micros,
-    joins,
 )
 from actordbg.catalog.where import Condition, Sandbox, compile_where, guarded
 from actordbg.config.replay_config import NAME
@@ -217,21 +214,6 @@ def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:
     sql = f"SELECT count(*), coalesce(min(seq_len), 0), coalesce(max(seq_len), 0) FROM dump AS d {CALLER} WHERE {_FORWARDS}"
     ((count, shortest, longest),) = answers(source, sql)
     return count, shortest, longest
-
-
-def frequent_values(source: Store | Catalog, name: str, most: int = 50) -> list[tuple[Any, int]]:
-    """Return the values of a column of `--where` with their numbers of dumps, the most frequent first."""
-    column = WHERE_COLUMNS[name]
-    with guarded(_catalog(source).store.catalog_path) as box:
-        rows = box.rows(
-            f"SELECT {column.sql}, count(*) FROM dump AS d {joins([name])} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {most}"
-        )
-        return [(shown(column, value), int(count)) for value, count in rows]
-
-
-def shown(column: WhereColumn, value: Any) -> Any:
-    """Format a value of a column's SQL for people: a time as text."""
-    return from_micros(value) if column.kind == TIME and value is not None else value
 
 
 def dump_bytes(source: Store | Catalog) -> int:

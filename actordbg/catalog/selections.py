@@ -24,13 +24,11 @@ from actordbg.catalog.query import (
     count_dumps,
     damaged_files,
     dump_bytes,
-    frequent_values,
     list_own_replays,
     list_replays,
     select_dumps,
-    shown,
 )
-from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, joins, shortened
+from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, WhereColumn, from_micros, joins, shortened
 from actordbg.catalog.where import all_of, compile_where, guarded, parts_of
 from actordbg.config.replay_config import TINY, TOY_MODEL
 
@@ -129,6 +127,21 @@ def _instead(catalog: Catalog, part: str) -> str:
         for name in sorted(compile_where(part).columns)
     ]
     return f": {'; '.join(contents)}" if contents else ""
+
+
+def frequent_values(catalog: Catalog, name: str, most: int = 50) -> list[tuple[Any, int]]:
+    """Return the values of a column of `--where` with their numbers of dumps, the most frequent first."""
+    column = WHERE_COLUMNS[name]
+    with guarded(catalog.store.catalog_path) as box:
+        rows = box.rows(
+            f"SELECT {column.sql}, count(*) FROM dump AS d {joins([name])} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {most}"
+        )
+        return [(shown(column, value), int(count)) for value, count in rows]
+
+
+def shown(column: WhereColumn, value: Any) -> Any:
+    """Format a value of a column's SQL for people: a time as text."""
+    return from_micros(value) if column.kind == TIME and value is not None else value
 
 
 def _held(catalog: Catalog, name: str) -> str:

@@ -20,7 +20,7 @@ from actordbg.campaign.matrix_document import matrix_document, matrix_verdict
 from actordbg.campaign.run_matrix import load as load_matrix
 from actordbg.campaign.run_matrix import names as matrix_names
 from actordbg.catalog import query
-from actordbg.catalog.selections import verdict_of
+from actordbg.catalog.selections import frequent_values, verdict_of
 from actordbg.catalog.tables import CALLER
 from actordbg.catalog.where import all_of, quoted
 from actordbg.compare.sides import rests_on_others
@@ -59,7 +59,7 @@ _PARTS = ("store", "dumps", "replays", "matrices", "comparisons")
 def store_page(store: Store) -> str:
     """Render the start page: the store's size, runs and newest replays."""
     catalog = query.open_fresh(store)
-    runs = query.frequent_values(catalog, "run")
+    runs = frequent_values(catalog, "run")
     blocks: list[Block] = [
         Heading(f"store {store.root}", 1),
         Paragraph(f"{plural(query.count_dumps(catalog), 'dump')}, {human_bytes(query.dump_bytes(catalog))}"),
@@ -94,7 +94,7 @@ def dumps_page(store: Store, asked: Asked = NOTHING) -> str:
          human_bytes(row.bytes), ago(row.timestamp))
         for row in rows
     ]  # fmt: skip
-    known = {name: [value for value, _ in query.frequent_values(catalog, name)] for name in FACETS}
+    known = {name: [value for value, _ in frequent_values(catalog, name)] for name in FACETS}
     typed = (("shortest", "S at least"), ("longest", "S at most"), ("where", "condition (SQL)"))
     table_of = linked_table(COLUMNS, cells, {"rank", "B", "S", "tokens", "bytes"}, headings("dumps", asked, COLUMNS))
     return _page(blocks, facets_form("dumps", asked, known, typed) + table_of + pager("dumps", asked, count))

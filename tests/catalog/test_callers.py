@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from roots import ROOT
 
 from actordbg.base.errors import CatalogProblem
-from actordbg.catalog import query, tables
+from actordbg.catalog import query, selections, tables
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.where import Sandbox, compile_where
 from actordbg.formats.dump_record import format_timestamp
@@ -110,7 +110,7 @@ def test_times_compare_as_numbers_and_read_as_texts(store):
     assert [row.timestamp for row in query.select_dumps(store, f"timestamp>'{third}'")] == [one.timestamp for one in records[3:]]
     assert len(query.select_dumps(store, f"timestamp like '{third[:24]}%' and length(timestamp) = 27")) == 1
     assert query.count_dumps(store, "timestamp not like '2024%'") == 8
-    assert query.frequent_values(store, "timestamp")[0] == (records[0].timestamp, 1)
+    assert selections.frequent_values(query.open_fresh(store), "timestamp")[0] == (records[0].timestamp, 1)
     assert len(query.dump_files(store, f"timestamp < '{third}'")) == 2
     for none in (9e18, third, b"2025"):
         with sqlite3.connect(store.catalog_path) as connection:
@@ -130,7 +130,7 @@ def test_the_time_of_a_result_that_is_spelled_otherwise_is_the_same_moment_or_no
         cases.append(journal, cases.result("r", one.dump_id, finished_at=moment))
     assert query.count_dumps(store, "replayed_at = '2025-07-01 01:00'") == 3
     assert query.count_dumps(store, "status = 'passed' and replayed_at is null") == 2
-    assert query.frequent_values(store, "replayed_at") == [(plain, 3), (None, 2)]
+    assert selections.frequent_values(query.open_fresh(store), "replayed_at") == [(plain, 3), (None, 2)]
 
 
 def test_the_query_of_the_reference_page_reads_the_catalog(store):
