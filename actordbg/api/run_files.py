@@ -97,11 +97,11 @@ def imported(
         summary = take(files, columns=parts, on_file=lambda dump_id: advance(1))
     if may_be_none and not summary.dump_ids:
         return summary
-    refused = [f"refused[{each.code}]: {each.path}: {each.reason}" for each in summary.refused]
+    refused = [f"refused[{each.code}]: {each.path}: {each.told}" for each in summary.refused]
     if not summary.dump_ids and len(refused) == 1 and not paths[0].is_dir():
         (only,) = summary.refused
         kind = next((each for each in (Unsupported, UnsafeInput) if each.code == only.code), CorruptDump)
-        raise kind(f"{only.path}: {only.reason}", hint="docs/reference/layouts.md lists what is read")
+        raise kind(f"{only.path}: {only.reason}", hint=only.hint or "docs/reference/layouts.md lists what is read")
     client.note_some([*summary.notes, *refused])
     if not summary.dump_ids:
         raise CorruptDump(f"no file below {paths[0]} could be imported", hint="`actordbg dump import` names every bad file")

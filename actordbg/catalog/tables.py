@@ -41,11 +41,17 @@ OF_A_RANK = "caller IN (SELECT id FROM caller WHERE run = ? AND rank = ?)"
 
 @dataclass(frozen=True)
 class Damaged:
-    """An unusable dump, pack or replay, as every command names it. path: below the store."""
+    """An unusable dump, pack or replay, as every command names it. path: below the store. hint: what to do, if known."""
 
     path: str
     code: str
     reason: str
+    hint: str = ""
+
+    @property
+    def told(self) -> str:
+        """The reason, and in brackets what to do."""
+        return f"{self.reason} ({self.hint})" if self.hint else self.reason
 
     @staticmethod
     def by(path: str, error: ActordbgError | OSError, full: str = "") -> Damaged:

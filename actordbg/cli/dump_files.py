@@ -75,7 +75,7 @@ def import_(
     seconds = round(time.perf_counter() - began, 3)
     answer = vars(summary) | {"store": str(store.root), "seconds": seconds}
     keep_answer(answer)
-    note_some([*summary.notes, *(f"refused[{each.code}]: {each.path}: {each.reason}" for each in summary.refused)], _SHOWN)
+    note_some([*summary.notes, *(f"refused[{each.code}]: {each.path}: {each.told}" for each in summary.refused)], _SHOWN)
     say(
         f"{plural(summary.added, 'dump')} added, {summary.present:,} already there, "
         f"{len(summary.refused):,} refused, in {seconds:.1f} s"

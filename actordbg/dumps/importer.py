@@ -123,7 +123,7 @@ def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
     if job.summary.refused:
         first = job.summary.refused[0]
         raise CorruptDump(
-            f"{first.path} is refused: {first.reason}", hint="`actordbg dump import` names every bad file of a folder"
+            f"{first.path} is refused: {first.told}", hint="`actordbg dump import` names every bad file of a folder"
         )
     where = {dump_id_of(place): place for place in places_of(store)}
     return [Path(where[dump_id]) for dump_id in ids if dump_id is not None]
@@ -200,8 +200,8 @@ class _Import:
             error = problem_of(problem, path)
             if error.code in (StoreProblem.code, LaunchProblem.code):
                 raise error from None
-            hint = f" ({error.hint})" if isinstance(error, Unsupported) else ""
-            self.summary.refused.append(Damaged(str(path), error.code, f"{error.message}{hint}"))
+            hint = error.hint or "" if isinstance(error, Unsupported) else ""
+            self.summary.refused.append(Damaged(str(path), error.code, error.message, hint))
         return next(iter(self.summary.dump_ids[before:]), None)
 
     def _rows(self, file: RowFile) -> None:

@@ -217,7 +217,7 @@ def test_columns_have_the_names_that_the_user_gives(align: str, store, tmp_path)
     got = values_of(call, at, "log_probs")
     assert got is not None and np.allclose(got[-len(row.response) :], row.log_probs, atol=1e-6)
     refused = imported(store, tmp_path / "x.npz", columns={"ids": "nope"}).refused
-    assert "no 'nope' for --column ids (it has lp, my_ids)" in refused[0].reason
+    assert "no 'nope' for --column ids (it has lp, my_ids)" in refused[0].told
     for wrong in ("ids", "tokens=x", "align=left"):
         with pytest.raises(UsageError, match="is not PART=NAME"):
             columns_of([wrong])
