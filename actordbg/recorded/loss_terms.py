@@ -12,18 +12,65 @@ differentiates the same formula. No trainer's code is used.
 | importance correction | times w = exp(old - rollout), if its statistic is inside the band | OpenRLHF 0.11 `PolicyLoss` |
 | supervised | -new | |
 | a critic's value | (v - R)^2 / 2, or that of v clipped to within `clip_eps` of the old value if it is larger | the same |
-| KL to the base | k1: d, k2: d^2 / 2, k3: exp(-d) - 1 + d, with d = new - base | Schulman 2020 |
+| KL to the base | k1: d, abs: |d|, k2: d^2 / 2, k3: exp(-d) - 1 + d, with d = new - base | Schulman 2020 |
+| other trainers' penalties | + c KL, in TRL times r by default, - c' entropy | TRL 1.16 `_compute_loss`, verl 0.9.1 `ppo_loss` |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from actordbg.base.units import plural
 
 Values = Any
 """A numpy array or a torch tensor."""
 _FARTHEST, _MOST_KL = 20.0, 10.0
 """Nats to which OpenRLHF limits a log ratio, and a term of the KL penalty."""
+VALUES = ("values", "old_values", "returns")
+"""Names of the tensors that a critic's loss gets."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The loss of a micro-batch before it is normalized, float64: sums over its tokens, and over its rows' means.
+
+    `size`: the sum of absolute terms, since a loss cancels. `tokens`, `rows`: how many terms each sum has. `apart`: penalties
+    that are means of the micro-batch, and added to its normalized loss.
+    """
+
+    by_token: float
+    by_row: float
+    size: float
+    tokens: int
+    rows: int
+    apart: float = 0.0
+
+    def divisor(self, loss: Mapping[str, Any]) -> tuple[float, str] | None:
+        """Return what the sum of a whole step's terms is divided by, and the result in words; None if it is not known.
+
+        That is the sum over tokens, but over rows' means for a mean of those. loss: a loss's recorded attributes, with
+        `loss_agg_mode` (see `trainers.seam`) or `token_level_loss`.
+        """
+        tokens, rows = plural(self.tokens, "token"), plural(self.rows, "row")
+        scale = loss.get("loss_scale_factor")
+        by_scale = scale * self.rows if isinstance(scale, int | float) else None
+        known: dict[str, tuple[float | None, str]] = {
+            "token-mean": (self.tokens, f"mean over {tokens}"), "token-sum": (1.0, f"sum over {tokens}"),
+            BY_ROW: (self.rows, f"mean over {rows}"), "seq-mean-token-sum": (self.rows, f"sum over tokens by {rows}"),
+            "seq-mean-token-sum-norm": (by_scale, f"sum over tokens by {scale} times {rows}"),
+        }  # fmt: skip
+        by, words = known.get(aggregation(loss), (None, ""))
+        return (by, words) if by else None
+
+
+BY_ROW = "seq-mean-token-mean"
+
+
+def aggregation(loss: Mapping[str, Any]) -> str:
+    """Return what the losses of a step add up to, as a `loss_agg_mode`."""
+    return str(loss.get("loss_agg_mode", "token-mean" if loss.get("token_level_loss") is not False else BY_ROW))
 
 
 def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mask: Values) -> Values | None:
@@ -56,7 +103,22 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
     if loss.get("dual_clip") is not None:
         terms = xp.where(advantages < 0, xp.maximum(terms, loss["dual_clip"] * advantages), terms)
     terms = -(terms * _weights(xp, loss, old, rollout, mask) if corrected and kind == "ppo" else terms)
-    return terms * named["term_weights"] if "term_weights" in named else terms
+    terms = terms * named["term_weights"] if "term_weights" in named else terms
+    for name, by in (("kl", ratio if loss.get("kl_by_ratio") else 1.0), ("entropy", -1.0)):
+        if loss.get(f"{name}_coef") and loss.get(f"{name}_share") is None:
+            each = penalty(xp, name, loss, named)
+            if each is None:
+                return None
+            terms = terms + loss[f"{name}_coef"] * by * each
+    return terms
+
+
+def penalty(xp: Any, name: str, loss: Mapping[str, Any], named: Mapping[str, Values]) -> Values | None:
+    """Return the terms of a penalty, "kl" or "entropy", without its coefficient, [B, A]; None if it is not known."""
+    if name == "entropy":
+        return named.get("entropy")
+    base, estimator = named.get("base_action_log_probs"), loss.get("kl_estimator") or ""
+    return None if base is None else kl_terms(xp, estimator, named["log_probs"], base, *loss.get("kl_limits") or (1e9, 1e9))
 
 
 def _weights(xp: Any, loss: Mapping[str, Any], old: Values, rollout: Values, mask: Values) -> Values:
@@ -77,12 +139,17 @@ def _weights(xp: Any, loss: Mapping[str, Any], old: Values, rollout: Values, mas
     return xp.where((known >= low) & (known <= high), weight, 0.0)
 
 
-def kl_terms(xp: Any, estimator: str, new: Values, base: Values) -> Values | None:
-    """Return the terms of a KL penalty to the base log-probs, [B, A]; None for an estimator that is not known."""
+def kl_terms(
+    xp: Any, estimator: str, new: Values, base: Values, farthest: float = _MOST_KL, most: float = _MOST_KL
+) -> Values | None:
+    """Return the terms of a KL penalty to the base log-probs, [B, A]; None for an estimator that is not known.
+
+    farthest: nats to which a log ratio is limited in k3. most: to which a term is limited.
+    """
     apart = new - base
-    near = xp.clip(apart, -_MOST_KL, None)
-    terms = {"k1": apart, "k2": apart * apart / 2, "k3": xp.exp(-near) - 1 + near}.get(estimator)
-    return None if terms is None else xp.clip(terms, -_MOST_KL, _MOST_KL)
+    near = xp.clip(apart, -farthest, None)
+    terms = {"k1": apart, "abs": abs(apart), "k2": apart * apart / 2, "k3": xp.exp(-near) - 1 + near}.get(estimator)
+    return None if terms is None else xp.clip(terms, -most, most)
 
 
 def _row_mean(xp: Any, values: Values, mask: Values) -> Values:

@@ -22,7 +22,7 @@ from actordbg.formats.dump_record import LOSS, OUTPUT_PREFIX, DumpRecord, make_d
 from actordbg.formats.dumpfile import IMPORTED
 from actordbg.formats.encoding import PlainTensor
 from actordbg.formats.nested_values import CONTEXT
-from actordbg.recorded.loss_terms import loss_terms
+from actordbg.recorded.loss_terms import VALUES, Terms, loss_terms, penalty
 from actordbg.records.finding import Finding, Rule, RuleOutcome
 from actordbg.store.payload import load_plain, numbers_of
 
@@ -31,14 +31,13 @@ HEAD = 16
 Numbers: TypeAlias = Any
 """A numpy array, whose shape the text beside it gives. (numpy's stubs do not follow comparisons of arrays.)"""
 _TRIMMED = (
-    "row_keys", "prompts", "counts", "spans", "ends", "surprisal", "moved", "terms", "weightless", "holes", "heads", "estimates",
+    "row_keys", "prompts", "counts", "spans", "ends", "surprisal", "moved", "terms", "others", "weightless", "holes", "heads",
+    "estimates",
 )  # fmt: skip
 LOW, HIGH, FIRST, RETURN, COUNT = range(5)
 """Columns of `RecordedCall.estimates`; five sums follow the last."""
 LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "action_log_probs")
 """Names of tensors of log-probs, which a call got or returned."""
-VALUES = ("values", "old_values", "returns")
-"""Names of the tensors that a critic's loss gets."""
 
 
 def shifted(values: Numbers, by: int, fill: float = 0) -> Numbers:
@@ -58,45 +57,6 @@ def side_apart(call: RecordedCall, name: str) -> str:
     recorded in a loss are of its rows; in a file either may have been moved.
     """
     return EITHER if call.imported else side_of(name)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The loss of a micro-batch before it is normalized, float64: sums over its tokens, and over its rows' means.
-
-    `size`: the sum of absolute terms, since a loss cancels. `tokens`, `rows`: how many terms each sum has.
-    """
-
-    by_token: float
-    by_row: float
-    size: float
-    tokens: int
-    rows: int
-
-    def divisor(self, loss: Mapping[str, Any]) -> tuple[float, str] | None:
-        """Return what the sum of a whole step's terms is divided by, and the result in words; None if it is not known.
-
-        That is the sum over tokens, but over rows' means for a mean of those. loss: a loss's recorded attributes, with
-        `loss_agg_mode` (see `trainers.seam`) or `token_level_loss`.
-        """
-        tokens, rows = plural(self.tokens, "token"), plural(self.rows, "row")
-        scale = loss.get("loss_scale_factor")
-        by_scale = scale * self.rows if isinstance(scale, int | float) else None
-        known: dict[str, tuple[float | None, str]] = {
-            "token-mean": (self.tokens, f"mean over {tokens}"), "token-sum": (1.0, f"sum over {tokens}"),
-            BY_ROW: (self.rows, f"mean over {rows}"), "seq-mean-token-sum": (self.rows, f"sum over tokens by {rows}"),
-            "seq-mean-token-sum-norm": (by_scale, f"sum over tokens by {scale} times {rows}"),
-        }  # fmt: skip
-        by, words = known.get(aggregation(loss), (None, ""))
-        return (by, words) if by else None
-
-
-BY_ROW = "seq-mean-token-mean"
-
-
-def aggregation(loss: Mapping[str, Any]) -> str:
-    """Return what the losses of a step add up to, as a `loss_agg_mode`."""
-    return str(loss.get("loss_agg_mode", "token-mean" if loss.get("token_level_loss") is not False else BY_ROW))
 
 
 class RecordedCall:
@@ -337,16 +297,47 @@ class RecordedCall:
             return None
         mask = self.active if masked else np.ones_like(self.active)
         named = {name: values.astype("f8") for name, values in self.log_probs().items()}
-        others = {name: self.array(name) for name in ("advantages", "term_weights", *VALUES)}
+        others = {name: self.array(name) for name in ("advantages", "term_weights", "entropy", *VALUES)}
         named |= {name: values.astype("f8") for name, values in others.items() if values is not None}
+        loss = self.loss_attributes | changed
         with np.errstate(all="ignore"):
-            each = loss_terms(np, self.loss_attributes | changed, named, mask)
+            each = loss_terms(np, loss, named, mask)
         if each is None:
             return None
-        each = np.where(mask, each, 0.0)
-        count = mask.sum(1)
-        means = each.sum(1)[count > 0] / count[count > 0]
-        return Terms(float(each.sum()), float(means.sum()), float(np.abs(each).sum()), int(count.sum()), int((count > 0).sum()))
+        each, count, apart = np.where(mask, each, 0.0), mask.sum(1), 0.0
+        if loss.get("kl_coef") and (share := loss.get("kl_share")) is not None:
+            of_kl = penalty(np, "kl", loss, named)
+            if of_kl is None:
+                return None
+            apart += share * loss["kl_coef"] * float((np.where(mask, of_kl, 0.0).sum(1) / np.maximum(count, 1)).mean())
+        if loss.get("entropy_coef") and (share := loss.get("entropy_share")) is not None:
+            if "entropy" not in named:
+                return None
+            apart -= share * loss["entropy_coef"] * float(named["entropy"][mask].mean()) if mask.any() else 0.0
+        means, rows = each.sum(1)[count > 0] / count[count > 0], int((count > 0).sum())
+        return Terms(float(each.sum()), float(means.sum()), float(np.abs(each).sum()), int(count.sum()), rows, apart)
+
+    @cached_property
+    def others(self) -> dict[str, Terms]:
+        """Return `terms` of other formulas, by what they differ in. Those without a penalty begin with "no "."""
+        loss = self.loss_attributes
+        if self.terms is None or "log_probs" not in self.log_probs():
+            return {}
+        by_row, low, high = loss.get("policy_loss_type") == "gspo", loss.get("clip_eps_low"), loss.get("clip_eps_high")
+        changes: dict[str, dict[str, Any]] = {}
+        if self.moved is not None and self.moved.any():
+            kind, of = ("ppo", "token") if by_row else ("gspo", "row")
+            changes = {f"a ratio of each {of}": {"policy_loss_type": kind}}
+            if low != high:
+                changes["clip_eps_low and clip_eps_high swapped"] = {"clip_eps_low": high, "clip_eps_high": low}
+        if loss.get("kl_coef"):
+            changes["no KL"] = {"kl_coef": 0.0}
+            known = (name for name in ("k1", "abs", "k2", "k3") if name != loss.get("kl_estimator"))
+            changes |= {f"KL by {name}": {"kl_estimator": name} for name in known}
+        if loss.get("entropy_coef"):
+            changes["no entropy"] = {"entropy_coef": 0.0}
+        made = {words: self.terms_with(**change) for words, change in changes.items()}
+        return {words: terms for words, terms in made.items() if terms is not None}
 
     @property
     def loss_attributes(self) -> dict[str, Any]:

@@ -18,8 +18,9 @@ import numpy as np
 from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
-from actordbg.recorded import advantage_laws, step_laws
-from actordbg.recorded.recorded_calls import VALUES, Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
+from actordbg.recorded import advantage_laws, loss_laws, step_laws
+from actordbg.recorded.loss_terms import VALUES
+from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
 from actordbg.recorded.weight_ladder import unequal_ranks
 from actordbg.records.finding import Finding
 
@@ -421,12 +422,17 @@ LAWS = (
     RecordedLaw(
         "normalization", "the losses of all micro-batches and ranks add up to the loss of one batch", "ms-swift#10117",
         "divide by the step's tokens (or rows) over all ranks and micro-batches", (LOSS, "loss"), TRAINER,
-        fails="losses of a step are divided by a wrong count", judge=step_laws.normalization,
+        fails="losses of a step are divided by a wrong count", judge=loss_laws.normalization,
+    ),
+    RecordedLaw(
+        "formula", "losses are those of the recorded settings: ratio, clips, KL and entropy", "OpenRLHF 0.11.2, its k3",
+        "compare the loss function with its configuration", (LOSS, "loss"), TRAINER,
+        fails="the loss has another formula than its settings", judge=loss_laws.formula,
     ),
     RecordedLaw(
         "accumulation", "every micro-batch's gradient is applied", "OpenRLHF 0.11.2 with DeepSpeed 0.19.6",
         "use ZeRO 3, or drop --train.dynamic_batch_enable", (LOSS, "engine_accumulation", "dynamic_batch"), TRAINER,
-        fails="only the last micro-batch's gradient is applied", judge=step_laws.accumulation,
+        fails="only the last micro-batch's gradient is applied", judge=loss_laws.accumulation,
     ),
     RecordedLaw(
         "calls", "all ranks make the same number of calls in a step", "ms-swift PR#8102",

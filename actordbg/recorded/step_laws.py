@@ -5,23 +5,19 @@ The laws get all calls, trimmed (`RecordedCall.trim`). `recorded_laws.LAWS` has 
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import numpy as np
 
-from actordbg.base.units import plural, release
+from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
 from actordbg.formats.dumpfile import IMPORTED
 from actordbg.recorded.recorded_calls import (
-    BY_ROW,
     Answer,
     Numbers,
     RecordedCall,
-    Terms,
-    aggregation,
     shifted,
     side_apart,
 )
@@ -30,12 +26,8 @@ MOVED = {True: 1e-4, False: 0.02}
 """Mean nats by which padding a row anew moves its log-probs at most, by fp32; measured 2e-6 and 6e-3."""
 DROPPED = 0.1
 """Mean nats up to which the dropout of an adapter may be what moves a policy's log-probs from its reference's."""
-LOSS_OFF = {True: 1e-4, False: 0.01}
-"""Largest distance of a loss from its terms, relative to the sum of absolute terms, by fp32."""
 IMPROBABLE, LONG = 30.0, 48
 """A row may appear twice if its actions are more likely than e^-30, or, without log-probs, fewer than this."""
-ACCUMULATES_LAST = (0, 19)
-"""The release of DeepSpeed (0.19.6 to 0.19.8) in which ZeRO 1 and 2 drop all but the last gradient; others were not tried."""
 FAR, AS_ANOTHER, ALIKE = 0.3, 0.1, 8
 """Log-probs are another row's, or another token's, if they are this far from their own (nats), this share of it from the other's,
 over so many actions at least."""
@@ -120,8 +112,10 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
             continue
         policy, theirs = (models.get((first.record.run, role)) for role in ("policy", "reference"))
         other = policy and theirs and policy != theirs
-        if other or first.record.source == IMPORTED:  # a reference may be another model by design
-            answer.lacks = "a reference of the policy's own model"
+        if (
+            other or first.record.source == IMPORTED or first.fact("steps_of_process")
+        ):  # another model by design, or a resumed run
+            answer.lacks = "a reference of the policy's own model, and steps that count from the beginning of the run"
             continue
         apart: list[Numbers] = []
         for call in losses:
@@ -317,50 +311,6 @@ def is_whole(losses: Sequence[RecordedCall]) -> bool:
         if {*places} != {*range(len(own))} or places[len(own) - 1] is None:
             return False
     return True
-
-
-def normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for words, losses in steps(calls):
-        first = losses[0]
-        parts = [(call.terms, float(loss)) for call in losses if call.terms and (loss := call.fact("loss")) is not None]
-        why = {
-            "a loss of a known formula, without other terms": len(parts) < len(losses),
-            "whole steps, of all ranks": not is_whole(losses), "batches of a fixed size": first.fact("dynamic_batch"),
-        }  # fmt: skip
-        if lacks := next((name for name, lacking in why.items() if lacking), ""):
-            answer.lacks = lacks
-            continue
-        total = Terms(*map(sum, zip(*(astuple(terms) for terms, _ in parts), strict=True)))
-        mode, known = aggregation(first.loss_attributes), total.divisor(first.loss_attributes)
-        of_rows = "loss_agg_mode" in first.loss_attributes and mode.startswith("seq")
-        if known is None or (of_rows and total.rows < sum(call.rows for call in losses)):
-            answer.lacks = "what the losses of a step add up to, with actions in every row"  # trainers differ on rows without
-            continue
-        ranks = len({call.record.rank for call in losses})
-        shares = ranks * (first.fact("engine_accumulation") or 1)
-        wanted = np.array([(terms.by_row if mode == BY_ROW else terms.by_token) / known[0] for terms, _ in parts])
-        given = np.array([loss / shares for _, loss in parts])
-        size = total.size / (total.tokens if mode == BY_ROW else known[0])
-        off = float(np.abs(given - wanted).sum())  # of each micro-batch: whole steps may cancel
-        answer.looked_at += 1
-        if size and math.isfinite(size) and not off <= LOSS_OFF[first.fp32] * size:
-            factor = float(given @ wanted / (wanted @ wanted)) if wanted.any() else 0.0
-            times = f", {number(factor, 4)} times it" if np.abs(given - factor * wanted).sum() < off / 10 else ""
-            said = f"{words}: its losses add up to {number(given.sum())}, their {known[1]} is {number(wanted.sum())}{times}"
-            answer.violated(first, said, size=off / size)
-
-
-def accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    for words, losses in steps(calls):
-        first, by_rank = losses[0], Counter(call.record.rank for call in losses)
-        since = release(first.record.versions.get("deepspeed", ""))[:2] >= ACCUMULATES_LAST
-        if first.fact("engine_accumulation") is None or first.fact("dynamic_batch") is None:
-            continue
-        answer.looked_at += 1
-        stage, most = first.record.actor.get("zero_stage"), max(by_rank.values())
-        if since and first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
-            said = f"{words}: of {most} micro-batches under ZeRO {stage}, only the gradient of the last is applied"
-            answer.violated(first, said)
 
 
 def duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:

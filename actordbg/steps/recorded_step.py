@@ -22,7 +22,8 @@ from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.selections import reasons
 from actordbg.formats.weight_hashes import WeightRecord
-from actordbg.recorded.recorded_calls import RecordedCall, Terms
+from actordbg.recorded.loss_terms import Terms
+from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.records.replay_record import ReplayInput
 from actordbg.records.run_files import read_weights, weights_of
 from actordbg.store.layout import Store, require_run_name

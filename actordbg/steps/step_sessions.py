@@ -106,7 +106,7 @@ class _Objective:
         named["log_probs"] = scores[None]
         mask = self._mask[row, places][None]
         terms = loss_terms(torch, self._attributes, named, mask)
-        if terms is None:
+        if terms is None or self._attributes.get("kl_coef") or self._attributes.get("entropy_coef"):
             raise Unsupported("the formula of this loss is not known", hint="replay a step of PPO, GSPO or SFT")
         by_token, tokens = self._attributes.get("token_level_loss") is not False, self._plan.tokens
         summed = terms.where(mask, 0.0).sum()

@@ -27,9 +27,9 @@ from actordbg.base.units import plural, some
 from actordbg.compare.same_weights import OF_ROUNDING, WEIGHTS
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Verdict, number
-from actordbg.recorded.loss_terms import kl_terms
-from actordbg.recorded.recorded_calls import Terms
-from actordbg.recorded.step_laws import LOSS_OFF, MOVED
+from actordbg.recorded.loss_laws import LOSS_OFF
+from actordbg.recorded.loss_terms import Terms, kl_terms
+from actordbg.recorded.step_laws import MOVED
 from actordbg.records.finding import Finding, NotChecked, Rule
 from actordbg.steps.adam_update import of_update, unchecked
 from actordbg.steps.recorded_step import MicroBatch, RecordedStep

@@ -167,8 +167,9 @@ class _Recorder:
     def record(self, current: Any, call: Mapping[str, Any], output: Any, inside: Any) -> None:
         """Record a loss beside the forward whose log-probs it got."""
         assert self._seam.loss is not None
-        scores = None if current.output is None else current.seam.result(current.output).log_probs
-        read: LossCall | None = self._seam.loss({**call, "rows": current.named, "around": inside.around}, scores, output)
+        scores = None if current.output is None else current.seam.result(current.output)
+        more = {"rows": current.named, "around": inside.around, "entropy": scores and scores.entropy}
+        read: LossCall | None = self._seam.loss({**call, **more}, scores and scores.log_probs, output)
         if read is None:
             return
         tensors = {name: current.named.get(name) for name in ("sequences", "attention_mask")}

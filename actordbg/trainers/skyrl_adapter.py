@@ -42,8 +42,8 @@ _CORRECTIONS = (
 
 
 def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
-    """Read the loss of a micro-batch, after its backward: metrics have its value, without the KL and entropy terms. Advantages
-    are divided by the step's tokens or rows before, so the losses of a step add up.
+    """Read the loss of a micro-batch, after its backward: metrics have its value. Advantages are divided by the step's tokens or
+    rows before, so the losses of a step add up.
     """
     worker, experience = call["self"], call["experience"]
     if log_probs is None:
@@ -58,12 +58,21 @@ def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCa
         "clip_eps_low": algorithm.eps_clip_low, "clip_eps_high": algorithm.eps_clip_high, "is_corrected": corrected,
         "loss_reduction": getattr(algorithm, "loss_reduction", None), "loss_agg_mode": "token-sum",
     }  # fmt: skip
-    value = output.get("policy_loss") if isinstance(output, Mapping) else None
+    for name in ("kl", "entropy"):  # penalties are means of the micro-batch, by its weight
+        used = getattr(algorithm, f"use_{name}_loss", False)
+        facts |= {f"{name}_coef": getattr(algorithm, f"{name}_loss_coef") if used else 0.0,
+                  f"{name}_share": call.get("microbatch_weight", 1.0)}  # fmt: skip
+    facts |= {"kl_estimator": getattr(algorithm, "kl_estimator_type", ""), "kl_limits": None}
+    if facts["kl_estimator"] == "k3":
+        facts["kl_limits"] = [20.0, 10.0]
+    own = {"base_action_log_probs": experience.base_action_log_probs if facts["kl_coef"] else None,
+           "entropy": call.get("entropy") if facts["entropy_coef"] else None}  # fmt: skip
+    value = output.get("final_loss", output.get("policy_loss")) if isinstance(output, Mapping) else None
     ranks = worker.mesh_rank.dp_size
     loss = None if value is None else log_probs.new_tensor(value) * ranks
     return LossCall(
         log_probs, experience.loss_mask, experience.advantages, experience.action_log_probs, experience.rollout_logprobs,
-        loss=loss, dp_size=ranks, facts=facts,
+        loss=loss, dp_size=ranks, facts=facts, own=own, settings={"steps_of_process": True},
     )  # fmt: skip
 
 

@@ -54,7 +54,8 @@ def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall
     tools = inputs.get("tool_mask")
     mask = mask if tools is None else mask * tools
     old, weights = inputs.get("old_per_token_logps"), inputs.get("importance_sampling_ratio")
-    more = trainer.beta or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled or trainer.top_entropy_quantile < 1
+    bonus, entropy = trainer._entropy_bonus_enabled, call.get("entropy")
+    more = trainer.aux_loss_enabled or (bonus and trainer.use_adaptive_entropy) or trainer.top_entropy_quantile < 1
     more = more or trainer.args.delta is not None or trainer.off_policy_mask_threshold is not None
     plain = kind in (*_AGGREGATED, "bnpo") and not more
     formula = "ppo" if trainer.importance_sampling_level == "token" else "gspo"
@@ -75,10 +76,12 @@ def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall
         log_probs.detach() if old is None else old, inputs.get("sampling_per_token_logps"), output,
         batch_num_tokens=inputs.get("num_items_in_batch"), weights=weights,
         facts={
-            "policy_loss_type": formula if plain else kind, "loss_type": kind, "dual_clip": None, "beta": trainer.beta,
+            "policy_loss_type": formula if plain else kind, "loss_type": kind, "dual_clip": None,
             "clip_eps_low": trainer.epsilon_low, "clip_eps_high": trainer.epsilon_high, "is_correction_level": "off",
             "is_corrected": weights is not None, "loss_agg_mode": _AGGREGATED.get(kind) if whole else None,
             "loss_scale_factor": trainer.max_completion_length, **corrected,
+            "kl_coef": trainer.beta, "kl_estimator": "k3", "kl_by_ratio": getattr(trainer.args, "use_bias_correction_kl", False),
+            "entropy_coef": trainer.entropy_coef if bonus else 0.0, "entropy_share": 1 / (window or 1),
         },
         settings={
             "rollout.temperature": trainer.temperature, "rollout.top_p": trainer.top_p, "rollout.top_k": trainer.top_k,
@@ -90,6 +93,7 @@ def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall
         },
         own={
             "base_action_log_probs": inputs.get("ref_per_token_logps"), "lr": rates and float(rates.get_last_lr()[0]),
+            "entropy": entropy if bonus else None,
         },
     )  # fmt: skip
 

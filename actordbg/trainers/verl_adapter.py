@@ -65,17 +65,28 @@ def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
     weights = known.pop("rollout_is_weights", None)
     mask = behind(data["response_mask"])
     mode = config.policy_loss.get("loss_mode", "vanilla")
-    plain = mode == "vanilla" and not config.use_kl_loss and not config.entropy_coeff
+    entropy = call["model_output"].get("entropy")
+    own = {
+        "base_action_log_probs": behind(data["ref_log_prob"]) if config.use_kl_loss else None,
+        "entropy": padded(entropy, tuple(rows["sequences"].shape))[:, :-1]
+        if config.entropy_coeff and entropy is not None
+        else None,
+    }
+    estimator = getattr(config, "kl_loss_type", "").removesuffix("+") if config.use_kl_loss else ""
+    estimator = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}.get(estimator, estimator)
     clip = config.clip_ratio
     low, high = (getattr(config, name, None) for name in ("clip_ratio_low", "clip_ratio_high"))
     facts = {
-        "policy_loss_type": "ppo" if plain else mode, "loss_mode": mode, "loss_agg_mode": config.loss_agg_mode,
+        "policy_loss_type": "ppo" if mode == "vanilla" else mode, "loss_mode": mode, "loss_agg_mode": config.loss_agg_mode,
         "clip_eps_low": clip if low is None else low, "clip_eps_high": clip if high is None else high,
         "dual_clip": getattr(config, "clip_ratio_c", None), "is_correction_level": "off", "is_corrected": weights is not None,
-        "loss_scale_factor": getattr(config, "loss_scale_factor", None),
+        "loss_scale_factor": getattr(config, "loss_scale_factor", None), "kl_estimator": estimator,
+        "kl_coef": config.kl_loss_coef if config.use_kl_loss else 0.0, "kl_limits": [20.0, 10.0] if estimator == "k3" else None,
+        "entropy_coef": config.entropy_coeff if entropy is not None else 0.0,
     }  # fmt: skip
     normalizers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size") if name in data}
-    return LossCall(new, mask, **known, loss=output[0], **normalizers, facts=facts, weights=weights)
+    return LossCall(new, mask, **known, loss=output[0], **normalizers, facts=facts, weights=weights, own=own,
+                    settings={"steps_of_process": True})  # fmt: skip
 
 
 class Verl:

@@ -210,6 +210,28 @@ def cancelling(step: Step, divided_by: float) -> None:
     step.finish(divided_by)
 
 
+def penalized(step: Step, settings: dict[str, Any], **done: float | str) -> None:
+    """Losses with a KL and an entropy term, after an update. done: what the trainer did: `kl` and `entropy` times, `by` an estimator."""
+    chance, tokens = torch.Generator().manual_seed(7), sum(int(t["action_mask"].sum()) for t in step.tensors)
+    for t in step.tensors:
+        t["log_probs"] = t["old_log_probs"] - 0.3 * torch.rand(2, ANSWER, generator=chance)
+        t["context.base_action_log_probs"] = -2 * torch.rand(2, ANSWER, generator=chance)
+        t["context.entropy"] = torch.rand(2, ANSWER, generator=chance)
+    step.facts = [facts | {f"loss.{name}": value for name, value in settings.items()} for facts in step.facts]
+    step.not_scored = len(step.tensors)
+    step.finish()
+    for t in step.tensors:
+        apart, mask, share = t["log_probs"] - t["context.base_action_log_probs"], t["action_mask"], settings.get("entropy_share")
+        by = {"k1": apart, "abs": apart.abs(), "k2": apart**2 / 2, "k3": (-apart).exp() - 1 + apart}
+        kl = by[str(done.get("by", settings["kl_estimator"]))] * done.get("kl", 1.0) * settings["kl_coef"]
+        if settings.get("kl_by_ratio"):
+            kl = kl * (t["log_probs"] - t["old_log_probs"]).exp()
+        entropy = t["context.entropy"] * done.get("entropy", 1.0) * settings["entropy_coef"]
+        scale = MICRO * RANKS / tokens
+        apart_of_call = entropy[mask].mean() * share * MICRO if share else entropy[mask].sum() * scale
+        t["output.loss"] += kl[mask].sum() * scale - apart_of_call
+
+
 def swapped(step: Step, name: str) -> None:
     """Swap the first rows of two losses."""
     first, second = (tensors[name] for tensors in step.tensors[:2])
@@ -265,7 +287,7 @@ CHANGES: dict[str, Callable[[dict[str, Tensor], str, Any, Any], Any]] = {
 }
 WHOLE_STEPS: dict[str, Callable[..., Any]] = {
     "estimate": Step.estimate, "finish": Step.finish, "epochs": epochs, "reference": referred, "hashes": hashed,
-    "weights": lambda step, given: of_trl(step, *given), "same": same_row, "cancel": cancelling, "swap": swapped, "rows": next_rows,
+    "weights": lambda step, given: of_trl(step, *given), "same": same_row, "penalize": lambda step, settings, done: penalized(step, settings, **done), "cancel": cancelling, "swap": swapped, "rows": next_rows,
     "calls": lambda step: unlike_counts(step),
 }  # fmt: skip
 
@@ -456,7 +478,9 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
 def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs: str | None, judged: bool) -> None:
     def call(role: str, model: str | None, **heads: Any) -> Any:
         record = SimpleNamespace(run="r", role=role, model_name=model, step=0, dump_id="d", actor={}, source="capture")
-        return SimpleNamespace(record=record, is_loss="loss" in role, heads=heads, row_keys=(b"k",), fp32=True)
+        return SimpleNamespace(
+            record=record, is_loss="loss" in role, heads=heads, row_keys=(b"k",), fp32=True, fact=lambda _: None
+        )
 
     own = np.full((1, 4), -1.0)
     calls = [call("policy", "sft"), call("reference", theirs), call("policy loss", None)]

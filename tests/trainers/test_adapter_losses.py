@@ -62,10 +62,12 @@ def skyrl(model: Policy) -> Trainer:
         def forward(self, sequences: Any, num_actions: int, attention_mask: Any = None, temperature: float = 1.0,
                     return_output: bool = False, compute_entropy: bool = False, entropy_requires_grad: bool = True,
                     pixel_values: Any = None, image_grid_thw: Any = None) -> Any:  # fmt: skip
-            return self.model.scores(sequences[:, -num_actions:]), {}
+            return self.model.scores(sequences[:, -num_actions:]), {"entropy": 1 / (1.0 + sequences)}
 
     class PolicyWorkerBase:
-        algorithm = SimpleNamespace(policy_loss_type="regular", eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio_c=3.0)
+        algorithm = SimpleNamespace(policy_loss_type="regular", eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio_c=3.0,
+                                    use_kl_loss=True, kl_loss_coef=0.1, kl_estimator_type="abs", use_entropy_loss=True,
+                                    entropy_loss_coef=0.05)  # fmt: skip
         algorithm.off_policy_correction = SimpleNamespace(tis_ratio_type=None, token_tis_ratio_clip_high=2.0)
         cfg, mesh_rank = SimpleNamespace(algorithm=algorithm), SimpleNamespace(dp_size=1)
 
@@ -75,21 +77,25 @@ def skyrl(model: Policy) -> Trainer:
         def _forward_backward_micro(
             self, experience: Any, microbatch_weight: float, loss_fn: Any = None, loss_fn_config: Any = None
         ) -> Any:
-            new, _ = self.model.forward(experience.sequences, ANSWER, attention_mask=experience.attention_mask)  # type: ignore[attr-defined]
+            new, more = self.model.forward(experience.sequences, ANSWER, attention_mask=experience.attention_mask)  # type: ignore[attr-defined]
             loss = ppo(new, experience.action_log_probs, experience.advantages, experience.loss_mask, by=1)
-            return {"policy_loss": float(loss.detach())}
+            mask, entropy = experience.loss_mask, more["entropy"][:, -ANSWER - 1 : -1]
+            kl = (((new - experience.base_action_log_probs).abs() * mask).sum(1) / mask.sum(1)).mean()
+            final = loss + (0.1 * kl - 0.05 * (entropy * mask).sum() / mask.sum()) * microbatch_weight
+            return {"policy_loss": float(loss.detach()), "final_loss": float(final.detach())}
 
     wrapper, worker = HFModelWrapper(), PolicyWorkerBase()
     wrapper.model, worker.model = model, wrapper  # type: ignore[attr-defined]
     scores = model.scores(IDS[:, PROMPT:]).detach()
     experience = SimpleNamespace(sequences=IDS, attention_mask=REAL, loss_mask=MASK, action_log_probs=scores * 1.1,
-                                 advantages=ADVANTAGES[:, None].expand(MASK.shape) / 6, rollout_logprobs=scores * 1.2)  # fmt: skip
+                                 advantages=ADVANTAGES[:, None].expand(MASK.shape) / 6, rollout_logprobs=scores * 1.2,
+                                 base_action_log_probs=scores * 0.9)  # fmt: skip
     modules = {
         "a": ModuleType("skyrl.backends.skyrl_train.workers.model_wrapper"),
         "b": ModuleType("skyrl.backends.skyrl_train.workers.worker"),
     }
     modules["a"].HFModelWrapper, modules["b"].PolicyWorkerBase = HFModelWrapper, PolicyWorkerBase  # type: ignore[attr-defined]
-    return modules, lambda: worker._forward_backward_micro(experience, 1.0)["policy_loss"], lambda: worker.optim_step()
+    return modules, lambda: worker._forward_backward_micro(experience, 0.5)["final_loss"], lambda: worker.optim_step()
 
 
 def verl(model: Policy) -> Trainer:
@@ -105,7 +111,10 @@ def verl(model: Policy) -> Trainer:
         rows = zip(model_output["log_probs"].unbind(), counts, strict=True)
         new = torch.nn.utils.rnn.pad_sequence([values[-count - 1 : -1] for values, count in rows], batch_first=True)
         old = torch.nn.utils.rnn.pad_sequence(list(data["old_log_probs"].unbind()), batch_first=True)
-        return ppo(new, old, data["advantages"], MASK, by=data["batch_num_tokens"]), {}
+        base = torch.nn.utils.rnn.pad_sequence(list(data["ref_log_prob"].unbind()), batch_first=True)
+        penalties = 0.1 * ((base - new).exp() - (base - new) - 1) - 0.05
+        loss = ppo(new, old, data["advantages"], MASK, by=data["batch_num_tokens"])
+        return loss + (penalties * MASK).sum() / data["batch_num_tokens"], {}
 
     class FSDPEngine:
         def optimizer_step(self) -> float:
@@ -117,18 +126,19 @@ def verl(model: Policy) -> Trainer:
         def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
             rows = [torch.cat((model.scores(ids)[1:], torch.zeros(1))) for ids in real]
             output = {"log_probs": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
+            output["entropy"] = torch.nested.as_nested_tensor([torch.ones_like(row) for row in rows], layout=torch.jagged)
             data = {name: micro_batch[name] for name in micro_batch if name not in ("input_ids", "prompts", "responses")}
             loss, _ = losses.ppo_loss(config=config, model_output=output, data=data)  # lengths: of the rows on the CPU
             return loss, {"model_output": output}
 
     scores = [model.scores(ids[-count:]).detach() for ids, count in zip(real, counts, strict=True)]
-    config = SimpleNamespace(policy_loss={}, use_kl_loss=False, entropy_coeff=0, clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2,
+    config = SimpleNamespace(policy_loss={}, use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="low_var_kl+", entropy_coeff=0.05, clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2,
                              clip_ratio_c=None, loss_agg_mode="token-mean")  # fmt: skip
     batch = {"input_ids": jagged(real), "temperature": 1.0, "prompts": jagged([ids[:-count] for ids, count in zip(real, counts, strict=True)]),
              "responses": jagged([ids[-count:] for ids, count in zip(real, counts, strict=True)]),
              "response_mask": jagged([torch.ones(count) for count in counts]), "old_log_probs": jagged([s * 1.1 for s in scores]),
              "advantages": ADVANTAGES[:, None] * MASK, "dp_size": 1, "batch_num_tokens": 6, "global_batch_size": 2,
-             "rollout_log_probs": jagged([s * 1.2 for s in scores])}  # fmt: skip
+             "rollout_log_probs": jagged([s * 1.2 for s in scores]), "ref_log_prob": jagged([s * 0.9 for s in scores])}  # fmt: skip
     losses.ppo_loss, engines.FSDPEngineWithLMHead = ppo_loss, FSDPEngineWithLMHead  # type: ignore[attr-defined]
     engines.FSDPEngine, engine = FSDPEngine, FSDPEngineWithLMHead()  # type: ignore[attr-defined]
     return {"a": losses, "b": engines}, lambda: engine.forward_step(batch, None, False)[0], lambda: engine.optimizer_step()
@@ -162,7 +172,11 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Sto
     call = RecordedCall.read(str(store.dump_path(recorded.record)))
     assert call.forward_id == forward.record.dump_id and call.fact("loss") == pytest.approx(loss)
     named, mask = call.log_probs(), call.active
-    assert set(named) == {"log_probs", "old_log_probs", "rollout_log_probs"} and mask is not None and mask.sum() == 6
+    assert (
+        set(named) == {"log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs"}
+        and mask is not None
+        and mask.sum() == 6
+    )
     for of, factor in (("old_log_probs", 1.1), ("rollout_log_probs", 1.2)):
         assert named[of][mask] == pytest.approx(named["log_probs"][mask] * factor, rel=1e-5)
     assert call.actions is not None and call.actions[mask].tolist() == IDS[:, PROMPT:][MASK > 0].tolist()

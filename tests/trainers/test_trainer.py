@@ -27,7 +27,11 @@ def test_other_trainers_are_named_by_the_adapters_alone():
     example = {"actordbg/api/pytest_plugin.py", "actordbg/api/tapping.py"}
     dashboards = {"actordbg/judge/explained_sides.py"}  # their own names of its figures
     others = {name for name, text in PRODUCT.items() if not name.startswith("actordbg/trainers/") and named.search(text)}
-    formulas = {"actordbg/recorded/advantage_laws.py", "actordbg/recorded/recorded_laws.py"}  # whose formula a law is
+    formulas = {
+        "actordbg/recorded/advantage_laws.py",
+        "actordbg/recorded/recorded_laws.py",
+        "actordbg/recorded/loss_terms.py",
+    }  # whose formula a law is
     formats = {
         "measure/log_exports",
         "measure/curves",

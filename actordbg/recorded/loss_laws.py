@@ -1,0 +1,126 @@
+"""Laws of the losses of whole steps: by which formula they were computed, by what they were divided, and which were applied."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from actordbg.base.units import release
+from actordbg.document.blocks import number
+from actordbg.recorded.loss_terms import BY_ROW, Terms, aggregation
+from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall
+from actordbg.recorded.step_laws import is_whole, steps
+
+LOSS_OFF = {True: 1e-4, False: 0.01}
+"""Largest distance of a loss from its terms, relative to the sum of absolute terms, by fp32."""
+ENOUGH_PARTS = 3
+"""A step has so many micro-batches at least if a factor of one term is to be believed."""
+ACCUMULATES_LAST = (0, 19)
+"""The release of DeepSpeed (0.19.6 to 0.19.8) in which ZeRO 1 and 2 drop all but the last gradient; others were not tried."""
+
+
+@dataclass(frozen=True)
+class SummedStep:
+    """A step whose losses were recomputed. given: what each micro-batch adds to the step's loss, [M]; wanted: by its terms.
+    off: their distance. size: the sum of absolute terms. means: what is added up, in words.
+    formula: another formula that gives these losses, in words, "" without one.
+    """
+
+    words: str
+    first: RecordedCall
+    given: Numbers
+    wanted: Numbers
+    off: float
+    size: float
+    means: str
+    formula: str
+
+    @property
+    def sums(self) -> str:
+        """Say what the losses are, and what they should be."""
+        return f"{self.words}: its losses add up to {number(self.given.sum())}, their {self.means} is {number(self.wanted.sum())}"
+
+
+def summed(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[SummedStep]:
+    """Yield the whole steps of losses with a known formula."""
+    for words, losses in steps(calls):
+        first = losses[0]
+        parts = [(call, float(loss)) for call in losses if call.terms and (loss := call.fact("loss")) is not None]
+        why = {
+            "a loss of a known formula, without other terms": len(parts) < len(losses),
+            "whole steps, of all ranks": not is_whole(losses), "batches of a fixed size": first.fact("dynamic_batch"),
+        }  # fmt: skip
+        if lacks := next((name for name, lacking in why.items() if lacking), ""):
+            answer.lacks = lacks
+            continue
+        total = Terms(*map(sum, zip(*(astuple(call.terms) for call, _ in parts), strict=True)))  # type: ignore[arg-type]
+        mode, known = aggregation(first.loss_attributes), total.divisor(first.loss_attributes)
+        of_rows = "loss_agg_mode" in first.loss_attributes and mode.startswith("seq")
+        if known is None or (of_rows and total.rows < sum(call.rows for call in losses)):
+            answer.lacks = "what the losses of a step add up to, with actions in every row"  # trainers differ on rows without
+            continue
+        ranks, divisor = len({call.record.rank for call in losses}), known[0]
+
+        def normalized(terms: Sequence[Terms], by_row: bool = mode == BY_ROW, by: float = divisor, of: int = ranks) -> Numbers:
+            return np.array([(each.by_row if by_row else each.by_token) / by + each.apart / of for each in terms])
+
+        given = np.array([loss / (ranks * (first.fact("engine_accumulation") or 1)) for _, loss in parts])
+        wanted = normalized([call.terms for call, _ in parts if call.terms])
+        size = total.size / (total.tokens if mode == BY_ROW else divisor)
+        off = float(np.abs(given - wanted).sum())  # of each micro-batch: whole steps may cancel
+        answer.looked_at += 1
+        limit = LOSS_OFF[first.fp32] * size
+        if size and math.isfinite(size) and not off <= limit:
+            common = set.intersection(*(set(call.others) for call in losses))
+            others = {name: normalized([call.others[name] for call in losses]) for name in sorted(common)}
+            found = _formula(given, wanted, others, limit)
+            yield SummedStep(words, first, given, wanted, off=off, size=size, means=known[1], formula=found)
+
+
+def _formula(given: Numbers, wanted: Numbers, others: Mapping[str, Numbers], limit: float) -> str:
+    """Return the formula that gives these losses, in words, "" without one. others: losses by other formulas."""
+    made, fitted = dict(others), dict[str, Numbers]()
+    for name, without in others.items():
+        term = wanted - without
+        if name.startswith("no ") and term.any():
+            made[f"the {name[3:]} term with the opposite sign"] = without - term
+            times = float((given - without) @ term / (term @ term))
+            fitted[f"{number(times, 4)} times the {name[3:]} term"] = without + times * term
+    for known in (made, fitted if len(given) >= ENOUGH_PARTS else {}):  # of fewer parts a factor can always be found
+        off = {name: float(np.abs(given - losses).sum()) for name, losses in known.items()}
+        if off and min(off.values()) <= limit:
+            return min(off, key=lambda name: off[name])
+    return ""
+
+
+def formula(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for steps whose losses are those of another formula than the recorded settings say."""
+    for step in summed(calls, answer):
+        if step.formula:
+            answer.violated(step.first, f"{step.sums}; they are those of {step.formula}", size=step.off / step.size)
+
+
+def normalization(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for step in summed(calls, answer):
+        if not step.formula:
+            given, wanted = step.given, step.wanted
+            factor = float(given @ wanted / (wanted @ wanted)) if wanted.any() else 0.0
+            times = f", {number(factor, 4)} times it" if np.abs(given - factor * wanted).sum() < step.off / 10 else ""
+            answer.violated(step.first, step.sums + times, size=step.off / step.size)
+
+
+def accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    for words, losses in steps(calls):
+        first, by_rank = losses[0], Counter(call.record.rank for call in losses)
+        since = release(first.record.versions.get("deepspeed", ""))[:2] >= ACCUMULATES_LAST
+        if first.fact("engine_accumulation") is None or first.fact("dynamic_batch") is None:
+            continue
+        answer.looked_at += 1
+        stage, most = first.record.actor.get("zero_stage"), max(by_rank.values())
+        if since and first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
+            said = f"{words}: of {most} micro-batches under ZeRO {stage}, only the gradient of the last is applied"
+            answer.violated(first, said)
