@@ -32,7 +32,7 @@ from actordbg.config.choices import Choices, Facts, adapter_of, are_elsewhere, c
 from actordbg.config.replay_config import ENDPOINT, TINY, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import FLASH_ROWS_LEAK, ROWS_LEAK
-from actordbg.trainers.find_adapter import absent_trainer, callable_again
+from actordbg.trainers.find_adapter import absent_trainer, callable_again, shards
 from actordbg.trainers.trainer import TRAINER
 
 FULLY_SHARD_SINCE = (2, 6)
@@ -136,7 +136,7 @@ RULES: tuple[KnownFailure, ...] = (
     ),
     KnownFailure(
         "trainers-function-is-alone",
-        lambda case: case.function and (case.together or case.compiles),
+        lambda case: case.function and (case.compiles or (case.together and not (case.fsdp2 and shards(str(case.adapter))))),
         "the trainer's function is called with a plain model: nothing is sharded or compiled around it",
         ("--backend plain, without --compile", "--through rows"),
     ),

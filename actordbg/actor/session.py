@@ -49,7 +49,7 @@ from actordbg.config.choices import choose, first_of
 from actordbg.config.replay_config import COMPILE_BACKENDS, ENDPOINT, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
-from actordbg.trainers.captured_call import ReplayedCall, read_result
+from actordbg.trainers.captured_call import ReplayedCall, read_result, require_inert
 from actordbg.trainers.rows_actor import change_attention, describe, follow_adapters, resolved_attention, resolved_dtype
 
 if TYPE_CHECKING:
@@ -230,6 +230,7 @@ class ActorSession(Decided):
             else:
                 returned = watch.forward(call.arguments, {"mask": call.mask})
             log_probs, entropy = read_result(returned, call.mask)
+        require_inert(dump, log_probs, call.mask)
         forward_s = measure.now(device) - began - (watch.held_s - held if watch is not None else 0.0)
         if watch is not None and watch.active:
             shown = {"log_probs": log_probs, "entropy": entropy, "mask": call.mask, "loss": loss_of(log_probs, call.mask)}

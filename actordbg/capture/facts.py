@@ -9,8 +9,8 @@ read once per class. An argument given by position or by name, or left to its de
 | None, bool, int, finite float, str, and lists, tuples or dicts of them | `arguments` |
 | a ProcessGroup (or None for a parameter called `..._group`) | `groups`: its size and this process's rank in it |
 | a context that does nothing (`nullcontext`, an empty `ExitStack`) | `arguments`: its type as `context.NAME`, not replayed |
-| anything else | `extra`: its name and its *type*, never its text; the dump is not replayable |
-| a string that no JSON holds (half of a surrogate pair) | `extra`, as a Python literal; not replayable either |
+| anything else | `extra`: its name and its *type*, never its text; a replay leaves it out, if that gives the recorded log-probs |
+| a string that no JSON holds (half of a surrogate pair) | `extra`, as a Python literal; likewise |
 
 Plain arguments are copied here, on the training thread: together at most MAX_ARGUMENTS, counted before they are copied; what does
 not fit goes to `extra`. A default that cannot be stored is left out: a replay leaves that argument to its default as well.
@@ -42,7 +42,7 @@ import torch
 from torch import is_grad_enabled
 
 from actordbg.base.fault import clean_keys, scrub
-from actordbg.formats.dump_record import SURROGATE, dtype_name, storable
+from actordbg.formats.dump_record import SURROGATE, UNKNOWN_TYPE, dtype_name, storable
 
 DISTRIBUTIONS = ["openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft"]
 _CONFIG_FACTS = (
@@ -294,7 +294,7 @@ def sort_into(bound: Bound, name: str, value: Any) -> None:
     if dist is not None and dist.is_available() and isinstance(value, dist.ProcessGroup):
         bound.groups[name] = {"size": int(value.size()), "rank": int(value.rank())}
     else:
-        bound.extra[name] = scrub(f"an argument of type {type(value).__module__}.{type(value).__qualname__}{why}")
+        bound.extra[name] = scrub(f"{UNKNOWN_TYPE} {type(value).__module__}.{type(value).__qualname__}{why}")
 
 
 def _does_nothing(value: Any) -> bool:

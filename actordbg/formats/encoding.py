@@ -34,6 +34,7 @@ from actordbg.formats.dump_record import (
     SIZES,
     SURROGATE,
     UINT24,
+    UNKNOWN_TYPE,
     DumpRecord,
     TensorSpec,
     contiguous_strides,
@@ -138,7 +139,9 @@ def record_of(
         seq_len=seq_len,
         action_len=action.values.shape[-1] if action is not None and action.values.ndim else None,
         tokens=attention.nonzero if attention is not None else batch * seq_len,
-        replayable=not fields["extra"] and bool(seq_len) and fields.get("point", FORWARD) == FORWARD,
+        replayable=all(why.startswith(UNKNOWN_TYPE) for why in fields["extra"].values())
+        and bool(seq_len)
+        and fields.get("point", FORWARD) == FORWARD,
         versions=versions,
         **fields,
         **more,

@@ -27,7 +27,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import Unsupported
-from actordbg.formats.dump_record import FORWARD
+from actordbg.formats.dump_record import FORWARD, UNKNOWN_TYPE
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.trainers.find_adapter import cannot_import
 from actordbg.trainers.seam import Rows
@@ -110,7 +110,7 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
             notes += (f"{name} of {recorded} ranks left out: one process computes the whole batch",)
         elif recorded > 1 and recorded != size:
             notes += (f"{name} had {recorded} ranks when recorded, and has {size} in this replay",)
-    notes += (*record.extra.values(),)
+    notes += tuple(f"{name}, {why}, is left out" if why.startswith(UNKNOWN_TYPE) else why for name, why in record.extra.items())
     ids = inputs["sequences"]
     folded = ids.numel() > 0 and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size)
     if folded:
@@ -160,6 +160,33 @@ def summary_mask(inputs: Mapping[str, Any]) -> Any:
         return following == following
     real = attention != 0
     return real[:, 1:] & real[:, :-1]
+
+
+def require_inert(dump: Dump, log_probs: Tensor, mask: Tensor) -> None:
+    """Check that leaving out the arguments of unknown type gives the recorded log-probs, bit for bit, at the actions.
+
+    Raises Unsupported otherwise, with their names and types, and where no log-probs were recorded.
+    """
+    from torch import equal
+
+    unknown = [f"{name} ({why})" for name, why in dump.record.extra.items() if why.startswith(UNKNOWN_TYPE)]
+    if not unknown:
+        return
+    recorded = dump.outputs.get("action_log_probs", dump.outputs.get("log_probs"))
+    which, same = ", ".join(unknown), False
+    if recorded is not None and recorded.shape == log_probs.shape:
+        counted = mask.cpu()
+        same = equal(log_probs.detach().to(recorded.dtype).cpu()[counted], recorded[counted])
+    if not same:
+        why = (
+            "no log-probs were recorded"
+            if recorded is None
+            else "without it the log-probs are not the recorded ones, bit for bit"
+        )
+        raise Unsupported(
+            f"the call cannot be replayed without {which}: {why}",
+            hint="record --with-outputs, and replay with that step's weights through the trainer's own Actor",
+        )
 
 
 def read_result(result: Any, mask: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -79,6 +79,11 @@ def callable_again(adapter: str) -> list[Seam]:
         return []
 
 
+def shards(adapter: str) -> bool:
+    """Return whether an installed adapter's functions can be repeated around a model that FSDP2 shards."""
+    return any(seam.shards for seam in callable_again(adapter))
+
+
 def cannot_import(where: str, why: object) -> EnvironmentProblem:
     """Return the error for a trainer's function that cannot be imported."""
     return EnvironmentProblem(

@@ -107,7 +107,7 @@ class Molt:
     package = "molt-rl"
     tried = ("0.2.1",)
     seams = (
-        Seam(f"{_ACTOR}.forward", _rows, _scores, ("sequences", "action_mask", "attention_mask"), again=_again),
+        Seam(f"{_ACTOR}.forward", _rows, _scores, ("sequences", "action_mask", "attention_mask"), again=_again, shards=True),
         Seam("molt.models.loss:PolicyLoss.forward", no_rows, needs=("log_probs", "action_mask"), loss=_policy_loss),
         Seam("molt.models.loss:SFTLoss.forward", no_rows, needs=("per_token_logps", "loss_mask"), loss=_sft_loss),
         Seam("molt.trainer.workers.policy_actor:PolicyTrainer.training_step", no_rows, needs=("experience",), around=True),

@@ -163,7 +163,8 @@ class Seam:
     step. The function's result is the norm of the gradient, if it is a number.
 
     again: repeats the function in a replay, with a model and recorded rows, and returns its result
-    (`actordbg.trainers.captured_call` helps). None: not supported, and calls are replayed through rows.
+    (`actordbg.trainers.captured_call` helps). None: not supported, and calls are replayed through rows. shards: so it does with a
+    model that FSDP2 shards.
     """
 
     where: str
@@ -177,6 +178,7 @@ class Seam:
     loss: Callable[[Mapping[str, Any], torch.Tensor | None, Any], LossCall | None] | None = None
     steps: Callable[[Mapping[str, Any]], Any] | None = None
     around: bool = False
+    shards: bool = False
 
     def differs(self, takes: Iterable[str]) -> str:
         """Return which arguments the adapter needs that a function with these parameters lacks, in words; "" if none."""

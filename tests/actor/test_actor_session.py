@@ -91,6 +91,15 @@ def plain(cache: Path) -> None:
             "num_actions": make_dump(0, arguments={"num_actions": 8}),
             "pos_ids": fork,
         }
+        for off in (0, 1e-6, None):  # an argument of unknown type is left out where the recorded log-probs are the same bits
+            dump = unreplayable["stack"] = make_dump(0, extra={"stack": "an argument of type m.Stack"})
+            if off is not None:
+                dump.tensors["output.action_log_probs"] = first.log_probs + off
+            if off == 0:
+                assert session.run(dump, backward=False).notes == ("stack, an argument of type m.Stack, is left out",)
+            else:
+                with pytest.raises(Exception, match=r"without stack \(an argument of type m.Stack\): (without it|no log-probs)"):
+                    session.run(dump, backward=False)
         for name, dump in unreplayable.items():
             with pytest.raises(Exception, match=name):
                 session.run(dump, backward=False)

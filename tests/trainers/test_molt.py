@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from actorcases import make_dump
 from adaptercases import dumps_of, record_here
 from typer.testing import CliRunner
 
+from actordbg.actor.rules import check_config
 from actordbg.actor.session import ActorSession
 from actordbg.cli.app import app
+from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import FORWARD
 from actordbg.trainers.find_adapter import carried_form
@@ -246,6 +249,14 @@ def test_an_sft_step_ends_with_its_last_micro_batch_and_what_its_calls_have_besi
     last = dumps[-1]
     assert {"position_ids", "context.routed_experts", "context.top_ids"} <= {*last.tensors} and last.record.replayable
     assert {*last.outputs} == {"action_log_probs", "entropy"}
+
+
+def test_the_actor_runs_again_around_a_model_that_fsdp2_shards_but_under_no_other_launcher():
+    record = make_dump(actor={"adapter": "molt"}).record
+    for backend in ("fsdp2", "deepspeed"):
+        config = ReplayConfig(through="trainer", backend=backend, nproc=2)
+        hits = [hit.id for hit in check_config(config, Facts(cuda=False, gpus=0, flash_attn=False), record)]
+        assert ("trainers-function-is-alone" in hits) == (backend == "deepspeed")
 
 
 def test_run_waits_for_its_modules_without_being_told():
