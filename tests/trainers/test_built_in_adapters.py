@@ -175,11 +175,13 @@ print(json.dumps([trained(True), trained(False)]))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_changed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Before it models that are not policies, which are named, and a generation without a cache, which is not a call."""
     monkeypatch.setenv("ACTORDBG_DISABLE", "")  # the truth in this process sets it
+    monkeypatch.setenv("FORKED_PROGRAM", "train.py")
     (tmp_path / "train.py").write_text(TRAINING)
     given = ["--store", str(store.root), "run", "--run", "a", "--with-outputs", "--adapter", "plain", "--", sys.executable]
     command = [sys.executable, "-m", "actordbg", *given, "train.py"]

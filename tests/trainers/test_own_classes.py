@@ -14,6 +14,7 @@ from benchmarks import faulty_grpo, own_classes
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
 def test_a_whole_step_of_trl_is_recorded_and_its_wrong_normalizer_is_named(tmp_path: Path):
     name = "tokens-of-micro-batch"
@@ -21,6 +22,7 @@ def test_a_whole_step_of_trl_is_recorded_and_its_wrong_normalizer_is_named(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
 def test_data_faults_that_begin_late_in_a_run_are_named_with_their_step(tmp_path: Path):
     """Reference log-probs of another token, then of another row; a mask that is shifted; a row twice: one step each, from 1 on."""

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 from commandline import invoke
 from planted_syncs import CHANGED, LOST
@@ -263,8 +264,10 @@ def test_openrlhfs_own_worker_returns_what_its_loader_got(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.skipif(not (is_there("openrlhf") and is_there("ray")), reason="needs openrlhf and ray")
-def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store: Store, tmp_path: Path):
+def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORKED_PROGRAM", str(Path(ray.__file__).parent / "_private" / "workers" / "default_worker.py"))
     program = TRAINER.programs["ppo"]
     model, data = build_assets(tmp_path, 16)
     typed = [*program.command(model, data, tmp_path / "checkpoint", free_port()), "--algo.kl.init_coef", "0"]  # no reference

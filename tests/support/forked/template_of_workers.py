@@ -20,10 +20,11 @@ from pathlib import Path
 
 MODULES = (
     "actordbg.reduce.trial_host", "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine",
-    "actordbg.trainers.openrlhf.demo_programs", "deepspeed.launcher.launch", "deepspeed.launcher.runner", "fake_worker",
-    "planted_training", "pytest",
+    "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "deepspeed.launcher.launch",
+    "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest",
 )  # fmt: skip
 PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
+"""And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too."""
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
     "HF_HUB_",
@@ -131,5 +132,6 @@ if __name__ == "__main__":
         runpy.run_path(sys.argv[0], run_name="__main__")
 elif "TEMPLATE_OF_WORKERS" in os.environ:
     words = [word for word in sys.orig_argv[1:] if word not in ("-u", "-m")]
-    if words and (words[0] in MODULES or words[0].startswith(PROGRAMS)):
+    programs = (*PROGRAMS, *filter(None, [os.environ.get("FORKED_PROGRAM")]))
+    if words and (words[0] in MODULES or words[0].startswith(programs)):
         hand_over(os.environ["TEMPLATE_OF_WORKERS"], words)
