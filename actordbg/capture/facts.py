@@ -9,8 +9,7 @@ read once per class. An argument given by position or by name, or left to its de
 | None, bool, int, finite float, str, and lists, tuples or dicts of them | `arguments` |
 | a ProcessGroup (or None for a parameter called `..._group`) | `groups`: its size and this process's rank in it |
 | a context that does nothing (`nullcontext`, an empty `ExitStack`) | `arguments`: its type as `context.NAME`, not replayed |
-| anything else | `extra`: its name and its *type*, never its text; a replay leaves it out, if that gives the recorded log-probs |
-| a string that no JSON holds (half of a surrogate pair) | `extra`, as a Python literal; likewise |
+| anything else, or text that no JSON holds | `extra`: its *type*; a replay leaves it out, if that gives the recorded log-probs |
 
 Plain arguments are copied here, on the training thread: together at most MAX_ARGUMENTS, counted before they are copied; what does
 not fit goes to `extra`. A default that cannot be stored is left out: a replay leaves that argument to its default as well.

@@ -35,10 +35,8 @@ MAGIC = struct.pack("<I", 0x184D2A5A)
 """First bytes of a dump file: the number of a zstd skippable frame."""
 MAX_RECORD = 4 * 2**20
 """Largest record, in bytes of JSON, that a reader accepts."""
-MAX_DIMS = 16
-"""Most dimensions of a tensor."""
-MAX_DEPTH = 64
-"""Most levels of nested lists and objects in a record."""
+MAX_DIMS = 16  # of a tensor
+MAX_DEPTH = 64  # levels of nested lists and objects in a record
 MAX_VALUES = 2**16
 """Most commas and opening brackets of a record, so that few bytes cannot become many objects."""
 
@@ -53,8 +51,7 @@ SAFETENSORS_DTYPES = {
 SIZES = dict(SAFETENSORS_DTYPES.values())
 """Bytes per element of the dtypes that can be stored."""
 
-UNKNOWN_TYPE = "an argument of type"
-"""Begins why an argument that is neither a tensor nor plain was not stored. A replay leaves it out, and checks that it may."""
+UNKNOWN_TYPE = "an argument of type"  # begins why one that is neither tensor nor plain was not stored: a replay leaves it out
 
 OUTPUT_PREFIX = "output."
 """Name prefix of tensors that the call returned (`dump enable --with-outputs`)."""
