@@ -29,7 +29,8 @@ LEARNED = frozenset(("log_probs", "advantages"))
 LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
     "lengths": (frozenset(),), "finite": (frozenset(("log_probs",)), frozenset(("rollout_log_probs",))),
     "log-probs": (frozenset(("log_probs",)), frozenset(("rollout_log_probs",))), "mask": (frozenset(("rollout_log_probs",)),),
-    "actions": tuple(frozenset((name,)) for name in LEARNED), "end": (frozenset(),),
+    "entropy": (frozenset(("entropy", "log_probs")),), "actions": tuple(frozenset((name,)) for name in LEARNED),
+    "end": (frozenset(),),
     "alignment": (frozenset(("log_probs", "rollout_log_probs")),), "rows": (frozenset(("log_probs", "rollout_log_probs")),),
     "placeholder": (frozenset(("log_probs", "rollout_log_probs")),), "duplicates": tuple(frozenset((name,)) for name in LEARNED),
     "advantages": (frozenset(("advantages",)),), "advantage of a row": (frozenset(("advantages", "rewards")),),

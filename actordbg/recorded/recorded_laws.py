@@ -94,6 +94,15 @@ def _positive(call: RecordedCall, answer: Answer) -> None:
         answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 at an action", highest, side_of(name))
 
 
+def _entropy(call: RecordedCall, answer: Answer) -> None:
+    entropy, vocabulary, off = call.array("entropy"), call.record.actor.get("vocab_size"), POSITIVE[call.fp32]
+    if entropy is None or call.active is None or entropy.shape != call.active.shape:
+        return
+    most = math.log(vocabulary) if type(vocabulary) is int and vocabulary > 0 else math.inf
+    bad = ((entropy < -off) | (entropy > most * (1 + off) + off)) & call.active
+    answer.rows(call, bad.any(1), f"entropy is not within 0 and {most:.4g} nats at an action")
+
+
 def _scorer(call: RecordedCall) -> str:
     """Return the name of the log-probs that the rollout's are held against: the old ones, or else those of the loss."""
     return "old_log_probs" if "old_log_probs" in call.log_probs() else "log_probs"
@@ -119,9 +128,12 @@ def _ahead(call: RecordedCall) -> Numbers | None:
 
 
 def _placeholder(call: RecordedCall, answer: Answer) -> None:
-    for name, other in (("rollout_log_probs", _scorer(call)), ("old_log_probs", "log_probs")):
+    sides = ("rollout_log_probs", _scorer(call)), ("old_log_probs", "log_probs"), ("log_probs", "rollout_log_probs")
+    for name, other in sides:
         if (bad := _zeros(call, name, other)) is None:
             continue
+        if name == "log_probs":  # those of a whole row: NaN that became 0 has a finite loss
+            bad = bad & (((call.log_probs()[name] == 0) | (call.active == 0)).all(1)[:, None])
         if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
             bad = bad & ~ahead  # which the mask's law names
         worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
@@ -308,6 +320,10 @@ LAWS = (
     RecordedLaw(
         "log-probs", "no log-prob is above 0", "verl#2656", "normalize with log_softmax over the whole vocabulary, in fp32",
         ("log_probs",), TRAINER, judge=_positive, over_calls=False,
+    ),
+    RecordedLaw(
+        "entropy", "entropies are within 0 and the logarithm of the vocabulary's size", "Cover and Thomas 2006, theorem 2.6.4",
+        "compute them from the logits that log-probs come from", ("entropy",), TRAINER, judge=_entropy, over_calls=False,
     ),
     RecordedLaw(
         "mask", "the actions of a single response are contiguous and end with its last token", "SkyRL PR#354",

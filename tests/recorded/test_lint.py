@@ -140,7 +140,7 @@ class Step:
                 (store.root / "weights" / "ppo").mkdir(parents=True, exist_ok=True)
                 (store.root / "weights" / "ppo" / weights.name).write_text(weights.to_json())
             made[fields["rank"]] += 1
-            actor = {"zero_stage": 2, "bos_token_id": 1}
+            actor = {"zero_stage": 2, "bos_token_id": 1, "vocab_size": 32}
             arguments = {k if k == "dp_size" else f"context.{k}": v for k, v in facts.items()}
             loss = replace(
                 record(at), **(common | {"arguments": arguments, "point": LOSS, "role": "policy loss", "actor": actor})
@@ -325,7 +325,7 @@ def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
 HEALTHY = (
     *(f'estimate "{name}"' for name in ESTIMATORS),
     *(f'weights ["{unit}_{how}"]' for unit in ("sequence", "token") for how in ("mask", "truncate")),
-    "epochs", "reference", "hashes",
+    "epochs", "reference", "hashes", 'penalize {"kl_estimator":"k1","kl_coef":0.1,"entropy_coef":0.1} {}',
 )  # fmt: skip
 
 

@@ -154,7 +154,8 @@ def _trained(rows: list[MadeRow]) -> dict[str, list[Any]]:
     return {
         "tokens": [torch.tensor(row.ids) for row in rows], "response_lengths": [len(row.response) for row in rows],
         "total_lengths": [len(row.ids) for row in rows], "loss_masks": [torch.tensor(row.mask, dtype=torch.int) for row in rows],
-        "ref_log_probs": [torch.tensor(row.log_probs) - 0.5 for row in rows], **tensors, "returns": tensors["advantages"],
+        "ref_log_probs": [torch.tensor(row.log_probs) - 0.5 for row in rows],
+        "entropy": [torch.ones(len(row.response)) for row in rows], **tensors, "returns": tensors["advantages"],
         "rewards": normalized_rewards(rows),
     }  # fmt: skip
 
@@ -248,7 +249,7 @@ def verl_columns(rows: list[MadeRow]) -> dict[str, torch.Tensor]:
     }
     return {
         "prompts": prompts, "responses": responses, "input_ids": torch.cat((prompts, responses), 1),
-        "attention_mask": torch.tensor(seen), "response_mask": torch.tensor([wide(row.mask) for row in rows]),
+        "entropys": torch.tensor([wide([1.0] * len(row.response)) for row in rows]), "attention_mask": torch.tensor(seen), "response_mask": torch.tensor([wide(row.mask) for row in rows]),
         "token_level_scores": torch.tensor([wide([0.0] * (len(row.response) - 1) + [row.reward]) for row in rows]),
         **{name: torch.tensor([wide(getattr(row, at)) for row in rows]) for name, at in of_tokens.items()},
     }  # fmt: skip
