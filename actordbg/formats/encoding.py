@@ -129,6 +129,7 @@ def record_of(
     """Build the record of a call, except for the fields that `serialize` fills in. `fields`: those of its kind of call."""
     number, time_ns, monotonic_ns, step, token, batch, seq_len = numbers[:OWN_NUMBERS]
     attention, action, timestamp = tensors.get("attention_mask"), tensors.get("action_mask"), timestamp_of(time_ns)
+    whole = all(why.startswith(UNKNOWN_TYPE) for why in fields["extra"].values())
     return DumpRecord(
         dump_id=make_dump_id(timestamp, number, int(fields["pid"]), f"{token:08x}"),
         timestamp=timestamp,
@@ -139,9 +140,7 @@ def record_of(
         seq_len=seq_len,
         action_len=action.values.shape[-1] if action is not None and action.values.ndim else None,
         tokens=attention.nonzero if attention is not None else batch * seq_len,
-        replayable=all(why.startswith(UNKNOWN_TYPE) for why in fields["extra"].values())
-        and bool(seq_len)
-        and fields.get("point", FORWARD) == FORWARD,
+        replayable=whole and bool(seq_len) and fields.get("point", FORWARD) == FORWARD,
         versions=versions,
         **fields,
         **more,
