@@ -21,6 +21,7 @@ from actordbg.campaign.cells import Axes, batches, combinations, make_cells, par
 from actordbg.campaign.matrix_document import matrix_document
 from actordbg.campaign.run_matrix import Selection, Surroundings, new_matrix
 from actordbg.campaign.run_train_check import TrainRun, folder_of, load_train_check, log_of
+from actordbg.campaign.train_dataset import run_of_dataset
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_plan import (
     AncestorNames,
@@ -156,6 +157,8 @@ def train_check(
     desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, *, dry_run: bool
 ) -> CommandResult:
     """Train each configuration, or say what would run."""
+    if how.dataset is not None or os.environ.get("DATASET"):
+        desk.store.create()
     chosen, check_id = desk.selected(chosen, writes=not dry_run), new_replay_id()
     if not dry_run:
         desk.client.begins(f"train-check {check_id}")
@@ -213,7 +216,7 @@ def _new_check(
     desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, check_id: str
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
     """Create the record of a check that has not run yet, and select its inputs."""
-    given = {"max_inputs": chosen.max_inputs, "log_dir": how.log_dir}
+    given = {"max_inputs": chosen.max_inputs, "log_dir": how.log_dir, "dataset": how.dataset}
     names, training = _names(desk, {*flags, *(name for name, value in given.items() if value is not None)}), _training(how)
     axes = _axes(flags, names)
     base = _base(desk, flags, names, axes)
@@ -225,6 +228,13 @@ def _new_check(
     batch = batch_of(configs, how.gradient_accumulation)
     most = chosen.max_inputs or names.values.get("max_inputs") or MOST_BY_DEFAULT
     longest = names.values.get("max_len")
+    if dataset := how.dataset or names.values.get("dataset"):
+        if chosen.where is not None or chosen.files:
+            raise UsageError("--dataset and a selection of recorded inputs cannot be combined", hint="drop --where")
+        find_model(base.model)
+        run = run_of_dataset(desk.store, Path(dataset), base.model, longest, most)
+        desk.client.note(f"the samples of {dataset} are run {run} of {desk.store.root}")
+        chosen = replace(chosen, where=f"run='{run}'")
     where = joined(chosen.where, f"seq_len <= {longest}") if longest else chosen.where
     plan = desk.planned("train-check", base, replace(chosen, max_inputs=most, where=where), "train on")
     taken = plan.spec.inputs

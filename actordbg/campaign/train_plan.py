@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import UsageError
@@ -144,7 +145,7 @@ def schedule(inputs: Sequence[ReplayInput], steps: int, batch: int, *, reverse: 
 
 # Environment variables of the trainer's backend test suite, which `read_names` reads
 NUMBERS = {"NUM_GPUS": "nproc", "MAX_SAMPLES": "max_inputs", "TP_SIZE": "tp", "RING_SIZE": "ring", "MAX_LEN": "max_len"}
-TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir"}
+TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir", "DATASET": "dataset"}
 Skip = tuple[str, bool | None, bool | None]
 """A backend, and whether tp and ring exceed 1; None: either."""
 SKIPS: dict[str, Skip] = {
@@ -158,7 +159,6 @@ SKIPS: dict[str, Skip] = {
 """What each variable skips, if it is 1."""
 IDLE = {
     "OUTPUT_DIR": "a check keeps no weights (--log-dir is for logs)",
-    "DATASET": "inputs come from the store (--store, --where)",
 }
 """Variables that are accepted and have no effect, and why."""
 
@@ -187,6 +187,8 @@ def read_names(environment: Mapping[str, str], given: set[str]) -> AncestorNames
             result.idle[name] = IDLE[name]
         elif ours in given:
             result.idle[name] = f"--{str(ours).replace('_', '-')} was given"
+        elif ours == "dataset" and not Path(text).exists():
+            result.idle[name] = f"there is no file or folder {text:.80}, so inputs come from the store (--store, --where)"
         elif ours is None and text != "1":
             result.idle[name] = "only 1 skips, as in the test suite"
         else:

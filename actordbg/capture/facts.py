@@ -9,14 +9,13 @@ read once per class. An argument given by position or by name, or left to its de
 | None, bool, int, finite float, str, and lists, tuples or dicts of them | `arguments` |
 | a ProcessGroup (or None for a parameter called `..._group`) | `groups`: its size and this process's rank in it |
 | a context that does nothing (`nullcontext`, an empty `ExitStack`) | `arguments`: its type as `context.NAME`, not replayed |
-| anything else, or text that no JSON holds | `extra`: its *type*; a replay leaves it out, if that gives the recorded log-probs |
+| anything else | `extra`: its name and *type*, not its text (but of half a surrogate pair); a replay may leave it out |
 
-Plain arguments are copied here, on the training thread: together at most MAX_ARGUMENTS, counted before they are copied; what does
-not fit goes to `extra`. A default that cannot be stored is left out: a replay leaves that argument to its default as well.
+Plain arguments are copied here, on the training thread: together at most MAX_ARGUMENTS, counted before; others go to `extra`.
+A default that cannot be stored is left out: a replay leaves that argument to its default as well.
 
 **Facts** are of the process (rank, host, versions), of the actor (model and configuration) and of the call (grad mode, training,
-step, temperature: every time, and cheap). Rank alone is not an identity: under a Ray trainer, policy rank 0 and reference rank 0
-are two processes that both have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role.
+step, temperature). Rank alone is not an identity (policy and reference both have a rank 0): a record has pid, instance and role.
 
 No environment variable is ever stored except three numbers (RANK, WORLD_SIZE, LOCAL_RANK), where torch.distributed does not
 know them. Nothing is imported for a fact. Reading the RNG state changes nothing, and waits for no device.

@@ -15,6 +15,7 @@ class TrainingOptions:
     """Hyperparameters and outputs of a training check.
 
     Args:
+        dataset (FILE|DIR): Train on this data set's samples, as the trainer's own SFT makes them, instead of on recorded inputs.
         steps: Optimizer steps.
         lr: Constant learning rate (the default is that of the trainer's backend test suite).
         gradient_accumulation: Accumulation steps of the configuration with the most replicas; all have its global batch.
@@ -33,4 +34,5 @@ class TrainingOptions:
     max_norm: Annotated[float, Option(min=0)] = 1.0
     gradient_checkpointing: bool = False
     threshold: float = 0.05
+    dataset: Annotated[str | os.PathLike[str] | None, Option(kind=Path)] = None
     log_dir: Annotated[str | os.PathLike[str] | None, Option(kind=Path)] = None

@@ -51,8 +51,7 @@ SAFETENSORS_DTYPES = {
 SIZES = dict(SAFETENSORS_DTYPES.values())
 """Bytes per element of the dtypes that can be stored."""
 
-UNKNOWN_TYPE = "an argument of type"  # begins why one that is neither tensor nor plain was not stored: a replay leaves it out
-
+UNKNOWN_TYPE = "an argument of type"  # of `extra`: a replay leaves such an argument out, and checks that it may
 OUTPUT_PREFIX = "output."
 """Name prefix of tensors that the call returned (`dump enable --with-outputs`)."""
 
@@ -103,7 +102,7 @@ class DumpRecord:
 
     `seq_len` is S of `sequences` [B, S] (padding included), `tokens` the sum of `attention_mask` (B*S without a mask),
     `action_len` A of `action_mask` [B, A] or None. `arguments` holds the call's plain arguments by name, `extra` the reasons, by
-    name, why arguments could not be stored; `replayable` is False if one of them is not of an unknown type. `step` is the
+    name, why arguments could not be stored; then `replayable` is False, unless all are of an unknown type. `step` is the
     DeepSpeed engine's `global_steps` at the call, None without an engine.
 
     `triggered` names the trigger that kept the dump (nan, exception, oom, slow, logprobs; before: it came before such a call),

@@ -69,6 +69,7 @@ class OpenRlhf:
     loads_checkpoint_dtype = _of("build:loads_checkpoint_dtype")
     build_actor = _of("build:build_actor")
     strategy = _of("build:OpenRlhfStrategy")
+    sft_rows = _of("sft_rows:sft_rows")
     total_loss = _of("recorded_loss:total_loss")
     open_ring = _of("build:open_ring")
     ring_kernel = _of("build:ring_kernel")
