@@ -12,7 +12,7 @@ from pathlib import Path
 import codedmodel
 import pytest
 from replaycases import publish
-from roots import ROOT, SUPPORT
+from roots import FORKED, ROOT, SUPPORT
 from typer.testing import CliRunner
 
 from actordbg.actor import model_code
@@ -149,7 +149,7 @@ def test_a_specification_names_no_other_place(store: Store):
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join((str(ROOT), str(SUPPORT)))
+    paths = os.pathsep.join((str(ROOT), str(SUPPORT), str(FORKED)))
     around = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | environment
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=around, timeout=500, check=False)
 
@@ -171,6 +171,7 @@ def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store: Store, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_runs_no_code_but_the_consented_models_whatever_its_files_say(store: Store, tmp_path: Path):
     """The specification is exchanged between the command's look at it and the worker's; so is a model's configuration."""
     model, mark = codedmodel.make(tmp_path / "model")
@@ -184,7 +185,7 @@ def test_a_worker_runs_no_code_but_the_consented_models_whatever_its_files_say(s
     run("-m", "actordbg.replay.worker", *given, RANK="0")
     broken = [event for event in read_events(rank_journal(folder, 0)) if event["event"] == "broken"]
     assert broken and broken[0]["error_class"].endswith("UnsafeInput") and not mark.exists()
-    done = run("-c", _WALL, str(model))
+    done = run("-c", _WALL, str(model), FORKED_PROGRAM="-c")
     assert done.returncode == 0 and done.stdout.split()[-3:] == ["actor:refused", "truth:refused", "generate:refused"], (
         done.stderr
     )

@@ -74,8 +74,10 @@ print(json.dumps(answer))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_the_capture_of_openrlhfs_actor_runs_on_a_stand_in_for_a_gpu():
-    done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, env=environment(), timeout=600)
+    around = environment(FORKED_PROGRAM="-c")
+    done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, env=around, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "are right in a group of one" in done.stdout
     answer = json.loads(done.stdout.splitlines()[-1])

@@ -54,12 +54,13 @@ REAL = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
 def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "shows_itself.py").write_text(SHOWN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     config = ReplayConfig(backend=backend, nproc=2)
     ours, theirs = (tmp_path / kind / "work.json" for kind in ("ours", "theirs"))
     for work in (ours, theirs):

@@ -24,7 +24,7 @@ MODULES = (
     "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest",
 )  # fmt: skip
 PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
-"""And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too."""
+"""And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too, or "-c"."""
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
     "HF_HUB_",
@@ -128,6 +128,8 @@ if __name__ == "__main__":
     huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE") == "1"
     if sys.argv[0] in MODULES:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif sys.argv[0] == "-c":
+        exec(sys.argv.pop(1), {"__name__": "__main__"})
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
 elif "TEMPLATE_OF_WORKERS" in os.environ:
