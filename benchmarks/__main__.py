@@ -20,7 +20,7 @@ from benchmarks import best
 from benchmarks.rows import Row
 
 NAMES = ("capture", "step", "load", "index", "growth", "cli", "first", "verdict", "replay")
-MORE = ("formats", "pack", "lab", "training", "cluster", "groups")
+MORE = ("files", "formats", "pack", "lab", "training", "cluster", "groups")
 HEAD = ("What", "Ours", "Theirs", "Ratio", "Goal", "Met", "Conditions")
 
 

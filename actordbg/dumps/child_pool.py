@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, LaunchProblem, UnsafeInput
 from actordbg.dumps.decode import (
@@ -39,7 +40,7 @@ from actordbg.dumps.decode import (
 )
 from actordbg.dumps.decode_child import DUMP, EXIT_AUDIT, EXIT_MEMORY, TREE
 from actordbg.dumps.pickle_machine import corrupt, unsafe
-from actordbg.dumps.pickle_tree import MOST_VALUES
+from actordbg.dumps.pickle_tree import KINDS, MOST_VALUES, NUMBERS
 from actordbg.formats.record_reading import strict_json
 
 _BOOT = (
@@ -108,10 +109,12 @@ class LegacyReader:
     def tree(self, data: bytes) -> Any:
         """Decode the bytes of a pickle as plain data (`pickle_tree`) in the child. Raises as `decode`."""
         try:
-            answer = strict_json(self._answer(data), most=2 * MOST_VALUES)
-            if "error" in answer:
-                raise _ERRORS[answer["error"]](str(answer["message"]))
-            return answer["ok"]
+            answer = self._answer(data)
+            end = answer.find(b"\n") % (len(answer) + 1)
+            told = strict_json(answer[:end], most=2 * MOST_VALUES)
+            if "error" in told:
+                raise _ERRORS[told["error"]](str(told["message"]))
+            return _Numbered(memoryview(answer)[end + 1 :]).value(told["ok"])
         except (ValueError, KeyError, TypeError):
             raise unsafe(_INVALID) from None
 
@@ -158,6 +161,32 @@ class LegacyReader:
             self._child = None
             raise LaunchProblem(f"the decoding process did not start (status {_end(child)})", hint=hint)
         return child
+
+
+class _Numbered:
+    """Replaces the places of numbers in a tree by arrays. left: bytes that arrays may still take; each place is one array."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data, self.left = data, len(data)
+        self.arrays: dict[str, Any] = {}
+
+    def value(self, value: Any) -> Any:
+        """Return the value with arrays. Raises ValueError for a place that lies elsewhere."""
+        if isinstance(value, dict):
+            if value.keys() == {NUMBERS}:
+                place = repr(value[NUMBERS])
+                if place not in self.arrays:
+                    runs = [self._run(*run) for run in value[NUMBERS]]
+                    self.arrays[place] = np.concatenate(runs) if len(runs) > 1 else runs[0]
+                return self.arrays[place]
+            return {key: self.value(part) for key, part in value.items()}
+        return list(map(self.value, value)) if isinstance(value, list) else value
+
+    def _run(self, kind: str, start: int, count: int) -> Any:
+        self.left -= count * KINDS[kind]
+        if min(start, count, self.left) < 0:
+            raise ValueError(kind)
+        return np.frombuffer(self.data, f"<{kind}", count, start)
 
 
 _INVALID = "the decoding process sent an invalid answer"

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 from actordbg.base.errors import ActordbgError, Unsupported
@@ -166,7 +167,7 @@ def _lines(file: Any, path: Path) -> Iterator[dict[str, Any]]:
         if not line.endswith(b"\n") and number > 1 and not line.rstrip().endswith(b"}"):
             raise corrupt(f"truncated: line {number} has no end")
         try:
-            value = strict_json(line, json.loads, most=MOST_DICT)
+            value = strict_json(line, _decoded, most=MOST_DICT)
         except ValueError as error:
             raise corrupt(f"line {number} is not JSON: {error}") from None
         if not isinstance(value, dict):
@@ -181,6 +182,14 @@ def _tsv(file: BinaryIO) -> dict[str, Any]:
         raise unsafe(f"it has more than {MOST_LINE} bytes")
     names, *lines = (line.split("\t") for line in data.decode("ascii").splitlines())
     return dict(zip(names, map(list, zip(*([float(value) for value in line] for line in lines), strict=True)), strict=True))
+
+
+def _decoded(text: str) -> Any:
+    """Parse JSON; what only Python reads (NaN, infinities, halves of surrogates) takes longer."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)
 
 
 def _npz(file: BinaryIO) -> dict[str, Any]:
@@ -234,11 +243,23 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     except ImportError:
         raise Unsupported("it is parquet, and pyarrow is not installed here", hint="pip install pyarrow") from None
     try:
-        table = ParquetFile(path)
+        table = ParquetFile(path, buffer_size=2**20)
         groups = (table.metadata.row_group(number).total_byte_size for number in range(table.num_row_groups))
         if max(groups, default=0) > MOST_BYTES:
             raise unsafe(f"a row group has more than {MOST_BYTES} bytes")
         for batch in table.iter_batches(batch_size=256):
-            yield batch.to_pydict()
+            yield {name: _column(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     except ArrowException as error:
         raise corrupt(f"damaged: {error!s:.200}") from None
+
+
+def _column(column: Any) -> Any:
+    """Return a column of parquet: of lists of numbers an array for each row, NaN for null; else Python's values."""
+    from pyarrow import types
+
+    kind = column.type
+    listed = (types.is_list(kind) or types.is_large_list(kind)) and not column.null_count
+    if not listed or not (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
+        return column.to_pylist()
+    ends = column.offsets.to_numpy()
+    return np.split(column.flatten().to_numpy(zero_copy_only=False), ends[1:-1] - ends[0])

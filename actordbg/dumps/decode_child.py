@@ -9,11 +9,11 @@ of. Before it reads the first byte the child
   process on the spot; decoding raises none;
 * arms a CPU timer for each file (ITIMER_PROF, whose signal kills).
 
-It gets bytes on stdin, not paths, and answers on stdout. A request is 8 bytes of length (little endian) and the file's
-bytes; an answer is 4 bytes of length and JSON, `{"ok": {...}}` or `{"error": code, "message": text}`. It is a dump, or, for
-the pickle of a `torch.save` archive, a tree (`actordbg.dumps.pickle_tree`). The tensors do not travel: the parent has the
-file's bytes, and the child answers with places in them. So even a child that was taken over could only lie about offsets, and
-the parent (`child_pool.answer_to_dump`, `containers`) checks every one against the file's size.
+It gets bytes on stdin, not paths, and answers on stdout. A request is 8 bytes of length (little endian) and the file's bytes;
+an answer is 4 bytes of length and JSON, `{"ok": {...}}` or `{"error": code, "message": text}`. It is a dump, or, for the pickle
+of a `torch.save` archive, a tree (`actordbg.dumps.pickle_tree`), with its numbers in a line behind. The tensors do not travel:
+the parent has the file's bytes, and the child answers with places in them. So even a child that was taken over could only lie
+about offsets, and the parent (`child_pool.answer_to_dump`, `containers`) checks every one against the file's size.
 
 It starts in isolated mode without site packages, so it has neither torch nor numpy, in about 30 ms. Started by
 `actordbg.dumps.child_pool`, which adds the wall-clock limit. Standard library only.
@@ -82,9 +82,9 @@ def dump_to_answer(dump: LegacyDump) -> bytes:
     return json.dumps({"ok": {**vars(dump), "tensors": tensors}}).encode()
 
 
-def tree_to_answer(value: object) -> bytes:
-    """Encode plain data as JSON."""
-    return json.dumps({"ok": value}).encode()
+def tree_to_answer(tree: tuple[object, bytearray]) -> bytes:
+    """Encode plain data as a line of JSON, and behind it the bytes of its numbers."""
+    return json.dumps({"ok": tree[0]}).encode() + b"\n" + tree[1]
 
 
 TASKS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {

@@ -7,19 +7,26 @@ elements, offset, shape, strides]}`, a TensorDict `{PACKED: [its leaves, the ten
 numbers and dtypes become `{LEFT_OUT: what}`: nothing is looked up. A mention of anything else, such as `os.system` or another
 class of a trainer, refuses the file.
 
+Long lists of numbers are read at once, and become `{NUMBERS: [[kind, start, count], ...]}`: places in bytes beside the tree.
+
 Floats that JSON lacks become the texts that `float` reads: "nan", "inf", "-inf". Standard library only: it runs in the
 decoding process.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from actordbg.dumps.decode import DTYPES
 from actordbg.dumps.pickle_machine import STEPS, Machine, Name, Persistent, PickleCall, Span, corrupt, unsafe
 
 TENSOR, LEFT_OUT, PACKED, RECORD, BYTES = "$tensor", "$left out", "$packed", "$record", "$bytes"
+NUMBERS = "$numbers"
+KINDS = {"u1": 1, "i4": 4, "f8": 8}
+"""Kinds of numbers in a list, little-endian, and their bytes."""
 MOST_VALUES = 2**25
 """Values of a tree: bounded while it is walked, because values may contain each other many times through the memo."""
 MOST_LEVELS = 16
@@ -46,16 +53,59 @@ NAMES = frozenset(
 """Globals that such a file may mention."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """Numbers that were appended to a list at once, as their place in the machine's `numbers`. kind: one of `KINDS`."""
+
+    kind: str
+    start: int
+    count: int
+
+
 class TreeMachine(Machine):
     """Interprets the pickle of an archive: more opcodes, longer texts, numbers as keys, and objects that stay notes."""
 
     most_opcodes, most_text = 2**26, 2**24
     keys = (str, int, bool, float, type(None))
 
+    def __init__(self, data: bytes, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
+        super().__init__(data, start, end, names)
+        self.numbers = bytearray()
+
     @property
     def steps(self) -> Mapping[bytes, Callable[[Machine], None]]:
         """Return what each opcode does; others are refused."""
         return _STEPS
+
+
+_INTEGER = re.compile(rb"K.|M..|J....", re.DOTALL)
+_RUN = re.compile(rb"(?:((?:K.){16,}+)|((?:K.|M..|J....){16,}+)|((?:G.{8}){16,}+))e", re.DOTALL)
+"""Opcodes of numbers up to that which appends them to a list."""
+
+
+def _mark(m: Machine) -> None:
+    """Begin a tuple or the items of a list; numbers that are all of them are appended at once."""
+    run = _RUN.match(m.data, m.position, m.end)
+    if run is None or not isinstance(m, TreeMachine):
+        STEPS[b"("](m)
+        return
+    items, start = m.top(list), len(m.numbers)
+    small, whole, floats = run.groups()
+    if small:
+        kind = "u1"
+        m.numbers += small[1::2]
+    elif whole:
+        kind = "i4"
+        values = [int.from_bytes(each[1:], "little", signed=len(each) == 5) for each in _INTEGER.findall(whole)]
+        m.numbers += struct.pack(f"<{len(values)}i", *values)
+    else:
+        kind = "f8"
+        swapped = bytearray(len(floats) // 9 * 8)
+        for byte in range(8):
+            swapped[7 - byte :: 8] = floats[1 + byte :: 9]
+        m.numbers += swapped
+    items.append(Run(kind, start, (len(m.numbers) - start) // KINDS[kind]))
+    m.position = run.end()
 
 
 def _float(m: Machine) -> None:
@@ -96,23 +146,26 @@ def _text(m: Machine) -> None:
         m.stack.append(m.text(length))
 
 
-_STEPS = {**STEPS, b"G": _float, b"R": _reduce, b"b": _build, b"\x81": _new_object, b"X": _text}
+_STEPS = {**STEPS, b"(": _mark, b"G": _float, b"R": _reduce, b"b": _build, b"\x81": _new_object, b"X": _text}
 
 
-def tree(data: bytes) -> object:
-    """Return the pickle's value as dicts, lists, numbers, texts and None. Raises UnsafeInput or CorruptDump, and nothing else."""
+def tree(data: bytes) -> tuple[object, bytearray]:
+    """Return the pickle's value as dicts, lists, numbers, texts and None, and the bytes of long lists of numbers.
+
+    Raises UnsafeInput or CorruptDump, and nothing else.
+    """
     machine = TreeMachine(data, 0, len(data), NAMES)
     value = machine.run()
     if machine.position != len(data):
         raise corrupt(f"{len(data) - machine.position} bytes after the end of the pickle")
-    return _Walk().plain(value, 0)
+    return _Walk(machine.numbers).plain(value, 0), machine.numbers
 
 
 class _Walk:
     """Copies a value of the machine as plain data. left: how many more values it may have."""
 
-    def __init__(self) -> None:
-        self.left = MOST_VALUES
+    def __init__(self, numbers: bytearray) -> None:
+        self.numbers, self.left = numbers, MOST_VALUES
 
     def plain(self, value: object, level: int) -> object:
         """Return a copy without notes, in which nothing is shared."""
@@ -128,7 +181,9 @@ class _Walk:
             return {key: self.plain(part, level + 1) for key, part in value.items()}
         if isinstance(value, (list, tuple)):
             self._count(len(value))
-            return [self.plain(part, level + 1) for part in value]
+            if value and all(type(part) is Run for part in value):
+                return {NUMBERS: [[run.kind, run.start, run.count] for run in value]}
+            return [part for each in value for part in self._parts(each, level + 1)]
         if isinstance(value, Span):
             return {BYTES: [value.start, value.end, False]}
         return self._call(value, level) if isinstance(value, PickleCall) else {LEFT_OUT: _words(value)}
@@ -147,6 +202,14 @@ class _Walk:
         if call.function.name == "_reconstruct" and type(state) is tuple and len(state) == 5 and isinstance(state[4], Span):
             return self.plain(state[4], level)  # of a numpy array of bytes, whatever its numbers are
         return {LEFT_OUT: _words(call)}
+
+    def _parts(self, value: object, level: int) -> list[object]:
+        """Return a part of a list; those that were appended at once, beside others, one by one."""
+        if not isinstance(value, Run):
+            return [self.plain(value, level)]
+        self._count(value.count)
+        form = {"u1": "B", "i4": "i", "f8": "d"}[value.kind]
+        return [self.plain(part, level) for part in struct.unpack_from(f"<{value.count}{form}", self.numbers, value.start)]
 
     def _count(self, values: int) -> None:
         self.left -= values + 1

@@ -59,7 +59,7 @@ class RowFile:
     def dumps(self, most_rows: int, most_places: int) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
         """Yield the dumps. Raises CorruptDump, UnsafeInput, Unsupported and OSError, also after some."""
         number, longest, kept = 0, 0, list[FileRow]()
-        for row in self._rows():
+        for row in self.rows():
             longest, count = max(longest, len(row.ids)), len(kept) + 1
             if kept and (count > most_rows or count * longest > most_places or not _alike(kept, row)):
                 yield from self._dumps_of(kept, number)
@@ -70,7 +70,8 @@ class RowFile:
         elif not self.left_out:
             raise CorruptDump("it has no rows", hint="look at what wrote it")
 
-    def _rows(self) -> Iterator[FileRow]:
+    def rows(self) -> Iterator[FileRow]:
+        """Yield the rows that can be read. Raises as `dumps`, which has them."""
         at = 0
         for content in containers.contents(self.path, self._kind, self._trees):
             layout = self.layout or self._known(content)

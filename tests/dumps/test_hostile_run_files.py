@@ -20,6 +20,8 @@ from runfiles import Packed, data_proto, written
 
 from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported
 from actordbg.dumps import pickle_tree
+from actordbg.dumps.child_pool import LegacyReader, _Numbered
+from actordbg.dumps.decode_child import TREE
 from actordbg.dumps.importer import import_paths
 from actordbg.formats.dump_record import LOSS
 from actordbg.store.layout import Store
@@ -198,4 +200,25 @@ def test_values_that_contain_each_other_a_billion_times_are_not_walked(monkeypat
     with pytest.raises(UnsafeInput, match="more than 10000 values"):
         pickle_tree.tree(pickle.dumps(nested(15, shared=True), 2))
     shared = [1, 2]
-    assert pickle_tree.tree(pickle.dumps({"a": shared, 5: shared}, 2)) == {"a": [1, 2], "5": [1, 2]}
+    assert pickle_tree.tree(pickle.dumps({"a": shared, 5: shared}, 2))[0] == {"a": [1, 2], "5": [1, 2]}
+
+
+def test_long_lists_of_numbers_arrive_as_they_are_and_places_are_checked():
+    values = {
+        "ids": [*range(-9, 300), 70_000] * 5, "mask": [0, 1] * 900, "log_probs": [-0.5, float("nan"), 1e300] * 500,
+        "late": [7] * 1000 + [2**20] * 40, "holes": [0.5] * 1000 + [None] + [2] * 20,
+    }  # fmt: skip
+    with LegacyReader(task=TREE) as trees:
+        read = trees.tree(pickle.dumps([values, values["ids"]], 2))
+    np.testing.assert_equal(read, [values, values["ids"]])
+    for run in (["u1", 0, 3], ["f8", 0, 1], ["u1", -1, 1], ["u1", 1, -1]):
+        with pytest.raises(ValueError):
+            _Numbered(memoryview(b"12")).value({pickle_tree.NUMBERS: [run]})
+
+
+def test_a_finding_names_its_row_although_rows_before_it_were_left_out(tmp_path):
+    rows = [{"tokens": [5, 6, 7], "logprobs": [-1, -1, worst]} for worst in (-1, -1, 2)]
+    rows[1] = {"tokens": [5]}
+    (tmp_path / "x").write_text("\n".join(map(json.dumps, rows)))
+    answer = json.loads(invoke(Store(tmp_path / "none"), "lint", str(tmp_path / "x"), "--json").stdout)
+    assert [finding["place"]["row"] for finding in answer["findings"]] == [2, 2]
