@@ -12,7 +12,7 @@ from pathlib import Path
 import codedmodel
 import pytest
 from replaycases import publish
-from roots import FORKED, ROOT, SUPPORT
+from roots import environment
 from typer.testing import CliRunner
 
 from actordbg.actor import model_code
@@ -148,10 +148,8 @@ def test_a_specification_names_no_other_place(store: Store):
         ReplaySpec.from_json(json.dumps(data))
 
 
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join((str(ROOT), str(SUPPORT), str(FORKED)))
-    around = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=around, timeout=500, check=False)
+def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment(**more), check=False)
 
 
 @pytest.mark.slow

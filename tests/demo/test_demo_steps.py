@@ -97,14 +97,6 @@ def _demo(*options: str, cwd: Path, **environment: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, cwd=cwd, env=roots.environment(**environment), **pipes)
 
 
-def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("precious")
-    demo = _demo("--keep", str(tmp_path), cwd=tmp_path)
-    output = demo.communicate(timeout=60)[0]
-    assert demo.returncode == 2 and "is not empty" in output
-    assert (tmp_path / "mine").read_text() == "precious"
-
-
 needs_openrlhf = pytest.mark.skipif(
     importlib.util.find_spec("openrlhf") is None or importlib.util.find_spec("deepspeed") is None,
     reason="openrlhf and deepspeed are not installed here (make test installs them)",
@@ -161,12 +153,15 @@ def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path: Path)
     assert before and after and before[1] == after[1]
 
 
-def test_the_store_that_is_typed_is_the_demos_and_has_to_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_that_is_typed_is_the_demos_and_what_is_not_empty_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Demo, "run", lambda demo: said.append(demo.store))
     said: list[str] = []
-    typed = ["--store", str(tmp_path / "own"), "demo", "--keep", str(tmp_path / "work")]
-    assert CliRunner().invoke(app, typed).exit_code == 0 and said == [str(tmp_path / "own")]
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "FORMAT").touch()
-    refused = CliRunner().invoke(app, typed[:3])
-    assert isinstance(refused.exception, UsageError) and "is not empty" in refused.exception.message and len(said) == 1
+    own = str(tmp_path / "own")
+    assert CliRunner().invoke(app, ["--store", own, "demo", "--keep", str(tmp_path / "work")]).exit_code == 0 and said == [own]
+    (mine := tmp_path / "own" / "FORMAT").mkdir(parents=True)
+    for typed in (["--store", own, "demo"], ["demo", "--keep", own]):
+        refused = CliRunner().invoke(app, typed)
+        assert isinstance(refused.exception, UsageError) and "is not empty" in refused.exception.message and len(said) == 1
+        assert mine.exists()

@@ -12,18 +12,17 @@ from commandline import invoke
 from actordbg.store.layout import Store
 from benchmarks import faulty_grpo, own_classes
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
+needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
+
+@needs_trl
 def test_a_whole_step_of_trl_is_recorded_and_its_wrong_normalizer_is_named(tmp_path: Path):
     name = "tokens-of-micro-batch"
     assert faulty_grpo.every(tmp_path, {name: faulty_grpo.FAULTS[name]}, faulty_grpo.recorded)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
+@needs_trl
 def test_data_faults_that_begin_late_in_a_run_are_named_with_their_step(tmp_path: Path):
     """Reference log-probs of another token, then of another row; a mask that is shifted; a row twice: one step each, from 1 on."""
     folder = tmp_path / "late"
@@ -35,7 +34,6 @@ def test_data_faults_that_begin_late_in_a_run_are_named_with_their_step(tmp_path
     assert "step 2: base_action_log_probs are those of another row" in text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", own_classes.CASES)
 def test_steps_of_its_own_classes_are_recorded_and_their_faults_are_named(tmp_path: Path, package: str):
     if find_spec(package) is None:

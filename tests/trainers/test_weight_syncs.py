@@ -267,7 +267,7 @@ def test_openrlhfs_own_worker_returns_what_its_loader_got(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.skipif(not (is_there("openrlhf") and is_there("ray")), reason="needs openrlhf and ray")
 def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FORKED_PROGRAM", str(Path(ray.__file__).parent / "_private" / "workers" / "default_worker.py"))
+    monkeypatch.setenv("FORKED_PROGRAM", f"{ray.__path__[0]}/_private/workers/default_worker.py")
     program = TRAINER.programs["ppo"]
     model, data = build_assets(tmp_path, 16)
     typed = [*program.command(model, data, tmp_path / "checkpoint", free_port()), "--algo.kl.init_coef", "0"]  # no reference

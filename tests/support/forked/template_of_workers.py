@@ -134,6 +134,6 @@ if __name__ == "__main__":
         runpy.run_path(sys.argv[0], run_name="__main__")
 elif "TEMPLATE_OF_WORKERS" in os.environ:
     words = [word for word in sys.orig_argv[1:] if word not in ("-u", "-m")]
-    programs = (*PROGRAMS, *filter(None, [os.environ.get("FORKED_PROGRAM")]))
+    programs = *PROGRAMS, os.environ.get("FORKED_PROGRAM", PROGRAMS[0])
     if words and (words[0] in MODULES or words[0].startswith(programs)):
         hand_over(os.environ["TEMPLATE_OF_WORKERS"], words)
