@@ -45,6 +45,8 @@ TSV_HEAD = b"pos\ttoken_id\tvllm_logp\tactor_logp\tmask\n"
 """The first line of Molt's log-probs of a row."""
 MOST_LINE = 2**26
 """Longest line of JSON, in bytes."""
+MOST_COLUMNS = 1000
+"""Most arrays of an npz."""
 MOST_DICT = 2**24
 """Most values of a line."""
 
@@ -197,6 +199,8 @@ def _npz(file: BinaryIO) -> dict[str, Any]:
     columns, total = {}, 0
     with open_zip(file) as archive:
         members = archive.infolist()
+        if len(members) > MOST_COLUMNS:
+            raise unsafe(f"more than {MOST_COLUMNS} arrays")
         for info in members:
             with archive.open(info) as member:
                 version = np.lib.format.read_magic(member)

@@ -32,6 +32,8 @@ OF_TOKENS = (
 OF_ROWS = ("rewards", "step", "rank")
 PARTS = (IDS, ATTENTION, *OF_TOKENS, *OF_ROWS, RESPONSE, LENGTH, SAMPLE)
 ALIGN, NEXT, OWN = "align", "next", "own"
+MOST_TOKENS = 2**23
+"""Most tokens of a row: a few bytes may be unpacked to any number of zeros."""
 Values: TypeAlias = Any
 """A numpy array."""
 Fields: TypeAlias = Mapping[str, Any]
@@ -93,6 +95,8 @@ def row_of(layout: FileLayout, record: Fields, number: int) -> FileRow | None:
 
 def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow | None:
     ids = numbers_in(IDS, given[IDS])
+    if ids.size > MOST_TOKENS:
+        raise ValueError(f"it has more than {MOST_TOKENS} tokens")
     if ids.ndim != 1 or (ids != np.floor(ids)).any() or (ids < 0).any() or (ids >= 2**31).any():
         raise ValueError(f"its {layout.fields[IDS]} are not token ids")
     kept = np.ones(len(ids), bool)

@@ -62,9 +62,8 @@ def _policy_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCa
         used = getattr(algorithm, f"use_{name}_loss", False)
         facts |= {f"{name}_coef": getattr(algorithm, f"{name}_loss_coef") if used else 0.0,
                   f"{name}_share": call.get("microbatch_weight", 1.0)}  # fmt: skip
-    facts |= {"kl_estimator": getattr(algorithm, "kl_estimator_type", ""), "kl_limits": None}
-    if facts["kl_estimator"] == "k3":
-        facts["kl_limits"] = [20.0, 10.0]
+    by = getattr(algorithm, "kl_estimator_type", "")
+    facts |= {"kl_estimator": by, "kl_limits": [20.0, 10.0] if by == "k3" else None}
     own = {"base_action_log_probs": experience.base_action_log_probs if facts["kl_coef"] else None,
            "entropy": call.get("entropy") if facts["entropy_coef"] else None}  # fmt: skip
     value = output.get("final_loss", output.get("policy_loss")) if isinstance(output, Mapping) else None

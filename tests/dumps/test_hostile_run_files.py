@@ -22,6 +22,7 @@ from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported
 from actordbg.dumps import pickle_tree
 from actordbg.dumps.child_pool import LegacyReader, _Numbered
 from actordbg.dumps.decode_child import TREE
+from actordbg.dumps.containers import TSV_HEAD
 from actordbg.dumps.importer import import_paths
 from actordbg.formats.dump_record import LOSS
 from actordbg.store.layout import Store
@@ -142,6 +143,15 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "a leaf behind the end": (lambda: data_proto(packed_as(["torch.int64", [2**40], 0, 2**43, 0]), {}), "unsafe-input", "other bytes"),
     "a leaf before the start": (lambda: data_proto(packed_as(["torch.int64", [1], -8, 0, 0]), {}), "unsafe-input", "other bytes"),
     "a leaf of objects": (lambda: data_proto(packed_as(["object", [1], 0, 8, 0]), {}), "corrupt-dump", "damaged"),
+    "a DataProto whose numbers claim a shape": (
+        lambda: data_proto(((1,), None, {"input_ids": ("int64", (2**40,), np.zeros(8, np.uint8))}), {}), "corrupt-dump", "damaged",
+    ),
+    "a DataProto of numbers as texts": (
+        lambda: data_proto(((1,), None, {"x": ("int64", (1,), np.zeros(8, np.uint8))}), {}, torch.save), "unsupported", "texts",
+    ),
+    "a call of a class": (lambda: with_pickle(b"\x80\x02cos\nsystem\n)\x81}b."), "unsafe-input", "asks for os.system"),
+    "a list of rollouts": (lambda: saved([{"rollout_id": 1, "samples": []}]), "corrupt-dump", "after row 0"),
+    "a wide table": (lambda: TSV_HEAD + b"1\t" * 10**6 + b"1\n", "corrupt-dump", "damaged"),
     "a leaf that is none": (lambda: data_proto(packed_as({"a": 1}), {}), "corrupt-dump", "damaged"),
 }  # fmt: skip
 """Each file: its bytes, the code of its refusal, and a part of the reason."""
@@ -161,6 +171,12 @@ def test_a_hostile_or_foreign_file_is_refused_with_its_reason_and_nothing_runs(n
     (refused,) = summary.refused
     assert (refused.code, reason in refused.reason, summary.added) == (code, True, 0), refused
     assert not (tmp_path / "pwned").exists() and peak < MEMORY
+
+
+def test_a_row_of_zeros_that_a_few_bytes_were_unpacked_to_is_left_out(store, tmp_path):
+    np.savez_compressed(tmp_path / "x", input_ids=np.zeros(2**23 + 1, np.int64))
+    summary = import_paths(store, [tmp_path / "x.npz"])
+    assert not summary.added and "more than 8388608 tokens" in summary.notes[0]
 
 
 def test_a_file_that_ends_early_keeps_the_rows_before_and_is_named(store, tmp_path):
