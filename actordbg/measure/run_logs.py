@@ -24,17 +24,22 @@ MOST_BYTES = 2**27
 def log_at(path: Path) -> TrainLog | None:
     """Return a file's figures, if it is a log with a curve that is known; None for anything else, told by its content."""
     with contextlib.suppress(UsageError, EnvironmentProblem, OSError):
-        if path.is_file() and path.stat().st_size <= MOST_BYTES and not _has_lists(path):
+        if path.is_file() and path.stat().st_size <= MOST_BYTES and not _is_other_json(path):
             log = read_log(str(path), every=True)
             return log if curves_of(log).of else None
     return None
 
 
-def _has_lists(path: Path) -> bool:
-    """Check whether a file begins with JSON that has a list in it: a row of tokens, and no row of figures."""
+def _is_other_json(path: Path) -> bool:
+    """Check by a file's head whether it is JSON without a history of figures: rows of tokens, which have lists, or one object
+    over several lines or in a long one, such as a tokenizer.
+    """
     with path.open("rb") as file:
-        line = file.readline(2**16).lstrip()
-    return line.startswith(b"{") and line.rstrip().endswith(b"}") and b"[" in line
+        head = file.read(2**16).lstrip()
+    line = head.partition(b"\n")[0].rstrip()
+    if not head.startswith(b"{") or b'"log_history"' in head:
+        return False
+    return b"[" in line if line.endswith(b"}") else head[1:].lstrip().startswith(b'"')
 
 
 def logs_below(paths: Sequence[Path]) -> list[TrainLog]:

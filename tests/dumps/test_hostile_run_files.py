@@ -21,8 +21,8 @@ from runfiles import Packed, data_proto, written
 from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported
 from actordbg.dumps import pickle_tree
 from actordbg.dumps.child_pool import LegacyReader, _Numbered
-from actordbg.dumps.decode_child import TREE
 from actordbg.dumps.containers import TSV_HEAD
+from actordbg.dumps.decode_child import TREE
 from actordbg.dumps.importer import import_paths
 from actordbg.formats.dump_record import LOSS
 from actordbg.store.layout import Store

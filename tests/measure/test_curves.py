@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import CorruptDump, UsageError
 from actordbg.cli.app import app
+from actordbg.measure import run_logs
 from actordbg.measure.curve_rules import RULES
 from actordbg.measure.log_lines import read_log
 from actordbg.measure.run_logs import answer
@@ -190,3 +191,15 @@ def test_a_log_is_nothing_to_replay(tmp_path: Path, store: Store):
     log = written(tmp_path, healthy(0))
     result = CliRunner().invoke(app, ["--store", str(store.root), "check", log])
     assert isinstance(result.exception, UsageError) and "actordbg lint" in str(result.exception.hint)
+
+
+def test_of_json_that_is_no_log_the_head_alone_is_read(tmp_path: Path, monkeypatch):
+    read = list[str]()
+    monkeypatch.setattr(run_logs, "read_log", lambda path, **_: read.append(Path(path).name) or read_log(path, every=True))
+    state = {"log_history": [{"loss": 1.0 / step, "step": step} for step in range(1, 9)]}
+    for name, text in {
+        "rows.jsonl": json.dumps({"tokens": [7] * 2**16}), "tokenizer.json": json.dumps({"version": 1, "vocab": {"a": 1}}, indent=1),
+        "vocab.json": json.dumps({str(token): token for token in range(2**14)}), "trainer_state.json": json.dumps(state),
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+    assert [Path(log.path).name for log in run_logs.logs_below([tmp_path])] == read == ["trainer_state.json"]
