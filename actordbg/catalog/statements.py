@@ -109,7 +109,7 @@ class CatalogWriter:
         """Note damaged files of a folder, and forget notes about the paths `sound`."""
         if self.execute("SELECT 1 FROM damaged_file LIMIT 1").fetchone():
             self.executemany("DELETE FROM damaged_file WHERE path = ?", [(path,) for path in sound])
-        self.put(DamagedFile, [{**vars(item), "folder": folder} for item in files])
+        self.put(DamagedFile, [shared(item, DamagedFile) | {"folder": folder} for item in files])
 
     def note_folder(self, path: str, mtime_ns: int) -> None:
         """Note a folder's modification time; -1 if it is not reliable."""
