@@ -62,6 +62,10 @@ _JSON = re.compile(rb"(\xef\xbb\xbf)?\s*(\{\s*[\"}]|\[\s*[{\]])")
 _CONTROL = bytes([*range(7), *range(14, 27)])
 
 
+MOST_BESIDE = 10**7
+"""How many names of figures are kept, for all names that are null in some row."""
+
+
 class ExportedRow(NamedTuple):
     """A row: how it is numbered, its step (None: count it), its figures by metric; nulls: those that were written as null."""
 
@@ -171,10 +175,15 @@ def _figures(objects: Iterable[Mapping[str, Any]]) -> Iterator[Figures]:
                 flat[key] = value
         values = {name: _number(value) for name, value in flat.items()}
         rows.append(({name: value for name, value in values.items() if value is not None}, [k for k in flat if flat[k] is None]))
+    nulled = {name for _, empty in rows for name in empty}
     beside: dict[str, set[str]] = {}
+    room = MOST_BESIDE
     for figures, _ in rows:
-        for name in figures:
-            beside.setdefault(name, set()).update(figures)
+        for name in figures.keys() & nulled:
+            known = beside.setdefault(name, set())
+            if room > 0 and not figures.keys() <= known:
+                known.update(figures)
+                room -= len(figures)
     for figures, empty in rows:
         nulls = [name for name in empty if name not in beside or figures.keys() <= beside[name]]
         yield figures | dict.fromkeys(nulls, math.nan), tuple(nulls)

@@ -25,6 +25,7 @@ from actordbg.dumps.containers import TSV_HEAD
 from actordbg.dumps.decode_child import TREE
 from actordbg.dumps.importer import import_paths
 from actordbg.formats.dump_record import LOSS
+from actordbg.measure.log_exports import _figures
 from actordbg.store.layout import Store
 
 MEMORY = 400 * 2**20
@@ -177,6 +178,17 @@ def test_a_row_of_zeros_that_a_few_bytes_were_unpacked_to_is_left_out(store, tmp
     np.savez_compressed(tmp_path / "x", input_ids=np.zeros(2**23 + 1, np.int64))
     summary = import_paths(store, [tmp_path / "x.npz"])
     assert not summary.added and "more than 8388608 tokens" in summary.notes[0]
+
+
+def test_a_line_of_many_figures_takes_memory_by_their_number():
+    wide = {f"c{at}": float(at) for at in range(4000)}
+    tracemalloc.start()
+    try:
+        rows = list(_figures([wide, wide | dict.fromkeys(list(wide)[:2])]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [len(nulls) for _, nulls in rows] == [0, 2] and peak < 20 * 2**20
 
 
 def test_a_file_that_ends_early_keeps_the_rows_before_and_is_named(store, tmp_path):
