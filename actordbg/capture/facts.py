@@ -292,7 +292,8 @@ def sort_into(bound: Bound, name: str, value: Any) -> None:
     if dist is not None and dist.is_available() and isinstance(value, dist.ProcessGroup):
         bound.groups[name] = {"size": int(value.size()), "rank": int(value.rank())}
     else:
-        bound.extra[name] = scrub(f"{UNKNOWN_TYPE} {type(value).__module__}.{type(value).__qualname__}{why}")
+        what = "a value of type" if why else UNKNOWN_TYPE  # what is plain, and was not stored, matters to a replay
+        bound.extra[name] = scrub(f"{what} {type(value).__module__}.{type(value).__qualname__}{why}")
 
 
 def _does_nothing(value: Any) -> bool:
