@@ -214,9 +214,9 @@ def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_t
     folder = bench.store.replays / spec.replay_id
     wait_for(lambda: any(event["event"] == "start" for event in read_events(folder / "rank0.jsonl")), 20)
     worker = booted(folder)
+    assert session_members(worker)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert session_members(worker)
     left: list[list[int]] = []
     outcome = bench.run(spec, {}, on_event=lambda event: left.append(session_members(worker)))
     assert outcome.all_passed and left and not any(left)
