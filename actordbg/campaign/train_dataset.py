@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 from actordbg.base.errors import UsageError
+from actordbg.catalog.query import count_dumps
 from actordbg.config.replay_config import TINY
 from actordbg.dumps.create import dump_of_inputs
 from actordbg.store.layout import Store
@@ -34,7 +35,7 @@ def run_of_dataset(store: Store, source: Path, model: str, max_len: int | None, 
     for row in rows:
         digest.update(json.dumps([values.tolist() for values in row.values()]).encode())
     run = f"sft-{digest.hexdigest()[:12]}"
-    there = sum(1 for _ in (store.dumps / run).rglob("*.zst"))
+    there = count_dumps(store.create(), f"run='{run}'")  # packed ones too
     for at, row in enumerate(rows[there:], there):
         made = dump_of_inputs(row, run, call_index=at, training=True, grad_enabled=True, origin={"dataset": source.name})
         store.put_dump(*encode_plain(*made), hint="make room, or name another store")

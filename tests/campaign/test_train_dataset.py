@@ -67,6 +67,8 @@ def test_the_samples_of_each_kind_of_file_are_the_same_dumps_whose_responses_cou
     for at, dump in enumerate(dumps):
         assert dump.inputs["sequences"].tolist() == [[3, 4, at + 3, 5, 6, at + 3, 7, 1]]
         assert dump.inputs["action_mask"].tolist() == [[False, False, True, True, True, True, True]]
+    assert CliRunner().invoke(app, ["--store", str(store.root), "dump", "pack"]).exit_code == 0
+    assert run_of_dataset(store, tmp_path / "a.jsonl", str(model), None, 5) == runs[0] and not [*store.iter_dumps()], "packed"
     chats = run_of_dataset(store, written(CHATS, tmp_path / "chats.jsonl"), str(model), None, 1)
     (path,) = (store.dumps / chats).rglob("*.zst")
     ids, mask = (payload.load(path).inputs[name][0] for name in ("sequences", "action_mask"))
