@@ -276,8 +276,8 @@ RULES = (
         Rule(
             "steps move",
             "at most 0.2 of the steps have a gradient of exactly 0",
-            remedy="look at the rewards of these groups: equal ones have no advantage",
-            fails="steps move nothing, first step {step}",
+            remedy="look at the rewards of these steps: a group whose rewards are all equal has no advantage",
+            fails="the gradient is 0 in many steps, first in step {step}",
         ),
         ("gradient norm",),
         _moving,
