@@ -3,10 +3,11 @@
 # They make .venv themselves. PYTHON names another interpreter: make demo PYTHON=/usr/bin/python3.12
 
 SHELL := /bin/bash
+, := ,
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
@@ -169,20 +170,28 @@ frontier: $(VENV)/.test
 site: $(VENV)/.test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# What a replay and OpenRLHF need. OpenRLHF requires flash-attn, which cannot be built without CUDA, so it comes with
-# --no-deps beside its other requirements (the extras `replay` and `demo`). DeepSpeed is an sdist that imports torch.
-$(VENV)/.demo: pyproject.toml constraints.txt
+# What a replay and OpenRLHF need, with the extras $(1). OpenRLHF requires flash-attn, which cannot be built without CUDA, so it comes
+# with --no-deps beside its other requirements (the extras `replay` and `demo`). DeepSpeed is an sdist that imports torch. pip would
+# compile one file after the other when all is there: here torch is compiled while the rest is installed, and the rest by all cores.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
+
+define environment
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned environment into $(VENV) (about 2 GB, a few minutes) ..."
 	$(PIP) torch==2.13.0 setuptools wheel packaging ninja
-	$(ACCELERATOR) $(PIP) --no-build-isolation deepspeed==0.19.6
-	$(PIP) --editable '.[replay,demo,plot]'
-	$(PIP) --no-deps openrlhf==0.11.2
+	$(COMPILE) & \
+	$(ACCELERATOR) $(PIP) --no-build-isolation deepspeed==0.19.6 && $(PIP) --editable '.[$(1)]' && $(PIP) --no-deps openrlhf==0.11.2; \
+	status=$$?; wait; exit $$status
+	$(COMPILE) || true  # some packages hold templates, which are no Python
+endef
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(call environment,replay$(,)demo$(,)plot)
 	touch $@
 
-$(VENV)/.test: $(VENV)/.demo
-	$(PIP) --editable '.[replay,demo,plot,dev]'
-	touch $@
+$(VENV)/.test: pyproject.toml constraints.txt
+	$(call environment,replay$(,)demo$(,)plot$(,)dev)
+	touch $(VENV)/.demo $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
