@@ -7,8 +7,8 @@ Invariants:
 
 - The queue is bounded in *bytes* of copies, including plain arguments, and each call counts as at least ITEM_BYTES. `reserve`
   returns False when it is full; nobody ever waits for it.
-- With `--writer process` a separate process encodes and publishes most calls, those that need only their inputs
-  (`_send_ahead`). If it cannot be started or dies, this thread does everything, and `dump status` says so.
+- With `--writer process` a process encodes and publishes calls that need only their inputs (`_send_ahead`). If it dies, this
+  thread does everything, and `dump status` says so.
 - Every queued call is closed exactly once: captured, dropped with a reason, or sampled out.
 - The thread survives every error of an item; a stuck disk blocks only this thread. `close` returns within its timeout: unwritten
   calls stay pending in the ring; without a ring they are dropped as `exit`.

@@ -207,9 +207,13 @@ def _say_dump(answer: dict[str, Any]) -> None:
 def _facts(answer: dict[str, Any]) -> dict[str, Any]:
     record, trainer, adapter = answer["record"], answer["trainer"], answer["adapter"]
     from actordbg.catalog.selections import verdict_of
+    from actordbg.formats.dump_record import FORWARD, UNKNOWN_TYPE
 
     yes = {name: cell(getattr(record, name)) for name in ("training", "grad_enabled", "packing_samples")}
     extra = ", ".join(f"{name} ({why})" for name, why in record.extra.items())
+    unknown = bool(extra) and all(why.startswith(UNKNOWN_TYPE) for why in record.extra.values())
+    if unknown and record.point == FORWARD and not record.replayable:
+        extra += "; record --with-outputs to replay without it"
     return {
         "verdict": verdict_of(SimpleNamespace(**answer)),
         "file": f"{answer['path']} ({human_bytes(answer['bytes'])})",

@@ -38,7 +38,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import find_file, from_environment
 from actordbg.doctor import import_probe as probe
 from actordbg.doctor import python_environment as environment
-from actordbg.doctor.python_environment import PIP, Check, Ended, Versions, bad, ok, run, warn
+from actordbg.doctor.python_environment import PIP, Check, Ended, Host, Versions, bad, ok, run, warn
 from actordbg.formats.store_files import file_system
 from actordbg.install.patch_target import find_target
 from actordbg.install.patching import inspect_target
@@ -52,14 +52,15 @@ IMPORT_SECONDS = 180.0
 def examine(store: Store, *, quick: bool = False, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
     """Yield every check of this interpreter, this machine and `store`. `timeout`: most seconds for the import of a module."""
     versions, found_gpus = environment.installed(), gpus()
-    yield from environment.check(versions)
+    host = environment.find_host(versions)
+    yield from environment.check(versions, host)
     yield gpu(found_gpus)
     yield environment.flash_attention(versions["flash-attn"], len(found_gpus))
     yield memory()
     yield compiler()
-    yield from on_this_machine(store, has_trainer=versions[TRAINER.package] is not None)
+    yield from on_this_machine(store, has_trainer=bool(versions[TRAINER.package] or host))
     if not quick:
-        yield from imports(versions, len(found_gpus), timeout)
+        yield from imports(versions, len(found_gpus), timeout, host)
 
 
 def exit_code(checks: Iterable[Check]) -> int:
@@ -67,15 +68,19 @@ def exit_code(checks: Iterable[Check]) -> int:
     return EnvironmentProblem.exit_code if any(check.status == "bad" for check in checks) else 0
 
 
-def imports(versions: Versions, gpu_count: int, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
-    """Yield a check of torch and of each module of the trainer; `timeout` is for each module.
+def imports(versions: Versions, gpu_count: int, timeout: float = IMPORT_SECONDS, host: Host | None = None) -> Iterator[Check]:
+    """Yield a check of torch and of each module of the trainer, or of `host`; `timeout` is for each module.
 
     A module that kills or hangs the child process costs no other check: a new child imports the modules after it.
     """
-    if missing := [name for name in ("torch", TRAINER.package) if not versions[name]]:
+    wanted = ("torch", TRAINER.package) if host is None else ("torch",)
+    if missing := [name for name in wanted if not versions[name]]:
         yield warn("imports", f"not tried: {' and '.join(missing)} not installed", "see above; capture and replay need them")
         return
-    script, left = Path(probe.__file__).read_text(encoding="utf-8"), ["torch", *TRAINER.modules]
+    script, left = (
+        Path(probe.__file__).read_text(encoding="utf-8"),
+        ["torch", *(TRAINER.modules if host is None else host.modules)],
+    )
     while left:
         modules = [module for module in left if module != "torch"]
         done = run([sys.executable, "-c", script, str(timeout), *modules], (len(modules) + 2) * timeout)
@@ -90,7 +95,7 @@ def imports(versions: Versions, gpu_count: int, timeout: float = IMPORT_SECONDS)
             elif "state" in answer:
                 if current in left:
                     left.remove(current)
-                    yield _ended(versions, answer)
+                    yield _ended(versions, answer, host)
                 current = ""
         if done.code or done.code is None:
             words = "\n".join(line for line in lines if not line.startswith(probe.MARK))
@@ -116,27 +121,29 @@ def _killed(module: str, end: Ended, timeout: float) -> Check:
     return bad(f"import {module}", f"the process died ({how}): {end.last_words}", remedy)
 
 
-def _ended(versions: Versions, answer: dict[str, Any]) -> Check:
+def _ended(versions: Versions, answer: dict[str, Any], host: Host | None) -> Check:
     module, error = str(answer["module"]), answer["error"]
     name = f"import {module}"
     if error is None:
         return ok(name, f"imported in {answer['seconds']:.1f} s")
     missing = answer["missing"]
-    needed = TRAINER.modules.get(module, "everything")
+    needed = TRAINER.modules.get(module, "recording of what is in it")
     if missing and (missing == module or module.startswith(f"{missing}.")):
-        return warn(name, f"this {TRAINER.name} has no {missing}", f"without it: no {needed}")
-    if missing == "vllm":
+        return warn(name, f"this {host.title if host else TRAINER.name} has no {missing}", f"without it: no {needed}")
+    if missing == "vllm" and host is None:
         remedy = f"{PIP} vllm (needs CUDA); without it `actordbg demo` samples with its own stand-in"
         return warn(name, f"needs vllm, which is not installed; without it: no {needed}", remedy)
     where = f" (required by {answer['where']})" if answer["where"] else ""
-    return bad(name, f"{' '.join(error.split())[:300]}{where}", _remedy(versions, module, error, missing))
+    return bad(name, f"{' '.join(error.split())[:300]}{where}", _remedy(versions, module, error, missing, host))
 
 
-def _remedy(versions: Versions, module: str, error: str, missing: str | None) -> str:
+def _remedy(versions: Versions, module: str, error: str, missing: str | None, host: Host | None) -> str:
     if missing:
         top = missing.partition(".")[0]
         lacks = f"{top} {versions[top]} has no {missing}: " if versions.get(top) else ""
         return f"{lacks}{PIP} {environment.requirement(top)}"
+    if host is not None:
+        return f"its requirements are not met: {PIP} {host.fit.package}=={host.fit.version}"
     if error.startswith(("ImportError", "AttributeError")):
         pins = [environment.requirement(name) for name in ("transformers", "deepspeed", "peft") if versions[name]]
         return f"incompatible versions; known good: {PIP} {' '.join(pins)}"

@@ -5,7 +5,7 @@
 
 Each answer is a line of JSON after `MARK`, since modules may print as well. It is flushed at once, so the missing line identifies
 a module that hangs or kills the process. A module that takes longer than SECONDS ends the process, with its stack on standard
-error. torch and the CPU support come first, as in a replay worker. Nothing is written, not even a .pyc.
+error. torch and the trainer's CPU support come first, as in a replay worker. Nothing is written, not even a .pyc.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def main(seconds: float, modules: list[str]) -> None:
     """Import the modules, and answer on standard output."""
     sys.dont_write_bytecode = True
     tried("torch", seconds, lambda: say(torch=torch_facts()))
-    importlib.import_module("actordbg.trainers.trainer").TRAINER.support_cpu()
+    trainer = importlib.import_module("actordbg.trainers.trainer").TRAINER
+    if not set(modules).isdisjoint(trainer.modules):
+        trainer.support_cpu()
     for module in modules:
         tried(module, seconds, partial(importlib.import_module, module))
     os._exit(0)  # what was imported may have started threads that would keep the process

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Literal, TypeAlias
 
 import actordbg
@@ -25,7 +27,8 @@ from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.base.units import release
 from actordbg.config.choices import installed_versions
 from actordbg.doctor.known_findings import known_findings
-from actordbg.trainers.fitting import Fit, fits
+from actordbg.trainers.find_adapter import HOSTS
+from actordbg.trainers.fitting import Fit, fit_of, fits
 from actordbg.trainers.trainer import TRAINER
 
 
@@ -112,6 +115,8 @@ PACKAGES: dict[str, dict[str, str | None]] = {
     TRAINING: {"accelerate": "1.15.0", "ray": "2.55.0", "datasets": "5.2.0", "optree": "0.20.0"},
 }
 """Feature -> the distributions that it needs, and their known-good versions (None: any)."""
+_ON_ROWS = ("torch", "transformers")
+"""What a replay on the rows needs, without OpenRLHF."""
 KNOWN_GOOD = {name: version for versions in PACKAGES.values() for name, version in versions.items()}
 
 OTHERS = ("flash-attn", "vllm", "debugpy")
@@ -145,8 +150,40 @@ def installed() -> dict[str, str | None]:
     return dict.fromkeys(names) | installed_versions(names)
 
 
-def check(versions: Versions) -> Iterator[Check]:
-    """Check Python's version, then every package, then adapters."""
+@dataclass(frozen=True)
+class Host:
+    """A trainer that is installed where OpenRLHF is not, and is recorded without naming its adapter.
+
+    needs: the distributions that it requires; those of one exact version with it, the others with "".
+    """
+
+    fit: Fit
+    needs: Mapping[str, str]
+
+    @property
+    def modules(self) -> list[str]:
+        """Return the modules whose functions are recorded."""
+        return list(dict.fromkeys(where.partition(":")[0] for where in self.fit.functions))
+
+    @property
+    def title(self) -> str:
+        return f"{self.fit.package} {self.fit.version or ''}".rstrip()
+
+
+def find_host(versions: Versions) -> Host | None:
+    """Return the trainer beside OpenRLHF that is installed here without it; None if there is none, or OpenRLHF is here."""
+    there = [] if versions[TRAINER.package] else [fit for fit in map(fit_of, HOSTS) if fit.there]
+    if not there:
+        return None
+    listed: list[str] = []
+    with contextlib.suppress(PackageNotFoundError):
+        listed = [line for line in requires(there[0].package) or [] if "extra ==" not in line]
+    needs = [re.match(r"([\w.-]+)[^=]*(?:==([^\s,;]+)$)?", line) for line in listed]
+    return Host(there[0], {found[1].lower(): found[2] or "" for found in needs if found})
+
+
+def check(versions: Versions, host: Host | None = None) -> Iterator[Check]:
+    """Check Python's version, then every package, then adapters. host: the trainer here, if it is not OpenRLHF."""
     text = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
     oldest, newest = PYTHON
     if sys.version_info[:2] < oldest:
@@ -158,9 +195,13 @@ def check(versions: Versions) -> Iterator[Check]:
         yield ok("python", text)
     yield ok("actordbg", actordbg.__version__)
     for need, packages in PACKAGES.items():
-        yield from (_package(versions[name], need, name, known) for name, known in packages.items())
+        for name, known in packages.items():
+            yield (
+                _package(versions[name], need, name, known) if host is None else _beside(host, versions[name], need, name, known)
+            )
     for finding in known_findings():
-        if finding.remedy and finding.is_in(versions):
+        met = host is None or not finding.versions.keys().isdisjoint(host.needs)
+        if met and finding.remedy and finding.is_in(versions):
             yield warn(finding.short, f"{finding.outcome} ({finding.name}, {finding.ran_with})", finding.remedy)
     if versions["ray"]:
         yield _debugger(versions["debugpy"])
@@ -181,6 +222,21 @@ def _package(version: str | None, need: str, name: str, known: str | None) -> Ch
     if known in (None, version.partition("+")[0]):
         return ok(name, version)
     return warn(name, f"{version}, not the version that was tested", f"known good: {known}")
+
+
+def _beside(host: Host, version: str | None, need: str, name: str, known: str | None) -> Check:
+    """Check a package for a trainer beside OpenRLHF: versions that it pins are right, and replays on the rows need little."""
+    if version is not None and version == host.needs.get(name):
+        return ok(name, f"{version}, which {host.title} requires")
+    if version is not None or need not in (REPLAY, TRAINING) or name in _ON_ROWS:
+        return _package(version, need, name, known)
+    if name == TRAINER.package:
+        detail = f"not installed; {host.title} is the trainer here, and its calls are replayed without it"
+        return warn(name, detail, "actor init, train-check, demo, and dumps of `dump create` without --through rows need it")
+    if name in host.needs:
+        pin = "==".join(filter(None, (name, host.needs[name])))
+        return bad(name, f"not installed; {host.title} requires it", f"{PIP} {pin}")
+    return ok(name, f"not installed; {host.title} does not need it")
 
 
 def adapter_check(fit: Fit) -> Check:

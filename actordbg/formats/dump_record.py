@@ -102,8 +102,8 @@ class DumpRecord:
 
     `seq_len` is S of `sequences` [B, S] (padding included), `tokens` the sum of `attention_mask` (B*S without a mask),
     `action_len` A of `action_mask` [B, A] or None. `arguments` holds the call's plain arguments by name, `extra` the reasons, by
-    name, why arguments could not be stored; then `replayable` is False, unless all are of an unknown type. `step` is the
-    DeepSpeed engine's `global_steps` at the call, None without an engine.
+    name, why arguments could not be stored; then `replayable` is False, unless all are of an unknown type and
+    the returned log-probs are there. `step` is the DeepSpeed engine's `global_steps` at the call, None without an engine.
 
     `triggered` names the trigger that kept the dump (nan, exception, oom, slow, logprobs; before: it came before such a call),
     `trigger_facts` why it fired. `pinned` dumps survive rotation. `recovered`: see `dumps.recover`. `rng` holds the SHA-256 of

@@ -51,6 +51,7 @@ _CODES = {name: code for code, (name, _) in SAFETENSORS_DTYPES.items()}
 BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 """Dtypes that numpy lacks, and the dtype that holds their bits."""
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+_LOG_PROBS = {OUTPUT_PREFIX + "log_probs", OUTPUT_PREFIX + "action_log_probs"}
 ONES = {"float64": 0x3FF0000000000000, "float32": 0x3F800000, "float16": 0x3C00, "bfloat16": 0x3F80}
 """The bits of 1."""
 MOST_DIMS = 64
@@ -148,10 +149,7 @@ def record_of(
 
 
 def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
-    """Build a dump file from a finished record and its safetensors payload, compressed at zstd `level`.
-
-    Raises Unsupported for a record or a payload that no reader would accept.
-    """
+    """Build a dump file from a finished record and its payload, as `pack_line` does. Unsupported if no reader would accept it."""
     return pack_line(checked_line(record, payload), payload, level)
 
 
@@ -179,6 +177,9 @@ def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[D
     """Return the record, completed with tensor specs and hash, and its payload's safetensors bytes. Separates packed rows."""
     if "adapter" in record.actor and record.point == FORWARD:
         record, tensors = rows_apart(record, tensors)
+    unknown = any(why.startswith(UNKNOWN_TYPE) for why in record.extra.values())
+    if unknown and _LOG_PROBS.isdisjoint(tensors):
+        record = replace(record, replayable=False)  # nothing shows whether a replay may leave the argument out
     specs: dict[str, TensorSpec] = {}
     entries: dict[str, tuple[str, Array]] = {}
     for name, tensor in tensors.items():
@@ -235,8 +236,8 @@ def _narrow(tensor: PlainTensor) -> tuple[str, tuple[Array, ...]]:
 def checked_line(record: DumpRecord, payload: bytes) -> bytes:
     """Return the record's line of JSON. Raises Unsupported if a reader would refuse it or the payload.
 
-    Checks sizes, counts, ranges and characters; `actordbg.capture.facts.MAX_DEPTH` already bounds the nesting of a captured
-    call's values. Other records go through `actordbg.formats.dumpfile.pack`, which parses them as a reader would.
+    Checks sizes, counts, ranges and characters, not the nesting: `actordbg.capture.facts.MAX_DEPTH` bounds a captured call's.
+    Other records go through `actordbg.formats.dumpfile.pack`, which parses them as a reader would.
     """
     line = record.to_json().encode()
     header = int.from_bytes(payload[:8], "little")

@@ -170,6 +170,17 @@ def test_outputs_are_stored_beside_inputs(store):
     assert not any("logits" in name for dump in (first, second, third) for name in dump.tensors)
 
 
+@pytest.mark.parametrize("with_outputs", [True, False])
+def test_an_argument_of_unknown_type_needs_log_probs_beside_it_for_a_replay(store, with_outputs: bool):
+    recording, actor = Recording(store, with_outputs=with_outputs), TinyActor().eval()
+    for returns in ({"return_logprobs": True}, {"return_output": True}):
+        recording.forward(actor, ids(), stack=object(), **returns)
+    dumps = recording.dumps()
+    assert [dump.record.replayable for dump in dumps] == [with_outputs, False]
+    told = CliRunner().invoke(app, ["--store", str(store.root), "dump", "show", dumps[1].record.dump_id])
+    assert "no: stack (an argument of type builtins.object); record --with-outputs to replay without it" in told.stdout
+
+
 # --- the actor cannot tell ----------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from actordbg.doctor.known_findings import known_findings
 from actordbg.doctor.python_environment import Check, bad, ok, warn
 from actordbg.install import trailer
 from actordbg.store.layout import Store
+from actordbg.trainers.molt_adapter import Molt
 from actordbg.trainers.trainer import TRAINER
 
 TORCH = """
@@ -89,7 +90,7 @@ def known_good_python(folder: Path) -> FakePython:
     for name, version in environment.KNOWN_GOOD.items():
         python.install(name, version or "1.0")
     python.module("torch", TORCH)
-    python.module("actordbg.trainers.trainer", "class TRAINER:\n    support_cpu = staticmethod(lambda: None)\n")
+    python.module("actordbg.trainers.trainer", f"class TRAINER:\n    modules, support_cpu = {[*TRAINER.modules]}, print\n")
     for name in TRAINER.modules:
         python.module(name, ACTOR)
     return python
@@ -111,9 +112,9 @@ class Here:
     def program(self, name: str, text: str) -> None:
         script(self.programs / name, text)
 
-    def checks(self) -> dict[str, Check]:
-        """Everything that takes no seconds, by name."""
-        return {check.name: check for check in checkup.examine(self.store, quick=True)}
+    def checks(self, quick: bool = True) -> dict[str, Check]:
+        """Everything by name; with `quick`, only what takes no seconds."""
+        return {check.name: check for check in checkup.examine(self.store, quick=quick)}
 
     def imports(self, gpus: int = 0, timeout: float = 30.0) -> dict[str, Check]:
         """The import checks, by module."""
@@ -198,6 +199,14 @@ def prepare(here: Here, what: str) -> None:
         write_control(here.store, ON)
     elif verb == "patch":
         here.actor.write_bytes(trailer.append(here.actor.read_bytes(), rest or str(here.store.root)))
+    elif verb == "molt":
+        (info := here.programs / "beside" / "molt_rl-0.2.1.dist-info").mkdir(parents=True)
+        (info / "METADATA").write_text(
+            "\n".join(["Name: molt-rl", "Version: 0.2.1", *(f"Requires-Dist: {need}" for need in rest.split())])
+        )
+        for seam in Molt.seams[:2]:
+            here.python.module(seam.module, ACTOR)
+        here.monkeypatch.syspath_prepend(info.parent)
     elif verb == "actor":
         here.actor.write_text(f"{rest}\n")
 
@@ -210,7 +219,7 @@ def test_what_is_found(here: Here, case: str):
     changes, told = FINDINGS[case]
     for change in changes:
         prepare(here, change)
-    checks = here.checks()
+    checks = here.checks(quick=not any(line.startswith("import ") for line in told))
     for line in told:
         name, status, words = re.fullmatch(r"(.*) (ok|warn|bad|silent): ?(.*)", line).groups()
         if status == "silent":
