@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.models import require_empty, save_checkpoint
 from actordbg.actor.signatures import explain, signature_of
 from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.api.reports import replay_answer
@@ -22,11 +21,11 @@ from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
 from actordbg.compare.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 from actordbg.config.as_ran import as_ran, costs, on_machine
 from actordbg.config.sources import FSDP_OFF, fsdp_is_off
-from actordbg.document.blocks import FAILED, Block, Items, Paragraph, Verdict
+from actordbg.document.blocks import FAILED, Items, Paragraph, Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.create import create_dumps
 from actordbg.records.journal import read_events, read_results
-from actordbg.records.replay_record import PASSED, ReplaySpec
+from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.replay import supervise
 from actordbg.replay.plan import Plan
 from actordbg.replay.replay_data import data_of
@@ -180,64 +179,58 @@ def noise(desk: Desk, chosen: DumpSelection, flags: Mapping[str, Any]) -> Comman
     return CommandResult(True, data, noise_page(record))
 
 
-def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: int, save: Path | None) -> CommandResult:
+_TRIED = ("forward_s", "backward_s", "peak_memory_bytes", "logprob_mean", "loss", "grad_norm", "graphs", "signature")
+
+
+def built_alone(desk: Desk, flags: Mapping[str, Any], batch_size: int, seq_len: int) -> CommandResult:
     """Build the actor, and run one forward of a synthetic input: the settings that the built actor has, and what it cost.
 
-    save: a new folder for the checkpoint of an actor that ran.
-
-    Times in seconds (the slowest rank's), memory in bytes (the largest rank's). Raises the worker's error if it is one of
-    actordbg's, and LaunchProblem if a worker died without reporting an error.
+    Times in seconds, memory in bytes (of the first rank, or of the rank that failed). Raises the worker's error if it is one of
+    actordbg's, and LaunchProblem if a worker died without reporting why.
     """
     config = desk.asked(flags).config
-    if save is not None:
-        require_empty(save)
     with TemporaryDirectory(prefix="actordbg-init-") as folder:
         store = Store(Path(folder) / "store")
         create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
         apart = replace(desk, store=store)
         spec = apart.planned("actor init", config, DumpSelection()).spec
         findings = apart.runnable(config, spec.inputs, minor=False)
-        data = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "known_failures": findings}
-        if save is not None and data["ok"]:
-            save_checkpoint(config.model, store.models, config.num_layers, save)
-            data["saved"] = str(save)
-    word, said = ("", "the actor was built and ran") if data["ok"] else (FAILED, "the actor did not run")
+        result, resolved = _tried(store, spec)
+    explanation, ways_out = explain(result.signature or "") or (None, ())
+    ok = result.status == PASSED
+    data = {
+        "ok": ok,
+        "asked": config.to_dict(),
+        "resolved": resolved,
+        **{name: getattr(result, name) for name in _TRIED},
+        "error": None if ok else f"{result.error_class}: {result.error}",
+        "explanation": explanation,
+        "ways_out": list(ways_out),
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "known_failures": findings,
+    }
     first = "actordbg status" if desk.store.exists() else "actordbg demo"
-    following = first if data["ok"] else "actordbg doctor"
-    blocks: list[Block] = [Verdict(word, said, next=following), Items([f"{label}: {text}" for label, text in _facts(data)])]
-    return CommandResult(data["ok"], data, blocks)
+    verdict = Verdict("", "the actor was built and ran", next=first)
+    if not ok:
+        verdict = Verdict(FAILED, "the actor did not run", next="actordbg doctor")
+    return CommandResult(ok, data, [verdict, Items([f"{label}: {text}" for label, text in _facts(data)])])
 
 
-def _tried(store: Store, spec: ReplaySpec) -> dict[str, Any]:
-    failed: dict[str, Any] | None = None
+def _tried(store: Store, spec: ReplaySpec) -> tuple[ResultRecord, dict[str, Any]]:
+    """Run a replay; return its first result that did not pass, else its first, and the actor's settings as it was built."""
     try:
         supervise.run_replay(store, spec)
     except LaunchProblem:
         journals = sorted((store.replays / spec.replay_id).glob("rank*.jsonl"))
-        failed = next((event for path in journals for event in read_events(path) if event["event"] == "broken"), None)
-        if failed is None or failed["error_class"].endswith("ModuleNotFoundError"):
+        broken = next((event for path in journals for event in read_events(path) if event["event"] == "broken"), None)
+        if broken is None or broken["error_class"].endswith("ModuleNotFoundError"):
             raise
-        failed["signature"] = signature_of(failed["error_class"], failed["error"], failed["trace"])
+        named = {name: broken[name] for name in ("error_class", "error")}
+        signature = signature_of(broken["error_class"], broken["error"], broken["trace"])
+        return ResultRecord(spec.replay_id, "", "failed", signature=signature, **named), data_of(store, spec).resolved
     data = data_of(store, spec)
-    results = data.results
-    failed = failed or next((vars(result) for result in results if result.status != PASSED), None)
-    signature = failed and failed["signature"]
-    explanation, ways_out = explain(signature or "") or (None, ())
-    figures = {
-        name: max((value for result in results if (value := getattr(result, name)) is not None), default=None)
-        for name in ("forward_s", "backward_s", "peak_memory_bytes")
-    }
-    figures |= {name: getattr(results[0], name) if results else None for name in ("logprob_mean", "loss", "grad_norm", "graphs")}
-    return {
-        "ok": failed is None,
-        "asked": spec.config.to_dict(),
-        "resolved": data.resolved,
-        **figures,
-        "error": f"{failed['error_class']}: {failed['error']}" if failed else None,
-        "signature": signature,
-        "explanation": explanation,
-        "ways_out": list(ways_out),
-    }
+    return next((result for result in data.results if result.status != PASSED), data.results[0]), data.resolved
 
 
 def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -254,8 +247,6 @@ def _facts(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
             figures = f"loss {answer['loss']:.4f}, gradient norm {answer['grad_norm']:.4f}"
             yield "backward", f"{answer['backward_s']:.3f} s, {figures}"
         yield "peak memory", human_bytes(answer["peak_memory_bytes"])
-    if "saved" in answer:
-        yield "saved", f"{answer['saved']}, for --model"
     if not answer["ok"]:
         yield "failed", str(answer["error"])
         yield "signature", str(answer["signature"])

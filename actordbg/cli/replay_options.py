@@ -38,7 +38,6 @@ class ChosenInputs:
         max_inputs: At most N inputs over all workers.
         input_file: Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.
         order: Input order (default: time).
-        shuffle_inputs: Alias of --order shuffle: one order per worker.
         failed: Only dumps whose last verdict is WRONG or FAILED.
         longest: N longest.
         diverse: N most diverse.
@@ -50,19 +49,11 @@ class ChosenInputs:
     where: Where = None
     max_inputs: Annotated[int | None, Option(min=1, rank=1)] = None
     input_file: Annotated[list[Path] | None, Option(rank=19)] = None
-    order: Annotated[Literal["time", "length", "shuffle"] | None, Option(rank=30)] = None
-    shuffle_inputs: Annotated[bool, Option(hidden=True)] = False
+    order: Annotated[Literal["time", "length", "shuffle"], Option(rank=30)] = "time"
     failed: Annotated[bool, Option("--failed", "--lf", rank=2)] = False
     longest: Annotated[int | None, Option(min=1, max=MOST_NAMED, rank=30)] = None
     diverse: Annotated[int | None, Option(min=1, max=MOST_NAMED, rank=18)] = None
     random_seed: Annotated[int, Option(rank=30)] = 42
-
-    @property
-    def ordered(self) -> str:
-        """Return the order that --order and --shuffle-inputs select. Raises UsageError if they conflict."""
-        if self.shuffle_inputs and self.order not in (None, "shuffle"):
-            raise UsageError(f"--shuffle-inputs conflicts with --order {self.order}", hint="use only one")
-        return "shuffle" if self.shuffle_inputs else self.order or "time"
 
     @property
     def selection(self) -> DumpSelection:
@@ -70,7 +61,7 @@ class ChosenInputs:
         from actordbg.api.desk import DumpSelection
 
         presets = {name: getattr(self, name) for name in ("failed", "longest", "diverse")}
-        return DumpSelection(self.where, tuple(self.input_file or ()), self.ordered, self.max_inputs, self.random_seed, **presets)
+        return DumpSelection(self.where, tuple(self.input_file or ()), self.order, self.max_inputs, self.random_seed, **presets)
 
 
 @dataclass(frozen=True)
