@@ -32,8 +32,7 @@ from time import perf_counter, process_time, time
 
 import torch
 
-from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate
+from actordbg.catalog import connections as engine, migrate
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.query import ORDERS, Catalog, select_dumps
 from actordbg.catalog.tables import to_micros

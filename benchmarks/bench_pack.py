@@ -27,8 +27,7 @@ from actordbg.dumps.importer import import_paths
 from actordbg.dumps.packing import PackSummary, pack_dumps
 from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.plan import make_plan
-from actordbg.store import payload
-from actordbg.store import places as reader
+from actordbg.store import payload, places as reader
 from actordbg.store.layout import Store
 from benchmarks.bench_load import REAL, _generate
 from benchmarks.bench_replay import SMALL, _environment, _replay, _timeline, publish

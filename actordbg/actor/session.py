@@ -33,9 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from actordbg.actor import forward_outcome as measure
-from actordbg.actor import randomness
-from actordbg.actor import rules as known
+from actordbg.actor import forward_outcome as measure, randomness, rules as known
 from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.backend import Backend, change_compilation, compile_counts, open_backend, set_seed
 from actordbg.actor.backends.training import Training

@@ -34,9 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.actor import forward_outcome as measure
-from actordbg.actor import rules as known
-from actordbg.actor import truth_model
+from actordbg.actor import forward_outcome as measure, rules as known, truth_model
 from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.from_papers import against_formulas

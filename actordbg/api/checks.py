@@ -8,7 +8,7 @@ from typing import Any
 from actordbg.api.client import Advance
 from actordbg.api.desk import Desk, DumpSelection, counting
 from actordbg.base.errors import StoreProblem
-from actordbg.catalog.query import Catalog, count_dumps, open_fresh, select_dumps
+from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
 from actordbg.document.blocks import WRONG, Items, Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
 from actordbg.judge.check import ROUNDING, TRUTH, CheckedReplay, check_blocks, check_data, run_check
@@ -53,12 +53,12 @@ def check(desk: Desk, chosen: DumpSelection, flags: dict[str, Any], *, sample: i
     of_all = chosen.where
     chosen = desk.selected(chosen.sampled(sample))
     plan, own = desk.judged("check", flags, chosen)
-    of = len(plan.spec.inputs) if chosen.files else count_dumps(open_fresh(desk.store), of_all)
+    of = len(plan.spec.inputs) if chosen.files else count_dumps(desk.store, of_all)
     findings = None
     if not chosen.files:
         with desk.client.progress("reading", None) as advance:
             findings = lint_newest(desk, chosen.with_losses or of_all, on_dump=advance)
-        findings = with_known(open_fresh(desk.store), findings, {item.dump_id for item in plan.spec.inputs})
+        findings = with_known(desk.store, findings, {item.dump_id for item in plan.spec.inputs})
         if chosen.logs:
             findings.outcomes = [*findings.outcomes, *judge_logs(chosen.logs)]
     checked = replace(_run(desk, plan.spec, recorded), lint=findings)
@@ -98,16 +98,15 @@ def lint_newest(
     desk: Desk, where: str | None, most: int | None = LINTED, on_dump: Advance = lambda *_, **__: None
 ) -> LintFindings:
     """Check the laws of the recorded data on the newest dumps, losses included, that a condition selects."""
-    catalog = open_fresh(desk.store, where)
-    rows = select_dumps(catalog, where, order="newest", limit=most, losses=True)
+    rows = select_dumps(desk.store, where, order="newest", limit=most, losses=True)
     on_dump(0, total=len(rows))
-    return kept(desk, catalog, lint(desk.store.root, [row.path for row in rows], on_dump))
+    return kept(desk, lint(desk.store.root, [row.path for row in rows], on_dump))
 
 
-def kept(desk: Desk, catalog: Catalog, findings: LintFindings) -> LintFindings:
+def kept(desk: Desk, findings: LintFindings) -> LintFindings:
     """Keep what laws of recorded data say of dumps for their last verdicts, or note why that cannot be. Returns the findings."""
     try:
-        keep(catalog, findings)
+        keep(desk.store, findings)
     except StoreProblem as problem:  # of another user, or read-only
         desk.client.note(f"not kept for the dumps' last verdicts: {problem.message}")
     return findings

@@ -46,7 +46,7 @@ def compared(
     judged = desk.replay_named(catalog, a)
     floor = None if noise is None else noise_of(store, judged, noise)
     # evaluated first: a typo in `where` must not cost the computation of a truth
-    only = None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
+    only = None if where is None else {row.dump_id for row in select_dumps(store, where)}
     rounding = None
     if b == "truth":
         b, rounding = truth_and_rounding(desk, judged, truth, flat=flat, planted=power)

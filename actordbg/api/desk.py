@@ -160,7 +160,7 @@ class Desk:
         hint = self.client.widen if where else self.client.select
         if not count:
             why, hint = "the store has no dumps", "add some with `actordbg dump enable`, `dump import` or `dump create`"
-        elif where and (matching := count_dumps(open_fresh(self.store, where), where)):
+        elif where and (matching := count_dumps(self.store, where)):
             why = f"{matching:,} dumps match {where}, but none can be replayed"
         elif where:
             why = selections.no_match(open_fresh(self.store), where)
@@ -309,7 +309,7 @@ def recorded_model(store: Store, spec: ReplaySpec) -> str | None:
     """Return the model that all dumps of a plan recorded; None if they differ or recorded none."""
     ids = ", ".join(f"'{item.dump_id}'" for item in spec.inputs[:MOST_NAMED])
     condition = f"dump_id in ({ids}) and model_name is not null"
-    names = {row.model_name for row in select_dumps(open_fresh(store), condition)} if ids else set()
+    names = {row.model_name for row in select_dumps(store, condition)} if ids else set()
     return names.pop() if len(names) == 1 else None
 
 

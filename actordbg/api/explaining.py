@@ -14,7 +14,6 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_columns import ComparisonRun
-from actordbg.catalog.query import open_fresh
 from actordbg.compare.sides import GOLDEN, TRUTH
 from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
@@ -106,8 +105,8 @@ def _known(desk: Desk, spec: ReplaySpec) -> CheckedReplay:
             why = problem.message
         (data,) = load(store, [spec.replay_id]).replays
     why = why or ("" if passed else "no input passed")
-    findings = kept(desk, open_fresh(store), lint(store.root, [given.path for given in spec.inputs]))
-    findings = with_known(open_fresh(store), findings, {given.dump_id for given in spec.inputs})
+    findings = kept(desk, lint(store.root, [given.path for given in spec.inputs]))
+    findings = with_known(store, findings, {given.dump_id for given in spec.inputs})
     check = CheckedReplay(data, record, why, own, lint=findings)
     if passed:
         check = replace(check, located=_located_before(desk, spec))

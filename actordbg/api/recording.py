@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from actordbg.api.dump_list import StoredDump, typed
-from actordbg.api.tapping import Caller as Caller
-from actordbg.api.tapping import Tap
+from actordbg.api.tapping import Caller as Caller, Tap
 from actordbg.base.errors import Unsupported
 from actordbg.capture.facts import facts_of_actor, facts_of_call, plain_facts, rank_of_process, versions
 from actordbg.catalog.query import get_dump
@@ -24,8 +23,7 @@ from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord
 from actordbg.formats.encoding import of_torch, pack, record_of, serialize
 from actordbg.formats.ringfile import host_name
 from actordbg.store.layout import Store
-from actordbg.store.payload import Dump as LoadedDump
-from actordbg.store.payload import as_torch, widen_plain
+from actordbg.store.payload import Dump as LoadedDump, as_torch, widen_plain
 from actordbg.trainers.recorded_model import named_rows
 from actordbg.trainers.seam import Rows, Scores, Seam
 

@@ -163,7 +163,7 @@ def bundled(
     for name in compared:
         record = ComparisonRecord.from_file(store.comparisons / f"{name}.json")
         replays |= {side for side in (record.a.replay_id, record.b.replay_id, record.rounding_id) if side}
-    rows = select_dumps(open_fresh(store, where), where) if where is not None else []
+    rows = select_dumps(store, where) if where is not None else []
     paths = dict.fromkeys([*(row.path for row in rows), *(item.path for spec in specs for item in spec.inputs)])
     summary = pack_bundle(
         store, out, [store.root / path for path in paths], replays=() if redact else sorted(replays),

@@ -19,7 +19,7 @@ from actordbg.api.desk import Desk, DumpSelection
 from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import MOST_NAMED, plural
-from actordbg.catalog.query import open_fresh, select_dumps
+from actordbg.catalog.query import select_dumps
 from actordbg.catalog.selections import joined
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.importer import ImportSummary, find_files, import_paths, read_paths
@@ -135,7 +135,7 @@ def linted_files(
             left_out = plural(len(summary.refused), "other file")
             desk.client.note(f"{left_out} not read as rows: `actordbg dump import {in_shell(str(paths[0]))}` names each")
             return answer(logs)
-        chosen = select_dumps(open_fresh(store, where), where, order="newest", limit=max_inputs, losses=True) if selects else []
+        chosen = select_dumps(store, where, order="newest", limit=max_inputs, losses=True) if selects else []
         for row in chosen:
             linting.judge(RecordedCall.read(str(store.root / row.path)))
         if selects and not chosen:

@@ -11,7 +11,7 @@ from typing import Any
 from actordbg.api.desk import Desk, counting
 from actordbg.api.reports import texts_of
 from actordbg.base.errors import StoreProblem
-from actordbg.catalog.query import open_fresh, select_dumps
+from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import Verdict, verdict_in
 from actordbg.document.command_result import CommandResult
@@ -39,7 +39,7 @@ def replayed_step(
     with desk.progress("replaying the step", 2 * len(inputs)) as advance:
         figures = run_step(store, step, config, counting(advance))
     where = f"point = 'loss' and run = '{step.run}' and step != {number}"
-    rows = select_dumps(open_fresh(store), where, order="newest", limit=_OTHERS, losses=True)
+    rows = select_dumps(store, where, order="newest", limit=_OTHERS, losses=True)
     others = []
     for row in rows:
         with contextlib.suppress(StoreProblem):

@@ -27,8 +27,7 @@ from actordbg.judge.summary import summarise
 from actordbg.records.comparison_record import NOT_COMPARED
 from actordbg.records.journal import SPEC, SUPERVISOR, Event, rank_journal, rank_log, read_events, read_results
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
-from actordbg.records.replay_record import PASSED as INPUT_PASSED
-from actordbg.records.replay_record import ReplaySpec, ResultRecord
+from actordbg.records.replay_record import PASSED as INPUT_PASSED, ReplaySpec, ResultRecord
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
 from actordbg.replay.worker_logs import LAUNCHER_LOG

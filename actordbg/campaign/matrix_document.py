@@ -22,6 +22,7 @@ from actordbg.config.as_ran import complete, repeat_options
 from actordbg.config.replay_config import AXES, SETTINGS, TINY, TOY_MODEL
 from actordbg.document.blocks import (
     BAD_TONE,
+    FAILED as FAILED_WORD,
     GOOD_TONE,
     NO_TONE,
     PART_TONE,
@@ -40,7 +41,6 @@ from actordbg.document.blocks import (
     section,
     setting,
 )
-from actordbg.document.blocks import FAILED as FAILED_WORD
 from actordbg.judge.agreement import SHOWN
 from actordbg.judge.comparison_document import excluded
 from actordbg.judge.replay_findings import NO_TOY, RUNS

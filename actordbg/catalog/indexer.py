@@ -36,8 +36,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.catalog import connections as engine
-from actordbg.catalog import dump_verdicts, migrate, record_rows
+from actordbg.catalog import connections as engine, dump_verdicts, migrate, record_rows
 from actordbg.catalog.lab_columns import Replay
 from actordbg.catalog.sources import Lints, Source, packs
 from actordbg.catalog.tables import OF_A_RANK, Damaged, odd_files

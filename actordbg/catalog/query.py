@@ -23,8 +23,7 @@ from typing import Any
 from actordbg.base.errors import CatalogProblem, UsageError
 from actordbg.base.owners import is_mine
 from actordbg.base.units import LAST, LEAST_OF_HANDLE, resolve
-from actordbg.catalog import connections as engine
-from actordbg.catalog import indexer as index
+from actordbg.catalog import connections as engine, indexer as index
 from actordbg.catalog.columns import DumpRow, RowType
 from actordbg.catalog.dump_verdicts import LOCATED, MATRIX
 from actordbg.catalog.lab_columns import ComparisonRun, Replay, ReplayRow, Result
@@ -113,7 +112,7 @@ def each_dump(
     Raises WhereError for a condition that is not allowed, UsageError for an unknown order.
     """
     index, by = _sorting(order)
-    catalog = _catalog(source)
+    catalog = catalog_of(source, where)
     condition = compile_where(where) if where is not None else None
     with guarded(catalog.store.catalog_path) as box:  # one connection for all three: SQLite parses the schema for each
         source_sql, params = _source(box, _of_forwards(box, where, condition, losses), index)
@@ -199,7 +198,7 @@ def _fastest(box: Sandbox, condition: Condition) -> str:
 
 def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
     """Count the dumps that a condition selects, as `each_dump` does."""
-    catalog = _catalog(source)
+    catalog = catalog_of(source, where)
     condition = compile_where(where) if where is not None else None
     with guarded(catalog.store.catalog_path) as box:
         condition = _of_forwards(box, where, condition)
@@ -227,7 +226,7 @@ def dump_files(source: Store | Catalog, where: str | None = None) -> list[tuple[
     The path of a packed dump is a place in its pack (`actordbg.store.places`), its bytes are its share.
     """
     condition = compile_where(where) if where is not None else None
-    with guarded(_catalog(source).store.catalog_path) as box:
+    with guarded(catalog_of(source).store.catalog_path) as box:
         index, by = _sorting("time")
         source_sql, params = _source(box, condition, index)
         sql = f"SELECT d.dump_id, k.run, k.rank, d.pack, d.bytes FROM {source_sql} ORDER BY {by}"
@@ -236,7 +235,7 @@ def dump_files(source: Store | Catalog, where: str | None = None) -> list[tuple[
 
 def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
     """Return the dump with this id, beginning of an id or handle, or the newest for "last"; UsageError otherwise."""
-    catalog, span = _catalog(source), (dump_id, dump_id + chr(0x10FFFF))
+    catalog, span = catalog_of(source), (dump_id, dump_id + chr(0x10FFFF))
     sql = "SELECT d.dump_id FROM dump AS d WHERE {} BETWEEN ? AND ? ORDER BY d.dump_id LIMIT {}"
     ids = [row[0] for row in answers(catalog, sql.format("d.dump_id", _LISTED), span)] if dump_id else []
     if not ids and len(dump_id) >= LEAST_OF_HANDLE:
@@ -250,7 +249,7 @@ def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
 
 def list_replays(source: Store | Catalog, limit: int | None = None) -> list[ReplayRow]:
     """Return replays, the newest first."""
-    return _replay_rows(_catalog(source), "1", (), -1 if limit is None else limit)
+    return _replay_rows(catalog_of(source), "1", (), -1 if limit is None else limit)
 
 
 def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[ReplayRow]:
@@ -259,7 +258,7 @@ def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[Re
     Other commands start those, so users do not know them; others' replays lie in a shared store, or were imported. If this user
     has no replays, returns anybody's. With `typed`, a truth that was requested through `actordbg replay` counts too.
     """
-    catalog = _catalog(source)
+    catalog = catalog_of(source)
     rows = [
         row
         for row in list_replays(catalog)
@@ -282,7 +281,7 @@ OPEN = ("interrupted", "unfinished")
 
 def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
     """Return the replay with this id, unique beginning of an id, name or handle (`replay_named`); else UsageError."""
-    catalog = _catalog(source)
+    catalog = catalog_of(source)
     replay_id = replay_named(catalog, replay_id)
     ids = [row[0] for row in answers(catalog, "SELECT replay_id FROM replay ORDER BY created_at, replay_id")]
     full_id = resolve(replay_id, ids, "replay", made_by="replay")
@@ -299,7 +298,7 @@ def replay_named(source: Store | Catalog, name: str) -> str:
         return newest.replay_id
     if name == LAST or not (name[:1] == "@" or name[:1].isalpha()):
         return name
-    catalog = _catalog(source)
+    catalog = catalog_of(source)
     if name[0] == "@":
         listed, number = list_own_replays(catalog), name[1:]
         if not (number.isdecimal() and number.isascii() and 1 <= int(number[:9]) <= len(listed)):
@@ -330,7 +329,7 @@ def _results(source: Store | Catalog, where: str, param: str) -> list[ResultReco
 
 def damaged_files(source: Store | Catalog) -> list[Damaged]:
     """Return every dump file, pack or packed dump that could not be indexed; code "corrupt-dump": the file itself is damaged."""
-    with engine.connect_readonly(_catalog(source).store.catalog_path) as reader:
+    with engine.connect_readonly(catalog_of(source).store.catalog_path) as reader:
         return [item for item in index.read_damaged(reader) if item.path.startswith(("dumps/", "packs/"))]
 
 
@@ -349,7 +348,7 @@ def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[C
 def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[str, str]:
     """Return the autocast dtype ("torch.bfloat16") by dump id, for dumps that were recorded under autocast."""
     dtypes: dict[str, str] = {}
-    catalog = _catalog(source)
+    catalog = catalog_of(source)
     for some in _in_queries(dump_ids):
         named = f"d.dump_id IN ({','.join('?' * len(some))}) AND k.autocast_dtype IS NOT NULL"
         dtypes |= dict(answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
@@ -367,13 +366,14 @@ def _in_queries(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     return (ids[first : first + _AT_ONCE] for first in range(0, len(ids), _AT_ONCE))
 
 
-def _catalog(source: Store | Catalog) -> Catalog:
-    return source if isinstance(source, Catalog) else open_fresh(source)
+def catalog_of(source: Store | Catalog, where: str | None = None) -> Catalog:
+    """Return a catalog that is open, or open that of a store: see `open_fresh`."""
+    return source if isinstance(source, Catalog) else open_fresh(source, where)
 
 
 def answers(source: Store | Catalog, sql: str, params: Sequence[Any] = ()) -> list[Any]:
     """Run a query of our own and return its rows; queries with a user's condition go through the sandbox instead."""
-    with engine.connect_readonly(_catalog(source).store.catalog_path) as reader:
+    with engine.connect_readonly(catalog_of(source).store.catalog_path) as reader:
         return reader.execute(sql, params).fetchall()
 
 

@@ -46,8 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog import connections as engine
-from actordbg.catalog import tables
+from actordbg.catalog import connections as engine, tables
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter, check_nodes
 from actordbg.catalog.tables import (
     BOOL,

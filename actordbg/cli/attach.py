@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -63,6 +62,7 @@ def attach(ctx: typer.Context, name: str = LAST) -> None:
     """
     from actordbg.debug import stops
     from actordbg.debug.meeting import attend
+    from actordbg.records.journal import last_supervisor
     from actordbg.replay.supervise import load_spec
 
     store, run = store_of(ctx), stops.root() / name
@@ -81,17 +81,9 @@ def attach(ctx: typer.Context, name: str = LAST) -> None:
         runs = sorted(path.name for path in stops.root().glob("*"))
         known = f"; runs with breakpoints here: {', '.join(runs[:8])}" if runs else ""
         raise UsageError(f"{name} is neither a replay nor a run with breakpoints here{known}", hint=error.hint) from None
-    if not _runs(folder):
+    if last_supervisor(folder) is None:
         raise UsageError(
             f"replay {folder.name} has ended", hint="run `actordbg replay --break before --break-wait 600` to wait at each input"
         )
     note(f"waiting for a breakpoint in replay {folder.name}; Ctrl-C leaves")
-    attend(lambda: [folder], lambda: _runs(folder), note)
-
-
-def _runs(folder: Path) -> bool:
-    """Check whether the replay is running: its supervisor has not reported its end."""
-    from actordbg.records.journal import SUPERVISOR, read_events
-
-    events = [event["event"] for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
-    return events[-1:] == ["supervisor"]
+    attend(lambda: [folder], lambda: last_supervisor(folder) is not None, note)

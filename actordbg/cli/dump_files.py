@@ -212,13 +212,13 @@ def export(
 
 def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: int) -> list[Path]:
     """Return the paths of the named or selected dumps. Raises UsageError unless either `dump_ids` or `where` is given."""
-    from actordbg.catalog.query import open_fresh, select_dumps
+    from actordbg.catalog.query import select_dumps
     from actordbg.store.places import dump_id_of, places_of
 
     if bool(dump_ids) == (where is not None):
         raise UsageError("select dumps by id or with --where", hint='for example --where "rank=0"; `actordbg dump ls` lists ids')
     if where is not None:
-        return [store.root / row.path for row in select_dumps(open_fresh(store, where), where, limit=limit or None)]
+        return [store.root / row.path for row in select_dumps(store, where, limit=limit or None)]
     places = {dump_id_of(path): path for path in places_of(store)}
     return list(dict.fromkeys(places[resolve(name, sorted(places), "dump", made_by="dump enable")] for name in dump_ids))
 

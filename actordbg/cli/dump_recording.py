@@ -16,8 +16,7 @@ import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.base.option import Option
-from actordbg.cli import capture_options as opt
-from actordbg.cli import output
+from actordbg.cli import capture_options as opt, output
 from actordbg.cli.options import require_good, store_of
 from actordbg.cli.output import clear_screen, emit, emit_json, keep_answer, note, plural, say, say_next, say_wrapped, table
 

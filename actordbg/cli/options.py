@@ -32,16 +32,6 @@ TERMINAL = "actordbg.terminal"
 """The key of a command's `Terminal` in click's context."""
 
 
-def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
-    """Return a completion function for these values and comma-separated lists of them."""
-
-    def complete(incomplete: str) -> list[str]:
-        before, comma, begun = incomplete.rpartition(",")
-        return [f"{before}{comma}{word}" for word in map(str, values) if word.startswith(begun)]
-
-    return complete
-
-
 Limit = Annotated[int, Option(help="At most N rows; 0 for all.", min=0)]
 Where = Annotated[
     str | None,
@@ -99,13 +89,6 @@ _OUTPUTS = {
     "json": _output("as_json", bool, False, "Print the result as JSON.", "--json", rank=18),
     "quiet": _output("quiet", bool, False, "Print only the first line of a verdict; no notes, no progress.", "-q", rank=19),
     "store": _output("store", str | None, None, "The store; also valid before the command.", rank=20, metavar="DIR|URL"),
-    "color": _output(
-        "color",
-        Literal["auto", "always", "never"],
-        "auto",
-        "Color verdicts (default: in a terminal that can).",
-        rank=60,
-    ),
     "format": _output("format", Literal["text", "md", "json"] | None, None, "Print in this format.", "-f", rank=90, hidden=True),
     "forms": _output("format", Format | None, None, "Print or write in this format.", "-f", rank=90, hidden=True),
     "help": _output(HELP_ALL, bool, False, "Show all options and exit.", rank=99, callback=_say_all, is_eager=True),
@@ -123,7 +106,7 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
     has_store, named = "ctx" in inspect.signature(function).parameters, words.split()
     forms = {*named, "text"} if "md" in named else {*named}
     suffixes = [suffix for suffix, form in output.FORMS.items() if form in forms] if "file" in named else []
-    named += ["store", "color", "help"] if has_store else ["color", "help"]
+    named += ["store", "help"] if has_store else ["help"]
     options = [_OUTPUTS[word] for word in named if word in _OUTPUTS]
     if suffixes:
         shown = [suffix for suffix in suffixes if suffix not in (".htm", ".markdown")]

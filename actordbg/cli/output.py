@@ -25,9 +25,7 @@ import typer
 
 from actordbg.base.foreign_text import in_line, in_lines
 from actordbg.base.option import Option
-from actordbg.base.units import human_bytes as human_bytes
-from actordbg.base.units import plural as plural
-from actordbg.base.units import with_handles
+from actordbg.base.units import human_bytes as human_bytes, plural as plural, with_handles
 
 if TYPE_CHECKING:
     from actordbg.document.blocks import Block
@@ -57,7 +55,6 @@ class OutputOptions:
     """
 
     format: Format = "text"
-    color: Literal["auto", "always", "never"] = "auto"
     quiet: bool = False
     allow_empty: bool = False
     files: Mapping[Path, str] = dataclasses.field(default_factory=dict)
@@ -188,8 +185,7 @@ def _print(text: str) -> None:
     """Print cleaned text, with its verdict words in color: capitals anywhere, other words alone in a cell of a table."""
     if wanted.json and _facts is not None:
         return
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
-    colored = not plain if wanted.color == "auto" else wanted.color == "always"
+    colored = sys.stdout.isatty() and not (os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb")
     if colored and wanted.format == "text":
         from actordbg.document.blocks import TONES
 

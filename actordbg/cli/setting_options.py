@@ -20,7 +20,7 @@ import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import output, place_of
-from actordbg.cli.options import Given, of_values, option, take_consent
+from actordbg.cli.options import Given, option, take_consent
 from actordbg.config import consent, sources
 from actordbg.config.replay_config import SETTINGS, TRAINING_AXES
 from actordbg.config.setting import Setting
@@ -59,7 +59,6 @@ def options_of_settings(command: str) -> Iterator[inspect.Parameter]:
             "metavar": setting.metavar or "|".join(map(str, values)) or None,
             "heading": _ACTOR,
             "rank": setting.rank,
-            "autocompletion": of_values(values) if values else None,
         }
         yield option(setting.name, (str if setting.named else setting.kind) | None, None, setting.help, named, **facts)
         for name, value in setting.shorthands.items():
@@ -79,12 +78,12 @@ def _takes_list(setting: Setting, command: str) -> bool:
 
 def _axis(setting: Setting) -> inspect.Parameter:
     """Build the option that takes a comma-separated list of a setting's values."""
-    text, metavar, values = ", ".join(map(str, setting.values)) or "Counts", "LIST", setting.values
+    text, metavar = ", ".join(map(str, setting.values)) or "Counts", "LIST"
     if setting.kind is bool:
-        values, metavar = ("on", "off", "both"), "off,on"
+        metavar = "off,on"
         text = f"{setting.help.partition(' (')[0].rstrip('.')}: on, off or both"
     text += f" ({setting.axis})." if setting.axis else "."
-    facts: dict[str, Any] = {"metavar": metavar, "heading": _AXES, "rank": setting.rank, "autocompletion": of_values(values)}
+    facts: dict[str, Any] = {"metavar": metavar, "heading": _AXES, "rank": setting.rank}
     return option(setting.name, str | None, None, text, setting.flag, **facts)
 
 

@@ -30,13 +30,13 @@ from actordbg.catalog import query
 from actordbg.compare.dump_figures import measure, scaled_gradients, unlike
 from actordbg.compare.measured_limits import MOST_Z, Rounding, excluded, noticed
 from actordbg.compare.sides import (
-    RECORDED_NAMES,
     TRUTH,
     GoldenSide,
     ReplaySide,
     Side,
     Values,
     averaged,
+    both_sides,
     open_replay,
     recorded_arrays,
     why_not,
@@ -90,8 +90,7 @@ def compare(
     unknown replay, for a replay compared with itself, and for "truth"; StoreProblem for a damaged replay.
     """
     catalog = query.open_fresh(store)
-    ours = open_replay(catalog, a)
-    theirs: Side = GoldenSide(store, ours, ours.inputs) if b in RECORDED_NAMES else open_replay(catalog, b)
+    ours, theirs = both_sides(catalog, a, b)
     if theirs.info.replay_id == ours.row.replay_id:
         raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two replays, `recorded` or `truth`")
     with_truth = theirs.info.kind == TRUTH  # the truth serves many replays, so inputs that only it has are not missing in A

@@ -26,7 +26,6 @@ from actordbg.actor.hub_model import DECIDE, WEIGHTS, find_model, versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.owners import is_own
 from actordbg.base.units import new_replay_id
-from actordbg.catalog import query
 from actordbg.compare.sides import NON_FINITE, open_replay, tensors_path
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ANY_WIDER, ENDPOINT, SETTINGS, WIDER, ReplayConfig
@@ -157,7 +156,7 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Want
 
 def _computed_in(store: Store, spec: ReplaySpec) -> str:
     """Return the dtype that a replay computed in: that of its weights, or autocast's."""
-    return str(open_replay(query.open_fresh(store), spec.replay_id).info.dtype)
+    return str(open_replay(store, spec.replay_id).info.dtype)
 
 
 def require_torch(wanted: Wanted) -> None:

@@ -73,7 +73,7 @@ def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding
 
     Raises StoreProblem if nothing could be compared, because an empty floor would call every difference real.
     """
-    side = open_replay(query.open_fresh(store), unchanged)
+    side = open_replay(store, unchanged)
     pairs = {name: (replay_id, unchanged) for name, replay_id in varied.items()} | ({ROUNDING: rounding} if rounding else {})
     moved: Moved = {}
     variants, reasons = [], []
@@ -237,7 +237,7 @@ def _rounding(
     store: Store, unchanged: str, on_passed_over: Callable[[int], None], callbacks: dict[str, Any]
 ) -> tuple[str, str] | None:
     """Return two replays with each row alone: in the configuration's dtype and in the next wider one; None if none is wider."""
-    side = open_replay(query.open_fresh(store), unchanged)
+    side = open_replay(store, unchanged)
     narrow, inputs = side.info.dtype, len(side.inputs)
     if narrow not in WIDER:
         on_passed_over(2 * inputs)

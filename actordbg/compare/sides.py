@@ -247,14 +247,22 @@ def averaged(side: Side, values: Values, over: tuple[str, ...]) -> Values:
     return replace(values, gradients=tuple(files), gradient_over=over, grad_norm=None)
 
 
-def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
+def open_replay(source: Store | query.Catalog, name: str) -> ReplaySide:
     """Open a replay by id, id prefix, or `last`. Raises UsageError if there is none, StoreProblem if it is damaged."""
+    catalog = query.catalog_of(source)
     row = query.get_replay(catalog, name)
     spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
     results = {result.dump_id: result for result in query.results_for(catalog, row.replay_id)}
     inputs = {item.dump_id: item for item in spec.inputs}
     follows = spec.config.dtype is None and spec.config.truth is None
     return ReplaySide(catalog.store, row, spec, results, query.autocast_dtypes(catalog, [*inputs]) if follows else {}, inputs)
+
+
+def both_sides(source: Store | query.Catalog, a: str, b: str) -> tuple[ReplaySide, Side]:
+    """Open a replay, and what it is compared with: another replay, or what the run recorded. Errors as of `open_replay`."""
+    catalog = query.catalog_of(source)
+    ours = open_replay(catalog, a)
+    return ours, GoldenSide(catalog.store, ours, ours.inputs) if b in RECORDED_NAMES else open_replay(catalog, b)
 
 
 def rests_on_others(store: Store, comparison: ComparisonRun | ComparisonRecord, *, subject: bool = True) -> str:

@@ -32,12 +32,10 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of
 from actordbg.capture.control import DEFAULT_FREE_FLOOR
 from actordbg.capture.switch_file import read_control
-from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate
+from actordbg.catalog import connections as engine, migrate
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import find_file, from_environment
-from actordbg.doctor import import_probe as probe
-from actordbg.doctor import python_environment as environment
+from actordbg.doctor import import_probe as probe, python_environment as environment
 from actordbg.doctor.python_environment import PIP, Check, Ended, Host, Versions, bad, ok, run, warn
 from actordbg.formats.store_files import file_system
 from actordbg.install.patch_target import find_target

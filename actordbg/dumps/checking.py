@@ -23,8 +23,7 @@ from typing import Any
 
 from actordbg.base.errors import CatalogProblem, NewerFormat, StoreProblem
 from actordbg.capture.control import LARGEST, Control
-from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate
+from actordbg.catalog import connections as engine, migrate
 from actordbg.catalog.indexer import FOLDERS, refresh
 from actordbg.dumps import verify
 from actordbg.dumps.finding import StoreFault, unusable

@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from actordbg import __version__
 from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, Unsupported
 from actordbg.capture.switch_file import read_control
-from actordbg.install import replace_file as files
-from actordbg.install import trailer
+from actordbg.install import replace_file as files, trailer
 from actordbg.install.patch_target import Copy, Target, ask, require_hook, require_seen
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store

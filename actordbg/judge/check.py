@@ -40,8 +40,14 @@ from actordbg.judge.verdicts import replay_verdict
 from actordbg.locate.rules import PLACES
 from actordbg.locate.verdict import LocalVerdict, verdict_of
 from actordbg.recorded.lint import LintFindings, with_lint
-from actordbg.records.comparison_record import MISMATCH, MODEL, NOT_COMPARED, ComparisonRecord, DumpComparison
-from actordbg.records.comparison_record import RECORDED as OUTPUTS
+from actordbg.records.comparison_record import (
+    MISMATCH,
+    MODEL,
+    NOT_COMPARED,
+    RECORDED as OUTPUTS,
+    ComparisonRecord,
+    DumpComparison,
+)
 from actordbg.records.finding import NotChecked
 from actordbg.records.journal import read_results, read_standing
 from actordbg.records.locate_record import OUT, formula_checks

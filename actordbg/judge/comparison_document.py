@@ -324,15 +324,13 @@ def comparison_charts(
 
 def _pairs(store: Store, record: ComparisonRecord) -> Iterator[TokenPair]:
     """Yield the worst dumps whose tensors both sides kept."""
-    from actordbg.catalog.query import open_fresh
-    from actordbg.compare.sides import open_replay, recorded_arrays
+    from actordbg.compare.sides import both_sides, recorded_arrays
     from actordbg.judge.token_charts import TokenPair
 
     if record.a.replay_id is None or record.b.replay_id is None:
         return
     try:
-        catalog = open_fresh(store)
-        ours, theirs = (open_replay(catalog, name) for name in (record.a.replay_id, record.b.replay_id))
+        ours, theirs = both_sides(store, record.a.replay_id, record.b.replay_id)
     except ActordbgError:  # a side is gone: its figures are not
         return
     for dump in [dump for dump in record.compared if dump.log_probs][:MOST_DUMPS]:

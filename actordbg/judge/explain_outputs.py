@@ -20,7 +20,6 @@ import numpy as np
 from actordbg.actor.hub_model import versions_of
 from actordbg.actor.rules import LEAKED
 from actordbg.base.errors import ActordbgError, Unsupported
-from actordbg.catalog import query
 from actordbg.causes.bank import (
     BY_NAME,
     NAN,
@@ -65,7 +64,7 @@ def explain_outputs(
     side: RECORDED or REPLAYED. of: LOG_PROBS, or ENTROPIES, which are only arranged in another way. only: ids of dumps to choose
     from. more: see `explain_sides`, which raises the same.
     """
-    ours = open_replay(query.open_fresh(store), replay_id)
+    ours = open_replay(store, replay_id)
     source = GoldenSide(store, ours, ours.inputs) if side == RECORDED else ours
     given: dict[str, Array] = {}
     for dump_id in ours.inputs if only is None else [each for each in ours.inputs if each in only]:
@@ -96,7 +95,7 @@ def explain_sides(
     the run recorded of its policy, which may have been updated since. callbacks: passed to `run_replay`. Raises
     Unsupported if there is nothing to fit, and what `run_replay` raises.
     """
-    ours = open_replay(query.open_fresh(store), replay_id)
+    ours = open_replay(store, replay_id)
     if REPLAYED not in sides and (blocked := why_not(ours, GoldenSide(store, ours, ours.inputs))):
         raise Unsupported(blocked, hint="replay the run's own model, whole")
     usable: dict[str, Values] = {}
@@ -112,7 +111,7 @@ def explain_sides(
 
     def computed(request: Wanted, what: str) -> ReplaySide:
         done = ensure_lone_rows(store, request, command=f"{what} of replay {replay_id}", **callbacks)
-        return open_replay(query.open_fresh(store), done)
+        return open_replay(store, done)
 
     def with_rounding(truth: Wanted, rounding: Wanted | None, models: Sequence[str] = ()) -> _Held:
         """Compute what sides are held against: the truth under every cause, each row alone, other models."""

@@ -246,7 +246,7 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
         TRAINER: {dump_id: named["log_probs"] for dump_id, named in arrays.items()},
     }
     temperature = temperatures.pop() if len(temperatures) == 1 else None
-    ours = open_replay(query.open_fresh(store), replay_id)
+    ours = open_replay(store, replay_id)
     asked = ours.spec.config.backend == ENDPOINT and temperature in (None, 1.0)  # a server scores at temperature 1
     if asked:
         sides[ENGINE] = {dump_id: values.log_probs for dump_id in arrays if not isinstance(values := ours.read(dump_id), str)}
@@ -339,7 +339,7 @@ def field_figures(rollout: Array, run: Array, old: Array) -> dict[str, float]:
 
 def explain_engine(store: Store, replay_id: str, *, models: Sequence[str] = (), **callbacks: Any) -> ExplainedEngine:
     """Explain a replay by a server. models, callbacks, errors: see `explain_sides`."""
-    ours = open_replay(query.open_fresh(store), replay_id)
+    ours = open_replay(store, replay_id)
     sides: dict[str, dict[str, Array]] = {ALONE: {}}
     masks: dict[str, Array] = {}
     why = "it has none"

@@ -16,7 +16,7 @@ import numpy as np
 from actordbg.base.errors import ActordbgError
 from actordbg.catalog import query
 from actordbg.compare.dump_figures import odd_values, unlike
-from actordbg.compare.sides import GoldenSide, ReplaySide, Side, Values, open_replay, recorded_arrays
+from actordbg.compare.sides import RECORDED, ReplaySide, Side, Values, both_sides, recorded_arrays
 from actordbg.document.specifications import thinned
 from actordbg.formats.encoding import Array
 from actordbg.locate.token_patterns import Pattern, pattern_of
@@ -33,9 +33,7 @@ def wrong_tokens(store: Store, record: ComparisonRecord) -> Pattern | None:
     if not any(dump.log_probs for dump in record.mismatches):
         return None
     try:
-        catalog = query.open_fresh(store)
-        ours = open_replay(catalog, record.a.replay_id or "")
-        theirs = open_replay(catalog, record.b.replay_id) if record.b.replay_id else GoldenSide(store, ours, ours.inputs)
+        ours, theirs = both_sides(store, record.a.replay_id or "", record.b.replay_id or RECORDED)
     except ActordbgError:  # a side is gone: its figures are not
         return None
     dumps = [dump for dump in record.compared if dump.log_probs and dump.dump_id in ours.inputs]

@@ -23,8 +23,7 @@ from actordbg.base.units import plural
 from actordbg.document.command_result import CommandResult
 from actordbg.document.found import answer_of, verdict_of
 from actordbg.formats.turn_record import Trajectory
-from actordbg.recorded.turns import RULES as TURN_RULES
-from actordbg.recorded.turns import Decode, difference
+from actordbg.recorded.turns import RULES as TURN_RULES, Decode, difference
 from actordbg.records.finding import Finding, Findings, NotChecked, outcomes_of
 
 Messages = Sequence[Mapping[str, Any]]

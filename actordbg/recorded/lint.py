@@ -30,6 +30,7 @@ from actordbg.recorded.recorded_calls import Answer, RecordedCall
 from actordbg.recorded.recorded_laws import LAWS
 from actordbg.records.comparison_record import LintRecord
 from actordbg.records.finding import NOT_CHECKED, Finding, Findings, NotChecked, Rule, RuleOutcome
+from actordbg.store.layout import Store
 
 _HOW = {
     LOSS: "policy losses (dump enable --calls forward,loss)",
@@ -181,12 +182,12 @@ def lint_answer(findings: LintFindings, *more: Block) -> CommandResult:
     return answer_of(findings, findings.verdict(), *more, title="laws of recorded data", **about)
 
 
-def keep(catalog: Catalog, findings: LintFindings) -> None:
+def keep(store: Store, findings: LintFindings) -> None:
     """Write what these findings add to what earlier lints said of the dumps, or take back; nothing if that is nothing.
 
     A finding is taken back by a lint that reads its dump and judges its law as often. Raises StoreProblem.
     """
-    known = {(law, dump_id): looked_at for dump_id, law, looked_at in answers(catalog, LINTED.format(""))}
+    known = {(law, dump_id): looked_at for dump_id, law, looked_at in answers(store, LINTED.format(""))}
     looked = {outcome.rule.name: outcome.looked_at for outcome in findings.outcomes}
     broken = {(finding.rule.name, str(finding.place["dump"])) for finding in findings.found}
     kept = [
@@ -197,13 +198,13 @@ def keep(catalog: Catalog, findings: LintFindings) -> None:
     new = grouped(sorted(broken - known.keys()))
     if new or kept:
         record = LintRecord(new_replay_id(), now_timestamp(), new, grouped(kept), {law: looked[law] for law in new})
-        catalog.store.publish_text(catalog.store.lints / f"{record.lint_id}.json", record.to_json())
+        store.publish_text(store.lints / f"{record.lint_id}.json", record.to_json())
 
 
-def with_known(catalog: Catalog, findings: LintFindings, dumps: Collection[str]) -> LintFindings:
+def with_known(source: Store | Catalog, findings: LintFindings, dumps: Collection[str]) -> LintFindings:
     """Add to findings what lints of more data found broken in these dumps, and return them."""
     found = {(finding.rule.name, finding.place["dump"]) for finding in findings.found}
-    for dump_id, law, _ in answers(catalog, LINTED.format("")):
+    for dump_id, law, _ in answers(source, LINTED.format("")):
         for outcome in findings.outcomes:
             if outcome.rule.name == law and dump_id in dumps and (law, dump_id) not in found:
                 outcome.found.append(Finding(outcome.rule, f"it does not hold that {outcome.rule.holds}", {"dump": dump_id}))

@@ -19,8 +19,7 @@ from actordbg.records.finding import Finding, Rule, any_layer
 from actordbg.records.locate_record import is_backward
 from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ResultRecord, answers_of, violations
 from actordbg.reduce.case import CRASH, DIFFERENCE, ERROR, GRADIENT, HANG, RERUN, FaultCase, normalized, without_paths
-from actordbg.reduce.trials import DIED, RAISED, RETURNED, Ending
-from actordbg.reduce.trials import HUNG as TRIAL_HUNG
+from actordbg.reduce.trials import DIED, HUNG as TRIAL_HUNG, RAISED, RETURNED, Ending
 
 _KIND_OF_LAW = {"rerun": RERUN, "state": RERUN, "additivity": GRADIENT}
 MARGIN = 2.0

@@ -17,8 +17,7 @@ from actordbg.base.owners import is_own, name_of
 from actordbg.base.units import ago, human_bytes, passed_of, plural, resolve
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document, matrix_verdict
-from actordbg.campaign.run_matrix import load as load_matrix
-from actordbg.campaign.run_matrix import names as matrix_names
+from actordbg.campaign.run_matrix import load as load_matrix, names as matrix_names
 from actordbg.catalog import query
 from actordbg.catalog.selections import frequent_values, verdict_of
 from actordbg.catalog.tables import CALLER
@@ -26,8 +25,7 @@ from actordbg.catalog.where import all_of, quoted
 from actordbg.compare.sides import rests_on_others
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.page import as_html
-from actordbg.judge.comparison_document import comparison_charts
-from actordbg.judge.comparison_document import document as comparison_page
+from actordbg.judge.comparison_document import comparison_charts, document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
 from actordbg.judge.replay_list import listed, shown_verdict

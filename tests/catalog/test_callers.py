@@ -10,8 +10,7 @@ from typing import Any
 
 import catalogcases as cases
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from roots import ROOT
 
 from actordbg.base.errors import CatalogProblem

@@ -15,8 +15,7 @@ import pytest
 from catalogcases import contents
 
 from actordbg.base.errors import CatalogProblem, StoreProblem
-from actordbg.catalog import connections, migrate, query
-from actordbg.catalog import dump_rows as headers
+from actordbg.catalog import connections, dump_rows as headers, migrate, query
 from actordbg.catalog.indexer import Dumps, refresh
 from actordbg.catalog.lab_columns import Replay
 from actordbg.catalog.tables import DUMP_COLUMNS

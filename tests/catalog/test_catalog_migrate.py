@@ -19,8 +19,7 @@ from sqlmodel import create_engine
 from typer.testing import CliRunner
 
 from actordbg.base.errors import CatalogProblem
-from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate, models, query
+from actordbg.catalog import connections as engine, migrate, models, query
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
 from actordbg.dumps import checking

@@ -10,8 +10,7 @@ from casefiles import cases_of
 from steps import TickingClock, counted
 
 from actordbg.base.errors import UsageError, WhereError
-from actordbg.catalog import connections as engine
-from actordbg.catalog import query, where
+from actordbg.catalog import connections as engine, query, where
 from actordbg.catalog.columns import DumpRow
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.tables import FUNCTIONS, WHERE_COLUMNS

@@ -22,8 +22,7 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, CatalogProblem, UsageError, WhereError
 from actordbg.base.units import with_handles
-from actordbg.catalog import dump_rows as headers
-from actordbg.catalog import migrate, query
+from actordbg.catalog import dump_rows as headers, migrate, query
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.cli.app import app as actordbg
 from actordbg.document.command_result import as_json_text

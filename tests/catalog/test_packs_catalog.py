@@ -8,14 +8,12 @@ import shutil
 import catalogcases as cases
 import pytest
 
-from actordbg.catalog import connections as engine
-from actordbg.catalog import query
+from actordbg.catalog import connections as engine, query
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.dumps import packing
 from actordbg.dumps.verify import paths_to_verify, verify_files
-from actordbg.store import pack_bytes as layout
-from actordbg.store import places as reader
+from actordbg.store import pack_bytes as layout, places as reader
 from actordbg.store.layout import Store
 from actordbg.store.places import split_place
 

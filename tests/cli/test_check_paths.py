@@ -11,8 +11,7 @@ from commandline import invoke
 from replaycases import old_pickle
 from runfiles import written
 
-from actordbg.api import checks as checking
-from actordbg.api import run_files
+from actordbg.api import checks as checking, run_files
 from actordbg.base.errors import CorruptDump, Unsupported, UsageError
 from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store

@@ -17,11 +17,9 @@ from typing import Any
 import commandline
 import pexpect
 import pytest
-from comparecases import given as given_input
-from comparecases import write_replay
+from comparecases import given as given_input, write_replay
 from hostilestore import FORGED, FORMULA, HIDDEN, HOSTILE, forbidden, hostile_logs, hostile_store
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from markdown_it import MarkdownIt
 from roots import ROOT
 

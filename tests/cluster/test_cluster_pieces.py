@@ -15,8 +15,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from roots import SUPPORT
 from supervised import Bench, fake_launcher, make_spec, statuses
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from casefiles import cases_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from roots import ROOT
 
 from actordbg.base.errors import UsageError

@@ -24,8 +24,7 @@ from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
 from actordbg.cli.patch import render
-from actordbg.doctor import checkup
-from actordbg.doctor import python_environment as environment
+from actordbg.doctor import checkup, python_environment as environment
 from actordbg.doctor.known_findings import known_findings
 from actordbg.doctor.python_environment import Check, bad, ok, warn
 from actordbg.install import trailer

@@ -39,8 +39,7 @@ from actordbg.base.errors import (
 )
 from actordbg.base.owners import is_own, read_owned
 from actordbg.cli.app import app
-from actordbg.dumps import bundle as bundles
-from actordbg.dumps import redaction
+from actordbg.dumps import bundle as bundles, redaction
 from actordbg.dumps.bundle import MANIFEST, open_bundle, pack_bundle
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.dump_record import DumpRecord, contiguous_strides

@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 from commandline import invoke
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from actordbg.base.errors import UsageError
 from actordbg.dumps.create import Draws, create_dumps, make_inputs

@@ -16,8 +16,7 @@ from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps import packing, prune
 from actordbg.formats import dumpfile, store_files
-from actordbg.store import pack_build as build
-from actordbg.store import payload, places
+from actordbg.store import pack_build as build, payload, places
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import Pack, split_place

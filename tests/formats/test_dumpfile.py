@@ -13,8 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from plainkit import all_same, same
 
 from actordbg.base.errors import CorruptDump, StoreProblem, Unsupported

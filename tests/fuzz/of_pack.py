@@ -15,8 +15,7 @@ from actordbg.base.errors import StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dumpfile import check
 from actordbg.formats.encoding import compress
-from actordbg.store import pack_bytes as layout
-from actordbg.store import payload, places
+from actordbg.store import pack_bytes as layout, payload, places
 
 PARSERS = (layout.check_head, layout.parse_foot, layout.decode_index, layout.decompress, places.Pack.read)
 _FOLDER = work_folder()

@@ -12,8 +12,7 @@ import time
 import pytest
 import torch
 from adaptercases import dumps_of, record_here
-from patchkit import ACTOR as PLAIN
-from patchkit import OLD, facts_of, written
+from patchkit import ACTOR as PLAIN, OLD, facts_of, written
 from runkit import ROOT, python
 from typer.testing import CliRunner
 
@@ -24,8 +23,7 @@ from actordbg.capture.switch_file import write_control
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.install import patching as operate
-from actordbg.install import trailer
+from actordbg.install import patching as operate, trailer
 from actordbg.install.patch_target import find_target
 from actordbg.store.layout import Store
 

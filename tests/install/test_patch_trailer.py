@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from patchkit import ACTOR, HANDLER, SIGNALLED, stand_in
 from runkit import clean_environment
 

@@ -23,8 +23,7 @@ from actordbg.base.units import new_replay_id
 from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.compare.comparing import compare, save
 from actordbg.compare.find_truth import find_truth, wanted_rounding, wanted_truth
-from actordbg.compare.noise_floor import measure, newest_for
-from actordbg.compare.noise_floor import save as save_noise
+from actordbg.compare.noise_floor import measure, newest_for, save as save_noise
 from actordbg.dumps.bundle import open_bundle, pack_bundle
 from actordbg.judge.replay_list import listed
 from actordbg.records.journal import SPEC, TENSORS

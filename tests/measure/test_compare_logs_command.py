@@ -16,8 +16,7 @@ from typing import Any
 import logcases
 import pytest
 from casefiles import Case, cases_of
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from typer.testing import CliRunner, Result
 
 from actordbg.base.errors import EnvironmentProblem, UsageError

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from roots import ROOT, environment
 
-from benchmarks.gpu import make_kit as making
-from benchmarks.gpu import run_kit as kit
+from benchmarks.gpu import make_kit as making, run_kit as kit
 
 
 def script(text: str) -> tuple[str, ...]:

@@ -41,8 +41,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings
 from actordbg.records.comparison_record import MISMATCH, DumpComparison, Figures
 from actordbg.records.replay_record import ResultRecord
-from actordbg.reduce import handover, reduction, suspects, templates
-from actordbg.reduce import trials as running
+from actordbg.reduce import handover, reduction, suspects, templates, trials as running
 from actordbg.reduce.case import (
     ALONE,
     CRASH,

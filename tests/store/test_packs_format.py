@@ -18,17 +18,14 @@ import pytest
 import torch
 import zstandard
 from amounts import amount
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from plainkit import all_same
 
 from actordbg.base.errors import CorruptDump, NewerFormat, Refused, StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.encoding import compress
-from actordbg.store import pack_build as build
-from actordbg.store import pack_bytes as layout
-from actordbg.store import payload, places
+from actordbg.store import pack_build as build, pack_bytes as layout, payload, places
 from actordbg.store.places import Pack
 
 

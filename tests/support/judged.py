@@ -23,8 +23,7 @@ from actordbg.actor.session import open_actor
 from actordbg.compare.dump_figures import measure, unlike
 from actordbg.compare.measured_limits import Rounding
 from actordbg.compare.sides import Values
-from actordbg.compare.thresholds import applied_to
-from actordbg.compare.thresholds import judge as judge_figures
+from actordbg.compare.thresholds import applied_to, judge as judge_figures
 from actordbg.config.choices import short_dtype
 from actordbg.config.replay_config import WIDER, ReplayConfig
 from actordbg.laws.law_run import LawRun
