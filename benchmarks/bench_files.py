@@ -28,7 +28,6 @@ from pyarrow import Table, parquet  # type: ignore[import-untyped]
 
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.containers import container_of
-from actordbg.dumps.decode_child import TREE
 from actordbg.dumps.rows_import import RowFile
 from benchmarks.rows import Row, cpu_seconds_of, one_thread
 
@@ -108,7 +107,7 @@ def _compared(name: str, path: Path, read: Callable[[Path], object], note: str) 
 
 
 def _rows_of(path: Path) -> int:
-    with LegacyReader(task=TREE) as trees:
+    with LegacyReader() as trees:
         return sum(1 for _ in RowFile(path, container_of(path), {}, trees).rows())
 
 

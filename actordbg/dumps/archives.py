@@ -9,7 +9,7 @@ import io
 import math
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -58,6 +58,14 @@ def record_pickle(trees: LegacyReader, file: BinaryIO) -> Any:
     return _Revived(trees, data).value(trees.tree(data))
 
 
+def pickle_value(trees: LegacyReader, data: bytes) -> Any:
+    """Return the value of a pickle of the old recorder, with a `PlainTensor` over the file's bytes for each tensor."""
+    try:
+        return _Revived(trees, data, made=lambda tensor: tensor).value(trees.tree(data))
+    except (ValueError, TypeError, LookupError, OverflowError) as error:
+        raise corrupt(f"damaged: {error!s:.200}") from None
+
+
 def archive_value(trees: LegacyReader, file: BinaryIO) -> Any:
     """Return the value of a `torch.save` archive, with numpy arrays for its tensors."""
     with open_zip(file) as archive:
@@ -78,7 +86,7 @@ def archive_value(trees: LegacyReader, file: BinaryIO) -> Any:
 
 
 class _Revived:
-    """Replaces the places of tensors in a tree by arrays, and records by what they hold. data: the pickle.
+    """Replaces the places of tensors in a tree by what is `made` of them, and records by what they hold. data: the pickle.
 
     left: bytes of storages that may still be read. room: bytes that arrays may still take: many tensors may lie in one storage.
     """
@@ -90,7 +98,9 @@ class _Revived:
         archive: zipfile.ZipFile | None = None,
         folder: str = "",
         entries: Mapping[str, zipfile.ZipInfo] = MappingProxyType({}),
+        made: Callable[[PlainTensor], Any] = numbers_of,
     ) -> None:
+        self.made = made
         self.trees, self.data, self.archive, self.folder, self.entries = trees, data, archive, folder, entries
         self.left = MOST_BYTES
         self.room = min(MOST_BYTES, MOST_SHARES * max(len(data), sum(info.file_size for info in entries.values())))
@@ -154,21 +164,22 @@ class _Revived:
         return data.decode().encode("latin-1") if as_text else data
 
     def _array(self, described: Any) -> Any:
-        key, dtype, _, offset, shape, strides = described
+        key, dtype, elements, offset, shape, strides = described
         kind = array_dtype(dtype)
-        data = self._storage(str(key))
+        in_pickle = type(key) is int
+        data = memoryview(self.data)[key : key + elements * kind.itemsize] if in_pickle else self._storage(str(key))
         span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         if (offset + span) * kind.itemsize > len(data) or math.prod(shape) * kind.itemsize > max(len(data), 2**20):
             raise unsafe("a tensor claims more elements than its storage holds")
         values = np.ndarray(shape, kind, data, offset * kind.itemsize, [step * kind.itemsize for step in strides])
-        return self._numbers(dtype, values)
+        return self._numbers(dtype, values, tuple(strides))
 
-    def _numbers(self, dtype: str, values: Any) -> Any:
+    def _numbers(self, dtype: str, values: Any, strides: tuple[int, ...] = ()) -> Any:
         width = 4 if dtype.startswith(("bfloat", "float8")) else values.itemsize  # these become float32
         self.room -= values.size * width
         if self.room < 0:
             raise unsafe("its tensors share their storages too often: they would take many times the file's size")
-        return numbers_of(PlainTensor(dtype, values, ()))
+        return self.made(PlainTensor(dtype, values, strides))
 
     def _leaves(self, leaves: Any, storage: Any) -> dict[str, Any]:
         """Return the tensors of a TensorDict, which lie one behind another in a tensor of bytes."""

@@ -7,7 +7,7 @@ next file gets a new child.
 Example::
 
     with LegacyReader() as reader:
-        dump = reader.decode(reader.load(Path("actor_inputs_rank0_20250619_052608_430740.pkl")))
+        value = reader.tree(reader.load(Path("actor_inputs_rank0_20250619_052608_430740.pkl")))
 """
 
 from __future__ import annotations
@@ -23,29 +23,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, LaunchProblem, UnsafeInput
-from actordbg.dumps.decode import (
-    DTYPES,
-    KEYS,
-    MAX_RANK,
-    TENSORS,
-    LegacyDump,
-    check_shapes,
-    check_tensor,
-    checked_argument,
-    parse_stamp,
-)
-from actordbg.dumps.decode_child import DUMP, EXIT_AUDIT, EXIT_MEMORY, TREE
+from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY
 from actordbg.dumps.pickle_machine import corrupt, unsafe
 from actordbg.dumps.pickle_tree import KINDS, MOST_VALUES, NUMBERS
 from actordbg.formats.record_reading import strict_json
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from actordbg.dumps.decode_child import main; main(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])"
+    "from actordbg.dumps.decode_child import main; main(int(sys.argv[2]), float(sys.argv[3]))"
 )
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CAUSES = {
@@ -61,24 +49,20 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of decoding an old pickle. A genuine pickle has 0.1 to 0.2 MB and takes about a millisecond."""
+    """Limits of decoding a pickle, which may hold lists of all tokens: about a second for each million."""
 
-    file_bytes: int = 256 * 2**20
-    memory_bytes: int = 1024 * 2**20
-    cpu_seconds: float = 10.0
-    wall_seconds: float = 30.0
-    answer_bytes: int = 4 * 2**20
-
-
-OF_TREES = Limits(512 * 2**20, 4096 * 2**20, 300.0, 600.0, 1024 * 2**20)
-"""Limits of decoding the pickle of a `torch.save` archive, which holds lists of all tokens: about a second for each million."""
+    file_bytes: int = 512 * 2**20
+    memory_bytes: int = 4096 * 2**20
+    cpu_seconds: float = 300.0
+    wall_seconds: float = 600.0
+    answer_bytes: int = 1024 * 2**20
 
 
 class LegacyReader:
-    """Decodes pickles in a child process: old dumps, or with `task` TREE plain data. A context manager; not thread-safe."""
+    """Decodes pickles as plain data in a child process. A context manager; not thread-safe."""
 
-    def __init__(self, limits: Limits | None = None, task: str = DUMP) -> None:
-        self.limits, self._task = limits or (OF_TREES if task == TREE else Limits()), task
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
         self.started = 0
         """Children started so far; 1 unless files killed some."""
         self._child: subprocess.Popen[bytes] | None = None
@@ -95,19 +79,15 @@ class LegacyReader:
             if not path.is_file():
                 raise EnvironmentProblem("no such file", hint="check the path")
             with path.open("rb") as file:
-                data = file.read(self.limits.file_bytes + 1)
+                data = file.read(min(os.fstat(file.fileno()).st_size, self.limits.file_bytes) + 1)
         except OSError as error:
             raise EnvironmentProblem(f"cannot be read: {error.strerror}", hint="check its permissions") from None
         if len(data) > self.limits.file_bytes:
             raise unsafe(f"larger than {self.limits.file_bytes} bytes, which no actor dump is")
         return data
 
-    def decode(self, data: bytes) -> LegacyDump:
-        """Decode the bytes of an old pickle in the child. Raises UnsafeInput, CorruptDump, LaunchProblem."""
-        return answer_to_dump(self._answer(data), len(data))
-
     def tree(self, data: bytes) -> Any:
-        """Decode the bytes of a pickle as plain data (`pickle_tree`) in the child. Raises as `decode`."""
+        """Decode a pickle as plain data (`pickle_tree`) in the child. Raises UnsafeInput, CorruptDump, LaunchProblem."""
         try:
             answer = self._answer(data)
             end = answer.find(b"\n") % (len(answer) + 1)
@@ -138,18 +118,8 @@ class LegacyReader:
             return self._child
         hint, limits = f"check that {sys.executable} runs", self.limits
         root = str(Path(__file__).resolve().parents[2])
-        command = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-B",
-            "-c",
-            _BOOT,
-            root,
-            str(limits.memory_bytes),
-            str(limits.cpu_seconds),
-            self._task,
-        ]
+        numbers = str(limits.memory_bytes), str(limits.cpu_seconds)
+        command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, root, *numbers]
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         pipe = subprocess.PIPE
         try:
@@ -191,31 +161,6 @@ class _Numbered:
 
 _INVALID = "the decoding process sent an invalid answer"
 _ERRORS = {UnsafeInput.code: unsafe, CorruptDump.code: corrupt}
-
-
-def answer_to_dump(answer: bytes, size: int) -> LegacyDump:
-    """Return the dump that an answer about a file of `size` bytes describes, with everything checked again.
-
-    Raises the error that the child reported, or UnsafeInput if no sound child gives such an answer.
-    """
-    try:
-        data = strict_json(answer)
-        if "error" in data:
-            raise _ERRORS[data["error"]](str(data["message"]))
-        dump = msgspec.convert(data["ok"], LegacyDump)
-        known = dump.tensors.keys() <= {*TENSORS} and dump.arguments.keys() <= KEYS
-        if not known or not 0 <= dump.rank < MAX_RANK or parse_stamp(dump.stamp) != dump.timestamp:
-            raise ValueError(dump.stamp)
-        for key, tensor in dump.tensors.items():
-            if (tensor.dtype, tensor.itemsize) not in DTYPES.values():
-                raise ValueError(key)
-            check_tensor(key, tensor, size)
-        for key, value in dump.arguments.items():
-            checked_argument(key, value)
-        check_shapes(dump)
-        return dump
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise unsafe(_INVALID) from None
 
 
 def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float, most: int) -> bytes:

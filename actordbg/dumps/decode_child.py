@@ -10,10 +10,10 @@ of. Before it reads the first byte the child
 * arms a CPU timer for each file (ITIMER_PROF, whose signal kills).
 
 It gets bytes on stdin, not paths, and answers on stdout. A request is 8 bytes of length (little endian) and the file's bytes;
-an answer is 4 bytes of length and JSON, `{"ok": {...}}` or `{"error": code, "message": text}`. It is a dump, or, for the pickle
-of a `torch.save` archive, a tree (`actordbg.dumps.pickle_tree`), with its numbers in a line behind. The tensors do not travel:
-the parent has the file's bytes, and the child answers with places in them. So even a child that was taken over could only lie
-about offsets, and the parent (`child_pool.answer_to_dump`, `containers`) checks every one against the file's size.
+an answer is 4 bytes of length and JSON, `{"ok": tree}` (`actordbg.dumps.pickle_tree`) or `{"error": code, "message": text}`;
+behind a tree lie its numbers. The tensors do not travel: the parent has the file's bytes, and the child answers with places in
+them. So even a child that was taken over could only lie about offsets, and the parent (`archives`) checks every one against the
+file's size.
 
 It starts in isolated mode without site packages, so it has neither torch nor numpy, in about 30 ms. Started by
 `actordbg.dumps.child_pool`, which adds the wall-clock limit. Standard library only.
@@ -26,26 +26,22 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from actordbg.base.errors import ActordbgError
-from actordbg.dumps.decode import LegacyDump, decode
 from actordbg.dumps.pickle_tree import tree
 
-DUMP, TREE = "dump", "tree"
-"""What a pickle is read as: the dict of the old recorder, or any plain data."""
 EXIT_AUDIT = 77
 """Exit status of a child that was about to do something."""
 EXIT_MEMORY = 78
 """Exit status of a child that ran out of the memory it may have."""
 
 
-def main(memory_bytes: int, cpu_seconds: float, task: str = DUMP) -> None:
-    """Serve requests until stdin ends; never returns to an interpreter that could do more. task: what every pickle is read as."""
-    source, sink, (read, encode) = sys.stdin.buffer, sys.stdout.buffer, TASKS[task]
+def main(memory_bytes: int, cpu_seconds: float) -> None:
+    """Serve requests until stdin ends; never returns to an interpreter that could do more."""
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
     try:  # run every path once, so that nothing is imported lazily after the hook is in place
-        read(b"")
+        tree(b"")
     except ActordbgError as error:
         error_to_answer(error)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -55,7 +51,7 @@ def main(memory_bytes: int, cpu_seconds: float, task: str = DUMP) -> None:
     sys.addaudithook(_refuse)
     while len(head := source.read(8)) == 8:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        answer = _answer(source, int.from_bytes(head, "little"), lambda data: encode(read(data)))
+        answer = _answer(source, int.from_bytes(head, "little"))
         signal.setitimer(signal.ITIMER_PROF, 0)
         sink.write(len(answer).to_bytes(4, "little") + answer)
         sink.flush()
@@ -66,31 +62,18 @@ def _refuse(event: str, arguments: object) -> None:
     os._exit(EXIT_AUDIT)
 
 
-def _answer(source: BinaryIO, size: int, answer_of: Callable[[bytes], bytes]) -> bytes:
+def _answer(source: BinaryIO, size: int) -> bytes:
+    """Return the tree of the next file as a line of JSON, and behind it the bytes of its numbers; or its refusal."""
     try:
         data = source.read(size)
-        return answer_of(data) if len(data) == size else b""
+        if len(data) < size:
+            return b""
+        value, numbers = tree(data)
+        return json.dumps({"ok": value}).encode() + b"\n" + numbers
     except ActordbgError as error:
         return error_to_answer(error)
     except MemoryError:
         os._exit(EXIT_MEMORY)
-
-
-def dump_to_answer(dump: LegacyDump) -> bytes:
-    """Encode a decoded dump as JSON. Plain dicts by hand: `asdict` calls `id`, which the child's audit hook forbids."""
-    tensors = {name: vars(tensor) for name, tensor in dump.tensors.items()}
-    return json.dumps({"ok": {**vars(dump), "tensors": tensors}}).encode()
-
-
-def tree_to_answer(tree: tuple[object, bytearray]) -> bytes:
-    """Encode plain data as a line of JSON, and behind it the bytes of its numbers."""
-    return json.dumps({"ok": tree[0]}).encode() + b"\n" + tree[1]
-
-
-TASKS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
-    DUMP: (lambda data: decode(data), dump_to_answer), TREE: (tree, tree_to_answer),
-}  # fmt: skip
-"""How each task reads a pickle, and encodes what it read."""
 
 
 def error_to_answer(error: ActordbgError) -> bytes:

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.tables import Damaged
+from actordbg.dumps.archives import pickle_value
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.containers import PICKLE, UNKNOWN, container_of
-from actordbg.dumps.decode import LegacyDump, parse_stamp
-from actordbg.dumps.decode_child import TREE
+from actordbg.dumps.decode import old_call, parse_stamp
 from actordbg.dumps.pickle_machine import corrupt
 from actordbg.dumps.rows_import import MOST_JUDGED, MOST_REPLAYED, RowFile, problem_of
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id
@@ -92,8 +92,8 @@ def import_paths(
     files = find_files(paths)
     if store.exists():
         store.require()
-    with LegacyReader() as reader, LegacyReader(task=TREE) as trees:
-        job = _Import(store, reader, trees, run, columns)
+    with LegacyReader() as trees:
+        job = _Import(store, trees, run, columns)
         for path in files:
             on_file(job.take(path))
     return job.summary
@@ -107,8 +107,8 @@ def read_paths(
     on_file: Callable[[str | None], object] = lambda dump_id: None,
 ) -> ImportSummary:
     """Hand the dumps of files to `give`, with many rows each, instead of importing them. The rest is as of `import_paths`."""
-    with LegacyReader() as reader, LegacyReader(task=TREE) as trees:
-        job = _Import(None, reader, trees, None, columns, give)
+    with LegacyReader() as trees:
+        job = _Import(None, trees, None, columns, give)
         for path in find_files(paths):
             on_file(job.take(path))
     return job.summary
@@ -117,8 +117,8 @@ def read_paths(
 def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
     """Return the dump of each pickle, imported into the store unless it is there. CorruptDump for a pickle that is refused."""
     store.create()
-    with LegacyReader() as reader, LegacyReader(task=TREE) as trees:
-        job = _Import(store, reader, trees, None)
+    with LegacyReader() as trees:
+        job = _Import(store, trees, None)
         ids = [job.take(path) for path in pickles]
     if job.summary.refused:
         first = job.summary.refused[0]
@@ -173,13 +173,12 @@ class _Import:
     def __init__(
         self,
         store: Store | None,
-        reader: LegacyReader,
         trees: LegacyReader,
         run: str | None,
         columns: Mapping[str, str] = MappingProxyType({}),
         give: Give | None = None,
     ) -> None:
-        self.store, self.reader, self.trees, self.run, self.columns = store, reader, trees, run, dict(columns)
+        self.store, self.trees, self.run, self.columns = store, trees, run, dict(columns)
         self.give, self.most = give or self._publish, MOST_JUDGED if give else MOST_REPLAYED
         self.known = {dump_id_of(place) for place in places_of(store)} if store else set[str]()
         self.by_content = {dump_id.partition("-")[2]: dump_id for dump_id in self.known}
@@ -247,50 +246,35 @@ class _Import:
 
     def _pickle(self, path: Path) -> None:
         """Import a pickle of the old recorder."""
-        data = self.reader.load(path)
+        data = self.trees.load(path)
+        if data[:1] != b"\x80":
+            raise corrupt("not a pickle: those of an actor dump begin with the byte 0x80")
         sha256 = hashlib.sha256(data).hexdigest()
         named = _NAME.search(path.name)
         timestamp = parse_stamp(named[2]) if named else None
         if timestamp and (expected := import_id(timestamp, sha256)) in self.known:
             self._there(expected)
             return
-        dump = self.reader.decode(data)
-        dump_id = import_id(dump.timestamp, sha256)
+        call = old_call(pickle_value(self.trees, data))
+        dump_id = import_id(call.timestamp, sha256)
         if dump_id in self.known:
             self._there(dump_id)
             return
         run = self.run or run_name(path)
-        tensors = to_tensors(data, dump)
-        mask, action = tensors.get("attention_mask"), dump.tensors.get("action_mask")
-        batch, length = dump.tensors["sequences"].shape
+        mask, action = call.tensors.get("attention_mask"), call.tensors.get("action_mask")
+        batch, length = call.tensors["sequences"].values.shape
         record = DumpRecord(
             dump_id=dump_id,
             run=run,
-            rank=dump.rank,
-            timestamp=dump.timestamp,
+            rank=call.rank,
+            timestamp=call.timestamp,
             batch_size=batch,
             seq_len=length,
             tokens=mask.nonzero if mask is not None else batch * length,
             source=IMPORTED,
-            action_len=action.shape[1] if action is not None else None,
-            arguments=dict(dump.arguments),
+            action_len=action.values.shape[1] if action is not None else None,
+            arguments=dict(call.arguments),
             origin={"name": path.name},  # the id holds the first 16 digits of its SHA-256
         )
-        self._put(record, tensors)
+        self._put(record, call.tensors)
         self.summary.bytes_read += len(data)
-
-
-def to_tensors(data: bytes, dump: LegacyDump) -> dict[str, PlainTensor]:
-    """Return the tensors of a decoded pickle (dtype, shape and strides as pickled) over the file's bytes."""
-    import numpy as np
-
-    from actordbg.formats.encoding import PlainTensor, array_dtype
-
-    tensors = {}
-    for name, tensor in dump.tensors.items():
-        kind = array_dtype(tensor.dtype)
-        values = np.ndarray(tensor.shape, kind, data, tensor.start, [step * kind.itemsize for step in tensor.strides])
-        if tensor.dtype == "bool" and max(data[tensor.start : tensor.start + tensor.span], default=0) > 1:
-            raise corrupt(f"{name} is boolean and holds something other than 0 and 1")
-        tensors[name] = PlainTensor(tensor.dtype, values, tensor.strides)
-    return tensors

@@ -102,13 +102,13 @@ class Machine:
 
     def __init__(self, data: bytes, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
         self.data, self.position, self.end, self.names = data, start, end, names
-        self.stack: list[object] = []
-        self.marks: list[list[object]] = []
-        self.memo: dict[int, object] = {}
+        self.stack: list[object]
+        self.marks: list[list[object]]
+        self.memo: dict[int, object]
 
     def run(self) -> object:
-        """Return the pickled value as plain data. Raises UnsafeInput or CorruptDump, and nothing else."""
-        data = self.data
+        """Return the next pickled value as plain data. Raises UnsafeInput or CorruptDump, and nothing else."""
+        data, self.stack, self.marks, self.memo = self.data, [], [], {}
         for _ in range(self.most_opcodes):
             if self.position >= self.end:
                 raise corrupt("truncated: it ends before the pickle does")

@@ -1,11 +1,22 @@
-"""The pickle of a `torch.save` archive as a tree of plain data, read by the inert machine: tensors are places in the archive.
+"""A pickle, alone or of a `torch.save` archive, as a tree of plain data, read by the inert machine: tensors are places in it.
 
-A trainer's debug file holds dicts, lists, numbers, texts and tensors, millions of values. `tree` reads them with the machine
-that reads old pickles, with larger limits and the opcodes that such files need. A tensor becomes `{TENSOR: [storage, dtype,
-elements, offset, shape, strides]}`, a TensorDict `{PACKED: [its leaves, the tensor of their bytes]}`, an object of a class in
+A trainer's debug file holds dicts, lists, numbers, texts and tensors, millions of values. A tensor becomes `{TENSOR: [storage,
+dtype, elements, offset, shape, strides]}`; its storage is the name of a member of the archive or, in a pickle alone, the place of
+its first byte. A TensorDict becomes `{PACKED: [its leaves, the tensor of their bytes]}`, an object of a class in
 `RECORDS` `{RECORD: [its class, its state]}`, bytes `{BYTES: [start, end, whether as text]}`: their place. Numpy arrays of
 numbers and dtypes become `{LEFT_OUT: what}`: nothing is looked up. A mention of anything else, such as `os.system` or another
 class of a trainer, refuses the file.
+
+The storage of a tensor in a pickle alone is a blob that `torch.storage._load_from_bytes` would be given, in torch's pre-2020 file
+format. It is read without torch, and its pickles go through the same inert machine, so a nested attack meets the same wall::
+
+    pickle     0x1950a86a20f9469cfc6c                            magic number
+    pickle     1001                                              protocol version
+    pickle     {"protocol_version", "little_endian", "type_sizes"}
+    pickle     persistent id ("storage", torch.LongStorage, key, "cpu", numel, None)
+    pickle     [key]                                             storages that follow
+    8 bytes    numel, little endian
+    ...        numel * itemsize bytes of elements, to the end of the blob
 
 Long lists of numbers are read at once, and become `{NUMBERS: [[kind, start, count], ...]}`: places in bytes beside the tree.
 
@@ -20,9 +31,21 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from actordbg.dumps.decode import DTYPES
 from actordbg.dumps.pickle_machine import STEPS, Machine, Name, Persistent, PickleCall, Span, corrupt, unsafe
 
+DTYPES: dict[str, tuple[str, int]] = {
+    "BoolStorage": ("bool", 1),
+    "ByteStorage": ("uint8", 1),
+    "CharStorage": ("int8", 1),
+    "ShortStorage": ("int16", 2),
+    "IntStorage": ("int32", 4),
+    "LongStorage": ("int64", 8),
+    "HalfStorage": ("float16", 2),
+    "BFloat16Storage": ("bfloat16", 2),
+    "FloatStorage": ("float32", 4),
+    "DoubleStorage": ("float64", 8),
+}
+"""torch's storage classes that a file may mention: logical dtype and bytes per element."""
 TENSOR, LEFT_OUT, PACKED, RECORD, BYTES = "$tensor", "$left out", "$packed", "$record", "$bytes"
 NUMBERS = "$numbers"
 KINDS = {"u1": 1, "i4": 4, "f8": 8}
@@ -31,6 +54,10 @@ MOST_VALUES = 2**25
 """Values of a tree: bounded while it is walked, because values may contain each other many times through the memo."""
 MOST_LEVELS = 16
 _REBUILD = "torch._utils._rebuild_tensor_v2"
+_LOAD = "torch.storage._load_from_bytes"
+_STORAGES = frozenset(("torch", name) for name in DTYPES)
+_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+_PROTOCOL_VERSION = 1001
 _PACKED = "tensordict._reductions._rebuild_tensordict_files_consolidated"
 VERL = "verl.protocol.DataProto"
 SKYRL = "skyrl.backends.skyrl_train.training_batch._rebuild_tensor_batch"
@@ -43,6 +70,7 @@ _PLAIN = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16"
 NAMES = frozenset(
     [
         ("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict"), ("_codecs", "encode"),
+        ("torch.storage", "_load_from_bytes"),
         ("numpy", "ndarray"), ("numpy", "dtype"), *(("torch", name) for name in (*DTYPES, *_PLAIN)),
         ("tensordict._reductions", "_rebuild_tensordict_files_consolidated"),
         ("skyrl.backends.skyrl_train.training_batch", "TrainingInputBatch"),
@@ -158,14 +186,14 @@ def tree(data: bytes) -> tuple[object, bytearray]:
     value = machine.run()
     if machine.position != len(data):
         raise corrupt(f"{len(data) - machine.position} bytes after the end of the pickle")
-    return _Walk(machine.numbers).plain(value, 0), machine.numbers
+    return _Walk(machine).plain(value, 0), machine.numbers
 
 
 class _Walk:
     """Copies a value of the machine as plain data. left: how many more values it may have."""
 
-    def __init__(self, numbers: bytearray) -> None:
-        self.numbers, self.left = numbers, MOST_VALUES
+    def __init__(self, machine: TreeMachine) -> None:
+        self.data, self.numbers, self.left = machine.data, machine.numbers, MOST_VALUES
 
     def plain(self, value: object, level: int) -> object:
         """Return a copy without notes, in which nothing is shared."""
@@ -191,7 +219,9 @@ class _Walk:
     def _call(self, call: PickleCall, level: int) -> object:
         function, arguments = str(call.function), call.arguments
         if function == _REBUILD:
-            return {TENSOR: _tensor(call)}
+            return {TENSOR: _tensor(call, self.data)}
+        if function == _LOAD:
+            raise unsafe(f"asks to call {function}, which does not belong there")
         if function == _PACKED:
             return {PACKED: [self.plain(part, level + 1) for part in _packed(call)]}
         if function in RECORDS:
@@ -229,18 +259,52 @@ def _packed(call: PickleCall) -> tuple[object, object]:
     return about["leaves"], storage
 
 
-def _tensor(call: PickleCall) -> list[object]:
+def _tensor(call: PickleCall, data: bytes) -> list[object]:
     """Describe a tensor of `_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`."""
     if len(call.arguments) not in (6, 7):
         raise corrupt(f"a tensor is rebuilt with {len(call.arguments)} arguments")
     storage, offset, shape, strides, *_ = call.arguments
-    identity = storage.identity if isinstance(storage, Persistent) else None
-    if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
-        raise unsafe("a tensor holds something that is not a storage")
-    _, kind, key, _, elements = identity
-    dtype = DTYPES.get(kind.name) if isinstance(kind, Name) and kind.module == "torch" else None
+    blob = storage.arguments[0] if isinstance(storage, PickleCall) and len(storage.arguments) == 1 else None
+    if isinstance(blob, Span) and str(storage.function) == _LOAD:  # type: ignore[attr-defined]
+        key, dtype, elements = _in_blob(data, blob)
+    else:
+        identity = storage.identity if isinstance(storage, Persistent) else None
+        if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
+            raise unsafe("a tensor holds something that is not a storage")
+        _, kind, key, _, elements = identity
+        dtype = DTYPES[kind.name][0] if isinstance(kind, Name) and (kind.module, kind.name) in _STORAGES else ""
+        dtype = dtype if type(key) is str and key.isalnum() else ""
     sizes = [*shape, *strides, offset, elements] if type(shape) is tuple and type(strides) is tuple else [None]
-    plain = type(key) is str and key.isalnum() and all(type(size) is int and 0 <= size < 2**48 for size in sizes)
-    if dtype is None or not plain or len(shape) != len(strides) or len(shape) > 8:  # type: ignore[arg-type]
+    plain = all(type(size) is int and 0 <= size < 2**48 for size in sizes)
+    if not dtype or not plain or len(shape) != len(strides) or len(shape) > 8:  # type: ignore[arg-type]
         raise corrupt("a tensor is not described as torch describes it")
-    return [key, dtype[0], elements, offset, list(shape), list(strides)]  # type: ignore[call-overload]
+    return [key, dtype, elements, offset, list(shape), list(strides)]  # type: ignore[call-overload]
+
+
+def _in_blob(data: bytes, blob: Span) -> tuple[int, str, int]:
+    """Return the first byte, dtype and elements of the storage in `data[blob.start:blob.end]`."""
+    machine = Machine(data, blob.start, blob.end, _STORAGES)
+    magic, version, system, identity, keys = (machine.run() for _ in range(5))
+    if type(magic) is not int or magic != _MAGIC_NUMBER:
+        raise unsafe("the storage blob does not begin with torch's magic number")
+    if type(version) is not int or version != _PROTOCOL_VERSION:
+        raise corrupt("the storage blob's protocol version is not 1001")
+    if type(system) is not dict or system.get("little_endian") is not True:
+        raise corrupt("the storage blob was not written on a little-endian machine")
+    named = identity.identity if isinstance(identity, Persistent) else None
+    if type(named) is not tuple or len(named) != 6 or named[0] != "storage":
+        raise unsafe("the storage blob holds something that is not a storage")
+    _, kind, key, _, elements, view = named
+    if not isinstance(kind, Name) or type(key) is not str or type(elements) is not int or view is not None:
+        raise corrupt("the storage is not described as torch describes it")
+    if keys != [key]:
+        raise corrupt("the storage header announces storages other than its own")
+    dtype, itemsize = DTYPES[kind.name]
+    stored, present = machine.number(8, signed=True), blob.end - machine.position
+    if elements < 0 or stored != elements:
+        raise unsafe(f"a storage announces {elements} elements, then {stored}")
+    if elements * itemsize > max(present, 2**31):
+        raise unsafe(f"a storage claims {elements * itemsize} bytes, {present} are there")
+    if elements * itemsize != present:
+        raise corrupt(f"truncated: a storage of {elements * itemsize} bytes, {present} are there")
+    return machine.position, dtype, elements

@@ -22,7 +22,6 @@ from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported
 from actordbg.dumps import pickle_tree
 from actordbg.dumps.child_pool import LegacyReader, _Numbered
 from actordbg.dumps.containers import TSV_HEAD
-from actordbg.dumps.decode_child import TREE
 from actordbg.dumps.importer import import_paths
 from actordbg.formats.dump_record import LOSS
 from actordbg.measure.log_exports import _figures
@@ -236,7 +235,7 @@ def test_long_lists_of_numbers_arrive_as_they_are_and_places_are_checked():
         "ids": [*range(-9, 300), 70_000] * 5, "mask": [0, 1] * 900, "log_probs": [-0.5, float("nan"), 1e300] * 500,
         "late": [7] * 1000 + [2**20] * 40, "holes": [0.5] * 1000 + [None] + [2] * 20,
     }  # fmt: skip
-    with LegacyReader(task=TREE) as trees:
+    with LegacyReader() as trees:
         read = trees.tree(pickle.dumps([values, values["ids"]], 2))
     np.testing.assert_equal(read, [values, values["ids"]])
     for run in (["u1", 0, 3], ["f8", 0, 1], ["u1", -1, 1], ["u1", 1, -1]):

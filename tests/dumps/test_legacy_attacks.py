@@ -20,11 +20,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from oldpickles import decode
 from roots import ROOT
 
 from actordbg.base.errors import ActordbgError, UnsafeInput
 from actordbg.dumps.child_pool import LegacyReader, Limits
-from actordbg.dumps.decode import decode
 from actordbg.dumps.decode_child import EXIT_AUDIT
 from actordbg.dumps.importer import import_paths
 from actordbg.dumps.pickle_machine import MAX_OPCODES
@@ -164,7 +164,8 @@ def outside(code: str, data: bytes, *arguments: str) -> subprocess.CompletedProc
 AUDITED = """if True:
     import json, sys
     from actordbg.base.errors import ActordbgError
-    from actordbg.dumps.decode import decode
+    sys.path.insert(0, 'tests/support')
+    from oldpickles import decode
     import pickle
     files = pickle.loads(sys.stdin.buffer.read())     # trusted: the test's own dict of bytes
     read = pickle.loads if sys.argv[1] == 'pickle' else decode
@@ -245,7 +246,7 @@ def test_an_import_refuses_every_attack_by_name_and_takes_the_rest(store, tmp_pa
 
 @pytest.mark.parametrize("act", ["open('/dev/null')", "__import__('os').system('true')", "exec('1')", "__import__('wave')"])
 def test_a_child_that_were_taken_over_ends_at_the_first_audited_event(act: str):
-    code = f"import actordbg.dumps.decode_child as child; child.decode = lambda data: {act}; child.main(2**30, 10.0)"
+    code = f"import actordbg.dumps.decode_child as child; child.tree = lambda data: data and {act}; child.main(2**30, 10.0)"
     done = outside(code, len(genuine()).to_bytes(8, "little") + genuine())
     assert done.returncode == EXIT_AUDIT and done.stdout == b""
 
@@ -262,14 +263,14 @@ def test_a_child_that_were_taken_over_ends_at_the_first_audited_event(act: str):
 def test_a_file_that_takes_too_much_is_refused_and_the_next_one_is_read(limits: Limits, data: bytes | None, said: str):
     with LegacyReader(limits) as reader:
         if data is None:
-            reader.decode(genuine())
+            reader.tree(genuine())
             assert reader._child is not None
             os.kill(reader._child.pid, signal.SIGSTOP)
         with pytest.raises(UnsafeInput, match=said):
             for _ in range(50):
-                reader.decode(data or genuine())
+                reader.tree(data or genuine())
         reader.limits = Limits()
-        assert reader.decode(genuine()).rank == 0
+        assert reader.tree(genuine())["rank"] == 0
         assert reader.started == 2
 
 

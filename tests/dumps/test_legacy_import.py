@@ -59,7 +59,7 @@ def test_nothing_is_imported_twice_however_it_is_called(store, pickles, tmp_path
     (tmp_path / "elsewhere").mkdir()
     copy = shutil.copy(first, tmp_path / "elsewhere" / "renamed.pkl")
     assert import_paths(store, [Path(copy)], run="another").present == 1
-    monkeypatch.setattr("actordbg.dumps.child_pool.LegacyReader.decode", None)  # a known name is not even decoded
+    monkeypatch.setattr("actordbg.dumps.child_pool.LegacyReader.tree", None)  # a known name is not even decoded
     summary = import_paths(store, [pickles])
     assert (summary.added, summary.present, summary.refused) == (0, 4, [])
     assert {path: path.stat().st_mtime_ns for path in store.iter_dumps()} == before
