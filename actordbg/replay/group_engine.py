@@ -210,6 +210,8 @@ class WarmGroups:
             if fits and not launched.ended():
                 launched.announce(before, work)
                 return launched
+            if not launched.ended() and launched.fork(config, before, work):
+                return launched
             launched.end()
         return self.launcher(config, group, work)
 

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -34,9 +34,9 @@ from actordbg.base.processes import DeathWatch, end_session, state_of
 from actordbg.config import consent
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
-from actordbg.formats.store_files import open_regular
+from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.replay.rank_launcher import NodeShare, variables
-from actordbg.replay.work_order import announce
+from actordbg.replay.work_order import WorkOrder, announce
 from actordbg.replay.worker_logs import LAUNCHER_LOG, take_stacks
 
 WORKER_MODULE = "actordbg.replay.worker"
@@ -99,6 +99,10 @@ class Running(Protocol):
     def announce(self, before: Path, following: Path | None) -> None:
         """Give the waiting group, which finished `before`, its next order; None: it may leave."""
 
+    def fork(self, config: ReplayConfig, before: Path, following: Path) -> bool:
+        """Let the waiting group leave, and its launcher run the order in a new process; return whether it can."""
+        return False
+
     def watch(self, identity: tuple[int, int]) -> None:
         """Watch a worker that has booted, with this pid and start time."""
         return None
@@ -114,11 +118,14 @@ class Running(Protocol):
 
 @dataclass
 class Launched(Running):
-    """A group on this machine. `process`: the launcher, a session leader. `mark`: in the environment of all its processes."""
+    """A group on this machine. `process`: the launcher, a session leader. `mark`: in the environment of all its processes.
+    template: the model whose replays the launcher forks workers for, if it does.
+    """
 
     process: subprocess.Popen[bytes]
     mark: str | None = None
     log: Path = Path()
+    template: str = ""
     _deaths: DeathWatch = field(default_factory=DeathWatch)
 
     @property
@@ -143,6 +150,13 @@ class Launched(Running):
             self._deaths.clear()
         announce(before, following)
 
+    def fork(self, config: ReplayConfig, before: Path, following: Path) -> bool:
+        if config.model != self.template or config.nproc != 1:
+            return False
+        self._deaths.clear()
+        announce(before, following, LAUNCHERS[config.backend])
+        return True
+
     def watch(self, identity: tuple[int, int]) -> None:
         self._deaths.add(*identity)
 
@@ -160,10 +174,13 @@ def groups_of(config: ReplayConfig) -> list[Group]:
 
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
     """Start the workers of `group` on a work order. Their launcher writes `launcher.log` next to that file."""
-    share = NodeShare(group.start, len(group), port=free_port())
+    alone = LAUNCHERS[config.backend] != "python" and config.nproc == 1 and module == WORKER_MODULE
+    forks = alone and not gather_facts().gpus and WorkOrder.from_json(read_regular(work)).stay
+    share = NodeShare(group.start, len(group), port=free_port(), forks=forks)
     environment = child_environment(config, os.environ)
     given = consent.arguments(config.model)
-    return launch_share(config, share, work, [module, *given], environment=environment, log=work.parent / LAUNCHER_LOG)
+    launched = launch_share(config, share, work, [module, *given], environment=environment, log=work.parent / LAUNCHER_LOG)
+    return replace(launched, template=config.model if forks else "")
 
 
 def launch_share(
