@@ -22,7 +22,8 @@ NAMES = {
     "ids": "token ids", "attention_mask": "real tokens", "action_mask": "actions", "log_probs": "log-probs of the trainer",
     "old_log_probs": "old log-probs", "rollout_log_probs": "log-probs of the rollout",
     "base_action_log_probs": "log-probs of the reference", "advantages": "advantages", "returns": "returns", "values": "values",
-    "entropy": "entropies", "rewards": "rewards", "step": "step", "rank": "rank", "response_length": "length of the response",
+    "entropy": "entropies", "rewards": "rewards", "step": "step", "rank": "rank", "truncated": "whether it was cut off",
+    "ranks": "ranks that have rows of their own", "response_length": "length of the response",
     "length": "length of the row", "sample_mask": "rows that count",
 }  # fmt: skip
 LEARNED = frozenset(("log_probs", "advantages"))
@@ -33,10 +34,16 @@ LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
     "end": (frozenset(),),
     "alignment": (frozenset(("log_probs", "rollout_log_probs")),), "rows": (frozenset(("log_probs", "rollout_log_probs")),),
     "placeholder": (frozenset(("log_probs", "rollout_log_probs")),), "duplicates": tuple(frozenset((name,)) for name in LEARNED),
+    "first action": (frozenset(("advantages",)), frozenset(("rewards",))),
     "advantages": (frozenset(("advantages",)),), "advantage of a row": (frozenset(("advantages", "rewards")),),
     "rewards": (frozenset(("advantages", "rewards")),),
 }  # fmt: skip
 """The laws that a file can be asked, each with the parts that it needs, one set or another."""
+OF_SOME_ROWS = {
+    "environment": ("rows of several turns", {"log_probs", "rollout_log_probs"}),
+    "cut off": ("rows that were cut off, with the rewards of a verifier", {"truncated", "rewards"}),
+}
+"""Laws that need rows of a kind, which not every file has, and the parts that they need."""
 OF_ESTIMATOR = {"verl": ("bound",), "openrlhf": ("bound",)}
 """Laws that depend on the estimator of advantages, which a file does not name: GRPO's divides by a group's deviation."""
 
@@ -60,13 +67,16 @@ def layouts_markdown() -> str:
             lines += [f"| `{ALIGN}` | `own` (the usual), `next` |", "", layout.notes, ""]
             continue
         lacks = [
-            NAMES[part] for part in PARTS if part not in (*layout.parts, RESPONSE, "length", "sample_mask", "attention_mask")
+            NAMES[part]
+            for part in PARTS
+            if part not in (*layout.parts, RESPONSE, "length", "sample_mask", "attention_mask", "ranks")
         ]
-        others = [law.name for law in LAWS if law.name not in asked(layout)]
+        some = {name: kind for name, (kind, needs) in OF_SOME_ROWS.items() if needs <= {*layout.parts}}
+        others = [law.name for law in LAWS if law.name not in (*asked(layout), *some)]
         lines += [
             f"- holds: {', '.join(f'{NAMES[part]} (`{layout.fields[part]}`)' for part in layout.parts)}",
             f"- lacks: {', '.join(lacks)}; settings, weights and the order of calls",
-            f"- laws that judge it: {', '.join(asked(layout))}",
+            f"- laws that judge it: {', '.join([*asked(layout), *(f'{name} ({kind})' for name, kind in some.items())])}",
             f"- laws that cannot judge it: {', '.join(others)}",
             f"- {layout.notes}",
             "",

@@ -29,7 +29,7 @@ OF_TOKENS = (
     "entropy",
 )  # fmt: skip
 """Parts of a row that have a value for each token, or for each token of its response."""
-OF_ROWS = ("rewards", "step", "rank")
+OF_ROWS = ("rewards", "truncated", "step", "rank", "ranks")
 PARTS = (IDS, ATTENTION, *OF_TOKENS, *OF_ROWS, RESPONSE, LENGTH, SAMPLE)
 ALIGN, NEXT, OWN = "align", "next", "own"
 MOST_TOKENS = 2**23
@@ -42,7 +42,8 @@ Fields: TypeAlias = Mapping[str, Any]
 @dataclass
 class FileRow:
     """A row of a file. ids: its real tokens [T]. values: by part, [L] with L <= T, of its last L tokens. odd: parts whose values
-    do not fit it. number: its place in the file.
+    do not fit it. number: its place in the file. ranks: how many ranks have rows of their own, if that is known. of_row: its
+    reward, and whether it was cut off, where they are known.
     """
 
     ids: Values
@@ -50,7 +51,8 @@ class FileRow:
     number: int = 0
     step: int | None = None
     rank: int = 0
-    reward: float | None = None
+    ranks: int | None = None
+    of_row: dict[str, float] = field(default_factory=dict)
     odd: dict[str, Values] = field(default_factory=dict)
 
 
@@ -122,9 +124,9 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     if len(tokens) < 2:
         return None
     cut[MASK] = _mask(cut, tokens, response) * (float(np.ravel(given[SAMPLE])[0]) if SAMPLE in given else 1.0)
-    reward = _one(given.get("rewards"))
-    step, rank = (_whole(given.get(name)) for name in ("step", "rank"))
-    return FileRow(tokens, cut, number, step=step, rank=rank or 0, reward=reward, odd=odd)
+    of_row = {name: value for name in ("rewards", "truncated") if (value := _one(given.get(name))) is not None}
+    step, rank, ranks = (_whole(given.get(name)) for name in ("step", "rank", "ranks"))
+    return FileRow(tokens, cut, number, step=step, rank=rank or 0, ranks=ranks, of_row=of_row, odd=odd)
 
 
 def _lengths(layout: FileLayout, values: Mapping[str, Values], total: int, response: int | None) -> set[int]:

@@ -36,8 +36,12 @@ from actordbg.dumps.file_rows import (
 from actordbg.dumps.pickle_tree import MOLT, OPENRLHF, SKYRL, VERL
 
 
-def _samples(content: Fields) -> Iterator[Fields]:
-    yield from content["samples"]
+def _of_slime(content: Fields) -> Iterator[Fields]:
+    """Add whether a sample was cut off, where it has a status; and how many ranks a training divided the samples among."""
+    ranks = {each["data_parallel_rank"] for each in content.get("dp_shards", ())}
+    for row in content["samples"]:
+        ends = {"truncated": row["status"] != "completed"} if "status" in row else {}
+        yield {**row, **ends, "ranks": len(ranks) or None}
 
 
 def _transposed(content: Fields, ids: str = "tokens") -> Iterator[Fields]:
@@ -140,6 +144,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "base_action_log_probs": ("base_action_log_probs", "ref_log_probs", "ref_logprobs", "ref_log_prob", "ref_per_token_logps"),
     "advantages": ("advantages",), "returns": ("returns",), "values": ("values",), "entropy": ("entropy", "entropys"),
     "rewards": ("rewards", "reward", "score"), "step": ("step", "global_step"), "rank": ("rank",),
+    "truncated": ("truncated", "is_truncated"),
     RESPONSE: ("response_length", "response_lengths"), LENGTH: ("length", "input_lengths", "total_length"),
 }  # fmt: skip
 """The field's usual names of each part, by which a plain table is read."""
@@ -147,7 +152,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 _TRAINED = {
     IDS: "tokens", RESPONSE: "response_lengths", MASK: "loss_masks", "log_probs": "log_probs",
     "rollout_log_probs": "rollout_log_probs", "base_action_log_probs": "ref_log_probs", "advantages": "advantages",
-    "returns": "returns", "values": "values", "entropy": "entropy", "rewards": "rewards",
+    "returns": "returns", "values": "values", "entropy": "entropy", "rewards": "rewards", "truncated": "truncated",
 }  # fmt: skip
 """Fields of the rows that slime and miles train on."""
 _EXPERIENCE = {
@@ -161,16 +166,16 @@ LAYOUTS = (
         f"{_SLIME} slime/observability/rollout_data_utils.py, slime/utils/types.py; {_MILES} miles/ray/rollout/debug_data.py",
         frozenset(("rollout_id", "samples")),
         {IDS: "tokens", RESPONSE: "response_length", MASK: "loss_mask", "rollout_log_probs": "rollout_log_probs",
-         "rewards": "reward"},
-        container=ARCHIVE, rows=_samples, step=_rollout,
+         "rewards": "reward", "truncated": "truncated"},
+        container=ARCHIVE, rows=_of_slime, step=_rollout,
         notes="Masks and log-probs cover the response. Both may be None: a mask that is None counts all of it. Aborted samples "
         "are in it. Rows of an evaluation look the same: only the file's name says `eval_`. So no row is judged as trained on.",
     ),
     FileLayout(
         "slime-train", "slime: --save-debug-train-data",
         f"{_SLIME} slime/observability/train_data_utils.py, slime/backends/megatron_utils/actor.py",
-        frozenset(("format_version", "samples", "dp_shards")), {**_TRAINED, "rank": "data_parallel_rank"},
-        container=ARCHIVE, rows=_samples, step=_rollout,
+        frozenset(("format_version", "samples", "dp_shards")), {**_TRAINED, "rank": "data_parallel_rank", "ranks": "ranks"},
+        container=ARCHIVE, rows=_of_slime, step=_rollout,
         notes="`log_probs` are the policy's before the first update of the rollout, or of the training's own forward. `rewards` "
         "are those that were trained on: after the normalization of groups.",
     ),
@@ -204,7 +209,7 @@ LAYOUTS = (
     FileLayout(
         "openrlhf", "OpenRLHF: torch.save(experiences, PATH) of your own",
         "openrlhf 0.9.10 to 0.11.2 openrlhf/trainer/ppo_utils/experience.py", frozenset((OPENRLHF, "sequences")),
-        {**_EXPERIENCE, "rollout_log_probs": "rollout_log_probs", "rewards": "rewards"},
+        {**_EXPERIENCE, "rollout_log_probs": "rollout_log_probs", "rewards": "rewards", "truncated": "truncated"},
         container=ARCHIVE, rows=partial(_of_table, "sequences"),
         notes="OpenRLHF has no option that writes them. `action_log_probs` are the policy's before the update.",
     ),
@@ -212,7 +217,7 @@ LAYOUTS = (
         "molt", "Molt: --train.rollout_dump_dir (rollout_stepN.pt)",
         "molt-rl 0.2.1 molt/trainer/algorithm/experience.py, molt/trainer/rl_trainer.py", frozenset((MOLT, "sequences")),
         {IDS: "sequences", ATTENTION: "attention_mask", MASK: "action_mask", "rollout_log_probs": "rollout_log_probs",
-         "rewards": "rewards"},
+         "rewards": "rewards", "truncated": "truncated"},
         container=ARCHIVE, rows=partial(_of_table, "sequences"), step=partial(_step_in_name, "rollout_step", 0),
         notes="As sampled: before the trainer scores rows, so without its log-probs and advantages.",
     ),

@@ -121,18 +121,18 @@ class RowFile:
         assert self.layout is not None
         first, arrays, about = rows[0], _padded(rows), {"name": self.path.name, "layout": self.layout.name, "row": rows[0].number}
         given = {name: arrays.pop(name) for name in ("sequences", "attention_mask", MASK)}
-        rewards = {CONTEXT + "rewards": np.array([row.reward for row in rows])} if first.reward is not None else {}
+        of_rows = {CONTEXT + name: np.array([row.of_row[name] for row in rows]) for name in first.of_row}
         if learned := bool({"log_probs", "advantages"} & arrays.keys()):
             shown = {"log_probs": "action_log_probs", "entropy": "entropy"} if "log_probs" in arrays else {}
             beside = {
                 OUTPUT_PREFIX + new: arrays[name] for name, new in shown.items() if name in arrays and name not in first.odd
             }
         else:
-            beside = {CONTEXT + name: values for name, values in arrays.items()} | rewards
+            beside = {CONTEXT + name: values for name, values in arrays.items()} | of_rows
         (batch, length), actions = given["sequences"].shape, given[MASK].shape[1]
         common: dict[str, Any] = {
-            "rank": first.rank, "step": first.step, "source": IMPORTED, "timestamp": self._time, "batch_size": batch,
-            "seq_len": length, "tokens": int(given["attention_mask"].sum()), "action_len": actions,
+            "rank": first.rank, "world_size": first.ranks, "step": first.step, "source": IMPORTED, "timestamp": self._time,
+            "batch_size": batch, "seq_len": length, "tokens": int(given["attention_mask"].sum()), "action_len": actions,
             "actor": {"trainer": self.layout.name, "adapter": self.layout.name}, "origin": about, "run": "",
         }  # fmt: skip
         lacks = self.layout.lacks
@@ -140,10 +140,10 @@ class RowFile:
         forward = DumpRecord(dump_id=self._id(number), role="policy" if learned else "rollout", point=FORWARD, **whole, **common)
         yield forward, _plain(given | beside)
         if learned:
-            arguments = {CONTEXT + "forward": forward.dump_id}
+            arguments = {CONTEXT + "forward": forward.dump_id, "dp_size": first.ranks}
             more = {name if name in _OF_LOSS else CONTEXT + name: values for name, values in arrays.items() if name != "entropy"}
             loss: dict[str, Any] = {"role": "policy loss", "point": LOSS, "replayable": False, "arguments": arguments}
-            yield DumpRecord(dump_id=self._id(number + 1), **common, **loss), _plain(given | more | rewards)
+            yield DumpRecord(dump_id=self._id(number + 1), **common, **loss), _plain(given | more | of_rows)
 
     def _id(self, number: int) -> str:
         return make_dump_id(self._time, number, 0, self._digest)
@@ -152,8 +152,8 @@ class RowFile:
 def _alike(rows: Sequence[FileRow], row: FileRow) -> bool:
     """Check whether the next row of a file may share a dump with rows: they follow each other, and have the same parts."""
     first = rows[0]
-    alike = all(getattr(first, name) == getattr(row, name) for name in ("step", "rank"))
-    alike = alike and first.values.keys() == row.values.keys() and (first.reward is None) == (row.reward is None)
+    alike = all(getattr(first, name) == getattr(row, name) for name in ("step", "rank", "ranks"))
+    alike = alike and first.values.keys() == row.values.keys() and first.of_row.keys() == row.of_row.keys()
     return alike and not first.odd and not row.odd and row.number == first.number + len(rows)
 
 

@@ -31,7 +31,7 @@ HEAD = 16
 Numbers: TypeAlias = Any
 """A numpy array, whose shape the text beside it gives. (numpy's stubs do not follow comparisons of arrays.)"""
 _TRIMMED = (
-    "row_keys", "prompts", "counts", "spans", "ends", "surprisal", "moved", "terms", "others", "weightless", "holes", "heads",
+    "row_keys", "beginnings", "counts", "spans", "ends", "surprisal", "moved", "terms", "others", "weightless", "holes", "heads",
     "estimates",
 )  # fmt: skip
 LOW, HIGH, FIRST, RETURN, COUNT = range(5)
@@ -184,13 +184,28 @@ class RecordedCall:
         return self._keys(self.real)
 
     @cached_property
+    def beginnings(self) -> list[tuple[bytes, int, int]]:
+        """Each row's real tokens before its first action as a key of all but the last, and that token; and the first action, -1
+        for a row without; empty without an action mask.
+        """
+        ids = self.sequences
+        if self.array("action_mask") is None or self.actions is None or self.real is None or self.active is None or ids is None:
+            return []
+        (rows, length), width = self.real.shape, self.active.shape[1]
+        first = np.where(self.active.any(1), length - width + self.active.argmax(1), length)
+        columns = np.arange(length)
+        ahead = self.real & (columns < first[:, None])
+        last = np.where(ahead.any(1), length - 1 - ahead[:, ::-1].argmax(1), 0)
+        ids = np.pad(ids, ((0, 0), (0, 1)), constant_values=-1)
+        each = zip(
+            self._keys(ahead & (columns < last[:, None])), *(ids[range(rows), at].tolist() for at in (last, first)), strict=True
+        )
+        return list(each)
+
+    @property
     def prompts(self) -> list[bytes]:
         """A key for the real tokens before each row's first action; empty without an action mask."""
-        if self.array("action_mask") is None or self.actions is None or self.real is None or self.active is None:
-            return []
-        first = np.where(self.active.any(1), self.active.argmax(1), self.active.shape[1])
-        ahead = np.arange(self.real.shape[1]) < (self.real.shape[1] - self.active.shape[1] + first)[:, None]
-        return self._keys(self.real & ahead)
+        return [stem + last.to_bytes(8, "little", signed=True) for stem, last, _ in self.beginnings]
 
     def _keys(self, where: Numbers | None) -> list[bytes]:
         if self.sequences is None or where is None or where.shape != self.sequences.shape:

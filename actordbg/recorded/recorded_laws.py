@@ -9,27 +9,21 @@ and a row. `docs/reference/recorded-fields.md` says for each recorded field whic
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
-from actordbg.recorded import advantage_laws, loss_laws, step_laws
+from actordbg.recorded import advantage_laws, loss_laws, mask_laws, step_laws
 from actordbg.recorded.loss_terms import VALUES
-from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
+from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, side_of
 from actordbg.recorded.weight_ladder import unequal_ranks
 from actordbg.records.finding import Finding
 
 POSITIVE = {True: 1e-3, False: 0.05}
 """Nats above 0 that rounding may lift a log-prob, by whether the model computes in fp32."""
-UNLIKELY, ALONE = -1e-3, 0.05
-"""Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm."""
-USUAL_END = 0.5
-"""Share of the rows whose last action must be the same token for it to count as the end token."""
 WEIGHT_OFF = {True: 1e-3, False: 0.05}
 """Largest distance of an importance weight from its formula, relative to it, by whether its log-probs were stored in fp32."""
 
@@ -103,84 +97,6 @@ def _entropy(call: RecordedCall, answer: Answer) -> None:
     answer.rows(call, bad.any(1), f"entropy is not within 0 and {most:.4g} nats at an action")
 
 
-def _scorer(call: RecordedCall) -> str:
-    """Return the name of the log-probs that the rollout's are held against: the old ones, or else those of the loss."""
-    return "old_log_probs" if "old_log_probs" in call.log_probs() else "log_probs"
-
-
-def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
-    """Mark actions whose log-prob is exactly 0.0, and by another side is not, bool [B, A]; None if that cannot be told."""
-    known = call.log_probs()
-    greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
-    if name not in known or other not in known or greedy:
-        return None
-    top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
-    least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
-    return (known[name] == 0) & (known[other] < least) & call.active
-
-
-def _ahead(call: RecordedCall) -> Numbers | None:
-    """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. None if that cannot be told."""
-    if (zeros := _zeros(call, "rollout_log_probs", _scorer(call))) is None:
-        return None
-    said = (call.log_probs()["rollout_log_probs"] != 0) & call.active
-    return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
-
-
-def _placeholder(call: RecordedCall, answer: Answer) -> None:
-    sides = ("rollout_log_probs", _scorer(call)), ("old_log_probs", "log_probs"), ("log_probs", "rollout_log_probs")
-    for name, other in sides:
-        if (bad := _zeros(call, name, other)) is None:
-            continue
-        if name == "log_probs":  # those of a whole row: NaN that became 0 has a finite loss
-            bad = bad & (((call.log_probs()[name] == 0) | (call.active == 0)).all(1)[:, None])
-        if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
-            bad = bad & ~ahead  # which the mask's law names
-        worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
-        words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
-        answer.rows(call, bad.any(1), words, worst, side_of(name))
-
-
-def _mask(call: RecordedCall, answer: Answer) -> None:
-    said = call.log_probs().get("rollout_log_probs")
-    real: Numbers = True if said is None or call.real is None else call.real[:, 1:][:, -said.shape[1] :]
-    spoken: Numbers = said != 0
-    within: Numbers = spoken & real
-    for by in (-1, 1, -2, 2) if said is not None else ():
-        assert call.active is not None
-        whole = (shifted(spoken, by) == call.active).all(1) & (call.active != spoken).any(1)
-        cut = (shifted(within, by) & real == call.active).all(1) & (call.active != within).any(1)  # at the row's end
-        bad = call.active.any(1) & (whole | cut)
-        kept = call.active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
-        if (bad & kept).any() or bad.sum() * 2 > call.active.any(1).sum():
-            words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
-            answer.rows(call, bad, words, side=TRAINER)
-            break
-    else:
-        if (ahead := _ahead(call)) is not None and ahead.any():
-            many = int(ahead.sum(1).max())
-            side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
-            words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
-            answer.rows(call, ahead.any(1), words, side=side)
-    multi_turn = call.fact("multi_turn")
-    if call.holes is None:
-        return
-    if multi_turn is False:
-        answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token")
-    elif multi_turn is None and not call.holes.any():
-        answer.looked_at += call.rows
-
-
-def _end_token(calls: Sequence[RecordedCall]) -> int | None:
-    """Return the id that ends responses: the model's, else that of most rows; None if rows end with various ids."""
-    recorded = {call.fact("eos_token_id") for call in calls if call.is_loss} - {None}  # a critic's trainer has none
-    if len(recorded) == 1 and type(only := recorded.pop()) is int:
-        return only
-    ends = Counter(int(last) for call in calls if call.ends is not None for last in call.ends[:, 1] if last >= 0)
-    (usual, count), *_ = ends.most_common(1) or [(0, 0)]
-    return usual if count > USUAL_END * ends.total() else None
-
-
 def _beginning(call: RecordedCall, answer: Answer) -> None:
     bos, ids, real = call.record.actor.get("bos_token_id"), call.sequences, call.array("attention_mask")
     if type(bos) is not int or ids is None or real is None or real.shape != ids.shape or ids.shape[1] < 2:
@@ -235,30 +151,6 @@ def _ranks(calls: Sequence[RecordedCall], answer: Answer) -> None:
             answer.looked_at += 1
             if words:
                 answer.found.append(Finding(answer.rule, words, {"dump": record.dump_id}))
-
-
-def _ends(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    if (end := _end_token(calls)) is None:
-        return
-    for call in calls:
-        if call.ends is not None:
-            answer.rows(call, (call.ends == end).all(1), f"the response ends with its end token {end} twice")
-
-
-def _truncation(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    said = [call for call in calls if call.ends is not None and call.array("truncated") is not None]
-    said = [call for call in said if call.fact("multi_turn") is not True]  # an environment may end a turn without an end token
-    if not said or (end := _end_token(said)) is None:
-        return
-    longest = max(int(call.counts.max(initial=0)) for call in said if call.counts is not None)
-    for call in said:
-        truncated, ends, counts = call.array("truncated"), call.ends, call.counts
-        assert truncated is not None and ends is not None and counts is not None
-        bad = (ends[:, 1] != end) & (ends[:, 1] >= 0) & (truncated.reshape(-1) == 0)
-        words = f"the response lacks its end token {end}, and is not reported as truncated"
-        if (bad & (counts == longest)).any():
-            words += f" at the longest length, {longest:,}"
-        answer.rows(call, bad, words)
 
 
 def _response_length(call: RecordedCall, answer: Answer) -> None:
@@ -328,7 +220,7 @@ LAWS = (
     RecordedLaw(
         "mask", "the actions of a single response are contiguous and end with its last token", "SkyRL PR#354",
         "build the mask from the sampled ids, not from their text", ("action_mask", "multi_turn"), EITHER,
-        fails="the action mask does not fit the response", judge=_mask, over_calls=False,
+        fails="the action mask does not fit the response", judge=mask_laws.mask, over_calls=False,
     ),
     RecordedLaw(
         "actions", "a step has actions to learn from", "trl#6369",
@@ -346,20 +238,35 @@ LAWS = (
         fails="log-probs belong to other rows",
     ),
     RecordedLaw(
+        "first action", "samples of a prompt are equal up to their first action", "OpenRLHF#973",
+        "begin the mask at the prompt's length: column j of A is token S - A + j", ("action_mask",), TRAINER,
+        fails="the action mask begins behind the first sampled token", judge=mask_laws.first_action,
+    ),
+    RecordedLaw(
+        "environment", "tokens of a tool or an environment are not actions", "trl PR#4975",
+        "mask what the engine did not sample, turn by turn", (*_OF_LOSS, "rollout_log_probs"), TRAINER,
+        fails="tokens of a tool or an environment are trained on", judge=mask_laws.environment, over_calls=False,
+    ),
+    RecordedLaw(
         "placeholder", "no log-prob of an action is a placeholder 0.0", "SkyRL PR#2148",
         "mask tokens that the engine did not sample (an appended end token, tool output)",
-        (*_OF_LOSS, "rollout_log_probs"), ROLLOUT, judge=_placeholder, over_calls=False,
+        (*_OF_LOSS, "rollout_log_probs"), ROLLOUT, judge=mask_laws.placeholder, over_calls=False,
         fails="a placeholder 0.0 is trained on as a log-prob",
     ),
     RecordedLaw(
         "end", "a response ends with one end token", "open-instruct PR#1041",
         "append an end token only if the engine returned none, and then without a mask", ("action_mask",), ROLLOUT,
-        fails="a response ends with its end token twice", judge=_ends,
+        fails="a response ends with its end token twice", judge=mask_laws.ends,
     ),
     RecordedLaw(
         "truncation", "a response without an end token is reported as truncated", "NeMo-RL PR#4042",
-        "take truncated from the finish_reason of every turn", (LOSS, "truncated"), ROLLOUT, judge=_truncation,
+        "take truncated from the finish_reason of every turn", (LOSS, "truncated"), ROLLOUT, judge=mask_laws.truncation,
         fails="a response was cut off, but not reported as truncated",
+    ),
+    RecordedLaw(
+        "cut off", "rows that were cut off are masked if the trainer is set so, and not rewarded as if they alone had ended",
+        "verifiers PR#186", "see what the filter and the grader take for an end, and whether the engine knows the stop token",
+        ("truncated", "rewards"), EITHER, fails="cut-off responses count as finished ones", judge=mask_laws.cut_off,
     ),
     RecordedLaw(
         "response length", "response_length counts the actions", "OpenRLHF#1243", "use action_mask.sum(-1) instead of the span",

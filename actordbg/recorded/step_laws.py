@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
@@ -342,3 +343,25 @@ def duplicates(calls: Sequence[RecordedCall], answer: Answer) -> None:
         known = ("", EITHER), (", and was scored once", TRAINER), (", and was scored as often", ROLLOUT)
         how, side = known[min(times, 2)]
         answer.rows(call, repeated, f"the same row is trained on twice in a step{where}{how}", side=side)
+    _over_ranks(calls, answer, {key for key, value in surprisals.items() if value > IMPROBABLE})
+
+
+def _over_ranks(calls: Sequence[RecordedCall], answer: Answer, unlikely: set[bytes]) -> None:
+    """Look for rows that two ranks have in files, which do not say how ranks divide rows: replicas of tensor and of context
+    parallelism have all in common, others none. A rank whose rows are all another's may be a replica, of a file that was cut.
+    """
+    steps: dict[Hashable, dict[int, dict[bytes, tuple[RecordedCall, int]]]] = defaultdict(lambda: defaultdict(dict))
+    for call in calls:
+        if call.imported and call.is_loss and call.fact("dp_size") is None:
+            of_rank = steps[call.record.run, call.record.step][call.record.rank]
+            of_rank.update({key: (call, row) for row, key in enumerate(call.row_keys) if key in unlikely})
+    for by_rank in steps.values():
+        for (one, ours), (other, theirs) in combinations(sorted(by_rank.items()), 2):
+            both = ours.keys() & theirs.keys()
+            if both and len(both) < min(len(ours), len(theirs)):
+                call, row = theirs[min(both)]
+                said = f"ranks {one} and {other} both train on {plural(len(both), 'row')}, and each on others besides"
+                answer.violated(call, f"step {call.record.step}: {said}", row)
+                break
+            if both:
+                answer.lacks = f"whether ranks {one} and {other} are replicas: they have the same rows"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ NAMED = {
     "advantage of another group": ("rewards", TRAINER, REWARDED),
     "placeholder": ("placeholder", ROLLOUT, LEARNED),
     "log-probs of other rows": ("rows", EITHER, LEARNED),
+    "first action left out": ("first action", TRAINER, (*ROLLOUTS, *LEARNED)),
+    "output of tools": ("environment", TRAINER, LEARNED),
+    "cut-off rows rewarded": ("cut off", EITHER, (*ROLLOUTS, "openrlhf")),
 }
 """The law that names each fault, the side, and the writers whose files show it."""
 
@@ -237,3 +241,22 @@ def test_healthy_advantages_that_were_clipped_or_of_no_known_estimator_are_not_c
     other = Store(tmp_path / "other")
     imported(other, runfiles.nemo_rl(tmp_path / "unknown", rows))
     assert judged(other).found == [] and judged(other)["rewards"].lacks == "an estimator of advantages that is known"
+
+
+@pytest.mark.parametrize(("of_second", "named"), [((0, 16), False), ((16, 32), False), ((8, 24), True), ((4, 12), False)])
+def test_ranks_of_a_run_may_be_replicas_but_not_share_some_rows(of_second: tuple[int, int], named: bool, store, tmp_path):
+    rows = [replace(row, log_probs=[value - 3 for value in row.log_probs]) for seed in (1, 2) for row in runfiles.made_rows(seed)]
+    for rank, of in enumerate((rows[:16], rows[slice(*of_second)])):
+        path = runfiles.prime_rl(tmp_path, of)
+        path.with_name(f"rank_{rank}.jsonl").write_text(path.read_text().replace('"rank":1', f'"rank":{rank}'))
+    imported(store, path.with_name("rank_0.jsonl"), path.with_name("rank_1.jsonl"))
+    said = [finding.said for finding in judged(store).found if finding.rule.name == "duplicates"]
+    assert said == ["step 4: ranks 0 and 1 both train on 8 rows, and each on others besides"] * named
+
+
+def test_ranks_that_slime_divided_rows_among_have_no_row_twice(store, tmp_path):
+    rows = runfiles.made_rows()
+    rows[0].log_probs = [value - 9 for value in rows[0].log_probs]
+    rows[1] = rows[0]
+    imported(store, runfiles.slime_train(tmp_path, rows))
+    assert "duplicates" in {finding.rule.name for finding in judged(store).found}

@@ -35,6 +35,7 @@ class MadeRow:
     rollout: list[float]
     reward: float
     advantages: list[float]
+    cut: bool = False
 
     @property
     def ids(self) -> list[int]:
@@ -117,9 +118,31 @@ def other_rows(rows: list[MadeRow]) -> None:
         rows[a].rollout[:count], rows[b].rollout[:count] = rows[b].rollout[:count], rows[a].rollout[:count]
 
 
+def all_late(rows: list[MadeRow]) -> None:
+    """The first token that was sampled counts as the prompt's, and so do its values."""
+    for row in rows:
+        row.prompt.append(row.response.pop(0))
+        for name in ("mask", "log_probs", "rollout", "advantages"):
+            del getattr(row, name)[0]
+
+
+def of_tools(rows: list[MadeRow]) -> None:
+    for row in rows[::3]:
+        row.response[2], row.rollout[3:6], row.log_probs[3:6] = END, [0.0] * 3, [-1.5] * 3
+
+
+def cut_rewarded(rows: list[MadeRow]) -> None:
+    """A filter that leaves the reward to rows that were cut off, and takes it from those that ended."""
+    rows += made_rows(2)
+    for at, row in enumerate(rows):
+        row.cut, row.reward = at % 2 == 0, float(at % 2 == 0)
+    estimate(rows, normalized)
+
+
 FAULTS: dict[str, Fault] = {
     "log-probs shifted by one": shifted, "mask off by one": mask_late, "NaN": not_a_number, "positive log-prob": positive,
     "advantage of another group": other_group, "placeholder": placeholder, "log-probs of other rows": other_rows,
+    "first action left out": all_late, "output of tools": of_tools, "cut-off rows rewarded": cut_rewarded,
 }  # fmt: skip
 
 
@@ -133,7 +156,7 @@ def slime_rollout(folder: Path, rows: list[MadeRow]) -> Path:
     samples = [
         {"group_index": at // SAMPLES, "index": at, "rollout_id": None, "prompt": "p" * 9000, "tokens": row.ids, "response": "r",
          "response_length": len(row.response), "reward": row.reward, "loss_mask": row.mask, "rollout_log_probs": row.rollout,
-         "status": "completed", "metadata": {"tools": np.ones(3), 1: "one"}, "remove_sample": False, "label": None}
+         "status": "truncated" if row.cut else "completed", "metadata": {"tools": np.ones(3), 1: "one"}, "remove_sample": False, "label": None}
         for at, row in enumerate(rows)
     ]  # fmt: skip
     aborted = {
@@ -293,7 +316,7 @@ def experiences(module: str, name: str, learned: bool, folder: Path, rows: list[
                     module, sequences=torch.tensor([row.ids + [0] * (longest - len(row.ids)) for row in of]),
                     attention_mask=torch.tensor([[1] * len(row.ids) + [0] * (longest - len(row.ids)) for row in of]),
                     action_mask=wide(lambda row: row.mask).bool(), rollout_log_probs=wide(lambda row: row.rollout),
-                    rewards=torch.tensor([row.reward for row in of]), prompts=["p"] * len(of), values=None,
+                    rewards=torch.tensor([row.reward for row in of]), truncated=torch.tensor([row.cut for row in of]), prompts=["p"] * len(of), values=None,
                     info={"reward": torch.zeros(len(of)), "hint": "text"}, **(trained if learned else {}),
                 )
             )  # fmt: skip

@@ -1,0 +1,210 @@
+"""Laws of the action mask and of what ends a response: actions were sampled by the engine, from the first to one end token.
+
+`recorded_laws.LAWS` has their table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from actordbg.base.units import plural
+from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
+from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, shifted, side_of
+
+UNLIKELY, ALONE = -1e-3, 0.05
+"""Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm."""
+USUAL_END = 0.5
+"""Share of the rows whose last action must be the same token for it to count as the end token."""
+LATE, FEW, VERIFIED, CHANCE, NEARLY_ALL = 3, 8, 4, 5.0, 0.9
+"""Fewest prompts that show a late mask; rows of each kind whose rewards are compared; values that the rewards of a verifier have;
+standard errors beyond chance; the share of rows that is nearly all.
+"""
+
+
+def _scorer(call: RecordedCall) -> str:
+    """Return the name of the log-probs that the rollout's are held against: the old ones, or else those of the loss."""
+    return "old_log_probs" if "old_log_probs" in call.log_probs() else "log_probs"
+
+
+def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
+    """Mark actions whose log-prob is exactly 0.0, and by another side is not, bool [B, A]; None if that cannot be told."""
+    known = call.log_probs()
+    greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
+    if name not in known or other not in known or greedy:
+        return None
+    top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
+    least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
+    return (known[name] == 0) & (known[other] < least) & call.active
+
+
+def _ahead(call: RecordedCall) -> Numbers | None:
+    """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. None if that cannot be told."""
+    if (zeros := _zeros(call, "rollout_log_probs", _scorer(call))) is None:
+        return None
+    said = (call.log_probs()["rollout_log_probs"] != 0) & call.active
+    return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
+
+
+def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
+    """Mark actions that the engine gave no log-prob for between some that it sampled, several in a row, bool [B, A]; and return
+    whether most of these runs begin behind the token that ends a turn. None if that cannot be told.
+    """
+    zeros, ids = _zeros(call, "rollout_log_probs", _scorer(call)), call.actions
+    if zeros is None or ids is None or call.active is None or call.ends is None:
+        return None
+    spoken = (call.log_probs()["rollout_log_probs"] != 0) & call.active
+    around = [np.logical_or.accumulate(each, 1) for each in (spoken, spoken[:, ::-1])]
+    between: Numbers = call.active & ~spoken & around[0] & around[1][:, ::-1]
+    runs = between & (shifted(between, 1) | shifted(between, -1))
+    runs = runs & ((runs & zeros).sum(1, keepdims=True) > 1)
+    ahead = Counter[int](ids[shifted(runs & ~shifted(runs, 1), -1)].tolist())
+    (usual, count), *_ = ahead.most_common(1) or [(0, 0)]
+    return runs, 2 * count > ahead.total() and (count > 1 or usual in call.ends[:, 1])
+
+
+def environment(call: RecordedCall, answer: Answer) -> None:
+    """Look for the tokens of a tool among the actions: without a log-prob of the engine, between those that it sampled."""
+    if (found := _unsampled(call)) is None:
+        return
+    bad, turns = found[0].any(1), call.counts != call.spans
+    if (bad | turns).any():
+        many = plural(int(found[0].sum()), "token")
+        words = f"{many} between those that the engine sampled count as actions, without a log-prob of it"
+        answer.rows(call, bad, words, side=TRAINER if found[1] else EITHER)
+
+
+def placeholder(call: RecordedCall, answer: Answer) -> None:
+    sides = ("rollout_log_probs", _scorer(call)), ("old_log_probs", "log_probs"), ("log_probs", "rollout_log_probs")
+    for name, other in sides:
+        if (bad := _zeros(call, name, other)) is None:
+            continue
+        if name == "log_probs":  # those of a whole row: NaN that became 0 has a finite loss
+            bad = bad & (((call.log_probs()[name] == 0) | (call.active == 0)).all(1)[:, None])
+        if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
+            bad = bad & ~ahead  # which the mask's law names
+            bad = bad if (tools := _unsampled(call)) is None else bad & ~tools[0]  # and those, that of the environment
+        worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
+        words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
+        answer.rows(call, bad.any(1), words, worst, side_of(name))
+
+
+def mask(call: RecordedCall, answer: Answer) -> None:
+    said = call.log_probs().get("rollout_log_probs")
+    real: Numbers = True if said is None or call.real is None else call.real[:, 1:][:, -said.shape[1] :]
+    spoken: Numbers = said != 0
+    within: Numbers = spoken & real
+    for by in (-1, 1, -2, 2) if said is not None else ():
+        assert call.active is not None
+        whole = (shifted(spoken, by) == call.active).all(1) & (call.active != spoken).any(1)
+        cut = (shifted(within, by) & real == call.active).all(1) & (call.active != within).any(1)  # at the row's end
+        bad = call.active.any(1) & (whole | cut)
+        kept = call.active.sum(1) == spoken.sum(1)  # else a mask of fewer tokens looks like this too
+        if (bad & kept).any() or bad.sum() * 2 > call.active.any(1).sum():
+            words = f"the action mask is shifted by {by:+} against the log-probs of the rollout"
+            answer.rows(call, bad, words, side=TRAINER)
+            break
+    else:
+        if (ahead := _ahead(call)) is not None and ahead.any():
+            many = int(ahead.sum(1).max())
+            side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
+            words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
+            answer.rows(call, ahead.any(1), words, side=side)
+    multi_turn = call.fact("multi_turn")
+    if call.holes is None:
+        return
+    if multi_turn is False:
+        answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token")
+    elif multi_turn is None and not call.holes.any():
+        answer.looked_at += call.rows
+
+
+def first_action(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for samples of a prompt that differ before their first action: a sampled token that the mask leaves out.
+
+    Without the log-probs of the engine nothing else shows it, if all values were computed from that mask.
+    """
+    by_step: dict[Hashable, dict[bytes, dict[int, list[tuple[int, RecordedCall, int]]]]] = {}
+    for call in calls:
+        if call.is_loss or call.record.role == ROLLOUT:
+            stems = by_step.setdefault((call.record.run, call.record.step, call.record.role), {})
+            for row, (stem, last, first) in enumerate(call.beginnings):
+                if first >= 0:
+                    stems.setdefault(stem, {}).setdefault(last, []).append((first, call, row))
+    answer.lacks = "samples of a prompt that differ from their first action on"
+    for stems in by_step.values():
+        late = [of for of in stems.values() if len(of) > 1]
+        if not late:
+            answer.looked_at += sum(len({first for first, *_ in rows}) > 1 for of in stems.values() for rows in of.values())
+            continue
+        # Prompts may differ in their last token; but then each is sampled as often, and not each stem.
+        of_stems, of_prompts = (
+            {sum(map(len, of.values())) for of in stems.values()},
+            {len(rows) for of in late for rows in of.values()},
+        )
+        if len(late) >= LATE and 2 * len(late) > len(stems) and len(of_stems) == 1 and (len(of_prompts) > 1 or 1 in of_prompts):
+            _, call, row = next(iter(late[0].values()))[0]
+            words = f"the action mask begins behind the first sampled token, in {len(late)} of {plural(len(stems), 'prompt')}"
+            answer.violated(call, f"{words}: their samples differ before it", row)
+
+
+def _end_token(calls: Sequence[RecordedCall]) -> int | None:
+    """Return the id that ends responses: the model's, else that of most rows; None if rows end with various ids."""
+    recorded = {call.fact("eos_token_id") for call in calls if call.is_loss} - {None}  # a critic's trainer has none
+    if len(recorded) == 1 and type(only := recorded.pop()) is int:
+        return only
+    ends = Counter(int(last) for call in calls if call.ends is not None for last in call.ends[:, 1] if last >= 0)
+    (usual, count), *_ = ends.most_common(1) or [(0, 0)]
+    return usual if count > USUAL_END * ends.total() else None
+
+
+def ends(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    if (end := _end_token(calls)) is None:
+        return
+    for call in calls:
+        if call.ends is not None:
+            answer.rows(call, (call.ends == end).all(1), f"the response ends with its end token {end} twice")
+
+
+def truncation(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    said = [call for call in calls if call.ends is not None and call.array("truncated") is not None]
+    # An environment may end a turn without an end token, and so may a stop string that a file does not name.
+    said = [call for call in said if call.fact("multi_turn") is not True and not call.imported]
+    if not said or (end := _end_token(said)) is None:
+        return
+    longest = max(int(call.counts.max(initial=0)) for call in said if call.counts is not None)
+    for call in said:
+        truncated, ends, counts = call.array("truncated"), call.ends, call.counts
+        assert truncated is not None and ends is not None and counts is not None
+        bad = (ends[:, 1] != end) & (ends[:, 1] >= 0) & (truncated.reshape(-1) == 0)
+        words = f"the response lacks its end token {end}, and is not reported as truncated"
+        if (bad & (counts == longest)).any():
+            words += f" at the longest length, {longest:,}"
+        answer.rows(call, bad, words)
+
+
+def cut_off(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for rows that were cut off and are not masked although the trainer is set so, or are rewarded as if they had ended."""
+    by_run: dict[str, list[RecordedCall]] = defaultdict(list)
+    answer.lacks = f"{FEW} rows that were cut off, beside as many that ended, with the rewards of a verifier"
+    for call in calls:
+        end, cut, rewards = call.fact("eos_token_id"), call.array("truncated"), call.array("rewards")
+        if call.fact("mask_truncated") is True and end is not None and call.ends is not None and call.fact("multi_turn") is False:
+            last = call.ends[:, 1]
+            answer.rows(call, (last >= 0) & (last != end), "a row that was cut off is not masked, as the trainer is set to")
+        if cut is not None and rewards is not None and cut.size == rewards.size == call.rows:
+            by_run[call.record.run].append(call)
+    for own in by_run.values():
+        known = [np.concatenate([np.asarray(call.array(name)).reshape(-1) for call in own]) for name in ("truncated", "rewards")]
+        cut, best = known[0] != 0, known[1] == known[1].max()
+        if min(cut.sum(), (~cut).sum()) < FEW or len(np.unique(known[1])) > VERIFIED:
+            continue
+        answer.looked_at += int(cut.sum())
+        of_cut, of_ended, of_all = best[cut].mean(), best[~cut].mean(), best.mean()
+        error = np.sqrt(of_all * (1 - of_all) * (1 / cut.sum() + 1 / (~cut).sum()))
+        if of_cut - of_ended > CHANCE * error and (of_ended == 0 or of_cut >= NEARLY_ALL):
+            said = f"{of_cut:.0%} of the rows that were cut off have the best reward, and {of_ended:.0%} of those that ended"
+            answer.violated(own[0], said, size=float(of_cut))
