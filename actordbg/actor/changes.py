@@ -27,7 +27,7 @@ other shapes mean other kernels, other blocks and another order of summation: ho
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from torch import Tensor
 
 from actordbg.base.errors import Unsupported
 from actordbg.store.payload import Dump
+from actordbg.trainers.images import GRID, PIXELS, Images
 
 _STEP = 7
 """The shift from a token to its replacement in the list of ids; odd, and not a power of two."""
@@ -51,9 +52,12 @@ def plain_call(dump: Dump, vocab_size: int) -> Dump:
     return Dump(replace(call.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), call.tensors)
 
 
-def unsupported(dump: Dump) -> str:
-    """Return why the rows of this call cannot be told apart, so that neither laws nor places can be judged, or ""."""
-    if others := sorted(set(dump.inputs) - {*_BY_TOKEN}):
+def unsupported(dump: Dump, besides: Collection[str] = ()) -> str:
+    """Return why the rows of this call cannot be told apart, so that neither laws nor places can be judged, or "".
+
+    besides: names of other inputs that the judge knows.
+    """
+    if others := sorted(set(dump.inputs) - {*_BY_TOKEN, *besides}):
         return f"only text is supported, not {', '.join(others)}"
     packed = dump.record.arguments.get("packed_seq_lens") is not None
     return "the rows were packed before the Actor got them" if packed else ""
@@ -64,17 +68,24 @@ def attended(dump: Dump) -> Tensor:
     return dump.inputs["attention_mask"] != 0
 
 
-def with_other_tokens(dump: Dump, where: Tensor) -> Dump:
-    """Return the dump with other ids wherever `where`, bool and broadcastable to [B, S], is set."""
-    sequences = dump.inputs["sequences"]
+def with_other_tokens(dump: Dump, where: Tensor, pictures: Images | None = None) -> Dump:
+    """Return the dump with other ids wherever `where`, bool and broadcastable to [B, S], is set.
+
+    pictures: its images. Their placeholders stay; an image whose placeholders are all in `where` gets other pixels.
+    """
+    sequences, painted = dump.inputs["sequences"], {}
     where = where.expand_as(sequences)
-    known, index = torch.unique(sequences, return_inverse=True)
+    kept = torch.zeros_like(where)
+    if pictures is not None:
+        kept, painted = torch.stack(pictures.marked).any(0), {PIXELS: pictures.repainted(dump.tensors, where)}
+    known = torch.unique(sequences[~kept])
+    index = torch.searchsorted(known, sequences)
     if len(known) == 1:
         other = torch.where(sequences > 0, sequences - 1, sequences + 1)
     else:
         shift = 1 + (_STEP * torch.arange(sequences.shape[1])) % (len(known) - 1)
         other = known[(index + shift) % len(known)]
-    return Dump(dump.record, dump.tensors | {"sequences": torch.where(where, other, sequences)})
+    return Dump(dump.record, dump.tensors | {"sequences": torch.where(where & ~kept, other, sequences)} | painted)
 
 
 def behind_the_middle(dump: Dump) -> Tensor:
@@ -97,9 +108,12 @@ def next_tokens(dump: Dump) -> Tensor:
     return real[:, 1:] & real[:, :-1]
 
 
-def with_rows(dump: Dump, rows: Tensor) -> Dump:
-    """Return the dump with these rows in this order, with their padding."""
-    return _with(dump, {name: tensor[rows] for name, tensor in dump.inputs.items()})
+def with_rows(dump: Dump, rows: Tensor, pictures: Images | None = None) -> Dump:
+    """Return the dump with these rows in this order, with their padding and their `pictures`."""
+    inputs = dump.inputs
+    shown = {} if pictures is None else pictures.of_rows(inputs, rows.tolist())
+    of_rows = {name: tensor[..., rows, :] for name, tensor in inputs.items() if name not in (PIXELS, GRID)}
+    return _with(dump, of_rows | shown)
 
 
 def places(dump: Dump, packing: bool, rank: int = 0, size: int = 1) -> Tensor:

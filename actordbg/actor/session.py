@@ -42,12 +42,13 @@ from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.sharing import host_key
 from actordbg.actor.truth_model import code_of
 from actordbg.actor.truth_session import Decided, TruthSession
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.choices import choose, first_of
 from actordbg.config.replay_config import COMPILE_BACKENDS, ENDPOINT, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import ReplayedCall, read_result, require_inert
+from actordbg.trainers.images import pictures_of
 from actordbg.trainers.rows_actor import change_attention, describe, follow_adapters, resolved_attention, resolved_dtype
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ class ActorSession(Decided):
             finally:
                 if self.watch is None or self.watch.begun:
                     self._recover()
+            if misfit := pictures_of(self.model, dump.inputs)[1]:
+                raise Unsupported(misfit, hint="compare the tokens with those of the processor") from error
             raise
         if keep:
             outcome.keep()

@@ -41,7 +41,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actordbg.base.errors import Unsupported
 from actordbg.trainers.rows_actor import model_class
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
@@ -56,11 +55,10 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, t
     """Load the causal language model at `path` in the dtype `weights` ("bfloat16"), which rounds it, then convert it to `dtype`.
 
     trust: its own code may run (`actordbg.actor.model_code`). Attention and experts are eager, in evaluation mode. In a `dtype`
-    below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem if transformers is missing,
-    Unsupported for a model with images.
+    below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem if transformers is missing.
     """
     exact_products()
-    auto = text_class(path, trust)
+    auto = model_class(path, trust)
     loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=getattr(torch, weights))
     model = loaded.to(dtype).to(device).eval()
     if hasattr(model, "_can_set_experts_implementation") and model._can_set_experts_implementation():
@@ -68,17 +66,6 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, t
     model.config.use_cache = False
     _renew_buffers(model, skeleton(auto, path, torch.promote_types(dtype, torch.float32), trust))
     return model
-
-
-def text_class(path: str, trust: bool) -> Any:
-    """Return the class that loads the model at `path`; Unsupported for a model with images."""
-    auto = model_class(path, trust)
-    if "ImageTextToText" in auto.__name__:
-        raise Unsupported(
-            "the truth is computed for text models only, and this model takes images",
-            hint="compare two configurations of this model with each other",
-        )
-    return auto
 
 
 def exact_products() -> None:

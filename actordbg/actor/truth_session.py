@@ -9,9 +9,10 @@ here again, in its simplest form:
 
 for every t that the summaries' mask selects, at the place in [B, A] or [B, S-1] where the Actor returns it; 0 elsewhere.
 Padding may be on either side and in the middle of a row; positions count the attended tokens, from 0, as the Actor counts
-them, unless the call brought its own. The loss is the mean of -log_prob over the mask of the whole batch; its gradient is summed
-row by row. What has no truth is refused with the reason: an action whose predecessor is not attended, masks with other values
-than 0 and 1, images.
+them, unless the call brought its own. A row gets its own images, found by their placeholder tokens, and with images the model's
+own code counts positions, whatever the call brought. The loss is the mean of -log_prob over the mask of the whole batch; its
+gradient is summed row by row. What has no truth is refused with the reason: an action whose predecessor is not attended, masks
+with other values than 0 and 1, videos.
 
 In bf16 or fp16 this is not a truth, but the same computation in that dtype. Its distance from the truth is the cost of the dtype
 alone (`actordbg noise`).
@@ -49,6 +50,7 @@ from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.locate_record import FormulaCheck
 from actordbg.store.payload import Dump
+from actordbg.trainers import images
 from actordbg.trainers.captured_call import ReplayedCall, text_call
 from actordbg.trainers.rows_actor import describe, drawn_share, follow_adapters, has_experts
 
@@ -178,6 +180,7 @@ class TruthSession(Decided):
         """
         device, given, mask = self._device, call.arguments, call.mask
         sequences, own = given["sequences"], given.get("position_ids")
+        pictures = images.images_of(self.model.config, given)
         attended = attended_tokens(given.get("attention_mask"), sequences)
         temperature = self._temperature(dump)
         weight = first_of(given.get("action_mask"), mask).to(device, self._wide)  # the Actor multiplies by it
@@ -193,7 +196,8 @@ class TruthSession(Decided):
             ids, places = sequences[row, attended[row]], mask[row].nonzero().squeeze(-1).cpu()
             labels = sequences[row, (columns + 1).to(device)]
             with torch.set_grad_enabled(backward), narrowed if closed is None else nullcontext():
-                logits = self._logits(ids, chosen.to(device), None if own is None else own[row, attended[row]])
+                own_places = None if own is None else own[row, attended[row]]
+                logits = self._logits(ids, chosen.to(device), own_places, shown=self._shown(given, pictures, row, ids))
                 logits = logits.to(self._wide) / temperature
                 normalizer = torch.logsumexp(logits, dim=-1)
                 scores = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normalizer
@@ -243,6 +247,8 @@ class TruthSession(Decided):
         its predecessor sees nothing, or the forward would have more than `MOST_TOGETHER` tokens.
         """
         call, temperature = self._call(dump), self._temperature(dump)
+        if images.PIXELS in call.arguments:
+            raise Unsupported("rows with images are not arranged in another way", hint="explain a dump of text")
         sequences, mask = call.arguments["sequences"], call.mask
         attended = attended_tokens(call.arguments.get("attention_mask"), sequences)
         sampled = torch.nn.functional.pad(mask, (sequences.shape[1] - mask.shape[1], 0))
@@ -272,17 +278,28 @@ class TruthSession(Decided):
         row = int(attended.sum(-1).argmax())
         return against_formulas(self.model, sequences[row, attended[row]])
 
-    def _logits(self, ids: Tensor, chosen: Tensor, own: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
+    def _shown(self, given: Mapping[str, Any], pictures: images.Images | None, row: int, ids: Tensor) -> dict[str, Tensor | None]:
+        """Return the model's arguments for the images of a row with tokens `ids` [n]; none if it has none."""
+        shown: dict[str, Tensor | None] = {} if pictures is None else {**pictures.of_rows(given, [row])}
+        if shown and (name := images.types_name(self.model)):
+            shown[name] = images.types_of(self.model.config, ids[None])
+        return {**shown, "position_ids": None} if images.GRID in shown else shown  # the model counts in three dimensions
+
+    def _logits(
+        self, ids: Tensor, chosen: Tensor, own: Tensor | None = None, seen: Tensor | None = None,
+        shown: Mapping[str, Tensor | None] | None = None,
+    ) -> Tensor:  # fmt: skip
         """Compute the logits [len(chosen), V] of one row's tokens `ids` [n] at the places `chosen`, in the truth's dtype.
 
         own: other positions than 0, 1, 2, .... A mask keeps transformers from looking for borders in them. seen: the tokens that
-        attention sees, if not all.
+        attention sees, if not all. shown: the arguments of the row's images.
         """
         positions = torch.arange(len(ids), device=self._device) if own is None else own
         mask = None if own is None else torch.ones_like(ids[None]) if seen is None else seen[None].long()
         few = {"logits_to_keep": chosen} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
         with truth_model.in_double(self._dtype):
-            output = self.model(ids[None], attention_mask=mask, position_ids=positions[None], use_cache=False, **few)
+            given = {"attention_mask": mask, "position_ids": positions[None], "use_cache": False, **few, **(shown or {})}
+            output = self.model(ids[None], **given)
         logits: Tensor = output.logits[0]
         return logits if few else logits[chosen]
 

@@ -12,7 +12,9 @@ effect of rounding on this input (`actordbg.actor.changes`).
   are 0 with it. Finds a mask that is not applied, shifted or scaled, and a fault in the path of calls that have a mask.
 * `normalisation`. Changed: nothing. Kept: log-probs are the log-softmax of logits / T, recomputed in fp64; entropies follow from
   the same logits. Finds log-softmax in bf16, a wrong temperature, labels that are off by one.
-* `neighbour` (exact, row isolation). Changed: the tokens of every second row, then of the remaining rows. Kept: log-probs and
+* `images` (exact). Changed: nothing. Kept: the model is given the call's own pixels and grids, with positions and types that
+  fit; see `actordbg.laws.images_given`.
+* `neighbour` (exact, row isolation). Changed: the tokens and images of every second row, then of the remaining rows. Kept: log-probs and
   entropies of the unchanged rows. Finds leaks between packed rows: attention, a mask, a state or convolution that is not reset.
 * `padding` (exact). Changed: the ids under the padding. Kept: every log-prob and entropy of real tokens. Finds padding that is
   attended to or enters a state.
@@ -182,10 +184,11 @@ class Expected:
 class _Watched:
     """Stands in for the Actor's model in one call: forwards everything, and passes the logits to `show`."""
 
-    def __init__(self, model: Any, show: Callable[[Any], None]) -> None:
-        self.__dict__ |= {"_model": model, "_show": show}
+    def __init__(self, model: Any, show: Callable[[Any], None], given: dict[str, Any]) -> None:
+        self.__dict__ |= {"_model": model, "_show": show, "_given": given}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._given.update(kwargs)
         output = self._model(*args, **kwargs)
         with torch.no_grad():
             self._show(output["logits"])
@@ -196,11 +199,15 @@ class _Watched:
 
 
 @contextlib.contextmanager
-def watching(actor: Any, expected: Expected) -> Iterator[None]:
-    """Pass the logits of the Actor's model to `expected` inside the block. Uses no hook, so a compiled model keeps its graph."""
-    vars(actor)["model"] = _Watched(actor.model, expected.take)
+def watching(actor: Any, expected: Expected) -> Iterator[dict[str, Any]]:
+    """Pass the logits of the Actor's model to `expected` inside the block, and yield what it is given by name.
+
+    Uses no hook, so a compiled model keeps its graph.
+    """
+    given: dict[str, Any] = {}
+    vars(actor)["model"] = _Watched(actor.model, expected.take, given)
     try:
-        yield
+        yield given
     finally:
         del vars(actor)["model"]
 

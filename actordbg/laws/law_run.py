@@ -21,6 +21,7 @@ from actordbg.actor.changes import FACTOR, rounded_anew
 from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
+from actordbg.laws.images_given import WITH_IMAGES, judge_images
 from actordbg.laws.jacobian import halves, judge_additivity, support
 from actordbg.laws.judging import (
     NOISE_FACTOR,
@@ -37,6 +38,7 @@ from actordbg.laws.rules import LAWS
 from actordbg.records.finding import BROKEN, KEPT
 from actordbg.records.replay_record import NONDETERMINISTIC, WITHIN_ROUNDING, LawAnswer
 from actordbg.store.payload import Dump
+from actordbg.trainers.images import PIXELS, pictures_of
 from actordbg.trainers.rows_actor import drawn_share, has_experts, text_config
 
 _CULPRITS = 4
@@ -64,6 +66,7 @@ class LawRun:
         self.real, self.tokens = changes.attended(self.call), changes.next_tokens(self.call)
         self.base = ForwardValues(self.outcome.log_probs)
         self._rows = torch.arange(len(self.real))
+        self._pictures, self._misfit = pictures_of(session.model, self.call.inputs)
         self._waiting: dict[str, tuple[Change, str]] = {}
         self._noise = 0.0
         self._compiled: bool = config.compiles
@@ -72,7 +75,9 @@ class LawRun:
 
     def run(self) -> list[LawAnswer]:
         """Check every law, and return the answers in the order of `LAWS`."""
-        step, why = "rerun", changes.unsupported(self.dump)
+        step, why = "rerun", self._misfit or changes.unsupported(self.dump, WITH_IMAGES if self._pictures else ())
+        if self._misfit:
+            self._take(LawAnswer("images", BROKEN, self._misfit))
         missing = {"jacobian": "a compiled graph cannot have a hook", "additivity": "no backward ran"}
         missing = dict.fromkeys(LAWS, why) if why else dict.fromkeys(LAWS, "not requested") | missing
         try:
@@ -87,7 +92,8 @@ class LawRun:
             missing = dict.fromkeys(LAWS, why or f"{step} failed")
             if self.together or self.session.tainted:
                 self.out_of_step = f"the law {step} failed, and its leftovers cannot be cleaned up"
-        answers = [self.answers.get(law) or not_checked(law, missing[law]) for law in LAWS]
+        laws = [law for law in LAWS if law != "images" or PIXELS in self.call.inputs]
+        answers = [self.answers.get(law) or not_checked(law, missing[law]) for law in laws]
         if answers[0].verdict == BROKEN:
             answers = [
                 not_checked(each.law, STATE) if each.law in BETWEEN_CALLS and each.verdict != KEPT else each for each in answers
@@ -111,8 +117,10 @@ class LawRun:
         places = changes.places(self.call, self.outcome.packing, *self.session.ring)
         expected = Expected(places, self.ids, self.outcome.temperature, self.outcome.entropy is not None)
         again = self._forward(self.dump, None if self._draws else self.session.choices.seed + 1)
-        with watching(self.session.actor, expected):
+        with watching(self.session.actor, expected) as given:
             self.base = self._forward(self.call)
+        if self._pictures is not None:
+            self._take(judge_images(self.session.model, self.call.inputs, given, self._pictures))
         first, entropy = self.outcome.log_probs, self.outcome.entropy
         before = ForwardValues(self._placed(first), None if entropy is None else self._placed(entropy))
         moved = change(again, before, self._placed(self.outcome.mask))
@@ -201,10 +209,11 @@ class LawRun:
         rows = self.tokens.any(1).nonzero().flatten()
         row = int(rows[-1]) if len(rows) else 0
         turned = self._rows.flip(0)
-        order = self._forward(changes.with_rows(self.call, turned)).rows(turned)
+        order = self._forward(changes.with_rows(self.call, turned, self._pictures)).rows(turned)
         self._waiting["order"] = (change(order, self.base, self.tokens), "reordering the rows changes results")
         if self.session.config.packing or not self._compiled:  # otherwise a batch of one row would need another graph
-            lone = self._forward(changes.with_rows(self.call, self._rows[row : row + 1])).rows(torch.zeros_like(self._rows))
+            lone_call = changes.with_rows(self.call, self._rows[row : row + 1], self._pictures)
+            lone = self._forward(lone_call).rows(torch.zeros_like(self._rows))
             words = f"row {row} differs when run alone"
             self._waiting["alone"] = (change(lone, self.base, self._of_row(self.tokens, row)), words)
         with rounded_anew(self.session.model):
@@ -252,7 +261,7 @@ class LawRun:
         return whole
 
     def _changed(self, where: Tensor, mask: Tensor) -> Change:
-        return change(self._forward(changes.with_other_tokens(self.call, where)), self.base, mask)
+        return change(self._forward(changes.with_other_tokens(self.call, where, self._pictures)), self.base, mask)
 
     def _take(self, answer: LawAnswer) -> None:
         self.answers[answer.law] = answer

@@ -36,6 +36,12 @@ RULES = {
             "compute log-softmax in fp32, divide by the configured temperature once, and align labels by one",
         ),
         (
+            "images",
+            "the model gets other images than the call, or they do not fit its tokens",
+            "the images of a call reach the model, each with its own tokens",
+            "compare what the model is given with what the processor returned: pixels, grids, token types, positions",
+        ),
+        (
             "neighbour",
             "a row depends on other rows",
             "a row does not depend on other rows",

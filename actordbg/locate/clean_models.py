@@ -96,7 +96,7 @@ def bare_model(session: ActorSession) -> Any:
 
 @contextlib.contextmanager
 def truth(session: ActorSession, device: torch.device) -> Iterator[Loaded]:
-    """Load the truth's model, and compute exact products while the block lasts. Unsupported for a model with images."""
+    """Load the truth's model, and compute exact products while the block lasts."""
     path, trust, narrow = _path_of(session), consent.is_given(session.config.model), dtype_of(session)
     wide = torch.float64 if narrow is torch.float32 else torch.float32
 
@@ -115,7 +115,7 @@ def truth(session: ActorSession, device: torch.device) -> Iterator[Loaded]:
 def _loaded(session: ActorSession, device: torch.device, wide: torch.dtype | None, whole: Callable[[], Any]) -> Iterator[Loaded]:
     """Load a model of the suspect's checkpoint, rounded to its dtype, then in `wide`: streamed unless it is small."""
     path, trust, narrow = _path_of(session), consent.is_given(session.config.model), dtype_of(session)
-    auto = truth_model.text_class(path, trust) if wide else model_class(path, trust)
+    auto = model_class(path, trust)
     size, note = int(session.resolved["parameters"]) * (wide or narrow).itemsize, ""
     loaded = None
     if size > WHOLE_BYTES:

@@ -125,6 +125,8 @@ class LocateRun:
         session = self.session
         if why := changes.unsupported(self.dump):
             return why
+        if getattr(session.model.config, "vision_config", None) is not None:
+            return "places are judged of text models only, and this model takes images"
         if session.config.deepcompile:
             return "DeepCompile has put its own graph into the engine"
         if self.outcome.training and drawn_share(session.model):

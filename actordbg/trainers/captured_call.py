@@ -30,7 +30,7 @@ from actordbg.base.errors import Unsupported
 from actordbg.formats.dump_record import FORWARD, UNKNOWN_TYPE
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.trainers.find_adapter import cannot_import
-from actordbg.trainers.seam import Rows
+from actordbg.trainers.seam import IMAGES, Rows
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 _GROUP = "ring_attn_group"
 TEXT_TENSORS = frozenset({"sequences", "attention_mask", "action_mask", "position_ids"})
 TEXT_SCALARS = frozenset({"return_output", "allgather_logits", "return_logprobs", "return_entropy", "packed_seq_lens"})
-"""Names of the arguments that the truth knows: of a call without images."""
-_MULTIMODAL = ("pixel_values", "image_grid_thw", "video_grid_thw", "image_sizes", "second_per_grid_ts")
+"""Names of the arguments that the truth knows, beside those of images."""
+_MULTIMODAL = (*IMAGES, "video_grid_thw", "second_per_grid_ts")
+IMAGE_TENSORS = frozenset({"pixel_values", "image_grid_thw", "mm_token_type_ids", "token_type_ids"})
+"""Names of the arguments of images whose rows can be told apart: not of videos, and not of images that were cut up."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +128,14 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
 
 
 def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall:
-    """Build the captured call for the truth, which computes it row by row without an Actor; `arguments` hold tokens and masks.
+    """Build the captured call for the truth, which computes it row by row without an Actor: tokens, masks and images.
 
-    Raises Unsupported for images, and for rows that were packed before the Actor got them.
+    Raises Unsupported for videos and the like, and for rows that were packed before the Actor got them.
     """
-    unknown = sorted(set(dump.inputs) - TEXT_TENSORS)
+    unknown = sorted(set(dump.inputs) - TEXT_TENSORS - IMAGE_TENSORS)
     if unknown:
         raise Unsupported(
-            f"the truth is text-only, not {', '.join(unknown)}",
+            f"the truth takes text and images, not {', '.join(unknown)}",
             hint="compare two configurations on this dump with each other",
         )
     if dump.record.arguments.get("packed_seq_lens") is not None:
@@ -141,7 +143,7 @@ def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall
             "the rows of this call were packed before the Actor got them (packed_seq_lens)",
             hint="replay a dump of unpacked rows: newer trainers pack inside the Actor",
         )
-    call = make_call(Signature(TEXT_TENSORS | TEXT_SCALARS, multimodal=False), dump, vocab_size, device)
+    call = make_call(Signature(TEXT_TENSORS | TEXT_SCALARS, multimodal=True), dump, vocab_size, device)
     notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # does not apply to the truth
     return replace(call, notes=notes)
 

@@ -34,6 +34,7 @@ from actordbg.config import consent
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.nested_values import nested
+from actordbg.trainers import images
 from actordbg.trainers.captured_call import ReplayedCall, Signature, make_call
 from actordbg.trainers.importhook import prepare_deepspeed
 
@@ -159,6 +160,8 @@ class RowsActor(torch.nn.Module):
         self.packing_samples = packing
         self.temperature = temperature
         self._has_images = getattr(model.config, "vision_config", None) is not None
+        self._types = images.types_name(model) if self._has_images else ""
+        self._config = model.config  # an engine's is another
 
     def forward(
         self,
@@ -182,6 +185,8 @@ class RowsActor(torch.nn.Module):
             next_tokens = next_tokens.flatten()[kept].unsqueeze(0)
         else:
             positions = None if self._has_images else positions_of(real)  # a model with images knows its own
+            if self._types and images.PIXELS in more and self._types not in more:
+                more[self._types] = images.types_of(self._config, sequences)
             given = {"attention_mask": real, "position_ids": positions, "use_cache": False, **nested(more)}
             output = self.model(sequences, **given)
         logits = output["logits"].float()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import imagecases
 import lawcases
 import pytest
 from actorcases import run_scenario
@@ -24,3 +25,7 @@ def test_a_fault_breaks_the_laws_that_it_violates_in_bf16_as_in_fp32(tmp_path: P
 
 def test_ranks_that_compute_together_stay_in_step_whatever_their_inputs_can_answer(tmp_path: Path) -> None:
     run_scenario("together", tmp_path, world=2, program=lawcases.__file__)
+
+
+def test_a_call_with_images_is_replayed_and_judged_and_six_faults_of_its_path_are_named(tmp_path: Path) -> None:
+    run_scenario("judged", tmp_path, program=imagecases.__file__)
