@@ -3,10 +3,6 @@
 Figures are float64 for arrays of any dtype. Equal values differ by 0, even if both are infinite or both NaN. A value that is
 finite on one side only is counted in `nonfinite`; then no mean is taken, because a mean without the worst values would mislead.
 
-**Units in the last place** (`max_ulp`) count the representable values between two numbers. Log-probs are kept as
-float32, so both values are first rounded to the dtype that computed them; 0 then means that this dtype cannot distinguish them.
-fp64 results were kept as float32 and are counted in float32. Near zero the count grows without bound, so it has no threshold.
-
 A value that is missing on one side is not an error: `not_compared` names it with the reason. Mismatches under any thresholds (a
 value that is finite, or zero, on one side only) are listed in `reasons`.
 
@@ -42,7 +38,7 @@ from safetensors import SafetensorError
 
 from actordbg.base.units import some
 from actordbg.compare.sides import Values, opened
-from actordbg.compare.thresholds import STRENGTH, weaker
+from actordbg.compare.thresholds import weaker
 from actordbg.formats.encoding import Array
 from actordbg.formats.record_reading import MOST_VALUES, strict_json
 from actordbg.records.comparison_record import MATCH, MISMATCH, DumpComparison, Figures, ParameterFigures, WorstToken
@@ -52,11 +48,10 @@ CLIP_LOW, CLIP_HIGH = 0.8, 1.2
 
 
 @np.errstate(all="ignore")
-def figures(a: Array, b: Array, *, log_probs: bool = False, dtype: str | None = None) -> Figures:
+def figures(a: Array, b: Array, *, log_probs: bool = False) -> Figures:
     """Compare `a` with `b`: 1-D arrays of equal length and any float dtype.
 
-    log_probs: also compute KL and clip_share. dtype: the dtype that computed both (bf16, fp16, fp32, fp64), for max_ulp; None
-    leaves max_ulp out.
+    log_probs: also compute KL and clip_share.
     """
     if not a.size:
         return Figures(0)
@@ -68,11 +63,7 @@ def figures(a: Array, b: Array, *, log_probs: bool = False, dtype: str | None = 
     if nonfinite.any():
         return Figures(a.size, clip_share=outside, nonfinite=int(nonfinite.sum()))
     distances, ours, theirs = np.abs(difference), ours[both], theirs[both]
-    known = theirs != 0
-    fields = spread_of("abs", distances) | spread_of("rel", distances[both][known] / np.abs(theirs[known]))
-    fields |= angle_of(products(ours, theirs))
-    if dtype in STRENGTH:
-        fields["max_ulp"] = int(np.abs(_ordered(ours, dtype) - _ordered(theirs, dtype)).max(initial=0))
+    fields = spread_of(distances) | angle_of(products(ours, theirs))
     if log_probs:
         fields |= {
             "kl_k1": float(0.0 - difference.mean()),  # never -0.0
@@ -89,13 +80,13 @@ def odd_values(a: Array, b: Array) -> Array:
 
 
 @np.errstate(all="ignore")
-def spread_of(suffix: str, values: Array) -> dict[str, Any]:
-    """Return max, mean, p95 and p99 of 1-D differences, named with `suffix` ("abs" or "rel"); {} for an empty array."""
+def spread_of(values: Array) -> dict[str, Any]:
+    """Return max, mean, p95 and p99 of 1-D differences, by the names of `Figures`; {} for an empty array."""
     if not values.size:
         return {}
     p95, p99 = np.percentile(values, (95, 99))
     spread = {"max": values.max(), "mean": values.mean(dtype=np.float64), "p95": p95, "p99": p99}
-    return {f"{name}_{suffix}": _finite(value) for name, value in spread.items()}
+    return {f"{name}_abs": _finite(value) for name, value in spread.items()}
 
 
 def products(a: Array, b: Array) -> Array:
@@ -139,12 +130,6 @@ SCALED = 0.01
 """A factor of gradients this far from 1 is named: rounding to bf16 does not reach it."""
 
 
-def sequence_sums(values: Array, mask: Array) -> Array:
-    """Return each sequence's log-prob: the sum of its masked values, float64 [rows with a masked value]. Both inputs: [B, A]."""
-    sums: Array = np.where(mask, values.astype(np.float64), 0.0).sum(axis=1)[mask.any(axis=1)]
-    return sums
-
-
 @np.errstate(all="ignore")
 def worst_tokens(a: Array, b: Array, mask: Array, count: int, seq_len: int | None = None) -> tuple[WorstToken, ...]:
     """Return the `count` masked tokens of [B, A] that differ most, worst first, without equal tokens.
@@ -171,16 +156,6 @@ def _same(a: Array, b: Array) -> Array:
 
 def _finite(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _ordered(values: Array, dtype: str) -> Array:
-    """Return each value's rank among the representable values, 0 at zero: sign and magnitude bits as one ordered integer."""
-    single = values.astype(np.float32)
-    bits = single.astype(np.float16).view(np.int16) if dtype == "fp16" else single.view(np.int32)
-    ranks, least = bits.astype(np.int64), np.iinfo(bits.dtype).min
-    if dtype == "bf16":
-        ranks, least = (ranks + 0x7FFF + ((ranks >> 16) & 1)) >> 16, -(2**15)  # round to nearest, ties to even
-    return np.where(ranks < 0, least - ranks, ranks)
 
 
 WORST_TOKENS = 5
@@ -215,7 +190,7 @@ def measure(dump_id: str, seq_len: int | None, a: Values, b: Values) -> DumpComp
     In the result, `reasons` are mismatches under any thresholds; `distances` are by parameter, largest first.
     """
     mask, notes = a.mask, _Notes()
-    tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True, dtype=a.dtype if a.dtype == b.dtype else None)
+    tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True)
     notes.odd("log-probs", tokens)
     if outside := int(((np.isfinite(a.log_probs) ^ np.isfinite(b.log_probs)) & ~mask).sum()):
         where = "outside the mask are not finite on one side only: multiplying by the mask keeps them"
@@ -234,7 +209,6 @@ def measure(dump_id: str, seq_len: int | None, a: Values, b: Values) -> DumpComp
         tuple(notes.broken),
         seq_len=seq_len,
         log_probs=tokens,
-        sequences=figures(sequence_sums(a.log_probs, mask), sequence_sums(b.log_probs, mask)),
         entropy=entropy,
         loss_abs=loss,
         worst_tokens=worst_tokens(a.log_probs, b.log_probs, mask, WORST_TOKENS, seq_len),
@@ -331,7 +305,7 @@ def _compared(a: _KeptGradients, b: _KeptGradients, small: float, notes: _Notes)
 
     small: the share from `SMALL`.
     """
-    total, absolute, relative = np.zeros(4), [], []
+    total, absolute = np.zeros(4), []
     apart: dict[str, tuple[float, float, int]] = {}
     badness: dict[str, float] = {}
     nonfinite: dict[str, int] = {}
@@ -351,9 +325,7 @@ def _compared(a: _KeptGradients, b: _KeptGradients, small: float, notes: _Notes)
         wide, other = ours[both].astype(np.float64), theirs[both].astype(np.float64)
         sums = products(wide, other) * (numel / max(1, ours.size))
         total += sums
-        distance = np.abs(wide - other)
-        absolute.append(distance.astype(np.float32))
-        relative.append((distance / np.abs(other))[other != 0].astype(np.float32))
+        absolute.append(np.abs(wide - other).astype(np.float32))
         _, norm, _, difference = np.sqrt(np.abs(sums)).tolist()
         apart[name] = difference, norm, numel
         badness[name] = difference and (difference / norm if norm else math.inf)
@@ -364,8 +336,7 @@ def _compared(a: _KeptGradients, b: _KeptGradients, small: float, notes: _Notes)
         notes.broken.append(f"A has no gradient of {some(missing)}")
     together = Figures(0)
     if count := sum(part.size for part in absolute):
-        spreads = spread_of("abs", np.concatenate(absolute)) | spread_of("rel", np.concatenate(relative))
-        together = Figures(count, **spreads, **angle_of(total))
+        together = Figures(count, **spread_of(np.concatenate(absolute)), **angle_of(total))
     if nonfinite:
         notes.broken.append(f"gradients are not finite on one side only: {some(nonfinite)}")
     elif together.count and together.distance is None:

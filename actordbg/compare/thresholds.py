@@ -36,21 +36,19 @@ MEASURES: dict[str, str] = {
     "p99_abs": "99th percentile of the differences, nats",
     "mean_abs": "mean difference, nats",
     "clip_share": "share of tokens whose ratio is outside 0.8 to 1.2",
-    "sequence_max_abs": "largest difference of a row's sum of log-probs, nats",
-    "max_ulp": "largest difference of a log-prob in units of last place",
     "entropy_max_abs": "largest difference of an entropy, nats",
     "loss_abs": "difference of the losses",
     "grad_norm_rel": "relative difference of the gradient norms",
     "gradient_distance": "|a - b| / |b| of all kept gradients",
     "parameter_distance": "the largest |a - b| / |b| of a single parameter's gradient",
 }
-"""Every measure, in words. A row's sum and units of last place have no default, because no threshold fits them."""
+"""Every measure, in words."""
 
 STRENGTH = ("bf16", "fp16", "fp32", "fp64")
 """dtypes, the weakest first."""
 
 DEFAULTS: dict[str, dict[str, float]] = {
-    dtype: dict(zip((name for name in MEASURES if name not in ("sequence_max_abs", "max_ulp")), limits, strict=True))
+    dtype: dict(zip(MEASURES, limits, strict=True))
     for dtype, limits in {
         # max_abs, p99_abs, mean_abs, clip_share, entropy_max_abs, loss_abs, grad_norm_rel, gradient_distance, parameter_distance
         "fp64": (2e-5, 1e-5, 2e-6, 0.0, 2e-5, 2e-6, 1e-5, 1e-5, 1e-4),
@@ -112,7 +110,6 @@ def weaker(dtypes: Iterable[str | None]) -> str | None:
 
 
 _FIGURES = {
-    "sequence_max_abs": ("sequences", "max_abs"),
     "entropy_max_abs": ("entropy", "max_abs"),
     "gradient_distance": ("gradients", "distance"),
 }

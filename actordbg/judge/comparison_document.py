@@ -241,8 +241,6 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
     legend += "odd: log-probs that are not finite on one side only. " if nonfinite else ""
     if grads:
         legend += "|g| rel: relative difference of the gradient norms. grad: |a - b| / |b| of the kept gradients."
-    else:
-        legend += "ulp: units of last place of the dtype that computed both."
     rows = table([_dump(dump, grads) for dump in shown], "dump", "verdict")
     reasons = [f"{dump.dump_id}: {'; '.join(dump.reasons)}" for dump in shown if dump.reasons]
     return [Heading(title, 3), rows, Paragraph(legend), *section("", reasons)]
@@ -250,7 +248,6 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
 
 def _dump(dump: DumpComparison, grads: bool) -> dict[str, str]:
     tokens = dump.log_probs or Figures(0)
-    ulp = "-" if tokens.max_ulp is None else str(tokens.max_ulp) if tokens.max_ulp < 10**6 else f"{tokens.max_ulp:.1e}"
     distance = dump.gradients.distance if dump.gradients else None
     return {
         "dump": dump.dump_id,
@@ -260,11 +257,7 @@ def _dump(dump: DumpComparison, grads: bool) -> dict[str, str]:
         "p99": number(tokens.p99_abs, 2),
         "mean": number(tokens.mean_abs, 2),
         "clip": "-" if tokens.clip_share is None else f"{tokens.clip_share:.1%}",
-    } | (
-        {"|g| rel": number(dump.grad_norm_rel, 2), "grad": number(distance, 2)}
-        if grads
-        else {"KL k3": number(tokens.kl_k3, 2), "ulp": ulp}
-    )
+    } | ({"|g| rel": number(dump.grad_norm_rel, 2), "grad": number(distance, 2)} if grads else {"KL k3": number(tokens.kl_k3, 2)})
 
 
 def _worst(title: str, rows: list[tuple[float | None, dict[str, str]]], *text: str) -> list[Block]:

@@ -143,14 +143,13 @@ GOOD = (MATCH, WITHIN_NOISE)
 class Figures:
     """Distance of values `a` from values `b`, over `count` of them. None: not defined here, or not finite.
 
-    Absolute differences in the values' own unit (nats for log-probs), relative ones to |b| (where b is not 0). `p95_*`
-    and `p99_*` are percentiles. Equal values differ by 0 even if both are infinite or NaN. `nonfinite` counts values that are not
-    finite on one side only, or not the same on both: unless it is 0, all figures but clip_share (which counts them) are None.
-    cosine: of the two vectors; distance: |a - b| / |b| of the two vectors; gain: the factor of b that is nearest to a. For
-    log-probs only: kl_k1 = mean(b - a) and kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from
-    samples of b (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside
-    0.8 to 1.2, PPO's usual clip band. max_ulp: largest distance in units of last place of the dtype that both were computed in
-    (see `compare.dump_figures`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
+    Absolute differences in the values' own unit (nats for log-probs). `p95_*` and `p99_*` are percentiles. Equal values differ
+    by 0 even if both are infinite or NaN. `nonfinite` counts values that are not finite on one side only, or not the same on
+    both: unless it is 0, all figures but clip_share (which counts them) are None. cosine: of the two vectors; distance: |a - b| /
+    |b| of the two vectors; gain: the factor of b that is nearest to a. For log-probs only: kl_k1 = mean(b - a) and
+    kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from samples of b
+    (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside 0.8 to 1.2,
+    PPO's usual clip band; rms_abs: root mean square of the differences. max_ulp, *_rel: of earlier versions.
     """
 
     count: int
@@ -204,7 +203,7 @@ class DumpComparison:
     other reason made it one, the furthest first. `not_compared`: by quantity, why it was not compared.
     A mismatch without figures is a dump on which A failed and B did not.
 
-    sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
+    sequences: of earlier versions. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
     all parameters together; `parameters`: the worst ones; parameter_distance: the largest of a single one, `worst_parameter`
     (`compare.dump_figures`). worst_tokens: by absolute difference. beyond_noise: measures that exceed the noise floor but not the
     thresholds: a real difference, small enough; empty without a noise floor. limits: those measured on this dump, if any.
