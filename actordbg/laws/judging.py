@@ -151,12 +151,12 @@ _LOGITS_AT_ONCE = 2**25
 class Expected:
     """The expected log-probs and, if `entropies`, entropies, float64 [B, S-1], NaN where unknown. allowed: the tolerance.
 
-    places: [N, 2], the row and column in `ids` of each of the model's N logit vectors; outside [B, S-1]: ignored. problem: why
-    nothing could be computed, or "".
+    places: [N, 2], the row and column in `ids` of each of the model's N logit vectors; outside [B, S-1], or where `tokens`, bool
+    [B, S-1], is not set: ignored. problem: why nothing could be computed, or "".
     """
 
-    def __init__(self, places: Tensor, ids: Tensor, temperature: float, entropies: bool) -> None:
-        self.places, self.ids, self.temperature, self.entropies = places, ids, temperature, entropies
+    def __init__(self, places: Tensor, ids: Tensor, tokens: Tensor, temperature: float, entropies: bool) -> None:
+        self.places, self.ids, self.tokens, self.temperature, self.entropies = places, ids, tokens, temperature, entropies
         self.problem = "the Actor did not call its model"
         shape = (ids.shape[0], ids.shape[1] - 1)
         self.log_probs, self.entropy, self.allowed = (torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(3))
@@ -171,6 +171,7 @@ class Expected:
         self.problem = ""
         rows, columns = self.places.unbind(1)
         inside = ((columns >= 0) & (columns < self.ids.shape[1] - 1)).nonzero().flatten()
+        inside = inside[self.tokens[rows[inside], columns[inside]]]
         for part in torch.split(inside, max(1, _LOGITS_AT_ONCE // flat.shape[-1])):
             place = rows[part], columns[part]
             scaled = flat[part.to(flat.device)].double() / self.temperature

@@ -115,7 +115,7 @@ class LawRun:
 
     def _rerun(self) -> None:
         places = changes.places(self.call, self.outcome.packing, *self.session.ring)
-        expected = Expected(places, self.ids, self.outcome.temperature, self.outcome.entropy is not None)
+        expected = Expected(places, self.ids, self.tokens, self.outcome.temperature, self.outcome.entropy is not None)
         again = self._forward(self.dump, None if self._draws else self.session.choices.seed + 1)
         with watching(self.session.actor, expected) as given:
             self.base = self._forward(self.call)

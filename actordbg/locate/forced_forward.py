@@ -232,6 +232,7 @@ class Forcing(Hooks):
         self.valid = (index >= 0).nonzero().flatten()
         self.tokens = index[self.valid]
         self.sums: dict[Key, Sums] = {}
+        self._all = self.tokens.equal(torch.arange(sum(tape.lengths)))
         self._forced: set[Key] = set()
         self._known = Counter({key[0]: key[2] + 1 for key in sorted(tape.values, key=lambda key: key[2])})
         self.wrong: dict[Key, Tensor] = {}
@@ -253,10 +254,9 @@ class Forcing(Hooks):
             self.unchecked.setdefault(key[0], "its tensors have another layout than the truth's")
 
     def take(self, key: Key, flat: Tensor, module: Any) -> Tensor | None:
-        want = self.tape.at(key)
+        want = self._truths(key)
         if want is None:
             return None
-        want = want[self.tokens]
         have = flat[self.valid.to(flat.device)]
         if have.shape != want.shape:
             want = self._part_of(want, have.shape)
@@ -280,7 +280,7 @@ class Forcing(Hooks):
             self._add(key, have.sort(-1).values, want.sort(-1).values)
         self._forced.add(key)
         given = torch.zeros_like(flat) if key[1] in BACK.values() else flat.clone()
-        return given.index_copy_(0, self.valid.to(flat.device), (want * times).to(flat.dtype))
+        return given.index_copy_(0, self.valid.to(flat.device), (want * times if times > 1 else want).to(flat.dtype))
 
     def take_parts(self, parts: Sequence[tuple[dict[Key, Sums], dict[Key, Tensor], dict[str, str]]]) -> None:
         """Replace `sums`, `wrong` and `unchecked` by those of all ranks of a ring."""
@@ -301,9 +301,14 @@ class Forcing(Hooks):
         """Judge as zeros, after a backward, the gradients that did not come: taps in checkpointed layers may not run at all."""
         for key in [key for key in self._forced if key[1] in BACK]:
             back = key[0], BACK[key[1]], key[2], key[3]
-            want = None if back in self.sums else self.tape.at(back)
+            want = None if back in self.sums else self._truths(back)
             if want is not None:
-                self._add(back, torch.zeros_like(want[self.tokens]), want[self.tokens])
+                self._add(back, torch.zeros_like(want), want)
+
+    def _truths(self, key: Key) -> Tensor | None:
+        """Return the truth's values at a place, of the tokens that this model computes [n, features...]."""
+        want = self.tape.at(key)
+        return want if want is None or self._all else want[self.tokens]
 
     def _part_of(self, want: Tensor, shape: torch.Size) -> Tensor | None:
         """Return the part of the features [n, ...] that this rank holds; None if the shapes do not differ by such a part."""
@@ -318,8 +323,9 @@ class Forcing(Hooks):
             return
         wide, truth = (each.to(want.dtype)[:, None].flatten(1) for each in (have, want))  # a token may have one number: [n]
         errors = torch.zeros(sum(self.tape.lengths), dtype=torch.float64)
-        errors[self.tokens] = (wide - truth).square().sum(1).double().cpu().nan_to_num(torch.inf, torch.inf)
-        own, power = (float((truth * other).sum(dtype=torch.float64)) for other in (wide, truth))
+        apart = wide - truth
+        errors[self.tokens] = apart.square_().sum(1).double().cpu().nan_to_num(torch.inf, torch.inf)
+        own, power = (float(torch.mul(truth, other, out=apart).sum(dtype=torch.float64)) for other in (wide, truth))
         self.sums[key] = Sums(errors, truth.shape[1], len(self.tokens), own, power)
 
     def _compare_exactly(self, key: Key, have: Tensor, want: Tensor, module: Any) -> None:

@@ -39,13 +39,19 @@ class Tape:
     lengths: list[int] = field(default_factory=list)
     strange: set[str] = field(default_factory=set)
     spill: Spill = field(default_factory=lambda: Spill(MOST_BYTES))
+    _whole: dict[Key, Tensor] = field(default_factory=dict)
 
     def at(self, key: Key) -> Tensor | None:
-        """Return a place's values [T, features...]; None unless each row with tokens has them."""
+        """Return a place's values [T, features...], not to be changed; None unless each row with tokens has them."""
+        if key in self._whole:
+            return self._whole[key]
         parts = self.values.get(key, [])
         if len(parts) != sum(map(bool, self.lengths)) or len({part.shape[1:] for part in parts}) != 1:
             return None
-        return torch.cat(parts)
+        whole = torch.cat(parts)
+        if not self.spill.spilled:  # asked for again by each forward; the rows are views of it from now on
+            self._whole[key], self.values[key] = whole, list(whole.split([len(part) for part in parts]))  # type: ignore[no-untyped-call]
+        return whole
 
 
 @dataclass

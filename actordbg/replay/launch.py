@@ -23,7 +23,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -99,10 +99,6 @@ class Running(Protocol):
     def announce(self, before: Path, following: Path | None) -> None:
         """Give the waiting group, which finished `before`, its next order; None: it may leave."""
 
-    def fork(self, config: ReplayConfig, before: Path, following: Path) -> bool:
-        """Let the waiting group leave, and its launcher run the order in a new process; return whether it can."""
-        return False
-
     def watch(self, identity: tuple[int, int]) -> None:
         """Watch a worker that has booted, with this pid and start time."""
         return None
@@ -151,6 +147,7 @@ class Launched(Running):
         announce(before, following)
 
     def fork(self, config: ReplayConfig, before: Path, following: Path) -> bool:
+        """Let the waiting group leave, and its launcher run the order in a new process; return whether it can."""
         if config.model != self.template or config.nproc != 1:
             return False
         self._deaths.clear()
@@ -180,7 +177,8 @@ def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_
     environment = child_environment(config, os.environ)
     given = consent.arguments(config.model)
     launched = launch_share(config, share, work, [module, *given], environment=environment, log=work.parent / LAUNCHER_LOG)
-    return replace(launched, template=config.model if forks else "")
+    launched.template = config.model if forks else ""
+    return launched
 
 
 def launch_share(

@@ -56,12 +56,12 @@ class NodeShare:
 def main() -> int:
     """Start the ranks and wait for them; return the exit code of the first that failed, else 0."""
     like, nproc, text, module, *arguments = sys.argv[1:]
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _told_to_end)
     share = NodeShare(**json.loads(text))
-    ranks: list[subprocess.Popen[bytes]] = []
     if share.forks:
         return _fork(like, share, arguments)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _told_to_end)
+    ranks: list[subprocess.Popen[bytes]] = []
     try:
         for local_rank in range(share.count):
             local = [f"--local_rank={local_rank}"] if like == "deepspeed" else []
@@ -88,8 +88,6 @@ def _fork(like: str, share: NodeShare, arguments: Sequence[str]) -> int:
     while work is not None:
         pid = os.fork()
         if not pid:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
             os.environ.update(variables(like, 1, share))
             sys.argv[1:] = [*options, str(work)]
             run_worker(ActorEngine)

@@ -43,27 +43,30 @@ from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.base.imports import deferred, without_collecting
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.trainers.importhook import after_import, before_import
 from actordbg.trainers.openrlhf import cannot_import
 from actordbg.trainers.openrlhf.flash_attn_standin import all_gather, stand_in
 from actordbg.trainers.rows_actor import change_attention, check, follow_adapters
 
 
 def import_actor() -> type[Any]:
-    """Import OpenRLHF's Actor class. Raises EnvironmentProblem, naming the missing module, if that fails.
-
-    Importing DeepSpeed is deferred, since the module may name it without using it. A module that uses it gets the real one.
-    """
-    module = "openrlhf.models"
+    """Import OpenRLHF's Actor class. Raises EnvironmentProblem, naming the missing module, if that fails."""
     try:
-        with compiling_at_the_first_call(module):
-            try:
-                with deferred("deepspeed"):
-                    models = import_module(module)
-            except ImportError:
-                models = import_module(module)
-        return models.Actor  # type: ignore[no-any-return]
+        return _imported("openrlhf.models", without="deepspeed").Actor  # type: ignore[no-any-return]
     except ImportError as error:
         raise cannot_import(error) from error
+
+
+def _imported(module: str, without: str) -> Any:
+    """Import a module of OpenRLHF. Importing the package `without` is deferred, since what the module imports may name it without
+    using it. A module that uses it gets the real one.
+    """
+    with compiling_at_the_first_call(module):
+        try:
+            with deferred(without):
+                return import_module(module)
+        except ImportError:
+            return import_module(module)
 
 
 def init_parameters(actor_class: type[Any]) -> frozenset[str]:
@@ -188,9 +191,11 @@ class OpenRlhfStrategy:
 
 
 def _make(choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> Any:
+    if not config.deepcompile:
+        for part, needed in _OF_DEEPCOMPILE.items():
+            _import_without(part, needed)
     try:
-        with compiling_at_the_first_call("openrlhf.utils.deepspeed"):
-            from openrlhf.utils.deepspeed import DeepspeedStrategy
+        strategy = _imported("openrlhf.utils.deepspeed", without="datasets").DeepspeedStrategy
     except ImportError as error:
         raise EnvironmentProblem(
             f"OpenRLHF's DeepSpeed strategy cannot be imported: {error}",
@@ -207,8 +212,21 @@ def _make(choices: Choices, config: ReplayConfig, world_size: int, training: Any
         "zero_stage": config.zero_stage,
         "args": argparse.Namespace(local_rank=-1, **flat, ds=argparse.Namespace(**flat), train=train),
     }
-    takes_bf16 = "bf16" in inspect.signature(DeepspeedStrategy.__init__).parameters
-    return DeepspeedStrategy(**options, **({"bf16": bf16} if takes_bf16 else {}))
+    takes_bf16 = "bf16" in inspect.signature(strategy.__init__).parameters
+    return strategy(**options, **({"bf16": bf16} if takes_bf16 else {}))
+
+
+_OF_DEEPCOMPILE = {"deepspeed.compile.inductor": "torch._inductor.lowering", "deepspeed.compile.backend": "functorch.compile"}
+"""Modules of DeepSpeed's that DeepCompile needs, and what they import from torch for it: half of DeepSpeed's import. They do
+without where that cannot be imported.
+"""
+
+
+def _import_without(module: str, needed: str) -> None:
+    """Let `module` find, when it is imported, that `needed` cannot be imported."""
+    if needed not in sys.modules and module not in sys.modules:
+        before_import(module, lambda: sys.modules.update({needed: None}))  # type: ignore[dict-item]
+        after_import(module, lambda _: sys.modules.pop(needed))
 
 
 NAME = "gathered K/V (stand-in)"
