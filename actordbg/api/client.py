@@ -62,6 +62,10 @@ class Client:
         """Hear of something beside the result. minor: unless only the result is wanted."""
         self._advance(0, note=text)
 
+    def found(self, text: str, data: Mapping[str, Any]) -> None:
+        """Hear of a finding before the work ends, in words and as data."""
+        self.note(text)
+
     def note_some(self, texts: Sequence[str]) -> None:
         """Hear of the first of many such things, and how many more there are."""
         for text in texts[:NOTED]:

@@ -63,7 +63,7 @@ class PlainCommands:
 
     def lint(
         self, *paths: str, where: str | None = None, max_inputs: Annotated[int | None, Option(min=1)] = None,
-        columns: Annotated[Sequence[str], Option("--column", kind=list[str])] = (),
+        columns: Annotated[Sequence[str], Option("--column", kind=list[str])] = (), watch: bool = False,
     ) -> CommandResult:  # fmt: skip
         """Check recorded data against laws, without a model.
 
@@ -85,14 +85,20 @@ class PlainCommands:
 
         Example: actordbg lint trainer_state.json
 
+        Example: actordbg lint outputs/ --watch
+
         Args:
             paths (PATH): A store, or files and folders of a run (default: the store's dumps).
             max_inputs: At most N dumps, the newest.
             columns (PART=NAME): With PATH, the name of a part of a row in a table, such as ids=input_ids; repeatable.
+            watch: Follow the files of a live run until Ctrl-C, with a line for each finding.
         """
         from actordbg.api.checks import linted
+        from actordbg.api.following import watched
         from actordbg.api.run_files import linted_files
 
+        if watch:
+            return watched(self._desk, [Path(path) for path in paths], columns)
         if paths:
             return linted_files(self._desk, [Path(path) for path in paths], where, max_inputs, columns)
         return linted(self._desk, where, max_inputs)

@@ -144,7 +144,7 @@ def linted_files(
     origins = {call.record.dump_id: call.record.origin for call in linting.kept}
     findings.rows = sum(call.rows for call in linting.kept if not call.is_loss)
     for outcome in findings.outcomes:
-        outcome.found = [_in_file(finding, origins) for finding in outcome.found]
+        outcome.found = [in_file(finding, origins) for finding in outcome.found]
     findings.files = [str(path) for path in paths]
     if logs:
         findings.outcomes = [*findings.outcomes, *judge_logs(logs)]
@@ -160,7 +160,7 @@ def logs_and_others(paths: Sequence[Path]) -> tuple[list[TrainLog], list[Path]]:
     return logs, [path for path in find_files(paths) if str(path) not in known]
 
 
-def _in_file(finding: Finding, origins: dict[str, dict[str, object]]) -> Finding:
+def in_file(finding: Finding, origins: dict[str, dict[str, object]]) -> Finding:
     """Name the file and its row instead of the dump that was made of them."""
     place = dict(finding.place)
     origin = origins.get(str(place.pop("dump", "")), {})

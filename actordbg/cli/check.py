@@ -29,6 +29,7 @@ def check(
     settings: Given,
     of_run: Annotated[bool, Option("--recorded", "--golden")] = False,
     columns: Annotated[list[str] | None, Option("--column", rank=30)] = None,
+    watch: Annotated[bool, Option(rank=30)] = False,
     junit: Annotated[Path | None, Option(heading=_FOR)] = None,
     github: Annotated[bool, Option(heading=_FOR, rank=30)] = False,
 ) -> None:
@@ -50,6 +51,7 @@ def check(
             the store's dumps).
         of_run: Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.
         columns (PART=NAME): The name of a part of a row in a table, such as ids=input_ids; repeatable.
+        watch: Follow the files of a run as `lint --watch` does: replay nothing.
         junit: Also write JUnit XML there.
         github: Emit GitHub Actions annotations.
     """
@@ -57,6 +59,10 @@ def check(
     from actordbg.cli.terminal import Terminal, opened
     from actordbg.document.page import check_place
 
+    if watch:
+        seen = opened(ctx).lint(*map(str, paths or []), columns=columns or [], watch=True)
+        say_answer(seen)
+        return require_good(seen.ok)
     check_place(junit)
     usual, chosen = store_of_paths(store_of(ctx), paths or [], inputs.selection, Terminal(ctx), columns or [])
     ctx.find_root().params["store"] = str(usual.root)

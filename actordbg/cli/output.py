@@ -321,7 +321,7 @@ def say_answer(answer: CommandResult, written: Path | None = None) -> None:
 
     write_files(answer)
     if wanted.json:
-        emit_json(answer.record)
+        emit_json(answer.record, None if "looks" in answer.data else 2)  # a line, behind lines of what was found at each look
     elif wanted.format != "text":
         say_lines(rendered(answer, wanted.format, answer.blocks))
     else:

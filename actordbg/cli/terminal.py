@@ -48,6 +48,13 @@ class Terminal(Client):
         if not (minor and output.wanted.silent):
             output.note(text)
 
+    def found(self, text: str, data: Mapping[str, Any]) -> None:
+        """Print a finding as a line of text or of JSON."""
+        if output.wanted.json:
+            output.emit_json(data, None)
+        else:
+            output.say(text)
+
     @contextmanager
     def progress(self, label: str, total: int | None) -> Iterator[Advance]:
         """Show a progress bar."""

@@ -126,12 +126,15 @@ def text_error(names: object) -> Unsupported | None:
     return None
 
 
-def contents(path: Path, kind: str, trees: LegacyReader) -> Iterator[Any]:
-    """Yield what a container holds, as the module's table says. Raises CorruptDump, UnsafeInput, Unsupported, OSError."""
+def contents(path: Path, kind: str, trees: LegacyReader, lines: BinaryIO | None = None) -> Iterator[Any]:
+    """Yield what a container holds, as the module's table says. Raises CorruptDump, UnsafeInput, Unsupported, OSError.
+
+    lines: of JSON lines, those to read instead of all.
+    """
     try:
         if kind == JSON_LINES:
-            with path.open("rb") as file:
-                yield from _lines(file, path)
+            with lines or path.open("rb") as file:
+                yield from _lines(file)
         elif kind == PARQUET:
             yield from _parquet(path)
         elif kind == SAFETENSORS:
@@ -157,7 +160,7 @@ def contents(path: Path, kind: str, trees: LegacyReader) -> Iterator[Any]:
         raise corrupt(f"damaged: {error!s:.200}") from None
 
 
-def _lines(file: Any, path: Path) -> Iterator[dict[str, Any]]:
+def _lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
     """Yield the objects of JSON lines; NaN and infinities are read as Python writes them. Raises ValueError, UnsafeInput."""
     number = 0
     while line := file.readline(MOST_LINE + 1):

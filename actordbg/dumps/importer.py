@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +35,7 @@ from actordbg.base.units import plural
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.archives import pickle_value
 from actordbg.dumps.child_pool import LegacyReader
-from actordbg.dumps.containers import PICKLE, UNKNOWN, container_of
+from actordbg.dumps.containers import JSON_LINES, PICKLE, UNKNOWN, container_of
 from actordbg.dumps.decode import old_call, parse_stamp
 from actordbg.dumps.pickle_machine import corrupt
 from actordbg.dumps.rows_import import MOST_JUDGED, MOST_REPLAYED, RowFile, problem_of
@@ -93,7 +93,7 @@ def import_paths(
     if store.exists():
         store.require()
     with LegacyReader() as trees:
-        job = _Import(store, trees, run, columns)
+        job = Import(store, trees, run, columns)
         for path in files:
             on_file(job.take(path))
     return job.summary
@@ -107,18 +107,24 @@ def read_paths(
     on_file: Callable[[str | None], object] = lambda dump_id: None,
 ) -> ImportSummary:
     """Hand the dumps of files to `give`, with many rows each, instead of importing them. The rest is as of `import_paths`."""
-    with LegacyReader() as trees:
-        job = _Import(None, trees, None, columns, give)
+    with reading(give, columns) as job:
         for path in find_files(paths):
             on_file(job.take(path))
     return job.summary
+
+
+@contextlib.contextmanager
+def reading(give: Give, columns: Mapping[str, str]) -> Iterator[Import]:
+    """Open an import that hands the dumps of its files to `give`."""
+    with LegacyReader() as trees:
+        yield Import(None, trees, None, columns, give)
 
 
 def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
     """Return the dump of each pickle, imported into the store unless it is there. CorruptDump for a pickle that is refused."""
     store.create()
     with LegacyReader() as trees:
-        job = _Import(store, trees, None)
+        job = Import(store, trees, None)
         ids = [job.take(path) for path in pickles]
     if job.summary.refused:
         first = job.summary.refused[0]
@@ -167,7 +173,7 @@ def import_id(timestamp: str, sha256: str) -> str:
     return make_dump_id(timestamp, 0, 0, sha256[:16])
 
 
-class _Import:
+class Import:
     """An import in progress: the dumps known to be in the store, and the summary so far."""
 
     def __init__(
@@ -184,12 +190,17 @@ class _Import:
         self.by_content = {dump_id.partition("-")[2]: dump_id for dump_id in self.known}
         self.summary = ImportSummary()
 
-    def take(self, path: Path) -> str | None:
-        """Import one file, find it already there, or note why it is refused. Return its first dump's id; None if refused."""
+    def take(self, path: Path, file: RowFile | None = None) -> str | None:
+        """Import one file, find it already there, or note why it is refused. Return its first dump's id; None if refused.
+
+        file: the file of rows, if lines of it were read before.
+        """
         before = len(self.summary.dump_ids)
         try:
             kind = container_of(path) if path.is_file() else PICKLE
-            if kind == PICKLE or (kind == UNKNOWN and path.suffix in PICKLES):
+            if file is not None:
+                self._rows(file)
+            elif kind == PICKLE or (kind == UNKNOWN and path.suffix in PICKLES):
                 self._pickle(path)
             elif kind == UNKNOWN:
                 raise Unsupported("it is not a file that is read", hint="docs/reference/layouts.md lists those that are")
@@ -202,6 +213,10 @@ class _Import:
             hint = error.hint or "" if isinstance(error, Unsupported) else ""
             self.summary.refused.append(Damaged(str(path), error.code, error.message, hint))
         return next(iter(self.summary.dump_ids[before:]), None)
+
+    def lines_of(self, path: Path) -> RowFile:
+        """Return a file of JSON lines that is read bit by bit."""
+        return RowFile(path, JSON_LINES, self.columns, self.trees)
 
     def _rows(self, file: RowFile) -> None:
         """Write the dumps of a file of rows."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -45,7 +45,11 @@ _OF_LOSS = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages")
 
 
 class RowFile:
-    """A file of rows. notes: what a reader has to know of it. left_out: why rows were left out, in words."""
+    """A file of rows. notes: what a reader has to know of it. left_out: why rows were left out, in words. lines: of a file of
+    lines that grows, those that `dumps` has not had.
+    """
+
+    lines: BinaryIO | None = None
 
     def __init__(self, path: Path, kind: str, columns: dict[str, str], trees: LegacyReader) -> None:
         self.path, self._kind, self._columns, self._trees = path, kind, columns, trees
@@ -54,37 +58,36 @@ class RowFile:
         self.left_out: list[str] = []
         stat = path.stat()
         self._time = format_timestamp(datetime.fromtimestamp(stat.st_mtime, timezone.utc))
-        self._digest = ""
+        self._digest, self._number, self._at = "", 0, 0
 
     def dumps(self, most_rows: int, most_places: int) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
         """Yield the dumps. Raises CorruptDump, UnsafeInput, Unsupported and OSError, also after some."""
-        number, longest, kept = 0, 0, list[FileRow]()
+        longest, kept = 0, list[FileRow]()
         for row in self.rows():
             longest, count = max(longest, len(row.ids)), len(kept) + 1
             if kept and (count > most_rows or count * longest > most_places or not _alike(kept, row)):
-                yield from self._dumps_of(kept, number)
-                number, longest, kept = number + 2, len(row.ids), []
+                yield from self._dumps_of(kept)
+                longest, kept = len(row.ids), []
             kept.append(row)
         if kept:
-            yield from self._dumps_of(kept, number)
+            yield from self._dumps_of(kept)
         elif not self.left_out:
             raise CorruptDump("it has no rows", hint="look at what wrote it")
 
     def rows(self) -> Iterator[FileRow]:
         """Yield the rows that can be read. Raises as `dumps`, which has them."""
-        at = 0
-        for content in containers.contents(self.path, self._kind, self._trees):
+        for content in containers.contents(self.path, self._kind, self._trees, self.lines):
             layout = self.layout or self._known(content)
             try:
                 step = layout.step(content, self.path)
                 for fields in layout.rows(content):
-                    row = self._row(layout, fields, at)
-                    at += 1
+                    row = self._row(layout, fields, self._at)
+                    self._at += 1
                     if row is not None:
                         row.step = row.step if row.step is not None else step if step is not None else 0
                         yield row
             except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-                raise corrupt(f"after row {at}: {error!s:.200}") from None
+                raise corrupt(f"after row {self._at}: {error!s:.200}") from None
 
     def _known(self, content: Any) -> FileLayout:
         """Return the layout of the first content, and begin: nothing is written for a file without one."""
@@ -117,8 +120,9 @@ class RowFile:
             self.left_out.append(f"row {number}: it has fewer than two tokens")
         return row
 
-    def _dumps_of(self, rows: Sequence[FileRow], number: int) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
+    def _dumps_of(self, rows: Sequence[FileRow]) -> Iterator[tuple[DumpRecord, dict[str, PlainTensor]]]:
         assert self.layout is not None
+        number, self._number = self._number, self._number + 2
         first, arrays, about = rows[0], _padded(rows), {"name": self.path.name, "layout": self.layout.name, "row": rows[0].number}
         given = {name: arrays.pop(name) for name in ("sequences", "attention_mask", MASK)}
         of_rows = {CONTEXT + name: np.array([row.of_row[name] for row in rows]) for name in first.of_row}

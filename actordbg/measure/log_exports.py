@@ -99,6 +99,11 @@ def exported(name: str, run: str | None, stream: io.BufferedReader) -> Iterator[
     return stream
 
 
+def is_whole(head: bytes) -> bool:
+    """Return whether a file that begins so has to be read whole: a document, a table with a heading, or no text."""
+    return b"\0" in head or _is_json(head) or _is_csv(head)
+
+
 def _whole(name: str, stream: io.BufferedReader) -> bytes:
     data = bytearray()
     while part := stream.read(2**20):  # a larger read would take its memory in advance

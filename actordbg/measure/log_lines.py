@@ -93,6 +93,7 @@ class TrainLog:
     metric: str = ""
     every: bool = False
     nulls: dict[str, int] = field(default_factory=dict)
+    bars: dict[tuple[str, str], _Bar] = field(default_factory=dict, repr=False)
 
     def wants(self, name: str) -> bool:
         """Return whether the values of a metric are kept."""
@@ -129,12 +130,21 @@ def read_log(path: str, metric: str | None = None, *, every: bool = False) -> Tr
             _keep_rows(log, of_events(name))
             return log.settled()
     with _opened(name) as stream:
-        found = exported(name, run, stream)
-        if isinstance(found, io.BufferedIOBase):
-            _read_text(log, found)
-        else:
-            _keep_rows(log, found)
+        _read(log, exported(name, run, stream))
     return log.settled()
+
+
+def read_more(log: TrainLog, lines: bytes) -> None:
+    """Read further whole lines of a log. Raises as `read_log`."""
+    _read(log, exported(log.path, None, _buffered(io.BytesIO(lines))))
+    log.settled()
+
+
+def _read(log: TrainLog, found: Iterable[ExportedRow] | io.BufferedIOBase) -> None:
+    if isinstance(found, io.BufferedIOBase):
+        _read_text(log, found)
+    else:
+        _keep_rows(log, found)
 
 
 def _split(path: str) -> tuple[str, str | None]:
@@ -153,14 +163,13 @@ def _keep_rows(log: TrainLog, rows: Iterable[ExportedRow]) -> None:
 
 
 def _read_text(log: TrainLog, stream: io.BufferedIOBase) -> None:
-    bars: dict[tuple[str, str], _Bar] = {}
     for source, text in segments(stream):
         log.segments += 1
         if "%|" in text and (matches := list(_BAR.finditer(text))):
             begin = 0
             for match in matches:
                 name = text[begin : match.start()][-_TITLE:].strip().rstrip(":")
-                _read_bar(log, bars.setdefault((source, name), _Bar()), name, match)
+                _read_bar(log, log.bars.setdefault((source, name), _Bar()), name, match)
                 begin = match.end()
         elif log.every or "loss" in text or (log.metric and log.metric in text):
             _read_line(log, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +24,13 @@ MOST_BYTES = 2**27
 def log_at(path: Path) -> TrainLog | None:
     """Return a file's figures, if it is a log with a curve that is known; None for anything else, told by its content."""
     with contextlib.suppress(UsageError, EnvironmentProblem, OSError):
-        if path.is_file() and path.stat().st_size <= MOST_BYTES and not _is_other_json(path):
+        if path.is_file() and path.stat().st_size <= MOST_BYTES and not is_other_json(path):
             log = read_log(str(path), every=True)
             return log if curves_of(log).of else None
     return None
 
 
-def _is_other_json(path: Path) -> bool:
+def is_other_json(path: Path) -> bool:
     """Check by a file's head whether it is JSON without a history of figures: rows of tokens, which have lists, or one object
     over several lines or in a long one, such as a tokenizer.
     """
@@ -43,16 +43,21 @@ def _is_other_json(path: Path) -> bool:
 
 
 def logs_below(paths: Sequence[Path]) -> list[TrainLog]:
-    """Return the logs among files and below folders. Of several states of one run, a checkpoint each, the longest is taken."""
+    """Return the logs among files and below folders, each run once."""
     files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    logs: dict[tuple[str, ...], TrainLog] = {}
-    for file in files:
-        if log := log_at(file):
-            # Checkpoints of one run have the same metrics, under the same name, one folder apart.
-            same = (file.name, str(file.parents[min(1, len(file.parents) - 1)]), *sorted(log.metrics))
-            if same not in logs or _steps_of(log) > _steps_of(logs[same]):
-                logs[same] = log
-    return list(logs.values())
+    return longest(filter(None, map(log_at, files)))
+
+
+def longest(logs: Iterable[TrainLog]) -> list[TrainLog]:
+    """Return logs; of several states of one run, a checkpoint each, the longest."""
+    by_run: dict[tuple[str, ...], TrainLog] = {}
+    for log in logs:
+        # Checkpoints of one run have the same metrics, under the same name, one folder apart.
+        file = Path(log.path)
+        same = (file.name, str(file.parents[min(1, len(file.parents) - 1)]), *sorted(log.metrics))
+        if same not in by_run or _steps_of(log) > _steps_of(by_run[same]):
+            by_run[same] = log
+    return list(by_run.values())
 
 
 def _steps_of(log: TrainLog) -> int:

@@ -131,24 +131,32 @@ class Linting:
         self.kept.append(call)
         self.findings.recorded |= names
         for answer in answers:
-            total = self.findings[answer.rule.name]
-            total.looked_at += answer.looked_at
-            total.found += answer.found
-            total.lacks = answer.lacks or total.lacks
+            add(self.findings[answer.rule.name], answer)
 
     @np.errstate(all="ignore")  # of log-probs that are not finite, which a law names
+    def judge_steps(self, calls: Sequence[RecordedCall]) -> None:
+        """Check the laws over many calls on those of whole steps."""
+        for law, total in zip(LAWS, self.findings.outcomes, strict=True):
+            if law.over_calls:
+                answer = Answer(law)
+                with contextlib.suppress(*_ODD):
+                    law.judge(calls, answer)
+                    add(total, answer)
+
     def finish(self) -> LintFindings:
         """Check the laws over all calls, and return what all laws said."""
         findings, kept = self.findings, self.kept
         findings.read, findings.imported = {call.record.dump_id for call in kept}, all(call.imported for call in kept)
-        for law, total in zip(LAWS, findings.outcomes, strict=True):
-            if law.over_calls:
-                answer = Answer(law)
-                with contextlib.suppress(*_ODD):
-                    law.judge(kept, answer)
-                    vars(total).update(vars(answer))
+        self.judge_steps(kept)
         findings.finish()
         return findings
+
+
+def add(total: RuleOutcome, outcome: RuleOutcome) -> None:
+    """Add what was found of a rule elsewhere."""
+    total.looked_at += outcome.looked_at
+    total.found += outcome.found
+    total.lacks, total.figures = outcome.lacks or total.lacks, outcome.figures or total.figures
 
 
 def _read(store: Path, path: str) -> Judged:
