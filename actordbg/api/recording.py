@@ -26,7 +26,7 @@ from actordbg.formats.ringfile import host_name
 from actordbg.store.layout import Store
 from actordbg.store.payload import Dump as LoadedDump
 from actordbg.store.payload import as_torch, widen_plain
-from actordbg.trainers.recorded_model import named_rows
+from actordbg.trainers.recorded_rows import named_rows
 from actordbg.trainers.seam import Rows, Scores, Seam
 
 

@@ -49,6 +49,12 @@ def _lengths(call: RecordedCall, answer: Answer) -> None:
     if odd:
         answer.violated(call, f"the action mask is {list(mask.shape)}; {', '.join(odd)}")
         return
+    labels = call.array("labels")
+    if labels is not None and labels.shape == sequences.shape:
+        counted = (labels != -100) & (np.arange(labels.shape[1]) > 0)
+        moved = [by for by in (-1, 1) if (~counted | (labels == shifted(sequences, by))).all()]
+        how = f"shifted by {moved[0]:+}, and the model shifts them itself" if moved else "not the tokens of their row"
+        answer.rows(call, (counted & (labels != sequences)).any(1), f"labels are {how}")
     padded = (call.active & ~real[:, -mask.shape[1] :]).any(1)
     answer.rows(call, padded, "the action mask covers padding: it is shifted")
     around = [np.logical_or.accumulate(each, 1) for each in (real, real[:, ::-1])]
@@ -166,7 +172,8 @@ def _mask(call: RecordedCall, answer: Answer) -> None:
     if call.holes is None:
         return
     if multi_turn is False:
-        answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token")
+        side = TRAINER if call.fact("loss.beta") else ""  # of preferences, which no engine sampled
+        answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token", side=side)
     elif multi_turn is None and not call.holes.any():
         answer.looked_at += call.rows
 
