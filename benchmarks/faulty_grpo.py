@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,8 @@ def _likely_end(model: Path) -> None:
     made.save_pretrained(model)
 
 
-def record(folder: Path, adapter: str, *command: str) -> None:
-    """Record a Python module of a command into `folder`, which gets a model and prompts."""
+def record(folder: Path, adapter: str, *command: str, options: Sequence[str] = ()) -> None:
+    """Record a Python module of a command into `folder`, which gets a model and prompts. options: of `run`."""
     from actordbg.demo.demo_training import build_assets
 
     folder.mkdir(parents=True)
@@ -80,7 +80,7 @@ def record(folder: Path, adapter: str, *command: str) -> None:
         _likely_end(folder / "model")
     ours = [sys.executable, "-m", "actordbg", "--store", str(folder / "store"), "run", "--adapter", adapter, "--run", adapter]
     with (folder / "train.log").open("w") as log:
-        words = [*ours, "--calls", "forward,loss", "--", sys.executable, "-m", *command]
+        words = [*ours, "--calls", "forward,loss", *options, "--", sys.executable, "-m", *command]
         subprocess.run(words, check=True, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
@@ -89,6 +89,8 @@ def judged(folder: Path, command: str, step: int = 0) -> str:
     base = [sys.executable, "-m", "actordbg", "--store", str(folder / "store")]
     model = folder / "out" / f"checkpoint-{step}" if step else folder / "model"
     words = [command]
+    if command == "check":
+        words += ["--recorded", "--where", f"step={step}", "--model", str(model)]
     if command == "explain":
         where = ["--where", f"step={step} and grad_enabled", "--max-inputs", "2", "--keep-tensors", "--no-backward"]
         subprocess.run([*base, "replay", *where, "--model", str(model)], check=False, capture_output=True)
@@ -108,7 +110,9 @@ def every(folder: Path, cases: dict[str, Fault], recorded: Callable[[Path, str],
             recorded(folder / name, name)
         for command in [fault.command] if fault.side else dict.fromkeys(("lint", fault.command)):
             said = judged(folder / name, command, fault.step)
-            good = said.startswith((f"WRONG ({fault.side}", f"WRONG (TOY MODEL; {fault.side}")) and fault.words in said
+            named = [f"WRONG ({fault.side}", f"WRONG (TOY MODEL; {fault.side}"]
+            named += ["WRONG: recorded log-probs"] if command == "check" and fault.side == "trainer" else []
+            good = said.startswith(tuple(named)) and fault.words in said
             good = good if fault.side else said.startswith("RIGHT")
             right &= good
             word = "right" if good and not fault.side else "named" if good else "MISSED" if fault.side else "FALSE ALARM"

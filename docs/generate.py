@@ -1,6 +1,6 @@
 """Writes what follows from the code: the reference pages `docs/reference/cli.md`, `api.md`, `catalog.md`, `fsck.md`,
-`layouts.md` and `replay-settings.md`, the schemas of results in `docs/reference/json/`, and the schema of a new catalog,
-`actordbg/catalog/head.sql`.
+`layouts.md`, `trainers.md` and `replay-settings.md`, the schemas of results in `docs/reference/json/`, and the schema of a new
+catalog, `actordbg/catalog/head.sql`.
 
     python docs/generate.py            writes them
     python docs/generate.py --check    writes nothing; exit code 1 and a diff if one of them is out of date
@@ -28,6 +28,7 @@ from catalog_page import catalog_markdown, schema_sql
 from fsck_page import fsck_markdown
 from layouts_page import layouts_markdown
 from settings_page import settings_markdown
+from trainers_page import trainers_markdown
 
 from actordbg.catalog import migrate
 from actordbg.cli import place_of
@@ -81,6 +82,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "catalog.md": f"{HEADER}\n{catalog_markdown()}",
         REFERENCE / "fsck.md": f"{HEADER}\n{fsck_markdown()}",
         REFERENCE / "layouts.md": f"{HEADER}\n{layouts_markdown()}",
+        REFERENCE / "trainers.md": f"{HEADER}\n{trainers_markdown()}",
         REFERENCE / "replay-settings.md": f"{HEADER}\n{settings_markdown()}",
         **{REFERENCE / "json" / f"{name}.schema.json": text for name, text in schemas().items()},
         migrate.SCRIPT: schema_sql(),

@@ -25,7 +25,7 @@ from actordbg.formats.nested_values import nested
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import ReplayedCall
 from actordbg.trainers.find_adapter import callable_again
-from actordbg.trainers.recorded_model import read_scores
+from actordbg.trainers.recorded_rows import read_scores
 from actordbg.trainers.rows_actor import ROWS, RowsActor, RowsActors, in_one_row, unpacked_values
 from actordbg.trainers.seam import Rows, Seam, Unreadable
 from actordbg.trainers.trainer import TRAINER, Actors

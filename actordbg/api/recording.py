@@ -24,7 +24,7 @@ from actordbg.formats.encoding import of_torch, pack, record_of, serialize
 from actordbg.formats.ringfile import host_name
 from actordbg.store.layout import Store
 from actordbg.store.payload import Dump as LoadedDump, as_torch, widen_plain
-from actordbg.trainers.recorded_model import named_rows
+from actordbg.trainers.recorded_rows import named_rows
 from actordbg.trainers.seam import Rows, Scores, Seam
 
 

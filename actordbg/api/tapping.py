@@ -26,7 +26,8 @@ from actordbg.base.errors import NothingToDo, Unsupported
 from actordbg.capture.facts import unwrap
 from actordbg.trainers.find_adapter import of_user
 from actordbg.trainers.plain_adapter import Plain
-from actordbg.trainers.recorded_model import RecordedModel, arguments_of, read_scores
+from actordbg.trainers.recorded_model import RecordedModel, arguments_of
+from actordbg.trainers.recorded_rows import read_scores
 from actordbg.trainers.seam import Adapter, NoPolicy, Rows, Scores, Seam, Unreadable
 
 IDS, MASKS = ("sequences", "input_ids", "ids"), ("attention_mask", "mask")

@@ -10,7 +10,10 @@ differentiates the same formula. No trainer's code is used.
 | dual clip, where A < 0 | -max(min(...), c A) | Ye et al. 2020 |
 | GSPO | the same, with r of a row: exp(mean(new - old)); with correction new - rollout, and w is left out | Zheng et al. 2025 |
 | importance correction | times w = exp(old - rollout), if its statistic is inside the band | OpenRLHF 0.11 `PolicyLoss` |
-| supervised | -new | |
+| RLOO | PPO, with r of a row: exp(sum(new - old)) | TRL 1.16 |
+| supervised | -new, in DFT times exp(new) | Wu et al. 2025 |
+| DPO, of a row's pair | -log sigmoid(b d), max(0, 1 - b d), or IPO's (d - 1 / 2b)^2, d = chosen - rejected | Rafailov 2023 |
+| | of the rows' sums of new - base, or IPO's means; the first half of the rows was chosen | TRL 1.16 `_compute_loss` |
 | a critic's value | (v - R)^2 / 2, or that of v clipped to within `clip_eps` of the old value if it is larger | the same |
 | KL to the base | k1: d, abs: |d|, k2: d^2 / 2, k3: exp(-d) - 1 + d, with d = new - base | Schulman 2020 |
 | other trainers' penalties | + c KL, in TRL times r by default, - c' entropy | TRL 1.16 `_compute_loss`, verl 0.9.1 `ppo_loss` |
@@ -87,15 +90,20 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
         if clip is None:
             return terms
         return xp.maximum(terms, (before + xp.clip(values - before, -clip, clip) - named["returns"]) ** 2 / 2)
-    if new is None or (old is None) != (advantages is None):
+    kind, old_rows = loss.get("policy_loss_type"), named.get("old_row_log_probs")
+    if new is None or kind == "other" or (old is None and old_rows is None) != (advantages is None):
         return None
-    if old is None or advantages is None:
-        return -new
-    kind, corrected = loss.get("policy_loss_type"), loss.get("is_correction_level") not in (None, "off")
+    if kind == "dpo":
+        return _of_pairs(xp, loss, named, mask)
+    if advantages is None:
+        return -new * named.get("term_weights", 1.0)
+    corrected = loss.get("is_correction_level") not in (None, "off")
     rollout = named.get("rollout_log_probs")
-    if kind not in ("ppo", "gspo") or (corrected and rollout is None):
+    if kind not in ("ppo", "gspo", "rloo") or (corrected and rollout is None) or (old is None) != (kind == "rloo"):
         return None
-    if kind == "gspo":
+    if kind == "rloo":
+        ratio = xp.exp(xp.where(mask, new, 0.0).sum(-1) - old_rows)[:, None]
+    elif kind == "gspo":
         ratio = xp.exp(_row_mean(xp, new - (rollout if corrected else old), mask))[:, None]
     else:
         ratio = xp.exp(xp.clip(new - old, -_FARTHEST, _FARTHEST))
@@ -111,6 +119,24 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
                 return None
             terms = terms + loss[f"{name}_coef"] * by * each
     return terms
+
+
+def _of_pairs(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mask: Values) -> Values | None:
+    """Return the term of a preference loss of the pair that each row is in, at each of its actions, [B, A]."""
+    new, base, kind, beta = named["log_probs"], named.get("base_action_log_probs"), loss.get("loss_type"), loss["beta"]
+    sums = named.get("base_row_log_probs") if base is None else xp.where(mask, base, 0.0).sum(-1)
+    if sums is None or not beta or len(new) % 2:
+        return None
+    apart = xp.where(mask, new, 0.0).sum(-1) - (0.0 if loss.get("without_reference") else sums)
+    apart = apart / xp.clip(mask.sum(-1), 1, None) if kind == "ipo" else apart
+    half = len(apart) // 2
+    over = apart[:half] - apart[half:]
+    near = beta * over
+    terms = {
+        "sigmoid": xp.log1p(xp.exp(-abs(near))) + xp.clip(-near, 0.0, None), "hinge": xp.clip(1 - near, 0.0, None),
+        "ipo": (over - 1 / (2 * beta)) ** 2,
+    }.get(kind or "")  # fmt: skip
+    return None if terms is None else xp.concatenate((terms, terms))[:, None] * xp.ones_like(new)
 
 
 def penalty(xp: Any, name: str, loss: Mapping[str, Any], named: Mapping[str, Values]) -> Values | None:

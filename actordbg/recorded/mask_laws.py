@@ -117,7 +117,8 @@ def mask(call: RecordedCall, answer: Answer) -> None:
     if call.holes is None:
         return
     if multi_turn is False:
-        answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token")
+        side = TRAINER if call.fact("loss.beta") else ""  # of preferences, which no engine sampled
+        answer.rows(call, call.holes, "one response, but its action mask has a hole or ends before its last token", side=side)
     elif multi_turn is None and not call.holes.any():
         answer.looked_at += call.rows
 

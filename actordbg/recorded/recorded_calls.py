@@ -36,6 +36,8 @@ _TRIMMED = (
 )  # fmt: skip
 LOW, HIGH, FIRST, RETURN, COUNT = range(5)
 """Columns of `RecordedCall.estimates`; five sums follow the last."""
+OF_ROWS = ("old_row_log_probs", "base_row_log_probs")
+"""Names of sums of log-probs over the actions of each row, [B], of losses that get only those."""
 LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs", "action_log_probs")
 """Names of tensors of log-probs, which a call got or returned."""
 
@@ -104,7 +106,8 @@ class RecordedCall:
     def recorded_names(self) -> set[str]:
         """Everything that the call has a value for, by the names that `fact` and `array` take; LOSS for a loss."""
         known = {*self._tensors, *(name for name, value in self.record.arguments.items() if value is not None)}
-        return {name.removeprefix(CONTEXT).removeprefix(OUTPUT_PREFIX) for name in known} | {self.record.point}
+        names = {name.removeprefix(CONTEXT).removeprefix(OUTPUT_PREFIX) for name in known} | {self.record.point}
+        return names | ({"old_log_probs"} if OF_ROWS[0] in names else set())
 
     @property
     def forward_id(self) -> str | None:
@@ -269,10 +272,12 @@ class RecordedCall:
 
     @cached_property
     def moved(self) -> Numbers | None:
-        """The sum over each row's actions of |log_probs - old_log_probs|, [B]."""
-        between = self.between("log_probs", "old_log_probs")
-        if between is None or self.active is None:
+        """The sum over each row's actions of |log_probs - old_log_probs|, [B]; of losses that get only a row's sum, of that."""
+        between, sums, known = self.between("log_probs", "old_log_probs"), self.array("old_row_log_probs"), self.log_probs()
+        if self.active is None or (between is None and (sums is None or "log_probs" not in known)):
             return None
+        if between is None:
+            return np.abs(np.where(self.active, known["log_probs"], 0.0).sum(1) - sums)
         return np.where(self.active, np.abs(between), 0.0).sum(1)
 
     @cached_property
@@ -312,7 +317,7 @@ class RecordedCall:
             return None
         mask = self.active if masked else np.ones_like(self.active)
         named = {name: values.astype("f8") for name, values in self.log_probs().items()}
-        others = {name: self.array(name) for name in ("advantages", "term_weights", "entropy", *VALUES)}
+        others = {name: self.array(name) for name in ("advantages", "term_weights", "entropy", *OF_ROWS, *VALUES)}
         named |= {name: values.astype("f8") for name, values in others.items() if values is not None}
         loss = self.loss_attributes | changed
         with np.errstate(all="ignore"):
@@ -345,6 +350,11 @@ class RecordedCall:
             changes = {f"a ratio of each {of}": {"policy_loss_type": kind}}
             if low != high:
                 changes["clip_eps_low and clip_eps_high swapped"] = {"clip_eps_low": high, "clip_eps_high": low}
+        if beta := loss.get("beta"):
+            changes = {
+                "chosen and rejected swapped": {"beta": -beta},
+                "a loss without its reference": {"without_reference": True},
+            }
         if loss.get("kl_coef"):
             changes["no KL"] = {"kl_coef": 0.0}
             known = (name for name in ("k1", "abs", "k2", "k3") if name != loss.get("kl_estimator"))

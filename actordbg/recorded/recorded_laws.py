@@ -18,7 +18,7 @@ from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.recorded import advantage_laws, loss_laws, mask_laws, step_laws
 from actordbg.recorded.loss_terms import VALUES
-from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, side_of
+from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
 from actordbg.recorded.weight_ladder import unequal_ranks
 from actordbg.records.finding import Finding
 
@@ -43,6 +43,12 @@ def _lengths(call: RecordedCall, answer: Answer) -> None:
     if odd:
         answer.violated(call, f"the action mask is {list(mask.shape)}; {', '.join(odd)}")
         return
+    labels = call.array("labels")
+    if labels is not None and labels.shape == sequences.shape:
+        counted = (labels != -100) & (np.arange(labels.shape[1]) > 0)
+        moved = [by for by in (-1, 1) if (~counted | (labels == shifted(sequences, by))).all()]
+        how = f"shifted by {moved[0]:+}, and the model shifts them itself" if moved else "not the tokens of their row"
+        answer.rows(call, (counted & (labels != sequences)).any(1), f"labels are {how}")
     padded = (call.active & ~real[:, -mask.shape[1] :]).any(1)
     answer.rows(call, padded, "the action mask covers padding: it is shifted")
     around = [np.logical_or.accumulate(each, 1) for each in (real, real[:, ::-1])]

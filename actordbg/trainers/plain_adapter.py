@@ -33,7 +33,7 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
             cached = model.config.use_cache and not (model.training and model.is_gradient_checkpointing)
         context["rows_leak"] = bool(cached) or mask is not None
     if labels is not None:  # labelled tokens behind the first of each row that do not follow padding: [B, S-1]
-        counted = labels[:, 1:] != -100
+        counted, context["labels"] = labels[:, 1:] != -100, labels
         counted = counted if mask is None else counted & (mask[:, :-1] != 0)
     return Rows(
         model=model,

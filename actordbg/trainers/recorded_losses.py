@@ -57,8 +57,10 @@ def followed(
     inside: what a thread is in, with the forward that was recorded last, and how many losses it has computed since the optimizer
     step. arguments: binds a call. tell: reports a failure.
     """
-    kind = with_loss if seam.loss else with_step if seam.steps else with_both
-    return kind(original, seam, inside, arguments, tell)
+    if seam.around:
+        original = with_both(original, seam, inside, arguments, tell)
+    kind = with_loss if seam.loss else with_step if seam.steps else None
+    return original if kind is None else kind(original, seam, inside, arguments, tell)
 
 
 def with_loss(
@@ -167,12 +169,13 @@ class _Recorder:
     def record(self, current: Any, call: Mapping[str, Any], output: Any, inside: Any) -> None:
         """Record a loss beside the forward whose log-probs it got."""
         assert self._seam.loss is not None
-        scores = None if current.output is None else current.seam.result(current.output)
-        more = {"rows": current.named, "around": inside.around, "entropy": scores and scores.entropy}
-        read: LossCall | None = self._seam.loss({**call, **more}, scores and scores.log_probs, output)
+        scores, reference = current.scores, current.reference and current.reference.scores.log_probs
+        more = {"rows": current.named, "around": inside.around, "entropy": scores.entropy, "reference": reference}
+        read: LossCall | None = self._seam.loss({**call, **more}, scores.log_probs, output)
         if read is None:
             return
-        tensors = {name: current.named.get(name) for name in ("sequences", "attention_mask")}
+        rows = current.named if read.sequences is None else vars(read)
+        tensors = {name: rows.get(name) for name in ("sequences", "attention_mask")}
         inputs = {name: (lambda tensor=tensor: tensor) for name, tensor in tensors.items() if tensor is not None}
         vars(self._loss).clear()
         own = {**read.own, "micro_batch": inside.micro_batch - 1, "term_weights": read.weights}

@@ -84,6 +84,7 @@ class Scores:
     """The function's result: log-probs and entropies, [B, A] like `action_mask`, [B, S-1] without a mask; None if not returned.
 
     For packed rows [1, T-1], for several [B, S-1]; or a value for each token, [1, T] or jagged, of which the last is ignored.
+    Or a list of the values of each row's counted tokens.
 
     logits: [B, S, V] if it returned only those; log-probs are computed from them when outputs are recorded.
     """
@@ -101,6 +102,7 @@ class LossCall:
     `loss_agg_mode`, by verl's names, says what the losses of a step add up to. weights: factors of the terms, [B, A] or [B, 1].
     settings: of the run, by the names that they have in records (`rollout.temperature`, `multi_turn`, `eos_token_id`).
     own: numbers and tensors of this call, by the names that they have in records (`lr`, `base_action_log_probs`).
+    sequences, attention_mask: the rows of the log-probs, [B, S], where they are not those of the forward.
     """
 
     log_probs: torch.Tensor
@@ -116,10 +118,12 @@ class LossCall:
     weights: torch.Tensor | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
+    sequences: torch.Tensor | None = None
+    attention_mask: torch.Tensor | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments behind `log_probs`, by name."""
-        others = ("log_probs", "loss", "facts", "weights", "settings", "own")
+        others = ("log_probs", "loss", "facts", "weights", "settings", "own", "sequences", "attention_mask")
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
@@ -130,6 +134,13 @@ def padded(jagged: torch.Tensor, size: tuple[int, ...] | None = None) -> torch.T
     size = size or (jagged.shape[0], int(jagged.offsets().diff().max()))  # type: ignore[attr-defined]
     made: torch.Tensor = torch.nested.to_padded_tensor(jagged, 0, size)  # type: ignore[no-untyped-call]
     return made
+
+
+def real_tokens(lengths: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the mask [B, S] of right-padded rows of these lengths, [B]; it waits for no device."""
+    import torch
+
+    return torch.arange(ids.shape[1], device=lengths.device) < lengths[:, None]
 
 
 IMAGES = (
@@ -157,7 +168,9 @@ class Seam:
     arguments and, as `rows`, those of the recorded forward by an Actor's names; that forward's log-probs (None if the function is
     inside it); and the result. The seam's own `rows` is unused.
 
-    around: the function runs a forward and then its loss, whose seam also gets its arguments, as `around`; `rows` is unused.
+    around: the function runs a forward and then its loss, whose seams also get its arguments, as `around`; `rows` is unused.
+
+    kept: the loss is neither inside of the function nor in one around it, but the next that is computed.
 
     steps: the function is the optimizer step; gets the arguments, and returns what steps, for `updates_of`, or None if it did not
     step. The function's result is the norm of the gradient, if it is a number.
@@ -178,6 +191,7 @@ class Seam:
     loss: Callable[[Mapping[str, Any], torch.Tensor | None, Any], LossCall | None] | None = None
     steps: Callable[[Mapping[str, Any]], Any] | None = None
     around: bool = False
+    kept: bool = False
     shards: bool = False
 
     def differs(self, takes: Iterable[str]) -> str:
@@ -239,9 +253,14 @@ def note_update(holder: Any) -> None:
 TRAINER_STEP = Seam(where="transformers.trainer:Trainer.training_step", needs=("model",), rows=_note_trainer)
 
 
+def trainer_of(model: Any) -> Any:
+    """Return the Trainer that trains this model, or uses it as its reference; None without one."""
+    return _trainers.get(model, lambda: None)()
+
+
 def step_of(model: Any) -> int | None:
-    """Return the step of the Trainer that trains this model, or uses it as its reference; None without a Trainer."""
-    trainer = _trainers.get(model, lambda: None)()
+    """Return the step of the Trainer of this model; None without one."""
+    trainer = trainer_of(model)
     return None if trainer is None else trainer.state.global_step
 
 

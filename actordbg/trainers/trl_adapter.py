@@ -1,7 +1,7 @@
 """TRL: GRPO and RLOO at the function that scores completions; DPO and SFT at the models that get a fused LM head.
 
 GRPO, RLOO, DPO, SFT and KTO of 1.15 and 1.16 use `add_fused_lm_head(model)`: the model's forward returns fp32 log-probs. GRPO's
-own function comes first.
+own function comes first. Losses are those of GRPO, RLOO, DPO and SFT; KTO's is not recorded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,25 @@ from types import SimpleNamespace
 from typing import Any
 
 from actordbg.base.fault import Unsupported
-from actordbg.trainers.seam import TRAINER_STEP, LossCall, Rows, Scores, Seam, Unreadable, images, no_rows, own_positions, step_of
+from actordbg.trainers.seam import (
+    TRAINER_STEP,
+    Rows,
+    Scores,
+    Seam,
+    Unreadable,
+    images,
+    no_rows,
+    own_positions,
+    step_of,
+    trainer_of,
+)
+from actordbg.trainers.trl_losses import dpo_loss, grpo_loss, rloo_loss, sft_loss
 
 _HEAD = "trl.trainer.utils:add_fused_lm_head"
 _SCORED = tuple(
     f"trl.trainer.{kind.lower()}_trainer:{kind}Trainer._get_per_token_logps_and_entropies" for kind in ("GRPO", "RLOO")
 )
+_LOSS = ("model", "inputs", "num_items_in_batch")
 _NEEDS = ("model", "input_ids", "attention_mask", "logits_to_keep")
 
 
@@ -36,66 +49,10 @@ def _labelled(call: Mapping[str, Any]) -> Rows | None:
         raise Unreadable("its rows are split over ranks, or packed without positions, which this adapter cannot read")
     entropy, positions = "entropy" in call["outputs"], own_positions(call["input_ids"], places)
     given: Any = {"entropy": entropy, "positions": positions, "step": step_of(call["self"]), "more": images(call)}
-    return Rows(call["self"], call["input_ids"], mask, labels[:, 1:] != -100, call["temperature"], **given)
-
-
-_AGGREGATED = {
-    "dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm", "luspo": "seq-mean-token-sum",
-}  # fmt: skip
-"""What the losses of a step add up to. bnpo's depends on the micro-batches, dapo's on a generation's, unless it is a step."""
-
-
-def _grpo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
-    """Read GRPO's loss. Without old log-probs TRL takes the policy's own."""
-    trainer, inputs = call["self"], call["inputs"]
-    if log_probs is None:
-        return None
-    mask, wide, kind = inputs["completion_mask"], inputs["advantages"], trainer.loss_type
-    tools = inputs.get("tool_mask")
-    mask = mask if tools is None else mask * tools
-    old, weights = inputs.get("old_per_token_logps"), inputs.get("importance_sampling_ratio")
-    bonus, entropy = trainer._entropy_bonus_enabled, call.get("entropy")
-    more = trainer.aux_loss_enabled or (bonus and trainer.use_adaptive_entropy) or trainer.top_entropy_quantile < 1
-    more = more or trainer.args.delta is not None or trainer.off_policy_mask_threshold is not None
-    plain = kind in (*_AGGREGATED, "bnpo") and not more
-    formula = "ppo" if trainer.importance_sampling_level == "token" else "gspo"
-    of_weights = {"weights_mode": "mode", "weights_low": "clip_min", "weights_high": "clip_max"}
-    corrected = {
-        name: getattr(trainer, f"vllm_importance_sampling_{setting}", None)
-        for name, setting in of_weights.items()
-        if weights is not None
-    }
-    summed = getattr(trainer, "multi_objective_aggregation", "") != "normalize_then_sum"
-    scale = getattr(trainer, "scale_rewards", None) if summed else "batch"
-    estimates = wide.dim() == 1 or type(trainer).__module__.startswith("trl.")  # a subclass may have advantages of its own
-    rates, samples = getattr(trainer, "lr_scheduler", None), getattr(trainer.args, "generation_batch_size", None)
-    ends, window = trainer.eos_token_ids, getattr(trainer, "current_gradient_accumulation_steps", None)
-    whole = kind != "dapo" or getattr(trainer.args, "steps_per_generation", None) == window
-    return LossCall(
-        log_probs, mask, (wide.unsqueeze(1) if wide.dim() == 1 else wide).expand(mask.shape),
-        log_probs.detach() if old is None else old, inputs.get("sampling_per_token_logps"), output,
-        batch_num_tokens=inputs.get("num_items_in_batch"), weights=weights,
-        facts={
-            "policy_loss_type": formula if plain else kind, "loss_type": kind, "dual_clip": None,
-            "clip_eps_low": trainer.epsilon_low, "clip_eps_high": trainer.epsilon_high, "is_correction_level": "off",
-            "is_corrected": weights is not None, "loss_agg_mode": _AGGREGATED.get(kind) if whole else None,
-            "loss_scale_factor": trainer.max_completion_length, **corrected,
-            "kl_coef": trainer.beta, "kl_estimator": "k3", "kl_by_ratio": getattr(trainer.args, "use_bias_correction_kl", False),
-            "entropy_coef": trainer.entropy_coef if bonus else 0.0, "entropy_share": 1 / (window or 1),
-        },
-        settings={
-            "rollout.temperature": trainer.temperature, "rollout.top_p": trainer.top_p, "rollout.top_k": trainer.top_k,
-            "n_samples_per_prompt": trainer.num_generations, "multi_turn": tools is not None,
-            "advantage.estimator": f"grpo-{scale}" if scale and estimates else None,
-            "rollout.batch_size": samples and samples // trainer.num_generations,
-            "mask_truncated": getattr(trainer, "mask_truncated_completions", None),
-            "eos_token_id": ends[0] if len(ends) == 1 else None,
-        },
-        own={
-            "base_action_log_probs": inputs.get("ref_per_token_logps"), "lr": rates and float(rates.get_last_lr()[0]),
-            "entropy": entropy if bonus else None,
-        },
-    )  # fmt: skip
+    given["context"], trainer = {"labels": labels}, trainer_of(call["self"])
+    tempered = trainer is None or hasattr(trainer.args, "temperature")  # DPO, SFT and KTO score at 1
+    temperature = call["temperature"] if tempered else 1.0
+    return Rows(call["self"], call["input_ids"], mask, labels[:, 1:] != -100, temperature, **given)
 
 
 def _again(where: str, model: Any, rows: Rows) -> Any:
@@ -125,6 +82,8 @@ class Trl:
         Seam(_HEAD, _labelled, lambda out: Scores(getattr(out, "log_probs", None), getattr(out, "entropy", None)),
              ("model", "temperature", "outputs"), makes_model="model", again=partial(_again, _HEAD)),
         TRAINER_STEP,
-        Seam("trl.trainer.grpo_trainer:GRPOTrainer._compute_loss", no_rows, needs=("model", "inputs"), loss=_grpo_loss),
+        Seam("trl.trainer.grpo_trainer:GRPOTrainer._compute_loss", no_rows, needs=("model", "inputs"), loss=grpo_loss),
+        *(Seam(f"trl.trainer.{kind.lower()}_trainer:{kind}Trainer.compute_loss", no_rows, needs=_LOSS, loss=loss)
+          for kind, loss in (("RLOO", rloo_loss), ("DPO", dpo_loss), ("SFT", sft_loss))),
         Seam("transformers.trainer:Trainer._get_grad_norm", no_rows, steps=lambda call: call["self"]),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""verl: the FSDP engine's step of one micro-batch, whose rows are jagged: concatenated, with offsets.
+"""verl: an engine's step of one micro-batch, whose rows are jagged: concatenated, with offsets.
 
 The rows are on the CPU there, so reading their lengths is free; the engine moves them itself. The tokens that count are the
 responses, or the loss mask of a supervised training run. With Ulysses each rank has whole rows, and gets whole log-probs. The
@@ -22,10 +22,11 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
         return None
     if not ids.is_nested or ids.device.type != "cpu" or "multi_modal_inputs" in batch or (temperature != temperature[0]).any():
         raise Unreadable("its rows are not jagged, not on the CPU, have images, or differ in temperature")
+    module: Any = engine.module[0] if isinstance(engine.module, list) else engine.module  # TorchTitan's has parts
     sequences, lengths = padded(ids), ids.offsets().diff()[:, None]
     places = torch.arange(sequences.shape[1])
     return Rows(
-        model=getattr(engine.module, "_fsdp_wrapped_module", engine.module),
+        model=getattr(module, "_fsdp_wrapped_module", module),
         sequences=sequences,
         attention_mask=(places < lengths).long(),
         action_mask=_counted(batch, places, lengths)[:, 1:],
@@ -89,18 +90,29 @@ def _ppo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
                     settings={"steps_of_process": True})  # fmt: skip
 
 
+def _scores(output: Any) -> Scores:
+    return Scores(*map(output[1]["model_output"].get, ("log_probs", "entropy")))
+
+
+_PLACE = "verl.workers.engine."
+_FORWARDS = (
+    "fsdp.transformer_impl:FSDPEngineWithLMHead", "torchtitan.transformer_impl:TorchTitanEngineWithLMHead",
+    "automodel.transformer_impl:AutomodelEngineWithLMHead",
+)  # fmt: skip
+"""Engines with a `forward_step` of their own: VeOmni's and FSDP Turbo's have that of FSDP."""
+_STEPS = (
+    "fsdp.transformer_impl:FSDPEngine", "fsdp.fsdp_turbo_impl:FSDPTurboEngineWithLMHead", "veomni.transformer_impl:VeOmniEngine",
+    "torchtitan.transformer_impl:TorchTitanEngine", "automodel.transformer_impl:AutomodelEngine",
+)  # fmt: skip
+
+
 class Verl:
-    """verl 0.9, its FSDP and FSDP2 engines."""
+    """verl 0.9: its FSDP and FSDP2 engines were tried; VeOmni, TorchTitan, Automodel and FSDP Turbo were read."""
 
     name = package = "verl"
     tried = ("0.9.1",)
     seams = (
-        Seam(
-            where="verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.forward_step",
-            needs=("micro_batch",),
-            rows=_rows,
-            result=lambda output: Scores(*map(output[1]["model_output"].get, ("log_probs", "entropy"))),
-        ),
+        *(Seam(f"{_PLACE}{engine}.forward_step", _rows, _scores, ("micro_batch",)) for engine in _FORWARDS),
         Seam("verl.workers.utils.losses:ppo_loss", no_rows, needs=("config", "model_output", "data"), loss=_ppo_loss),
-        Seam("verl.workers.engine.fsdp.transformer_impl:FSDPEngine.optimizer_step", no_rows, steps=lambda call: call["self"]),
-    )
+        *(Seam(f"{_PLACE}{engine}.optimizer_step", no_rows, steps=lambda call: call["self"]) for engine in _STEPS),
+    )  # fmt: skip

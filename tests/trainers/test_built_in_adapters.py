@@ -83,7 +83,7 @@ def test_sft_and_dpo_of_trl_have_the_step_of_their_trainer_and_so_have_a_referen
             return MODEL
 
     class Training:
-        state, ref_model = SimpleNamespace(global_step=7), torch.nn.Module()
+        args, state, ref_model = SimpleNamespace(), SimpleNamespace(global_step=7), torch.nn.Module()
 
     trainer, reference = Training(), Training.ref_model
     assert Trl.seams[3] is Plain.seams[1] and Trl.seams[3].rows({"self": trainer, "model": Peft()}) is None

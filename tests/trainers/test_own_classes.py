@@ -10,7 +10,7 @@ import pytest
 from commandline import invoke
 
 from actordbg.store.layout import Store
-from benchmarks import faulty_grpo, own_classes
+from benchmarks import faulty_grpo, faulty_trl, own_classes
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
@@ -20,6 +20,12 @@ needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not inst
 def test_a_whole_step_of_trl_is_recorded_and_its_wrong_normalizer_is_named(tmp_path: Path):
     name = "tokens-of-micro-batch"
     assert faulty_grpo.every(tmp_path, {name: faulty_grpo.FAULTS[name]}, faulty_grpo.recorded)
+
+
+@needs_trl
+@pytest.mark.parametrize("name", ["dpo-swapped", "dpo-labels", "sft-tokens", "rloo-old"])
+def test_losses_of_dpo_sft_and_rloo_are_recorded_and_a_fault_of_each_is_named(tmp_path: Path, name: str):
+    assert faulty_trl.every(tmp_path, {name: faulty_trl.CASES[name]}, faulty_trl.recorded)
 
 
 @needs_trl

@@ -1,0 +1,240 @@
+"""Adapters that are declared from sources: stand-ins with the signatures, arguments and results of those, around a small model.
+
+Read: AReaL 1.0.4 (4aef98d), miles 0.1.0 (31f1ca9), NeMo-RL 0.6.0 (7ea279a), prime-rl 0.8.0 (559b447), slime 0.3.1 (624b824).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from adaptercases import dumps_of, record_here, small_model, truth_of
+from recordedfields import unlisted_of
+
+from actordbg.recorded.lint import lint
+from actordbg.recorded.recorded_calls import RecordedCall
+from actordbg.store.layout import Store
+from actordbg.trainers import recorded_model
+
+ROWS = [torch.tensor([5, 9, 11, 2, 7, 3]), torch.tensor([4, 8, 4, 1])]
+ANSWERS, TOTALS, HEAT = [3, 2], [6, 4], 0.7
+WIDE, LONG = torch.nn.utils.rnn.pad_sequence(ROWS, batch_first=True), torch.cat(ROWS)[None]
+COUNTED = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]])
+"""Marks the tokens of the responses."""
+Made: TypeAlias = "tuple[list[ModuleType], Callable[[], object]]"
+"""Modules with a trainer's functions, and what trains a step of two micro-batches."""
+
+
+def module(name: str, *functions: Any) -> Any:
+    made = ModuleType(name)
+    vars(made).update({function.__name__: function for function in functions})
+    return made
+
+
+def scored(logits: torch.Tensor, ids: torch.Tensor, heat: float = HEAT) -> torch.Tensor:
+    """Log-probs of the token behind each; of the last one's, a token 0."""
+    following = torch.nn.functional.pad(ids[..., 1:], (0, 1))
+    return (logits.float() / heat).log_softmax(-1).gather(-1, following[..., None]).squeeze(-1)
+
+
+def packed(model: Any) -> Any:
+    return torch.cat([model(input_ids=row[None]).logits for row in ROWS], 1)
+
+
+def nemo_rl(model: Any) -> Made:
+    def model_forward(model: Any, processed_inputs: Any, is_reward_model: bool = False) -> Any:
+        return model(input_ids=processed_inputs.input_ids, attention_mask=processed_inputs.attention_mask)
+
+    def forward_with_post_processing_fn(
+        model: Any, post_processing_fn: Any, processed_mb: Any, sampling_params: Any = None
+    ) -> Any:
+        logits = at.model_forward(model, processed_mb.processed_inputs).logits.div_(sampling_params.temperature)  # in place
+        new = scored(logits, WIDE, 1.0)[:, :-1]
+        return post_processing_fn(next_token_logprobs=new, data=processed_mb.data_dict), {}, processed_mb
+
+    def automodel_forward_backward(model: Any, data_iterator: Any, post_processing_fn: Any, forward_only: bool = False) -> None:
+        for each in data_iterator:
+            at.forward_with_post_processing_fn(model, post_processing_fn, each, SimpleNamespace(temperature=HEAT))[0][
+                0
+            ].backward()
+
+    class NLLLossFn:
+        def __call__(self, next_token_logprobs: Any, data: Any) -> Any:
+            return -(next_token_logprobs * data["token_mask"][:, 1:]).sum(), {}
+
+    class ClippedPGLossFn:
+        __call__ = NLLLossFn.__call__
+
+    at = module("nemo_rl.models.automodel.train", model_forward, forward_with_post_processing_fn, automodel_forward_backward)
+    data = {"input_ids": WIDE, "input_lengths": torch.tensor(TOTALS), "token_mask": COUNTED, "sample_mask": torch.ones(2).long()}
+    data |= {"advantages": COUNTED * 0.5, "prev_logprobs": COUNTED * -1.0, "generation_logprobs": COUNTED * -1.1}
+    ones = {
+        "input_ids": WIDE,
+        "attention_mask": torch.ones_like(WIDE),
+        "flash_attn_kwargs": {},
+        "vlm_kwargs": {},
+        "cp_buffers": [],
+    }
+    batches = [SimpleNamespace(data_dict=data, processed_inputs=SimpleNamespace(**ones))] * 2
+    losses = module("nemo_rl.algorithms.loss.loss_functions", ClippedPGLossFn, NLLLossFn)
+    return [at, losses], lambda: at.automodel_forward_backward(model, batches, ClippedPGLossFn())
+
+
+def prime_rl(model: Any) -> Made:
+    def forward(
+        model: Any, input_ids: Any, position_ids: Any, *, seq_lens: Any, labels: Any = None, temperature: Any = None,
+        routed_experts: Any = None, mm_kwargs: Any = None, mm_token_type_ids: Any = None, seq_lens_are_pre_shard: bool = False,
+    ) -> Any:  # fmt: skip
+        return {"logprobs": scored(packed(model), input_ids), "entropy": torch.zeros(input_ids.shape)}
+
+    def compute_loss(
+        trainer_logprobs: Any, inference_logprobs: Any, ref_logprobs: Any, advantages: Any, loss_mask: Any, rl_weights: Any,
+        rl_scale: int,
+    ) -> Any:  # fmt: skip
+        return -sum((n * m).sum() for n, m in zip(trainer_logprobs, loss_mask, strict=True)) / rl_scale, {}
+
+    def clip_grad_norm_(manager: Any, model: Any, max_norm: float, ep_enabled: bool) -> torch.Tensor:
+        return torch.tensor(2.5)
+
+    at, losses = module("prime_rl.trainer.model", forward), module("prime_rl.trainer.rl.loss", compute_loss)
+    steps = module("prime_rl.trainer.utils", clip_grad_norm_)
+
+    def train() -> None:
+        mask = [kept[:total].bool() for kept, total in zip(COUNTED, TOTALS, strict=True)]
+        for _ in range(2):
+            given = {"seq_lens": torch.tensor(TOTALS), "temperature": torch.full(LONG.shape, HEAT)}
+            new = at.forward(model, LONG, LONG, **given)["logprobs"].roll(1, 1).squeeze().split(TOTALS)
+            weights = [kept * 0.5 for kept in mask]
+            losses.compute_loss(new, [values.detach() - 0.1 for values in new], None, weights, mask, None, 5)[0].backward()
+        steps.clip_grad_norm_(None, model, 1.0, False)
+
+    return [at, losses, steps], train
+
+
+def areal(model: Any) -> Made:
+    class FSDPEngine:
+        config, parallel_helper = SimpleNamespace(is_critic=False, temperature=HEAT), SimpleNamespace(sp_size=1)
+
+        def _compute_logprobs(self, logits: Any, inputs: Any, ulysses_pad_size: int = 0) -> Any:
+            return scored(logits, inputs["input_ids"].squeeze(0))
+
+        def _compute_logprobs_entropy(self, logits: Any, inputs: Any, ulysses_pad_size: int = 0) -> Any:
+            return scored(logits, inputs["input_ids"].squeeze(0)), torch.zeros(logits.shape[0])
+
+        def _compute_logprobs_and_loss(self, logits: Any, ctx: Any) -> Any:
+            new, entropy = (of[: -ctx.pad_length] for of in self._compute_logprobs_entropy(logits, ctx.model_inputs))
+            return actor.grpo_loss_fn(new, entropy, ctx.mb_input)
+
+        def optimizer_step(self) -> dict[str, float]:
+            return {"grad_norm": 2.5}
+
+    def grpo_loss_fn(logprobs: Any, entropy: Any, input_data: Any) -> Any:
+        return -(logprobs * input_data["loss_mask"]).sum()
+
+    at, actor = module("areal.engine.fsdp_engine", FSDPEngine), module("areal.trainer.ppo.actor", grpo_loss_fn)
+    engine: Any = FSDPEngine()
+    engine.model = model
+    mask = torch.cat([kept[:total].roll(-1) for kept, total in zip(COUNTED, TOTALS, strict=True)])
+    data = {"input_ids": LONG, "loss_mask": mask, "advantages": mask * 0.5, "logprobs": mask * -1.1, "prox_logp": mask * -1.0}
+    padded = {"input_ids": torch.nn.functional.pad(LONG, (0, 2)), "cu_seqlens": torch.tensor([0, 6, 10, 12])}
+    context = SimpleNamespace(model_inputs=padded, mb_input=data, pad_length=2)
+
+    def train() -> None:
+        for _ in range(2):
+            behind = model(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
+            engine._compute_logprobs_and_loss(torch.cat((packed(model), behind), 1).squeeze(0), context).backward()
+        engine.optimizer_step()
+
+    return [at, actor], train
+
+
+def listed(model: Any, slime: bool) -> Made:
+    args = SimpleNamespace(rollout_temperature=HEAT, allgather_cp=False, use_rollout_logprobs=False)
+    own = {"advantages": 0.5, "log_probs": -1.0, "rollout_log_probs": -1.1, "loss_masks": 1.0}
+    batch: dict[str, Any] = {name: [torch.full((count,), value) for count in ANSWERS] for name, value in own.items()}
+    rows = {"unconcat_tokens": ROWS, "total_lengths": TOTALS, "response_lengths": ANSWERS}
+
+    def get_log_probs_and_entropy(
+        logits: Any, *, args: Any, unconcat_tokens: Any, total_lengths: Any, response_lengths: Any, with_entropy: bool = False
+    ) -> Any:
+        every = scored(logits, LONG).squeeze(0).split(total_lengths)
+        found = [row[-count - 1 : -1] for row, count in zip(every, response_lengths, strict=True)]
+        given = {"log_probs": found, "entropy": [of * 0 for of in found]}
+        return (torch.empty(0), given) if slime else given
+
+    def policy_loss_function(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
+        scores = at.get_log_probs_and_entropy(logits, args=args, with_entropy=True, **rows)
+        return -torch.cat((scores[1] if slime else scores)["log_probs"]).sum(), {}
+
+    class FSDPTrainRayActor:
+        model: Any
+        ref_model = None
+
+        def _train_step(self, batch: Any, step_id: int = 0, num_microbatches: int = 2) -> None:
+            losses.policy_loss_function(args, batch, packed(self.model), None)[0].backward()
+
+        def _compute_log_prob(self, model_tag: str, data_iterator: Any, num_microbatches: Any, store_prefix: str = "") -> None:
+            """Score nothing."""
+
+    def forward_only(f: Any, args: Any, model: Any, data_iterator: Any = None, store_prefix: str = "") -> None:
+        f(packed(model[0]), args=args, **rows)
+
+    def train_one_step(args: Any, model: Any) -> None:
+        for _ in range(2):
+            losses.policy_loss_function(args, batch | rows, packed(model[0]), None)[0].backward()
+
+    FSDPTrainRayActor.model = model
+    if slime:
+        at = losses = module("slime.backends.megatron_utils.loss", get_log_probs_and_entropy, policy_loss_function)
+        steps = module("slime.backends.megatron_utils.model", forward_only, train_one_step)
+
+        def train() -> None:
+            steps.forward_only(at.get_log_probs_and_entropy, args, [model], store_prefix="ref_")  # not recorded
+            steps.train_one_step(args, [model])
+
+        return [at, steps], train
+    hub = "miles.backends.training_utils.loss_hub"
+    at, losses = module(f"{hub}.logit_processors", get_log_probs_and_entropy), module(f"{hub}.losses", policy_loss_function)
+    steps, actor = module("miles.backends.fsdp_utils.actor", FSDPTrainRayActor), FSDPTrainRayActor()
+    return [at, losses, steps], lambda: [actor._train_step(batch | rows) for _ in range(2)]
+
+
+TRAINERS: dict[str, Callable[[Any], Made]] = {
+    "nemo-rl": nemo_rl, "prime-rl": prime_rl, "areal": areal, "slime": lambda model: listed(model, True),
+    "miles": lambda model: listed(model, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_declared_trainer_is_recorded_with_its_losses_and_its_log_probs_are_those_of_the_truth(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setattr(recorded_model._Inside, "has_steps", False)  # by another test's adapter
+    model = small_model(tmp_path / "model")
+    modules, train = TRAINERS[name](model)
+    folder = record_here(store, calls=["forward", "loss"])
+    for made in modules:
+        assert recorded_model.attach(made, name, folder), made.__name__
+    train()
+    dumps = dumps_of(store)
+    forwards = [dump for dump in dumps if dump.record.point == "forward"]
+    losses = [RecordedCall.read(str(store.dump_path(dump.record))) for dump in dumps if dump.record.point == "loss"]
+    assert len(forwards) == len(losses) == 2 and {call.forward_id for call in losses} == {f.record.dump_id for f in forwards}
+    for dump in forwards:
+        assert dump.record.replayable and dump.record.temperature == pytest.approx(HEAT), dump.record.extra
+        assert [row[row != 0].tolist() for row in dump.inputs["sequences"][:2]] == [row.tolist() for row in ROWS]
+        (found,) = (of for of_name, of in dump.outputs.items() if "log_probs" in of_name)
+        truth = truth_of(tmp_path / "model", dump)
+        mask = dump.inputs.get("action_mask", dump.inputs["attention_mask"][:, 1:])[:2] != 0
+        assert (found[:2] - truth[:2])[mask].abs().max() < 2e-5 and mask.sum() in (5, 8)
+    for call in losses:
+        named, active = call.log_probs(), call.active
+        assert active is not None and call.actions is not None and call.actions[active].tolist() == [2, 7, 3, 4, 1]
+        assert {"log_probs", "rollout_log_probs"} <= set(named) and (named["log_probs"][active] < 0).all()
+    findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
+    assert {law.name for law in findings.broken} <= {"duplicates"}, "both micro-batches are the same"
+    assert not unlisted_of(store.iter_dumps())
