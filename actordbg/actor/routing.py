@@ -1,7 +1,7 @@
 """Run a mixture of experts with the experts that were recorded: those of the rollout, which a trainer replays ("R3").
 
 A router computes scores, chooses the `k` largest of each token by `torch.topk`, and makes gates of their scores. Only the choice
-is replaced, inside of that call: the model's own code goes on with the scores of other experts, so it renormalizes, scales and
+is replaced, inside of that call: the model's own code continues with the scores of other experts, so it renormalizes, scales and
 backpropagates gates as it always does. Whether the experts then get the recorded ids is looked at in each layer; a router that
 chooses in another way is refused, and never half replaced.
 
