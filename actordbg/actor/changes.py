@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actordbg.actor.routing import EXPERTS
 from actordbg.base.errors import Unsupported
 from actordbg.store.payload import Dump
 from actordbg.trainers.images import GRID, PIXELS, Images
@@ -48,7 +49,7 @@ def plain_call(dump: Dump, vocab_size: int) -> Dump:
     inputs["sequences"] = inputs["sequences"].remainder(vocab_size)
     inputs.setdefault("attention_mask", torch.ones_like(inputs["sequences"]))
     arguments = dump.record.arguments | {"return_logprobs": True, "return_output": True}
-    call = _with(dump, inputs)
+    call = _with(dump, inputs, dump.tensors.get(EXPERTS))
     return Dump(replace(call.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), call.tensors)
 
 
@@ -113,7 +114,8 @@ def with_rows(dump: Dump, rows: Tensor, pictures: Images | None = None) -> Dump:
     inputs = dump.inputs
     shown = {} if pictures is None else pictures.of_rows(inputs, rows.tolist())
     of_rows = {name: tensor[..., rows, :] for name, tensor in inputs.items() if name not in (PIXELS, GRID)}
-    return _with(dump, of_rows | shown)
+    experts = dump.tensors.get(EXPERTS)
+    return _with(dump, of_rows | shown, None if experts is None else experts[rows])
 
 
 def places(dump: Dump, packing: bool, rank: int = 0, size: int = 1) -> Tensor:
@@ -217,16 +219,22 @@ def _repad(dump: Dump) -> tuple[Dump, Undo]:
         "sequences": torch.nn.functional.pad(inputs["sequences"], (LEFT, RIGHT), value=padding),
         "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (LEFT, RIGHT)),
     }
+    experts = dump.tensors.get(EXPERTS)
+    if experts is not None:
+        experts = torch.nn.functional.pad(experts, (0, 0, 0, 0, LEFT, RIGHT), value=-1)
     if "action_mask" in inputs:
         wider["action_mask"] = torch.nn.functional.pad(inputs["action_mask"], (0, RIGHT))
         actions = inputs["action_mask"].shape[1]
-        return _with(dump, wider), lambda values: values[:, :actions]
+        return _with(dump, wider, experts), lambda values: values[:, :actions]
     length = inputs["sequences"].shape[1]
-    return _with(dump, wider), lambda values: values[:, LEFT : LEFT + length - 1]
+    return _with(dump, wider, experts), lambda values: values[:, LEFT : LEFT + length - 1]
 
 
-def _with(dump: Dump, inputs: dict[str, Tensor]) -> Dump:
-    """Return the dump with other inputs, without the run's outputs, which are in the captured layout."""
+def _with(dump: Dump, inputs: dict[str, Tensor], experts: Tensor | None = None) -> Dump:
+    """Return the dump with other inputs, without the run's outputs, which are in the captured layout.
+
+    experts: its recorded experts, in the layout of the inputs.
+    """
     batch, length = inputs["sequences"].shape
     attention, actions = inputs.get("attention_mask"), inputs.get("action_mask")
     record = replace(
@@ -237,4 +245,4 @@ def _with(dump: Dump, inputs: dict[str, Tensor]) -> Dump:
         action_len=None if actions is None else actions.shape[1],
     )
     states = {name: tensor for name, tensor in dump.tensors.items() if name not in dump.inputs and name.startswith("rng.")}
-    return Dump(record, inputs | states)
+    return Dump(record, inputs | states | ({} if experts is None else {EXPERTS: experts}))

@@ -62,7 +62,8 @@ class ForwardOutcome:
     `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
     `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel`, `norm`.
     `gradient_over`: the dumps in the gradients' average, one for each lane; () if they are all the same.
-    `formulas`: in a truth's first input, its modules against the formulas of their papers.
+    `formulas`: in a truth's first input, its modules against the formulas of their papers. `overlap`: by layer, the share of the
+    recorded experts that the router chooses too; [] without any.
     """
 
     log_probs: Tensor
@@ -85,6 +86,7 @@ class ForwardOutcome:
     gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
     gradient_over: tuple[str, ...] = ()
     formulas: FormulaCheck | None = None
+    overlap: list[float] = field(default_factory=list)
 
     def apply(self, layout: Callable[[Tensor], Tensor]) -> None:
         """Bring every tensor of the mask's shape into another layout (see `actordbg.actor.changes`)."""

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from actordbg.actor import forward_outcome as measure, randomness, rules as known
+from actordbg.actor import changes, forward_outcome as measure, randomness, routing, rules as known
 from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.backend import Backend, change_compilation, compile_counts, open_backend, set_seed
 from actordbg.actor.backends.training import Training
@@ -94,6 +94,7 @@ class ActorSession(Decided):
         self._actors.prepare_process()
         set_seed(self.choices.seed)
         self.watch: ReplayStops | None = None
+        self.seen: routing.Seen | None = None
         self._backend = backend = self.open_backend(training)
         self.actor, self.model, self.device, self.ring_group = backend.actor, backend.model, backend.device, backend.ring_group
         self.gather = backend.gather
@@ -130,7 +131,9 @@ class ActorSession(Decided):
         call = self.call_of(dump)
         training = self._follow(dump.record, backward)
         try:
-            outcome = self._run(call, training, dump, backward)
+            with self.routed(dump) as seen:
+                outcome = self._run(call, training, dump, backward)
+            routing.note(outcome, seen, free=self.config.routing == routing.FREE)
         except Exception as error:
             try:
                 if self.watch is not None:
@@ -149,6 +152,24 @@ class ActorSession(Decided):
         """Build the captured call for this Actor, its tensors on this rank's device."""
         return self._actors.make_call(self.actor, dump, self.resolved["vocab_size"], self.device, self.ring_group)
 
+    def routed(self, dump: Dump) -> contextlib.AbstractContextManager[routing.Seen | None]:
+        """Force the recorded experts of a call inside the block, unless the configuration says otherwise."""
+        experts = routing.experts_of(dump.tensors)
+        if experts is None or not routing.blocks_of(self.model):
+            if self.config.routing == routing.RECORDED:
+                raise Unsupported("the call has no recorded experts, or the model routes to none", hint="pass --routing free")
+            return contextlib.nullcontext()
+        free = self.config.routing == routing.FREE
+        if self.config.compiles:
+            if free:
+                return contextlib.nullcontext()
+            raise Unsupported("a compiled graph cannot be given the recorded experts", hint="pass --routing free")
+        packing = bool(self.actor.packing_samples)
+        real = dump.inputs.get("attention_mask", torch.ones_like(dump.inputs["sequences"])) != 0
+        whole = Dump(dump.record, dump.tensors | {"attention_mask": real})
+        chosen = routing.at_places(experts, changes.places(whole, packing, *self.ring), real)
+        return routing.routed(self.model, chosen, force=not free)
+
     def probe(
         self, dump: Dump, read: Callable[[Tensor, Tensor | None], T], *, backward: bool, graph: bool = False,
         seed: int | None = None, call: ReplayedCall | None = None,
@@ -156,7 +177,7 @@ class ActorSession(Decided):
         """Run only the forward of `run`, and return what `read` makes of log-probs and entropies while their graph lives.
 
         graph: with gradients even where `run` had none, and without an engine that waits for a backward. seed: replaces the seed
-        of `run`, or the recorded RNG states. call: the dump's, if it is built already.
+        of `run`, or the recorded RNG states. call: the dump's, if it is built already. What routers do is then `seen`.
         """
         call = call or self.call_of(dump)
         self._follow(dump.record, backward)
@@ -165,7 +186,7 @@ class ActorSession(Decided):
             randomness.restore(dump, self.device, self.config.seed)
         try:
             context = self._backend.without_engine() if graph else contextlib.nullcontext()
-            with torch.set_grad_enabled(backward or graph), context:
+            with torch.set_grad_enabled(backward or graph), context, self.routed(dump) as self.seen:
                 with self.autocast(dump.record):
                     returned = read_result(self.actor(**call.arguments), call.mask)
                 return read(*returned)

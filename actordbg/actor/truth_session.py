@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.actor import forward_outcome as measure, rules as known, truth_model
+from actordbg.actor import forward_outcome as measure, routing, rules as known, truth_model
 from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.from_papers import against_formulas
@@ -184,6 +184,9 @@ class TruthSession(Decided):
         attended = attended_tokens(given.get("attention_mask"), sequences)
         temperature = self._temperature(dump)
         weight = first_of(given.get("action_mask"), mask).to(device, self._wide)  # the Actor multiplies by it
+        experts = None if self.config.routing == routing.FREE else routing.experts_of(dump.tensors)
+        if experts is not None and not routing.blocks_of(self.model):
+            experts = None
         log_probs = torch.zeros(mask.shape)
         entropy = torch.zeros(mask.shape) if dump.record.arguments.get("return_entropy") else None
         count = max(int(mask.sum()), 1)
@@ -195,7 +198,9 @@ class TruthSession(Decided):
             began = measure.now(device)
             ids, places = sequences[row, attended[row]], mask[row].nonzero().squeeze(-1).cpu()
             labels = sequences[row, (columns + 1).to(device)]
-            with torch.set_grad_enabled(backward), narrowed if closed is None else nullcontext():
+            alone = None if experts is None else experts[row, attended[row].cpu()]
+            forced = nullcontext() if alone is None else routing.routed(self.model, alone, force=True)
+            with torch.set_grad_enabled(backward), forced, narrowed if closed is None else nullcontext():
                 own_places = None if own is None else own[row, attended[row]]
                 logits = self._logits(ids, chosen.to(device), own_places, shown=self._shown(given, pictures, row, ids))
                 logits = logits.to(self._wide) / temperature

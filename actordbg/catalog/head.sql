@@ -95,6 +95,7 @@ CREATE TABLE replay (
     packing BOOLEAN,  -- whether samples were packed (1 yes, 0 no)
     backward BOOLEAN,  -- whether backward also ran (1 yes, 0 no)
     temperature FLOAT,  -- temperature that logits were divided by
+    routing VARCHAR,  -- experts of a mixture: recorded or free; NULL: as recorded where the call has them
     seed INTEGER,  -- random seed
     align VARCHAR,  -- which rank gets which input: same, rank or shuffle; NULL: each rank its share
     oracle VARCHAR,  -- dtype of the truth, fp32 or fp64; NULL if the replay is not a truth

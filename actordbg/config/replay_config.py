@@ -192,6 +192,13 @@ class ReplayConfig:
         above=0, words="temperature {:g}", unset="the recorded temperature", quiet=(1.0,), numbers=True, switchable=True,
         decides_truth=True,
     )  # fmt: skip
+    routing: str | None = setting(
+        None,
+        help="recorded: force the experts of the rollout, where the call has them; free: the router chooses (default: recorded).",
+        column="experts of a mixture: recorded or free; NULL: as recorded where the call has them",
+        values=("recorded", "free"), words="routing {}", unset="experts as recorded", numbers=True, switchable=True,
+        decides_truth=True, resolved=None,
+    )  # fmt: skip
     seed: int | None = setting(
         None,
         help="RNG seed for each input (default: the recorded RNG state, else 0).",

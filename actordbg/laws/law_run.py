@@ -19,6 +19,7 @@ from torch import Tensor
 from actordbg.actor import changes
 from actordbg.actor.changes import FACTOR, rounded_anew
 from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper
+from actordbg.actor.routing import EXPERTS
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.laws.images_given import WITH_IMAGES, judge_images
@@ -34,6 +35,7 @@ from actordbg.laws.judging import (
     not_checked,
     watching,
 )
+from actordbg.laws.routing_given import judge_routing
 from actordbg.laws.rules import LAWS
 from actordbg.records.finding import BROKEN, KEPT
 from actordbg.records.replay_record import NONDETERMINISTIC, WITHIN_ROUNDING, LawAnswer
@@ -41,6 +43,8 @@ from actordbg.store.payload import Dump
 from actordbg.trainers.images import PIXELS, pictures_of
 from actordbg.trainers.rows_actor import drawn_share, has_experts, text_config
 
+_OF_SOME = {"images": PIXELS, "routing": EXPERTS}
+"""Laws of calls that have this tensor."""
 _CULPRITS = 4
 """After a broken law, how many rows are changed individually to find the row that leaks."""
 _CAPACITY = ("expert_capacity", "expert_capacity_factor", "capacity_factor", "moe_capacity_factor")
@@ -92,7 +96,7 @@ class LawRun:
             missing = dict.fromkeys(LAWS, why or f"{step} failed")
             if self.together or self.session.tainted:
                 self.out_of_step = f"the law {step} failed, and its leftovers cannot be cleaned up"
-        laws = [law for law in LAWS if law != "images" or PIXELS in self.call.inputs]
+        laws = [law for law in LAWS if _OF_SOME.get(law, "sequences") in self.call.tensors]
         answers = [self.answers.get(law) or not_checked(law, missing[law]) for law in laws]
         if answers[0].verdict == BROKEN:
             answers = [
@@ -121,6 +125,8 @@ class LawRun:
             self.base = self._forward(self.call)
         if self._pictures is not None:
             self._take(judge_images(self.session.model, self.call.inputs, given, self._pictures))
+        if EXPERTS in self.call.tensors:
+            self._take(judge_routing(self.session.model, self.call, self.session.seen, places))
         first, entropy = self.outcome.log_probs, self.outcome.entropy
         before = ForwardValues(self._placed(first), None if entropy is None else self._placed(entropy))
         moved = change(again, before, self._placed(self.outcome.mask))

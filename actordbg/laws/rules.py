@@ -42,6 +42,12 @@ RULES = {
             "compare what the model is given with what the processor returned: pixels, grids, token types, positions",
         ),
         (
+            "routing",
+            "the recorded experts are not those of these tokens, or their gates do not add up",
+            "the recorded experts fit the router's own choice best as they are",
+            "compare the rollout's routing with the tokens: its shift, its layers, its rows, the numbers of experts",
+        ),
+        (
             "neighbour",
             "a row depends on other rows",
             "a row does not depend on other rows",

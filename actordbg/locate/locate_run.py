@@ -29,6 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from actordbg.actor import changes
 from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper, plain_name, release
 from actordbg.actor.from_papers import against_formulas
+from actordbg.actor.routing import EXPERTS, FREE
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.base.units import human_bytes
@@ -127,6 +128,8 @@ class LocateRun:
             return why
         if getattr(session.model.config, "vision_config", None) is not None:
             return "places are judged of text models only, and this model takes images"
+        if EXPERTS in self.dump.tensors and session.config.routing != FREE:
+            return "places are judged of a router's own experts (--routing free)"
         if session.config.deepcompile:
             return "DeepCompile has put its own graph into the engine"
         if self.outcome.training and drawn_share(session.model):

@@ -225,6 +225,7 @@ class ActorEngine:
             "gradient_over": list(outcome.gradient_over),
             "not_compared": not_compared,
             "notes": list(outcome.notes),
+            "routing_overlap": outcome.overlap,
             FORMULAS: asdict(outcome.formulas) if outcome.formulas else None,
         }
         extra = {name: getattr(outcome, name) for name in ("packing", "temperature", "training")}

@@ -2,7 +2,7 @@
 
 Under context parallelism each rank has whole rows, and gets whole log-probs. The trainer passes an empty `cp_context_stack`,
 which the forward may fill: it holds no input. Not recorded: critics. The rollout's experts (`routed_experts`) are kept with the
-call; a replay routes freely.
+call; a replay forces them, unless `--routing free`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,16 @@ def _rows(call: Mapping[str, Any]) -> Rows:
         entropy=bool(call.get("return_entropy")),
         step=updates_of(actor),
         more=images(call) | ({} if places is None else {"position_ids": places}),
-        context={name: call[name] for name in ("routed_experts", "top_ids") if call.get(name) is not None},
+        context=_beside(call),
     )
+
+
+def _beside(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what it has beside its inputs: the rollout's experts [B, S, layers, k], which are there [B, layers, k, S]."""
+    beside = {name: call[name] for name in ("routed_experts", "top_ids") if call.get(name) is not None}
+    if "routed_experts" in beside:
+        beside["routed_experts"] = beside["routed_experts"].permute(0, 3, 1, 2)
+    return beside
 
 
 def _scores(output: Any) -> Scores:

@@ -10,6 +10,7 @@ from pathlib import Path
 import imagecases
 import lawcases
 import pytest
+import routingcases
 from actorcases import run_scenario
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
@@ -29,3 +30,7 @@ def test_ranks_that_compute_together_stay_in_step_whatever_their_inputs_can_answ
 
 def test_a_call_with_images_is_replayed_and_judged_and_six_faults_of_its_path_are_named(tmp_path: Path) -> None:
     run_scenario("judged", tmp_path, program=imagecases.__file__)
+
+
+def test_recorded_experts_are_forced_and_judged_and_six_faults_of_them_are_named(tmp_path: Path) -> None:
+    run_scenario("judged", tmp_path, program=routingcases.__file__)

@@ -14,15 +14,14 @@ import pytest
 import torch
 from actorcases import apart, main
 from adaptercases import dumps_of, record_here
+from lawcases import laws_of_a_call
 
 from actordbg.actor.family_models import SMALL
 from actordbg.actor.models import once
 from actordbg.actor.session import open_actor
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.laws.law_run import LawRun
 from actordbg.records.finding import BROKEN
-from actordbg.records.replay_record import LawAnswer
 from actordbg.store.layout import Store
 from actordbg.store.payload import Dump
 
@@ -132,10 +131,6 @@ FAULTS: dict[str, tuple[Callable[[Any], Callable[[], None]], str]] = {
 """The plant, and what the law says."""
 
 
-def laws_of(session: Any, dump: Dump, outcome: Any) -> dict[str, LawAnswer]:
-    return {answer.law: answer for answer in LawRun(session, dump, outcome, backward=False, together=False).run()}
-
-
 def recorded(cache: Path, kind: str, dtype: str) -> Dump:
     """The call through OpenRLHF's own Actor, recorded with its outputs by the hook."""
     from actordbg.capture import hook
@@ -173,7 +168,7 @@ def judged(cache: Path) -> str:
                     outcome = session.run(dump, backward=False)
                     assert torch.equal(outcome.log_probs, dump.outputs["action_log_probs"]), (kind, dtype, through)
                     assert 0 < apart(outcome, truth) < limit, (kind, dtype, through)
-                    laws = laws_of(session, dump, outcome)
+                    laws = laws_of_a_call(session, dump, outcome)
                     assert laws["images"].verdict == "kept" and laws["neighbour"].verdict == "kept", laws
                     assert not any(answer.raised or answer.verdict == BROKEN for answer in laws.values()), laws
                     if through == "trainer":
@@ -187,7 +182,7 @@ def _faulted(session: Any, kind: str, dump: Dump, truth: Any) -> None:
             continue
         undo = plant(session)
         outcome = session.run(dump, backward=False)
-        answer = laws_of(session, dump, outcome)["images"]
+        answer = laws_of_a_call(session, dump, outcome)["images"]
         undo()
         if (kind, fault) == ("gemma3", "flat"):  # its positions have one dimension anyway
             said = "called without token_type_ids"
@@ -197,7 +192,7 @@ def _faulted(session: Any, kind: str, dump: Dump, truth: Any) -> None:
     ids[0, 8], ids[1, 4] = 5, IMAGE
     moved = Dump(dump.record, dump.tensors | {"sequences": ids})
     if kind == "gemma3":  # runs: every image has its number of features, whichever rows they are in
-        assert "row 0 has 3 image tokens" in laws_of(session, moved, session.run(moved, backward=False))["images"].words
+        assert "row 0 has 3 image tokens" in laws_of_a_call(session, moved, session.run(moved, backward=False))["images"].words
     else:
         with pytest.raises(Unsupported, match="row 0 has 1 image tokens, and its images make 2"):
             session.run(moved, backward=False)

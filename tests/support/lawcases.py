@@ -42,6 +42,11 @@ def model_of(cache: Path, family: str) -> Path:
     return once(cache / family, lambda folder: family_models._build(folder, dict(FAMILIES[family])))
 
 
+def laws_of_a_call(session: Any, dump: Any, outcome: Any) -> dict[str, LawAnswer]:
+    """The laws' answers for a call that was run, by name."""
+    return {answer.law: answer for answer in LawRun(session, dump, outcome, backward=False, together=False).run()}
+
+
 def ask(session: Any, dump: Any, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:
     """The laws' answers for one dump, by name."""
     outcome = session.run(dump, backward=backward)

@@ -1,0 +1,112 @@
+"""The law `routing`: the recorded experts are those of these tokens, in these layers of this model, and their gates add up.
+
+A rollout engine and a trainer choose nearly the same experts, where they run the same weights. So in each layer the recorded
+experts are compared with those that the router itself chooses there, after layers that ran with the recorded ones. Few in common
+prove nothing: weights may have moved on. But if they fit far better one token or layer further, in another row, or under other
+names, they were recorded or passed on wrongly. Chance is the overlap k / E of k experts drawn of E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actordbg.actor.routing import EXPERTS, Seen, blocks_of, experts_of, layers_of
+from actordbg.laws.judging import not_checked
+from actordbg.records.finding import BROKEN, KEPT
+from actordbg.records.replay_record import LawAnswer
+from actordbg.store.payload import Dump
+from actordbg.trainers.rows_actor import text_config
+
+BETTER = 0.2
+"""How much larger the overlap under another reading has to be; and it has to be nearer to 1 than to chance."""
+_GATES = 0.02
+"""How far the gates of a token may be from 1: eight of bf16 add up to less."""
+
+
+def judge_routing(model: Any, dump: Dump, seen: Seen | None, places: Tensor) -> LawAnswer:
+    """Build the answer of `routing`. seen: the routers of a forward of `dump`, whose positions have these places [T, 2]."""
+    experts = experts_of(dump.tensors)
+    blocks = blocks_of(model)
+    if experts is None or seen is None or not seen.free:
+        return not_checked("routing", "the model routes to no experts, or its routers were not seen")
+    real = dump.inputs["attention_mask"] != 0
+    experts = experts.masked_fill(~real[..., None, None], -1)
+    if why := _repeated(dump.tensors[EXPERTS].long(), real) or _gates(model, seen):
+        return LawAnswer("routing", BROKEN, why)
+    layers = dict(zip(layers_of([*blocks], experts.shape[2]), blocks.values(), strict=True))
+    inside = places[:, 0] >= 0
+    rows, columns = places[inside].unbind(1)
+    worst, looked_at = "", 0
+    for layer, free in sorted(seen.free.items()):
+        chosen = torch.full((*experts.shape[:2], free.shape[-1]), -2)
+        chosen[rows, columns] = free[inside]
+        own = _overlap(experts[:, :, layer], chosen)
+        if own is None or experts.shape[-1] != free.shape[-1]:
+            continue
+        looked_at += int((experts[:, :, layer, 0] >= 0).sum())
+        total = getattr(getattr(layers[layer], "experts", None), "num_experts", 0) or int(free.max()) + 1
+        readings = [(share, words) for share, words in _readings(experts, layer, chosen, total) if share is not None]
+        best, words = max(readings, default=(0.0, ""))
+        if best >= own + BETTER and best >= (1 + free.shape[-1] / total) / 2:
+            worst = f"in layer {layer} {own:.0%} of the recorded experts are the router's own, and {best:.0%} {words}"
+            break
+    if worst:
+        return LawAnswer("routing", BROKEN, worst, looked_at=looked_at)
+    if not looked_at:
+        return not_checked("routing", "no token has experts of as many as the router chooses")
+    return LawAnswer("routing", KEPT, count=0, looked_at=looked_at)
+
+
+def _overlap(recorded: Tensor, chosen: Tensor) -> float | None:
+    """Return the share of recorded experts [B, S, K] that are among the chosen ones; None if no token has both."""
+    both = (recorded >= 0).all(-1) & (chosen >= 0).all(-1)
+    if not bool(both.any()):
+        return None
+    return float((recorded[..., :, None] == chosen[..., None, :]).any(-1)[both].double().mean())
+
+
+def _readings(experts: Tensor, layer: int, chosen: Tensor, total: int) -> Iterator[tuple[float | None, str]]:
+    """Yield the overlap of the choices of a layer [B, S, K] with other readings of recorded experts [B, S, L, K], in words."""
+    here = experts[:, :, layer]
+    for step in (1, -1):
+        moved = here.roll(-step, 1)
+        moved[:, -1 if step > 0 else 0] = -1
+        yield _overlap(moved, chosen), f"if they are shifted by {step:+d} token"
+        if 0 <= layer + step < experts.shape[2]:
+            yield _overlap(experts[:, :, layer + step], chosen), f"if they are those of layer {layer + step}"
+    for other in range(1, len(experts)):
+        yield _overlap(here.roll(-other, 0), chosen), f"if they are those of the row {other} further"
+    both = (here >= 0).all(-1) & (chosen >= 0).all(-1)
+    pairs = torch.zeros(total, total)
+    for left in here[both].unbind(-1):
+        for right in chosen[both].unbind(-1):
+            pairs.index_put_((left.clamp(max=total - 1), right), torch.ones(len(left)), accumulate=True)
+    names = pairs.argmax(1)
+    if len(set(names.tolist())) == total and int(both.sum()) >= 8 * total:
+        yield _overlap(names[here.clamp(0, total - 1)].masked_fill(here < 0, -1), chosen), "if experts are numbered otherwise"
+
+
+def _repeated(experts: Tensor, real: Tensor) -> str:
+    """Return that most tokens have the same expert twice, as if only the first was recorded, or ""."""
+    ordered = experts.sort(-1).values
+    known = (experts >= 0).all(-1).all(-1) & real
+    known[:, -1] = False  # an engine has none for the last token, and some trainers fill in zeros
+    repeated = (ordered[..., 1:] == ordered[..., :-1]).any(-1).any(-1) & known
+    share = float(repeated.sum()) / max(int(known.sum()), 1)
+    return f"{share:.0%} of the tokens have the same expert more than once" if share > 0.5 else ""
+
+
+def _gates(model: Any, seen: Seen) -> str:
+    """Return that gates were not renormalized, where the configuration wants that, or ""."""
+    config = text_config(model)
+    renormalized = getattr(config, "norm_topk_prob", config.model_type == "mixtral")
+    whole = getattr(config, "routed_scaling_factor", None) or 1.0
+    for layer, sums in sorted(seen.gates.items() if renormalized else ()):
+        furthest = float(sums[int((sums - whole).abs().argmax())])
+        if abs(furthest - whole) > _GATES * whole:
+            return f"the gates of a token in layer {layer} add up to {furthest:.3g}, not {whole:g}: they were not renormalized"
+    return ""
