@@ -167,7 +167,7 @@ class Host:
 
     @property
     def title(self) -> str:
-        return f"{self.fit.package} {self.fit.version or ''}".rstrip()
+        return " ".join(filter(None, (self.fit.package, self.fit.version)))
 
 
 def find_host(versions: Versions) -> Host | None:
