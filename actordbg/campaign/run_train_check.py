@@ -9,8 +9,8 @@
 Cells of one launcher run in the same processes, one after another, each from its initial weights: imports are paid once. A
 training that lost an input cannot continue, so the first input that does not pass ends its cell. `--resume` runs the rest.
 
-A cell whose group was lost begins again in its next attempt, from its initial weights; with `--storage` it continues from its last
-checkpoint, and `cell.steps` has the figures up to it. Each attempt has separate journals, so what one attempt left half done is
+A cell whose group was lost begins again in its next attempt, from its initial weights; with `--storage` it continues from its
+last checkpoint, and `cell.steps` has the figures up to it. Each attempt has separate journals, so what one attempt left half done is
 never mixed into the next.
 """
 
