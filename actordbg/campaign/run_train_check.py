@@ -10,8 +10,8 @@ Cells of one launcher run in the same processes, one after another, each from it
 training that lost an input cannot continue, so the first input that does not pass ends its cell. `--resume` runs the rest.
 
 A cell whose group was lost begins again in its next attempt, from its initial weights; with `--storage` it continues from its
-last checkpoint, and `cell.steps` has the figures up to it. Each attempt has separate journals, so what one attempt left half done is
-never mixed into the next.
+last checkpoint, and `cell.steps` has the figures up to it. Each attempt has separate journals, so what one attempt left half
+done is never mixed into the next.
 """
 
 from __future__ import annotations
