@@ -79,6 +79,14 @@ def save_checkpoint(model: str, cache: Path, num_layers: int | None, folder: Pat
         raise EnvironmentProblem(f"{folder} cannot be written: {error}"[:400], hint="name a folder on a disk with room") from None
 
 
+def copy_beside(model: str, cache: Path, num_layers: int | None, folder: Path) -> None:
+    """Copy what lies beside a model's weights, as its tokenizer, into a folder that has no file of that name."""
+    for path in _folder(locate(model, cache, num_layers=num_layers)).iterdir():
+        weights = path.suffix in (".safetensors", ".bin", ".pt") or path.name.endswith(".index.json")
+        if path.is_file() and not weights and not (folder / path.name).exists():
+            shutil.copy(path, folder)
+
+
 def require_empty(folder: Path) -> None:
     """Raise Refused if something lies in a folder into which a checkpoint will be saved."""
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):

@@ -12,8 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from actordbg.actor.backends.training import Norms, Training
+from actordbg.actor.models import copy_beside
 from actordbg.actor.session import ActorSession, loss_of
-from actordbg.base.errors import Unsupported
+from actordbg.actor.training_checkpoints import Checkpoints
+from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
@@ -53,6 +55,25 @@ class TrainingSession(ActorSession):
     def objective(self, log_probs: Tensor, entropy: Tensor | None, mask: Tensor) -> Tensor:
         """Return the loss of a micro-batch. log_probs, entropy, mask: [B, A]."""
         return loss_of(log_probs, mask)
+
+    def keep(self, kept: Checkpoints, step: int) -> None:
+        """Write this rank's part of the checkpoint after a step."""
+        kept.save(step, self._backend.place.rank, self._backend.stepped().state())
+
+    def continue_from(self, kept: Checkpoints, step: int) -> None:
+        """Load this rank's part of a checkpoint. StoreProblem if it does not fit this Actor."""
+        try:
+            self._backend.stepped().load(kept.load(step, self._backend.place.rank))
+        except (ValueError, IndexError) as error:
+            hint = "use the same model and processes as before, or another --storage"
+            raise StoreProblem(f"the checkpoint after step {step} is not of this training: {error}", hint=hint) from error
+
+    def save_model(self, folder: Path) -> None:
+        """Save the trained weights with the files of the checkpoint that they come from. Collective."""
+        weights = {name: self.gather(name).cpu() for name, _ in self.model.named_parameters()}
+        if self._backend.place.rank == 0:
+            self.model.save_pretrained(folder, state_dict=weights)
+            copy_beside(self.choices.model, self.model_cache, self.choices.num_layers, folder)
 
     def step(self) -> Norms:
         """Run an optimizer step on the accumulated gradients. Collective: every rank must call it."""

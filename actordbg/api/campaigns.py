@@ -41,7 +41,7 @@ from actordbg.document.blocks import Items, Paragraph
 from actordbg.document.command_result import CommandResult
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.journal import SPEC
-from actordbg.records.matrix_record import OPEN, MatrixRecord, TrainCell, TrainCheckRecord
+from actordbg.records.matrix_record import OPEN, OUTPUT, STORAGE, MatrixRecord, TrainCell, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.selection import defaults_of, require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
@@ -170,7 +170,9 @@ def resumed_check(desk: Desk, name: str, *, dry_run: bool) -> CommandResult:
     """Continue a stopped check. Asks for approval of what another user wrote."""
     store, (record, owner) = desk.store, load_train_check(desk.store.require(), name)
     models = ", ".join(sorted({repr(cell.config.get("model")) for cell in record.cells}))
-    what = f"training check {record.check_id}, whose model is {models} and whose logs go to {record.log_dir}"
+    places = [record.log_dir, record.options.get(OUTPUT), (record.options.get(STORAGE) or {}).get("folder")]
+    written = ", ".join(str(place) for place in places if place)
+    what = f"training check {record.check_id}, whose model is {models} and whose files go to {written}"
     desk.client.approve(what, owner)
     for cell in record.cells:
         require_consent(str(cell.config.get("model")), store.models)
@@ -216,7 +218,7 @@ def _new_check(
     desk: Desk, chosen: DumpSelection, flags: dict[str, Any], how: TrainingOptions, check_id: str
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
     """Create the record of a check that has not run yet, and select its inputs."""
-    given = {"max_inputs": chosen.max_inputs, "log_dir": how.log_dir, "dataset": how.dataset}
+    given = {"max_inputs": chosen.max_inputs, "log_dir": how.log_dir, "dataset": how.dataset, "output_dir": how.output_dir}
     names, training = _names(desk, {*flags, *(name for name, value in given.items() if value is not None)}), _training(how)
     axes = _axes(flags, names)
     base = _base(desk, flags, names, axes)
@@ -238,7 +240,7 @@ def _new_check(
     where = joined(chosen.where, f"seq_len <= {longest}") if longest else chosen.where
     plan = desk.planned("train-check", base, replace(chosen, max_inputs=most, where=where), "train on")
     taken = plan.spec.inputs
-    if chosen.max_inputs is None:  # the loss over the same inputs says whether it falls
+    if chosen.max_inputs is None and "max_inputs" not in names.values:  # the loss over the same inputs says whether it falls
         taken = taken[: taken_twice(len(taken), how.steps, batch)]
     defaults, facts = defaults_of(desk.store.root, taken), gather_facts()
     find_trainer(base, defaults)
@@ -259,9 +261,22 @@ def _new_check(
         selection=where,
         command=plan.spec.command,
         names=names.took,
-        options={"inputs": [asdict(item) for item in taken]},
+        options={"inputs": [asdict(item) for item in taken]} | _stored(how, names),
     )
     return record, taken
+
+
+def _stored(how: TrainingOptions, names: AncestorNames) -> dict[str, Any]:
+    """Return where checkpoints and trained models go, as in the record's options; UsageError for an interval without a place."""
+    stored: dict[str, Any] = {}
+    if how.storage is not None:
+        folder = how.storage if "://" in how.storage else str(Path(how.storage).absolute())
+        stored[STORAGE] = {"folder": folder, "every": how.checkpoint_every or -(-how.steps // 10)}
+    elif how.checkpoint_every is not None:
+        raise UsageError("--checkpoint-every needs --storage", hint="add --storage DIR, or drop --checkpoint-every")
+    if output := how.output_dir or names.values.get("output_dir"):
+        stored[OUTPUT] = str(Path(output).absolute())
+    return stored
 
 
 def _training(how: TrainingOptions) -> dict[str, Any]:

@@ -9,8 +9,9 @@
 Cells of one launcher run in the same processes, one after another, each from its initial weights: imports are paid once. A
 training that lost an input cannot continue, so the first input that does not pass ends its cell. `--resume` runs the rest.
 
-A cell whose group was lost begins again in its next attempt, from its initial weights. Each attempt has separate journals, so
-what one attempt left half done is never mixed into the next.
+A cell whose group was lost begins again in its next attempt, from its initial weights; with `--storage` it continues from its
+last checkpoint, and `cell.steps` has the figures up to it. Each attempt has separate journals, so what one attempt left half
+done is never mixed into the next.
 """
 
 from __future__ import annotations
@@ -22,28 +23,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from actordbg.actor.training_checkpoints import Checkpoints
 from actordbg.base.errors import ActordbgError, GroupsLost, MachineFault, StoreProblem
 from actordbg.base.owners import Owner
 from actordbg.base.units import resolve
 from actordbg.campaign.runner import Campaign, Trial, run_trials
-from actordbg.campaign.train_engine import MODULE, STEP, TRAINING, step_of
+from actordbg.campaign.train_engine import KEPT, MODULE, SAVED, STEP, TRAINING, step_of
 from actordbg.campaign.train_plan import schedule
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.records.journal import SPEC, read_results
 from actordbg.records.matrix_record import (
+    ASKED,
     BASELINE,
     BROKEN,
+    CONTINUED,
     NOISE,
     OPEN,
+    OUTPUT,
+    STORAGE,
     TRAINED,
     TrainCell,
     TrainCheckRecord,
     TrainStep,
 )
-from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import CRASHED, PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import Losses, WarmGroups, engine_in_use, launch_group
 from actordbg.replay.supervise import Progress, run_replay
 from actordbg.store.layout import Store, read_with_owner
@@ -79,6 +86,7 @@ class TrainRun(Campaign[TrainCheckRecord]):
         self.inputs, self.on_event = inputs, on_event
         self.warm = warm or WarmGroups(partial(launch_group, module=MODULE))
         self._losses = engine_in_use().losses()
+        self._died_in: set[tuple[int, str]] = set()
 
     def work(self) -> None:
         """Run the open cells, grouped by launcher."""
@@ -95,8 +103,7 @@ class TrainRun(Campaign[TrainCheckRecord]):
         self.put(cell)
         self.on_event(cell, "starts")
         cell = self._train(cell)
-        steps = tuple(steps_of(self._folder / str(cell.folder), self.record.batch))
-        cell = replace(cell, steps=steps, seconds=time.monotonic() - began)
+        cell = replace(cell, steps=self._known_steps(cell), seconds=time.monotonic() - began)
         if cell.status == TRAINED and len(cell.steps) < self.record.steps:
             reason = f"only {len(cell.steps)} of {self.record.steps} steps have figures"
             cell = replace(cell, status=BROKEN, reason=reason)
@@ -130,9 +137,31 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 return replace(cell, status=BROKEN, reason=error.message)
 
     def _next_attempt(self, cell: TrainCell) -> TrainCell:
-        """Give the cell a new folder."""
+        """Give the cell a new folder, and the steps up to the checkpoint that it continues from."""
+        known, step = self._known_steps(cell), 0
+        if known and (kept := self._kept(cell)):
+            most = min(len(known), self.record.steps - 1)
+            step = Checkpoints(kept["folder"]).newest(int(cell.config["nproc"]), most)
+        if step:
+            before: dict[str, list[int]] = self.record.options.get(CONTINUED, {})
+            after = {str(cell.index): [*before.get(str(cell.index), []), step]}
+            self.put(cell, options=self.record.options | {CONTINUED: before | after})
         names = (f"cell-{cell.index}.{attempt}" for attempt in itertools.count(1))
-        return replace(cell, folder=next(name for name in names if not (self._folder / name).exists()), reason="")
+        return replace(
+            cell, folder=next(name for name in names if not (self._folder / name).exists()), reason="", steps=known[:step]
+        )
+
+    def _known_steps(self, cell: TrainCell) -> tuple[TrainStep, ...]:
+        """Return the figures of all steps so far: those before the last attempt, and its own."""
+        return (*cell.steps, *(steps_of(self._folder / cell.folder, self.record.batch) if cell.folder else ()))
+
+    def _kept(self, cell: TrainCell) -> dict[str, Any]:
+        """Return where a cell keeps checkpoints, as in `training.json`; {} without --storage."""
+        storage = self.record.options.get(STORAGE)
+        if storage is None:
+            return {}
+        folder = f"{storage['folder'].rstrip('/')}/{self.record.check_id}/cell-{cell.index}"
+        return {"folder": folder, "every": storage["every"], "from": len(cell.steps)}
 
     def _spec(self, cell: TrainCell) -> ReplaySpec:
         """Write the cell's training.json, and return the spec that its workers run."""
@@ -140,14 +169,22 @@ class TrainRun(Campaign[TrainCheckRecord]):
         make_folder(folder)
         training = self.record.training | {"accumulation": self.record.batch // config.lanes}
         training |= {"wide": True, "gradient_checkpointing": False} if cell.role == BASELINE else {}
+        training |= {KEPT: kept} if (kept := self._kept(cell)) else {}
+        if (output := self.record.options.get(OUTPUT)) and cell.role == ASKED:
+            training |= {SAVED: {"folder": str(Path(output, Path(cell.log_name).stem)), "after": self.record.steps}}
         atomic_write(folder / TRAINING, json.dumps(training).encode())
         work = schedule(self.inputs, self.record.steps, self.record.batch, reverse=cell.role == NOISE)
+        work = work[len(cell.steps) * self.record.batch :]
         return ReplaySpec(f"{self.record.check_id}-{cell.folder}", now_timestamp(), config, work, command=self.record.command)
 
     def _hear(self, cell: TrainCell, event: Progress) -> None:
         if event.kind == "attempt" and event.text and read_results(self._folder / str(cell.folder)):
             raise GroupLost(event.text)
         if event.kind == "result" and (result := event.result) is not None:
+            died = cell.index, result.dump_id
+            if result.status == CRASHED and STORAGE in self.record.options and died not in self._died_in:
+                self._died_in.add(died)  # the first time, its kill may have nothing to do with the input
+                raise GroupLost(_why(result))
             if result.status != PASSED:
                 raise CellEnded(_why(result))
             self.on_event(cell, "micro-batch")

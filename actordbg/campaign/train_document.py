@@ -44,6 +44,7 @@ from actordbg.records.matrix_record import (
     ASKED,
     BASELINE,
     BROKEN,
+    CONTINUED,
     IMPOSSIBLE,
     NOISE,
     OPEN,
@@ -310,6 +311,9 @@ def _facts(record: TrainCheckRecord) -> list[str]:
         lines[0] += "; gradient checkpointing, except in the baseline"
     stepped = _names_by([(cell.optimizer, cell) for cell in record.cells if cell.optimizer])
     lines += [f"stepped by {who}: {names}" for who, names in stepped.items()]
+    names = {str(cell.index): cell.name for cell in record.cells}
+    for index, after in record.options.get(CONTINUED, {}).items():
+        lines.append(f"{names.get(index, index)} continued from a checkpoint after step {', '.join(map(str, after))}")
     if record.selection:
         lines.append(f'selected: --where "{record.selection}"')
     if record.names:

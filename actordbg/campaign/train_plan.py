@@ -145,7 +145,7 @@ def schedule(inputs: Sequence[ReplayInput], steps: int, batch: int, *, reverse: 
 
 # Environment variables of the trainer's backend test suite, which `read_names` reads
 NUMBERS = {"NUM_GPUS": "nproc", "MAX_SAMPLES": "max_inputs", "TP_SIZE": "tp", "RING_SIZE": "ring", "MAX_LEN": "max_len"}
-TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir", "DATASET": "dataset"}
+TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir", "DATASET": "dataset", "OUTPUT_DIR": "output_dir"}
 Skip = tuple[str, bool | None, bool | None]
 """A backend, and whether tp and ring exceed 1; None: either."""
 SKIPS: dict[str, Skip] = {
@@ -157,10 +157,6 @@ SKIPS: dict[str, Skip] = {
     FSDP_OFF: ("fsdp2", None, None),
 }
 """What each variable skips, if it is 1."""
-IDLE = {
-    "OUTPUT_DIR": "a check keeps no weights (--log-dir is for logs)",
-}
-"""Variables that are accepted and have no effect, and why."""
 
 
 @dataclass(frozen=True)
@@ -179,13 +175,11 @@ class AncestorNames:
 def read_names(environment: Mapping[str, str], given: set[str]) -> AncestorNames:
     """Read the test suite's variables; the options in `given` take precedence. UsageError for an invalid number."""
     result = AncestorNames({}, [], {}, {})
-    for name in (*NUMBERS, *TEXTS, *SKIPS, *IDLE):
+    for name in (*NUMBERS, *TEXTS, *SKIPS):
         ours, text = NUMBERS.get(name) or TEXTS.get(name), environment.get(name)
         if not text:
             continue
-        if name in IDLE:
-            result.idle[name] = IDLE[name]
-        elif ours in given:
+        if ours in given:
             result.idle[name] = f"--{str(ours).replace('_', '-')} was given"
         elif ours == "dataset" and not Path(text).exists():
             result.idle[name] = f"there is no file or folder {text:.80}, so inputs come from the store (--store, --where)"

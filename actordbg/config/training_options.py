@@ -23,6 +23,9 @@ class TrainingOptions:
         gradient_checkpointing: Recompute layers in the backward (except in the baseline).
         threshold: Limit for the relative difference of first, mean and last loss.
         log_dir (DIR): Folder for the configurations' logs (default: in the store).
+        output_dir (DIR): Save each trained model there, as a checkpoint that --model takes.
+        storage (DIR|URL): Keep checkpoints there: a training that lost its processes continues from its last one.
+        checkpoint_every: Steps between checkpoints (default: a tenth of --steps).
     """
 
     panel: ClassVar[str] = "Training"
@@ -36,3 +39,6 @@ class TrainingOptions:
     threshold: float = 0.05
     dataset: Annotated[str | os.PathLike[str] | None, Option(kind=Path)] = None
     log_dir: Annotated[str | os.PathLike[str] | None, Option(kind=Path)] = None
+    output_dir: Annotated[str | os.PathLike[str] | None, Option(kind=Path)] = None
+    storage: str | None = None
+    checkpoint_every: Annotated[int | None, Option(min=1)] = None

@@ -127,7 +127,8 @@ def _ended(versions: Versions, answer: dict[str, Any], host: Host | None) -> Che
     missing = answer["missing"]
     needed = TRAINER.modules.get(module, "recording of what is in it")
     if missing and (missing == module or module.startswith(f"{missing}.")):
-        return warn(name, f"this {host.title if host else TRAINER.name} has no {missing}", f"without it: no {needed}")
+        trainer = host.title if host else TRAINER.name
+        return warn(name, f"this {trainer} has no {missing}", f"without it: no {needed}")
     if missing == "vllm" and host is None:
         remedy = f"{PIP} vllm (needs CUDA); without it `actordbg demo` samples with its own stand-in"
         return warn(name, f"needs vllm, which is not installed; without it: no {needed}", remedy)

@@ -30,9 +30,9 @@ def main(seconds: float, modules: list[str]) -> None:
     """Import the modules, and answer on standard output."""
     sys.dont_write_bytecode = True
     tried("torch", seconds, lambda: say(torch=torch_facts()))
-    trainer = importlib.import_module("actordbg.trainers.trainer").TRAINER
-    if not set(modules).isdisjoint(trainer.modules):
-        trainer.support_cpu()
+    TRAINER = importlib.import_module("actordbg.trainers.trainer").TRAINER
+    if not set(modules).isdisjoint(TRAINER.modules):
+        TRAINER.support_cpu()
     for module in modules:
         tried(module, seconds, partial(importlib.import_module, module))
     os._exit(0)  # what was imported may have started threads that would keep the process

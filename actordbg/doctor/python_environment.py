@@ -61,6 +61,8 @@ def bad(name: str, detail: str, remedy: str) -> Check:
 
 
 PIP = "python -m pip install"
+_REQUIREMENT = re.compile(r"(?m)^([\w.-]+)[^=\n]*(?:==([\w.]+)$)?")
+"""A line of a distribution's requirements: the name, and the version if it is exact."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ PACKAGES: dict[str, dict[str, str | None]] = {
 }
 """Feature -> the distributions that it needs, and their known-good versions (None: any)."""
 _ON_ROWS = ("torch", "transformers")
-"""What a replay on the rows needs, without OpenRLHF."""
+"""What a replay on the rows needs."""
 KNOWN_GOOD = {name: version for versions in PACKAGES.values() for name, version in versions.items()}
 
 OTHERS = ("flash-attn", "vllm", "debugpy")
@@ -152,7 +154,7 @@ def installed() -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Host:
-    """A trainer that is installed where OpenRLHF is not, and is recorded without naming its adapter.
+    """Another trainer, which is recorded without naming its adapter, and is here without ours.
 
     needs: the distributions that it requires; those of one exact version with it, the others with "".
     """
@@ -167,23 +169,23 @@ class Host:
 
     @property
     def title(self) -> str:
-        return f"{self.fit.package} {self.fit.version or ''}".rstrip()
+        return " ".join(filter(None, (self.fit.package, self.fit.version)))
 
 
 def find_host(versions: Versions) -> Host | None:
-    """Return the trainer beside OpenRLHF that is installed here without it; None if there is none, or OpenRLHF is here."""
-    there = [] if versions[TRAINER.package] else [fit for fit in map(fit_of, HOSTS) if fit.there]
-    if not there:
+    """Return the trainer of `HOSTS` that is installed; None if there is none, or if our trainer is installed."""
+    fit = next((fit for fit in map(fit_of, HOSTS) if fit.there), None)
+    if versions[TRAINER.package] or fit is None:
         return None
     listed: list[str] = []
     with contextlib.suppress(PackageNotFoundError):
-        listed = [line for line in requires(there[0].package) or [] if "extra ==" not in line]
-    needs = [re.match(r"([\w.-]+)[^=]*(?:==([^\s,;]+)$)?", line) for line in listed]
-    return Host(there[0], {found[1].lower(): found[2] or "" for found in needs if found})
+        listed = [line for line in requires(fit.package) or [] if "extra ==" not in line]
+    needs = dict(_REQUIREMENT.findall("\n".join(listed).lower()))
+    return Host(fit, needs)
 
 
 def check(versions: Versions, host: Host | None = None) -> Iterator[Check]:
-    """Check Python's version, then every package, then adapters. host: the trainer here, if it is not OpenRLHF."""
+    """Check Python's version, then every package, then adapters. host: the trainer here, if it is another."""
     text = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
     oldest, newest = PYTHON
     if sys.version_info[:2] < oldest:
@@ -225,7 +227,7 @@ def _package(version: str | None, need: str, name: str, known: str | None) -> Ch
 
 
 def _beside(host: Host, version: str | None, need: str, name: str, known: str | None) -> Check:
-    """Check a package for a trainer beside OpenRLHF: versions that it pins are right, and replays on the rows need little."""
+    """Check a package for another trainer: versions that it pins are right, and replays on the rows need little."""
     if version is not None and version == host.needs.get(name):
         return ok(name, f"{version}, which {host.title} requires")
     if version is not None or need not in (REPLAY, TRAINING) or name in _ON_ROWS:

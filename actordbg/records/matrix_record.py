@@ -125,6 +125,9 @@ BASELINE, NOISE, ASKED = "baseline", "noise", "asked"
 """Roles of a cell: what the others are compared with; the effect of rounding alone; what was requested."""
 TRAINED, BROKEN, IMPOSSIBLE, OPEN = "trained", FAILED, UNAVAILABLE, NOT_RUN
 """Statuses of a training: all steps done, ended early, cannot run here, not run yet."""
+STORAGE, OUTPUT, CONTINUED = "storage", "output_dir", "continued"
+"""Keys of a training check's options: place and interval of checkpoints, folder of trained models, and by cell's index the steps
+after which it continued from a checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -94,13 +94,13 @@ class Fetched:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = without_password(url), folder
-        with _as_store_problem(self.url):  # sftp and ftp connect
-            self._files, self._root = _opened(url)
+        with as_store_problem(self.url):  # sftp and ftp connect
+            self._files, self._root = opened(url)
         self._parts = set[Path]()  # the files that downloads are writing now
 
     def bring(self, paths: Iterable[str]) -> None:
         """Download the files that are not in the folder yet. A file that the URL lacks is skipped; opening it reports it."""
-        with _as_store_problem(self.url):
+        with as_store_problem(self.url):
             missing = [path for path in dict.fromkeys(paths) if not (self.folder / path).exists()]
             self._move_each(self._get, missing, (FileNotFoundError,))
 
@@ -170,7 +170,7 @@ class Mirror(Fetched):
 
     def __init__(self, url: str, folder: Path, runs: Sequence[str] = ()) -> None:
         super().__init__(url, folder)
-        self._local_system, self._runs = _opened("file:///")[0], tuple(runs)
+        self._local_system, self._runs = opened("file:///")[0], tuple(runs)
         self._manifest_path = folder.with_name(f"{folder.name}.staged.json")
         self._equal: dict[str, tuple[FileState, FileState]] = {}
         """The manifest: the local and the remote state of each file when both sides were last equal, by path."""
@@ -179,7 +179,7 @@ class Mirror(Fetched):
 
     def pull(self) -> Moved:
         """Download new and changed files."""
-        with self._one_at_a_time, _as_store_problem(self.url):
+        with self._one_at_a_time, as_store_problem(self.url):
             skipped: dict[str, str] = {}
             self._files.invalidate_cache()
             remote, local = _listed(self._files, self._root, self._runs, skipped), self._local({})
@@ -206,7 +206,7 @@ class Mirror(Fetched):
 
     def push(self) -> Moved:
         """Upload new and changed files."""
-        with self._one_at_a_time, _as_store_problem(self.url):
+        with self._one_at_a_time, as_store_problem(self.url):
             skipped: dict[str, str] = {}
             local = self._local(skipped)
             changed = [path for path, state in sorted(local.items()) if self._known(path)[0] != state and self._may_upload(path)]
@@ -316,7 +316,7 @@ def split_runs(text: str) -> tuple[str, tuple[str, ...]]:
     return url, tuple(run for run in runs.split(",") if run)
 
 
-def _opened(url: str) -> tuple[Any, str]:
+def opened(url: str) -> tuple[Any, str]:
     """Return (file system, path of the store in it)."""
     try:
         from fsspec.core import url_to_fs
@@ -337,14 +337,14 @@ def _opened(url: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _as_store_problem(url: str) -> Iterator[None]:
-    """Turn errors of a file system into a StoreProblem that names the URL."""
+def as_store_problem(url: str, then: str = "results are in the local mirror, and the next command pushes them") -> Iterator[None]:
+    """Turn errors of a file system into a StoreProblem that names the URL. then: what becomes of what could not be written."""
     try:
         yield
     except ActordbgError:
         raise
     except Exception as error:  # noqa: BLE001  each file system raises its own, and credentials fail in all of them
-        hint = "check address, network and credentials; results are in the local mirror, and the next command pushes them"
+        hint = f"check address, network and credentials; {then}"
         raise StoreProblem(f"{url}: {type(error).__name__}: {error}", hint=hint) from None
 
 

@@ -15,11 +15,13 @@ from replaycases import publish
 from roots import SUPPORT
 from supervised import fake_launcher
 
+from actordbg.actor.training_checkpoints import Checkpoints
 from actordbg.base.errors import GroupsLost
 from actordbg.base.processes import session_members
 from actordbg.campaign import run_train_check as running
 from actordbg.campaign.run_train_check import CHECK, TrainRun, folder_of
 from actordbg.campaign.train_document import FIGURES, verdicts
+from actordbg.campaign.train_engine import KEPT, TRAINING, step_of
 from actordbg.campaign.train_plan import configurations, make_train_cells
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
@@ -99,9 +101,97 @@ def _printed_again(store: Store, folder: Path):
     assert json.loads(again.stdout)["check"]["status"] == "complete"
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
+def test_a_lost_training_continues_from_its_last_checkpoint_and_ends_with_the_same_bits(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On two ranks, under FSDP2 and DeepSpeed, whose stage 0 is DDP. Each cell runs as it is, and with rank 1 killed in step 3."""
+    inputs = publish(store, 4, length=24)
+    base = ReplayConfig(nproc=2, backward=True, timeout_s=600.0)
+    stages = ((0, "fp32"), (2, "bf16"), (3, "bf16"))
+    backends = [{"backend": "deepspeed", "zero_stage": stage, "dtype": dtype} for stage, dtype in stages]
+    backends.append({"backend": "fsdp2", "dtype": "bf16"})
+    configs = [replace(base, **settings) for settings in backends for _ in range(2)]
+    cells = [
+        replace(cell, index=at, log_name=f"{at}.log")
+        for at, cell in enumerate(make_train_cells(configs, base, gather_facts(), None)[2:])
+    ]
+    killed = range(1, len(cells), 2)
+    monkeypatch.setenv("PLANTED", json.dumps(dict.fromkeys(map(str, killed), "killed_once")))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+    kept = {"storage": {"folder": f"file://{tmp_path}/kept", "every": 1}}
+    record = training_check(cells, inputs, 4, tmp_path / "logs", batch=4, options=kept)
+
+    done = TrainRun(store, record, inputs, warm=WarmGroups(fake_launcher([], "planted_training"))).run()
+    assert [(cell.name, cell.reason) for cell in done.cells if cell.status != TRAINED] == []
+    assert done.options["continued"] == {str(at): [2] for at in killed}
+    weights = [
+        [(tmp_path / f"kept/{record.check_id}/cell-{at}/step-0004/rank-{rank}.safetensors").read_bytes() for rank in range(2)]
+        for at in range(len(cells))
+    ]
+    for at in killed:
+        assert done.cells[at].folder == f"cell-{at}.2" and done.cells[at].steps == done.cells[at - 1].steps, cells[at].name
+        assert weights[at] == weights[at - 1], cells[at].name
+
+
 class OfACluster(GroupEngine):
+    def __init__(self, most: int = 3) -> None:
+        self.most = most
+
     def losses(self) -> Losses:
-        return Losses(3, "--max-failures")
+        return Losses(self.most, "--max-failures")
+
+
+def lost_replays(left: list[int], begun: list[int]) -> Callable[..., ReplayOutcome]:
+    """Stand in for `run_replay`: a group of the cell that has losses `left` is gone after its third micro-batch.
+
+    Each loss is how many were left. begun: gets the step of the checkpoint that each attempt begins from.
+    """
+
+    def replayed(
+        _store: Store, spec: ReplaySpec, on_event: Callable[[Progress], None], *, folder: Path, losses: Losses | None, **_: object
+    ) -> ReplayOutcome:
+        (folder / SPEC).write_text(spec.to_json())
+        journal, cell = Journal(folder / "rank0.jsonl"), int(folder.name[5])
+        kept = json.loads((folder / TRAINING).read_text()).get(KEPT, {"from": 0})
+        begun.append(kept["from"])
+        for item in spec.inputs[: 3 if left[cell] else None]:
+            extra = {"step": {"grad_norm": 1.0, "update_norm": 1.0}} if "-m02-" in item.dump_id else {}
+            times = {"started_at": now_timestamp(), "finished_at": now_timestamp()}
+            result = ResultRecord(spec.replay_id, item.dump_id, PASSED, 1, 0, 0, loss=float(left[cell]), extra=extra, **times)
+            journal.append("end", **result.to_dict())
+            if extra and "folder" in kept:
+                Checkpoints(kept["folder"]).save(step_of(item.dump_id), 0, {})
+            on_event(Progress("result", PASSED, result))
+        if left[cell]:
+            left[cell] -= 1
+            if losses is not None and left[cell]:
+                losses.count("node 1 is gone")  # a node; the supervisor does not count what died between two inputs
+            on_event(Progress("attempt", "node 1 is gone"))
+        return ReplayOutcome(spec.replay_id, folder, "complete", len(spec.inputs))
+
+    return replayed
+
+
+@pytest.mark.parametrize(("most", "times"), [(0, 1), (2, 2), (-1, 5)])
+def test_a_training_on_a_cluster_continues_from_its_last_checkpoint_as_often_as_it_may(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, times: int
+):
+    """`--max-failures` 0, n and -1: with 0, the command ends at the first loss, and `--resume` continues."""
+    inputs, base, begun = publish(store, 2, length=24), ReplayConfig(dtype="fp32"), []
+    monkeypatch.setattr(running, "run_replay", lost_replays([times], begun))
+    kept = {"storage": {"folder": str(tmp_path / "kept"), "every": 1}}
+    record = training_check(make_train_cells([base], base, gather_facts(), None)[:1], inputs, 8, tmp_path / "logs", options=kept)
+    with using(OfACluster(most)):
+        if most == 0:
+            with pytest.raises(GroupsLost):
+                TrainRun(store, record, inputs).run()
+            record = TrainCheckRecord.from_file(folder_of(store, record.check_id) / CHECK)
+        (cell,) = TrainRun(store, record, inputs).run().cells
+    assert begun == [*range(times + 1)] and cell.status == TRAINED
+    assert [step.loss for step in cell.steps] == [*range(times, 0, -1), *[0] * (8 - times)]
 
 
 @pytest.mark.parametrize(("deaths", "engine"), [([1], GroupEngine()), ([9], GroupEngine()), ([2, 2], OfACluster())])
@@ -113,26 +203,7 @@ def test_a_group_that_is_lost_starts_its_training_again_and_too_often_leaves_it_
     deaths: of each cell's group. On a cluster those of all cells are counted together, each once.
     """
     inputs, base, left = publish(store, 2, length=24), ReplayConfig(dtype="fp32"), list(deaths)
-
-    def replayed(
-        _store: Store, spec: ReplaySpec, on_event: Callable[[Progress], None], *, folder: Path, losses: Losses | None, **_: object
-    ) -> ReplayOutcome:
-        (folder / SPEC).write_text(spec.to_json())
-        journal, cell = Journal(folder / "rank0.jsonl"), int(folder.name[5])
-        for item in spec.inputs[: 3 if left[cell] else None]:
-            extra = {"step": {"grad_norm": 1.0, "update_norm": 1.0}} if "-m02-" in item.dump_id else {}
-            times = {"started_at": now_timestamp(), "finished_at": now_timestamp()}
-            result = ResultRecord(spec.replay_id, item.dump_id, PASSED, 1, 0, 0, loss=float(left[cell]), extra=extra, **times)
-            journal.append("end", **result.to_dict())
-            on_event(Progress("result", PASSED, result))
-        if left[cell]:
-            left[cell] -= 1
-            if losses is not None and left[cell]:
-                losses.count("node 1 is gone")  # a node; the supervisor does not count what died between two inputs
-            on_event(Progress("attempt", "node 1 is gone"))
-        return ReplayOutcome(spec.replay_id, folder, "complete", len(spec.inputs))
-
-    monkeypatch.setattr(running, "run_replay", replayed)
+    monkeypatch.setattr(running, "run_replay", lost_replays(left, []))
     cells = tuple(make_train_cells([base], base, gather_facts(), None)[: len(deaths)])
     record = training_check(cells, inputs, 2, tmp_path / "logs")
     if deaths == [1]:

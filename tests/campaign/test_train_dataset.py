@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from actordbg.base.errors import UsageError
@@ -102,12 +103,17 @@ def test_train_check_trains_on_the_data_set_that_the_suites_variables_name(
 ):
     written(PAIRS, tmp_path / "a.jsonl")
     monkeypatch.chdir(tmp_path)
-    for name, value in {"DATASET": "a.jsonl", "MAX_SAMPLES": "3", "MODEL": str(model)}.items():
+    for name, value in {"DATASET": "a.jsonl", "MAX_SAMPLES": "3", "MODEL": str(model), "OUTPUT_DIR": "trained"}.items():
         monkeypatch.setenv(name, value)
-    asked = ["--store", str(store.root), "train-check", "--backend", "plain", "--steps", "2"]
+    asked = ["--store", str(store.root), "train-check", "--backend", "plain", "--steps", "2", "--dtype", "fp32"]
     done = CliRunner().invoke(app, [*asked, "--json"])
     check = json.loads(done.stdout)["check"]
-    assert len(check["dump_ids"]) <= 3 and check["selection"].startswith("run='sft-"), done.output
+    assert len(check["dump_ids"]) == 3 and check["selection"].startswith("run='sft-"), done.output
     assert {cell["status"] for cell in check["cells"]} == {"trained"}
+    saved, base = (load_file(folder / "model.safetensors") for folder in (tmp_path / "trained" / "plain_test", model))
+    assert saved.keys() == base.keys() and all((saved[name] != base[name]).any() for name in base)
+    assert (tmp_path / "trained" / "plain_test" / "tokenizer.json").is_file()
+    again = CliRunner().invoke(app, [*asked, "--checkpoint-every", "1"])
+    assert "needs --storage" in str(again.exception)
     refused = CliRunner().invoke(app, [*asked, "--where", "rank=0"])
     assert "cannot be combined" in str(refused.exception)

@@ -4,6 +4,7 @@ variables."""
 from __future__ import annotations
 
 import json
+import pickle
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,17 @@ from typing import Any, cast
 
 import commandline
 import pytest
+import torch
 from casefiles import cases_of
 from click.testing import Result
 from matrixcases import training_check
 from ownercases import give_away
 from replaycases import publish
 
-from actordbg.actor.backends.training import Training
+from actordbg.actor.backends.training import AdamSteps, Training
+from actordbg.actor.training_checkpoints import Checkpoints
 from actordbg.actor.training_session import TrainingSession
-from actordbg.base.errors import Refused, Unsupported, UsageError, WhereError
+from actordbg.base.errors import Refused, StoreProblem, Unsupported, UsageError, WhereError
 from actordbg.campaign.run_train_check import CHECK, folder_of, write_trainer_log
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
@@ -244,6 +247,28 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
     assert (loss, norms, 2 * once) == (again, same, twice) and once > 0
     with pytest.raises(Unsupported, match="recorded in eval mode"):
         trained(True, replace(dump, record=replace(dump.record, training=False)))
+
+
+class Code:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("code ran",)
+
+
+def test_a_checkpoint_that_is_not_of_this_training_is_refused(tmp_path: Path):
+    """It counts when all ranks wrote it; the last two stay; a pickle in its place is not loaded, nor another shape."""
+    checkpoints, steps = Checkpoints(str(tmp_path)), AdamSteps([torch.nn.Parameter(torch.ones(3))], Training())
+    for step in (1, 2, 3):
+        checkpoints.save(step, 0, steps.stepped.state())
+    assert [checkpoints.newest(ranks, most) for ranks, most in ((1, 9), (1, 2), (1, 1), (2, 9))] == [3, 2, 0, 0]
+    for held in ({}, {"weight.0": torch.ones(1)}, {"weight.0": torch.ones(3), "exp_avg.0": torch.ones(4)}):
+        with pytest.raises(ValueError, match=r"weight.0 is missing|not the shape"):
+            steps.stepped.load(held)
+    (tmp_path / "step-0003" / "rank-0.safetensors").write_bytes(pickle.dumps(Code()))
+    with pytest.raises(StoreProblem, match="is not a checkpoint"):
+        checkpoints.load(3, 0)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreProblem, match="NotADirectory"):
+        Checkpoints(str(tmp_path / "file")).save(1, 0, {})
 
 
 def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

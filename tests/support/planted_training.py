@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections import Counter
 from typing import Any
 
-from actordbg.campaign.train_engine import TrainEngine
+from actordbg.campaign.train_engine import TrainEngine, step_of
 
 AT = 3
-"""The step in which a state is lost."""
+"""The step in which a state, or a process, is lost."""
 
 
 def ring_without_reduction():
@@ -55,6 +56,10 @@ def no_zero_grad():
     AdamSteps.clear = lambda self: None  # type: ignore[method-assign]
 
 
+def killed_once():
+    """Rank 1 is killed between steps, in its cell's first attempt."""
+
+
 SOUND = {}
 """What the faults replace, as it was before the first."""
 
@@ -68,9 +73,16 @@ class FaultyEngine(TrainEngine):
 
         for place in ((Fsdp2Backend, "_shard"), (AdamSteps, "step"), (AdamSteps, "clear")):
             setattr(*place, SOUND.setdefault(place, getattr(*place)))
-        if fault := json.loads(os.environ["PLANTED"]).get(self.folder.name.removeprefix("cell-").partition(".")[0]):
-            globals()[fault]()
+        self._fault = json.loads(os.environ["PLANTED"]).get(self.folder.stem.removeprefix("cell-"))
+        if self._fault:
+            globals()[self._fault]()
         return super().open()
+
+    def run(self, item: Any, loaded: Any, **asked: Any) -> dict[str, Any]:
+        dies = (self._fault, self.folder.suffix, os.environ["RANK"]) == ("killed_once", ".1", "1")
+        if dies and step_of(item.dump_id) == AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().run(item, loaded, **asked)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actordbg.actor.actors import actors_of
-from actordbg.actor.backends.training import AdamSteps, Norms, Training
+from actordbg.actor.backends.training import AdamSteps, Norms, Stepped, Training
 from actordbg.actor.forward_outcome import GradientKeeper, norm_of, release
 from actordbg.actor.models import locate
 from actordbg.base.errors import UsageError
@@ -132,6 +132,10 @@ class Backend:
         """Clip, step and clear what was accumulated. Every rank has to call it."""
         self._complete_gradients()
         return self._adam.step(self._total)
+
+    def stepped(self) -> Stepped:
+        """Return what this rank's next step depends on, in an Actor that was opened for training."""
+        return self._adam.stepped
 
     def _complete_gradients(self) -> None:
         """Add up, after a backward, the gradients that ranks hold in parts."""

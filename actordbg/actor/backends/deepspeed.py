@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from actordbg.actor.backends.backend import COMPILE_OPTIONS, Backend, initialize, rendezvous, timeout_of
-from actordbg.actor.backends.training import Norms, Training
+from actordbg.actor.backends.training import Norms, Stepped, Training
 from actordbg.actor.forward_outcome import GradientKeeper, norm_of
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
@@ -144,6 +144,14 @@ class DeepspeedBackend(Backend):
         if self.place.world_size > 1 and not self._own_norm:  # each rank stepped its part
             torch.distributed.all_reduce(self._moved)
         return norm, math.sqrt(float(self._moved))
+
+    def stepped(self) -> Stepped:
+        """Return the partitions that DeepSpeed steps, and the weights that it writes from them; without fp16's loss scale."""
+        innermost = self.engine.basic_optimizer
+        in_groups = [tensor for group in innermost.param_groups for tensor in group["params"]]
+        stepped = getattr(self.engine.optimizer, "fp32_partitioned_groups_flat", in_groups)  # of stage 3
+        copies = [] if self._own_norm else [getattr(weight, "ds_tensor", weight) for weight in self.model.parameters()]
+        return Stepped(innermost, stepped, copies)
 
     def _measured(self, innermost: Any) -> Any:
         """Wrap the innermost optimizer's own step, and add up how far it moves the fp32 weights of this rank."""

@@ -9,7 +9,7 @@ in a lower dtype the optimizer keeps fp32 copies, as DeepSpeed's does. A norm is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,6 +46,58 @@ Total = Callable[[Iterable[torch.Tensor]], float]
 """The global L2 norm of tensors, of which ranks may hold shards, as of the parameters."""
 
 
+@dataclass(frozen=True)
+class Stepped:
+    """What this rank's next optimizer step depends on, for a checkpoint. (RNG states are set before each micro-batch.)
+
+    tensors: what the optimizer steps, in its order: parameters, or this rank's parts of them. copies: the Actor's weights that a
+    step writes from them.
+    """
+
+    optimizer: torch.optim.Optimizer
+    tensors: Sequence[torch.Tensor]
+    copies: Sequence[torch.Tensor] = ()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return this rank's parts by name, not copied: "weight.3", and of the optimizer "exp_avg.3"."""
+        held = {f"weight.{at}": _own_part(tensor) for at, tensor in enumerate((*self.tensors, *self.copies))}
+        for at, tensor in enumerate(self.tensors):
+            state = self.optimizer.state.get(tensor, {})
+            held |= {f"{part}.{at}": _own_part(torch.as_tensor(value)) for part, value in state.items()}
+        return held
+
+    @torch.no_grad()
+    def load(self, held: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `state` returned, in an Actor that was opened in the same way. Raises ValueError if it does not fit."""
+        weights = {name: tensor for name, tensor in self.state().items() if name.startswith("weight.")}
+        for name, tensor in weights.items():
+            if name not in held or held[name].shape != tensor.shape:
+                raise ValueError(f"{name} is missing, or not {[*tensor.shape]}")
+            tensor.copy_(held[name])
+        for name in held.keys() - weights:
+            part, _, number = name.rpartition(".")
+            tensor = self.tensors[int(number)]
+            self.optimizer.state[tensor][part] = _like(held[name], tensor)
+
+
+def _own_part(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor that may be cut, without its graph."""
+    own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own.detach()
+
+
+def _like(value: torch.Tensor, tensor: Any) -> Any:
+    """Return a part of an optimizer's state as it holds it: cut like its parameter; a number where it counts in one."""
+    if value.dim() == 0:
+        return value if value.is_floating_point() else value.item()
+    if value.shape != _own_part(tensor).shape:
+        raise ValueError(f"{[*value.shape]} is not the shape of its parameter")
+    if not hasattr(tensor, "to_local"):
+        return value.to(tensor.device)
+    places = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
+    return type(tensor.detach()).from_local(value.to(tensor.device), tensor.device_mesh, tensor.placements, **places)
+
+
 class AdamSteps:
     """torch's AdamW over a model's parameters, or over fp32 copies of them where they have a lower dtype."""
 
@@ -57,7 +109,9 @@ class AdamSteps:
             if p.requires_grad
         ]
         # one tensor at a time: parameters on different meshes cannot be stepped together
-        self.optimizer = torch.optim.AdamW([stepped for _, stepped in self._pairs], foreach=False, **training.adam)
+        stepped = [stepped for _, stepped in self._pairs]
+        self.optimizer = torch.optim.AdamW(stepped, foreach=False, **training.adam)
+        self.stepped = Stepped(self.optimizer, stepped, [own for own, wide in self._pairs if own is not wide])
 
     def step(self, total: Total) -> Norms:
         """Clip what `backward` left in `.grad`, step, and clear it."""
