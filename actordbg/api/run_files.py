@@ -22,7 +22,7 @@ from actordbg.base.units import MOST_NAMED, plural
 from actordbg.catalog.query import select_dumps
 from actordbg.catalog.selections import joined
 from actordbg.document.command_result import CommandResult
-from actordbg.dumps.importer import ImportSummary, find_files, import_paths, read_paths
+from actordbg.dumps.importer import ImportSummary, find_files, import_paths
 from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.measure.log_lines import TrainLog
@@ -123,7 +123,7 @@ def linted_files(
     if not files:
         return answer(logs)
     linting = Linting()
-    give = partial(read_paths, lambda record, tensors: linting.judge(RecordedCall(record, tensors)))
+    give = partial(import_paths, None, give=lambda record, tensors: linting.judge(RecordedCall(record, tensors)))
     selects = where is not None or max_inputs is not None  # by the columns of a catalog
     with tempfile.TemporaryDirectory(prefix="actordbg-") if selects else contextlib.nullcontext("") as folder:
         store = Store(Path(folder) / "store")

@@ -36,6 +36,7 @@ import errno
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported
@@ -118,6 +119,15 @@ def error_named(error_class: str, message: str, hint: str = "") -> ActordbgError
 def reason_of(error: Exception) -> str:
     """Return why something failed: of the system's errors without the path, "Permission denied"."""
     return getattr(error, "strerror", None) or str(error)
+
+
+@contextlib.contextmanager
+def system_errors(kind: type[ActordbgError], what: str, hint: str) -> Iterator[None]:
+    """Raise an error of the system in the block as one of ours: "cannot read x: Permission denied". what: "cannot read x"."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {reason_of(error)}", hint=hint) from None
 
 
 def require_package(who: str, name: str, distribution: str = "") -> None:

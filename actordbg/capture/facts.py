@@ -37,11 +37,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 
 from actordbg.base.fault import clean_keys, scrub
 from actordbg.formats.dump_record import SURROGATE, UNKNOWN_TYPE, dtype_name, storable
 
+Args = tuple[Any, ...]
+Named = dict[str, Any]
+"""Arguments of a call: those by position, and those by name."""
 DISTRIBUTIONS = ["openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft"]
 _CONFIG_FACTS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -173,7 +176,7 @@ def _autocast_dtype() -> str | None:
     return None
 
 
-def states(device: torch.device | None = None) -> dict[str, torch.Tensor]:
+def states(device: torch.device | None = None) -> dict[str, Tensor]:
     """Return the current RNG states (uint8, on the CPU) by device: the CPU's and, if this process has initialized CUDA, that of
     `device`, by default the current one.
     """
@@ -185,7 +188,7 @@ def states(device: torch.device | None = None) -> dict[str, torch.Tensor]:
     return by_device
 
 
-def digests(states: Mapping[str, torch.Tensor]) -> dict[str, str]:
+def digests(states: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the SHA-256, in hex, of each state's bytes."""
     return {name: hashlib.sha256(ctypes.string_at(t.data_ptr(), t.numel())).hexdigest() for name, t in states.items()}
 
@@ -214,7 +217,7 @@ class Bound:
     `room`: bytes of MAX_ARGUMENTS that plain arguments may still take.
     """
 
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     groups: dict[str, dict[str, int] | None] = field(default_factory=dict)
     extra: dict[str, str] = field(default_factory=dict)
@@ -250,7 +253,7 @@ class Binder:
             if parameter.default is not inspect.Parameter.empty:
                 sort_into(self._defaults, parameter.name, parameter.default)
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+    def bind(self, args: Args, kwargs: Named) -> Bound:
         """Sort the arguments of one call (`args` without `self`)."""
         known = self._defaults
         bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room)
@@ -266,7 +269,7 @@ class Binder:
 
 def sort_into(bound: Bound, name: str, value: Any) -> None:
     """Sort one argument into its place; see the table above."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         bound.arguments.pop(name, None)
         reason = _unstorable_tensor(value)
         if reason:
@@ -303,9 +306,9 @@ def _does_nothing(value: Any) -> bool:
     return type(value) in (ExitStack, AsyncExitStack) and not value.__dict__.get("_exit_callbacks")
 
 
-def _unstorable_tensor(tensor: torch.Tensor) -> str:
+def _unstorable_tensor(tensor: Tensor) -> str:
     """Return why this tensor cannot be stored; "" if it can."""
-    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+    if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
         return f"a tensor subclass {type(tensor).__module__}.{type(tensor).__qualname__}"
     if tensor.is_meta or not storable(tensor.layout, tensor.dtype) or tensor.is_complex():
         return f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device.type}"

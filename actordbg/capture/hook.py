@@ -29,7 +29,7 @@ from typing import Any
 from torch.compiler import is_compiling
 
 from actordbg.base.fault import from_outside
-from actordbg.capture.facts import DISTRIBUTIONS, Binder, note_trainer
+from actordbg.capture.facts import DISTRIBUTIONS, Args, Binder, Named, note_trainer
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.recorder import Recorder
 from actordbg.formats.dump_record import LOSS, is_plain_name
@@ -41,7 +41,7 @@ SLOT = "__actordbg_slot__"
 """Attribute of a wrapped `forward`: its Slot. While `enter` of that is None, a call need not be prepared for recording."""
 
 _log = logging.getLogger("actordbg")
-Enter = Callable[[Binder, Any, tuple[Any, ...], dict[str, Any]], "Item | None"]
+Enter = Callable[[Binder, Any, Args, Named], "Item | None"]
 
 
 class Slot:
@@ -77,7 +77,7 @@ class Slot:
         self._arrived = False
         self.enter: Enter | None = self._arrive
 
-    def _arrive(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+    def _arrive(self, binder: Binder, actor: Any, args: Args, kwargs: Named) -> Item | None:
         """Handle the first call, and later ones until this succeeds."""
         again, self.recorder.losses_alone = self.recorder.losses_alone, False
         self.recorder.watch.start(again)

@@ -29,9 +29,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from actordbg.capture.control import Control
-from actordbg.capture.facts import Binder, sort_into
+from actordbg.capture.facts import Args, Binder, Named, sort_into
 from actordbg.capture.loss_points import CapturePoint, CapturePoints
 from actordbg.capture.recorded_call import Item
 from actordbg.formats.dump_record import LOSS
@@ -55,7 +56,7 @@ class _Here(threading.local):
     engine: Callable[[], Any] | None = None
 
     def __init__(self) -> None:
-        self.numbers: dict[Any, tuple[Any, torch.Tensor]] = {}
+        self.numbers: dict[Any, tuple[Any, Tensor]] = {}
 
 
 here = _Here()
@@ -101,7 +102,7 @@ class LastForward:
         """Check whether these log-probs are what the forward returned."""
         if self.output is not None:
             return self.output() is log_probs
-        return isinstance(log_probs, torch.Tensor) and log_probs.requires_grad
+        return isinstance(log_probs, Tensor) and log_probs.requires_grad
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class LossModel:
     actor: Any
     engine: Any
     role: str
-    inputs: dict[str, torch.Tensor]
+    inputs: dict[str, Tensor]
     item: Item | None
     control: Control
 
@@ -154,12 +155,12 @@ class LossSlot:
         if error is not None or item.control.triggers or engine is None or not waits:
             return self.recorder.leave(item, output, error)  # type: ignore[no-any-return]
         results = output if isinstance(output, (tuple, list)) else (output,)
-        results = [value.detach() if isinstance(value, torch.Tensor) else None for value in results]
+        results = [value.detach() if isinstance(value, Tensor) else None for value in results]
         named = dict(zip(self._point.returns, results, strict=False))
         here.waiting = Waiting(self.recorder, item, named, engine, _step_of(engine))
         return None
 
-    def _enter(self, _: Binder, loss: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+    def _enter(self, _: Binder, loss: Any, args: Args, kwargs: Named) -> Item | None:
         finish(here.waiting)
         recorder, control, names = self._slot.recorder, self._slot.recorder.control, self._point.names
         given = {names.get(name, name): value for name, value in kwargs.items()} if names else kwargs
@@ -206,12 +207,12 @@ class LossSlot:
         trainer, experience, *_ = here.step
         engine = getattr(trainer, self._point.model)
         read = {name: getattr(experience, name, None) for name in ("sequences", "attention_mask")}
-        inputs = {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
+        inputs = {name: value for name, value in read.items() if isinstance(value, Tensor)}
         steps, step = control.steps, getattr(engine, "global_steps", None)
         inside = steps is None or (step is not None and min(steps) <= step <= max(steps))
         return LossModel(engine, engine, self._point.model, inputs, None, self._controls[inside])
 
-    def _context(self, loss: Any, of: LossModel, recorded: set[int]) -> tuple[Binder, dict[str, torch.Tensor]]:
+    def _context(self, loss: Any, of: LossModel, recorded: set[int]) -> tuple[Binder, dict[str, Tensor]]:
         """Return everything that is recorded beside the arguments: the binder of what similar calls share, and this call's own.
 
         recorded: ids of the arguments, so that nothing is recorded twice.
@@ -220,9 +221,9 @@ class LossSlot:
         shared = {
             "loss." + name: value
             for name, value in vars(loss).items()
-            if name[0] != "_" and name != "training" and not isinstance(value, torch.Tensor)
+            if name[0] != "_" and name != "training" and not isinstance(value, Tensor)
         }
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         shared["settings"] = vars(loss).get("_settings", {})
         own: dict[str, Any] = {"micro_steps": vars(engine).get("micro_steps"), **vars(loss).get("_own", {})}
         if item is not None and item.whole:  # the parts of its dump id
@@ -239,7 +240,7 @@ class LossSlot:
             trainer, experience, own["kl_ctl"], own["micro_batch"] = here.step
             widest = 1 if self._point.model else 2
             for name, value in vars(experience).items():
-                if isinstance(value, torch.Tensor) and value.dim() <= widest and id(value) not in recorded:
+                if isinstance(value, Tensor) and value.dim() <= widest and id(value) not in recorded:
                     tensors[CONTEXT + name] = value
             strategy = getattr(trainer, "strategy", None)
             shared["accumulation"] = getattr(strategy, "accumulated_gradient", None)
@@ -270,13 +271,13 @@ def _switches(control: Control, *, follows: bool) -> tuple[Control, Control]:
     return replace(chosen, every=0), chosen
 
 
-def number(value: Any, name: str = "") -> torch.Tensor | None:
+def number(value: Any, name: str = "") -> Tensor | None:
     """Return numbers as a tensor, whose values do not make another kind of call; None for anything else.
 
     The memory of a number, or of a tuple of whole numbers, is that of the last one of this name in this thread, which the
     recorder has copied by then.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value
     kind = type(value)
     if kind in _DTYPES:

@@ -17,10 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from actordbg.capture.control import Control
-from actordbg.capture.facts import Binder
+from actordbg.capture.facts import Args, Binder, Named
 from actordbg.capture.loss_points import CapturePoint, CapturePoints
 from actordbg.capture.loss_record import LastForward, LossSlot, finish, here
 from actordbg.capture.recorded_call import Item
@@ -31,10 +32,10 @@ _attached: dict[tuple[type, str], object] = {}
 _INPUTS = ("sequences", "attention_mask")
 
 
-def _inputs(binder: Binder, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, weakref.ref[torch.Tensor]]:
+def _inputs(binder: Binder, args: Args, kwargs: Mapping[str, Any]) -> dict[str, weakref.ref[Tensor]]:
     """Return weak references to the rows of a forward."""
     given = (*zip(binder.names, args, strict=False), *kwargs.items())
-    return {name: weakref.ref(value) for name, value in given if name in _INPUTS and isinstance(value, torch.Tensor)}
+    return {name: weakref.ref(value) for name, value in given if name in _INPUTS and isinstance(value, Tensor)}
 
 
 def _noting(original: Callable[..., Any], slot: Any) -> Callable[..., Any]:
@@ -81,7 +82,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        if here.waiting is not None and isinstance(loss, torch.Tensor):
+        if here.waiting is not None and isinstance(loss, Tensor):
             here.waiting.results["backward_loss"] = loss.detach()
         return original(self, loss, *args, **kwargs)
 
@@ -134,7 +135,7 @@ def _within(recorder: Any, control: Control) -> Callable[..., Any]:
     outside = replace(control, every=0)
     trained: int | None = None
 
-    def enter(binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+    def enter(binder: Binder, actor: Any, args: Args, kwargs: Named) -> Item | None:
         nonlocal trained
         step = getattr(getattr(actor, "model", None), "global_steps", None)
         if step is not None and getattr(actor, "training", False) and torch.is_grad_enabled():
@@ -161,7 +162,7 @@ def _has_no_steps(instance: Any, actor: Any) -> bool:
 def _first(slot: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return what the next call runs first: it is noted, since it may have begun before its forward was wrapped."""
 
-    def enter(binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+    def enter(binder: Binder, actor: Any, args: Args, kwargs: Named) -> Item | None:
         slot.enter, slot.recorder.last = inner, None
         with contextlib.suppress(MemoryError, TypeError):
             here.forward = LastForward(None, weakref.ref(actor), _inputs(binder, args, kwargs), None)

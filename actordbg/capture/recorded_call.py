@@ -25,10 +25,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actordbg.base.fault import describe, scrub
 from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
-from actordbg.capture.facts import Binder, Bound, digests, plain_facts
+from actordbg.capture.facts import Args, Binder, Bound, Named, digests, plain_facts
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
 from actordbg.capture.snapshot import LOW, Snapshot
@@ -50,7 +51,7 @@ class TriggerResult:
     facts: dict[str, Any]
 
 
-def trigger_of(item: Item, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> TriggerResult | None:
+def trigger_of(item: Item, tensors: Mapping[str, Tensor], action_mask: Tensor | None) -> TriggerResult | None:
     """Return the first trigger that fires: exceptions, then outputs (`tensors`), then time, which the ledger remembers."""
     on = item.control.on
     if item.error is not None:
@@ -69,7 +70,7 @@ def trigger_of(item: Item, tensors: Mapping[str, torch.Tensor], action_mask: tor
     return _in_outputs(on, tensors, action_mask) or slow
 
 
-def _in_outputs(on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> TriggerResult | None:
+def _in_outputs(on: Triggers, tensors: Mapping[str, Tensor], action_mask: Tensor | None) -> TriggerResult | None:
     """Return the trigger that fires on outputs: non-finite values, or log-probs outside the allowed range. None if none does."""
     outputs = {name.removeprefix(OUTPUT_PREFIX): values for name, values in tensors.items()}
     for name, values in outputs.items():
@@ -120,7 +121,7 @@ _MOST = 512
 """Kinds, and layouts of a kind, that are cached; a job with more than these has different arguments in each call."""
 _PLAIN = frozenset((bool, int, float, type(None)))
 """Types of values that distinguish kinds. No strings: how a string is stored depends on the environment."""
-_Tensor, _strided = torch.Tensor, torch.strided
+_strided = torch.strided
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +142,7 @@ class Layout:
     pack_into: Callable[..., None]
 
     @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor], leading: int) -> Layout:
+    def of(cls, tensors: Sequence[Tensor], leading: int) -> Layout:
         """Compute the layout of `tensors`. `leading`: index of the tensor of shape (B, S), -1 for none."""
         described: list[int] = []
         offsets, end = [], 0
@@ -187,8 +188,8 @@ class Kind:
 
 
 def kind_of(
-    ledger: Ledger, instance: Any, call: tuple[Any, ...], binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Kind, Layout, list[torch.Tensor], list[int]]:
+    ledger: Ledger, instance: Any, call: tuple[Any, ...], binder: Binder, args: Args, kwargs: Named
+) -> tuple[Kind, Layout, list[Tensor], list[int]]:
     """Return a call's kind, its layout, the tensors to copy, and the addresses of those in plain memory of this process.
 
     `instance`: its actor (`actordbg.capture.recorder.Instance`), with the kinds known so far; `call`: result of `facts_of_call`.
@@ -196,12 +197,12 @@ def kind_of(
     """
     _, grad, autocast, *values = call
     key: Any = [binder, ledger, instance.role, grad, autocast, len(args), *kwargs]
-    tensors: list[torch.Tensor] = []
+    tensors: list[Tensor] = []
     addresses: list[int] = []
     sizes: tuple[Any, ...] = ()
     for value in (*values, *args, *kwargs.values()):
         which = type(value)
-        if which is _Tensor and value.layout is _strided:
+        if which is Tensor and value.layout is _strided:
             tensors.append(value)
             sizes += value.shape, value.stride()
             if value.is_cpu and not value.is_neg() and (address := value.data_ptr()) >= LOW:
@@ -283,7 +284,7 @@ class Item:
     seconds: Callable[[], float] | None = None
     began = until = 0
     ended: bool = False
-    rng_after: dict[str, torch.Tensor] | None = None
+    rng_after: dict[str, Tensor] | None = None
     held: int = 0
     kept: int = 0
     whole: bool = False

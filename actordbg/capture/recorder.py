@@ -27,7 +27,7 @@ import torch
 from actordbg.base.fault import from_outside
 from actordbg.capture import facts
 from actordbg.capture.control import Control, ControlWatcher
-from actordbg.capture.facts import Binder
+from actordbg.capture.facts import Args, Binder, Named
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.recorded_call import Item, Kind, error_facts, kind_of
 from actordbg.capture.ring import Ring
@@ -135,9 +135,7 @@ class Recorder:
         if before is not None:
             before.remove()
 
-    def enter(
-        self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any], control: Control | None = None
-    ) -> Item | None:
+    def enter(self, binder: Binder, actor: Any, args: Args, kwargs: Named, control: Control | None = None) -> Item | None:
         """Count a call that is about to run and, if `control` or else the switch selects it, copy it. Raises no Exception."""
         control, ring = control or self.control, self.ring
         if control is None or ring is None:
@@ -236,9 +234,7 @@ class Recorder:
                 self.notices.later += (("fault", error),)
         return None
 
-    def _copy(
-        self, item: Item, instance: Instance, actor: Any, binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
+    def _copy(self, item: Item, instance: Instance, actor: Any, binder: Binder, args: Args, kwargs: Named) -> bool:
         """Copy a call into the ring and reserve its place in the queue. If that fails, count it and return False.
 
         Everything it allocates belongs to the item at once, so that `Writer.free` releases it whatever fails.
@@ -425,7 +421,7 @@ class Recorder:
         return {"faults": self.faults, "ring": self.rings.about()}
 
 
-def _peek_seq_len(binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+def _peek_seq_len(binder: Binder, args: Args, kwargs: Named) -> int | None:
     """Return S of a call before its arguments are sorted; None if unknown."""
     first = args[0] if args else kwargs.get(binder.names[0] if binder.names else "sequences")
     shape = getattr(first, "shape", None)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actordbg.capture.ring import Arena
 from actordbg.formats.dump_record import OUTPUT_PREFIX, storable
@@ -46,7 +47,7 @@ class CudaDevice:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
+    def pinned(self, nbytes: int) -> Tensor:
         """Allocate a uint8 host tensor that the device can copy into asynchronously."""
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
@@ -54,7 +55,7 @@ class CudaDevice:
         """Check whether a CUDA graph is being captured, during which nothing may be queued."""
         return torch.cuda.is_current_stream_capturing()
 
-    def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Callable[[], None]:
         """Queue copies (host, device) of the current values; return a function that waits until they are done."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -88,17 +89,17 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.strides: dict[Any, tuple[int, ...]] = {}
-        self._copies: dict[Any, tuple[bytes | torch.Tensor, torch.dtype, torch.Size, tuple[int, ...]]] = {}
+        self._copies: dict[Any, tuple[bytes | Tensor, torch.dtype, torch.Size, tuple[int, ...]]] = {}
         """By key: the copied memory (bytes, or a tensor of the dtype), dtype, shape and strides."""
-        self._sentinels: list[torch.Tensor] = []
+        self._sentinels: list[Tensor] = []
         """The memory of the element that each `queue` copies last: no longer `_NOT_ARRIVED` once all its copies have arrived."""
         self._waits: list[Callable[[], None]] = []
 
-    def tensors(self) -> dict[Any, torch.Tensor]:
+    def tensors(self) -> dict[Any, Tensor]:
         """Return the copies as tensors with the strides of the copies."""
         made = {}
         for name, (data, dtype, shape, strides) in self._copies.items():
-            flat = data if isinstance(data, torch.Tensor) else torch.frombuffer(bytearray(data), dtype=dtype)
+            flat = data if isinstance(data, Tensor) else torch.frombuffer(bytearray(data), dtype=dtype)
             made[name] = flat.as_strided(shape, strides)
         return made
 
@@ -118,7 +119,7 @@ class Snapshot:
         for offset, source in self.tensors().items():
             _place_in(arena, offset, source).copy_(source)
 
-    def add(self, name: Hashable, tensor: torch.Tensor) -> None:
+    def add(self, name: Hashable, tensor: Tensor) -> None:
         """Copy a tensor that is not on a CUDA device: the raw bytes that it spans, or compactly if they are mostly gaps."""
         size, shape, strides = span_bytes(tensor), tensor.shape, tensor.stride()
         if tensor.is_cpu and 0 < size <= 2 * tensor.nbytes and not tensor.is_neg():
@@ -131,7 +132,7 @@ class Snapshot:
             self.strides[name], data, strides = strides, copy, copy.stride()
         self._copies[name] = (data, tensor.dtype, shape, strides)
 
-    def queue(self, device: CudaDevice, tensors: Mapping[Any, torch.Tensor]) -> None:
+    def queue(self, device: CudaDevice, tensors: Mapping[Any, Tensor]) -> None:
         """Queue copies of device tensors, then of one element once more: when that has arrived, so have all copies before it."""
         buffer, offset, pairs = device.pinned(ALIGNMENT + sum(aligned(span_bytes(t)) for t in tensors.values())), 0, []
         for name, tensor in tensors.items():
@@ -154,7 +155,7 @@ class Copier:
         self._make_device = make_device
         self._devices: dict[torch.device, CudaDevice] = {}
 
-    def outputs(self, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
+    def outputs(self, tensors: Mapping[str, Tensor]) -> Snapshot:
         """Copy the current values of tensors, by name, into newly allocated memory."""
         taken = Snapshot()
         for name, tensor in tensors.items():
@@ -162,7 +163,7 @@ class Copier:
                 taken.add(name, tensor)
         return self._from_devices(taken, tensors.items())
 
-    def place(self, tensors: Sequence[torch.Tensor], arena: Arena, first: int, offsets: Sequence[int]) -> Snapshot:
+    def place(self, tensors: Sequence[Tensor], arena: Arena, first: int, offsets: Sequence[int]) -> Snapshot:
         """Copy the current values of tensors into an arena, at `first` plus `offsets`; device tensors follow in `land`."""
         places = [(first + offset, tensor) for tensor, offset in zip(tensors, offsets, strict=True) if tensor.numel()]
         for place, tensor in places:
@@ -175,7 +176,7 @@ class Copier:
                 _place_in(arena, place, tensor).copy_(tensor.detach())
         return self._from_devices(Snapshot(), places)
 
-    def may_copy(self, tensors: Iterable[torch.Tensor]) -> bool:
+    def may_copy(self, tensors: Iterable[Tensor]) -> bool:
         """Check whether copies can be queued now: False during a CUDA graph capture."""
         return not any(t.is_cuda and self._device(t.device).capturing() for t in tensors)
 
@@ -188,8 +189,8 @@ class Copier:
         start = device.event()
         return lambda: device.seconds_between(start, device.event())
 
-    def _from_devices(self, taken: Snapshot, tensors: Iterable[tuple[Any, torch.Tensor]]) -> Snapshot:
-        by_device: dict[torch.device, dict[Any, torch.Tensor]] = {}
+    def _from_devices(self, taken: Snapshot, tensors: Iterable[tuple[Any, Tensor]]) -> Snapshot:
+        by_device: dict[torch.device, dict[Any, Tensor]] = {}
         for name, tensor in tensors:
             if tensor.is_cuda:
                 by_device.setdefault(tensor.device, {})[name] = tensor
@@ -203,7 +204,7 @@ class Copier:
         return self._devices[where]
 
 
-def named_outputs(output: Any, returns: str | tuple[str, ...], logits: bool = False) -> dict[str, torch.Tensor]:
+def named_outputs(output: Any, returns: str | tuple[str, ...], logits: bool = False) -> dict[str, Tensor]:
     """Return the small tensors of `forward`'s result, named `output.<name>`.
 
     A trainer returns log-probs, `(log-probs, model output)` or the model output, which may carry `entropy`, and in some trainers
@@ -215,25 +216,25 @@ def named_outputs(output: Any, returns: str | tuple[str, ...], logits: bool = Fa
     parts = list(output) if several else [output]
     if isinstance(returns, tuple):
         outputs, parts, returns = dict(zip(returns, parts, strict=False)), [], returns[0]
-    elif parts and isinstance(parts[0], torch.Tensor):
+    elif parts and isinstance(parts[0], Tensor):
         outputs[returns] = parts.pop(0)
     for part in parts:
         outputs = {name: getattr(part, name, None) for name in (returns, "entropy")} | outputs
     if logits and outputs.get(returns) is None:
         values = next((part.logits for part in parts if hasattr(part, "logits")), None)
-        if type(values) is torch.Tensor and values.is_floating_point():
+        if type(values) is Tensor and values.is_floating_point():
             with torch.no_grad():
                 outputs[LOGITS_SUM] = values.detach().sum(dtype=torch.float32)
-    tensors = {OUTPUT_PREFIX + name: value for name, value in outputs.items() if type(value) is torch.Tensor}
+    tensors = {OUTPUT_PREFIX + name: value for name, value in outputs.items() if type(value) is Tensor}
     return {name: value for name, value in tensors.items() if storable(value.layout, value.dtype) and not value.is_meta}
 
 
-def cost(tensors: Iterable[torch.Tensor]) -> int:
+def cost(tensors: Iterable[Tensor]) -> int:
     """Return the bytes that copies of these tensors take in host memory."""
     return sum(span_bytes(t) if t.is_cuda else t.nbytes for t in tensors)
 
 
-def span_bytes(tensor: torch.Tensor) -> int:
+def span_bytes(tensor: Tensor) -> int:
     """Return the bytes from a tensor's first to its last element in storage."""
     if tensor.is_contiguous():
         return tensor.nbytes
@@ -241,7 +242,7 @@ def span_bytes(tensor: torch.Tensor) -> int:
     return extent * tensor.element_size()
 
 
-def span(tensor: torch.Tensor) -> torch.Tensor:
+def span(tensor: Tensor) -> Tensor:
     """Return the contiguous stretch of storage that holds a tensor, as a 1-D view (no copy, whatever its strides)."""
     if tensor.numel():
         _address(tensor)
@@ -249,11 +250,11 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
     return base.as_strided((span_bytes(tensor) // tensor.element_size(),), (1,))  # type: ignore[no-any-return]
 
 
-def _place_in(arena: Arena, offset: int, like: torch.Tensor) -> torch.Tensor:
+def _place_in(arena: Arena, offset: int, like: Tensor) -> Tensor:
     return arena.tensor[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
 
 
-def _address(tensor: torch.Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     """Return a tensor's address. ValueError if it has no memory (freed by ZeRO or FSDP, or torch.func): a copy would crash."""
     address = tensor.data_ptr()
     if address < LOW and not (tensor.untyped_storage().nbytes() and tensor.untyped_storage().data_ptr()):

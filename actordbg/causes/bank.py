@@ -24,18 +24,18 @@ from actordbg.causes import computations as by
 class Cause:
     """A way to be wrong. said: the sentence, with {amount} and {own}. thread: a public report of it, "" if none is known.
 
-    own: from the model, the size at which nothing is wrong; None if this model cannot have this cause. parts: from the model,
-    where it can be: each is a cause of its own, `NAME: PART`, and `planted` gets the part for the size. sizes: to try, absolute;
-    near: to try, times `own`. along: the scale, log or linear, in which a continuous size is fitted between these; "": the cause
-    is there or not. laid: gets the attended tokens and the sampled ones, bool [B, S]. expected: healthy in rollouts. spreads:
-    log-probs' noise grows by own / size. rounds: a run in bf16 does it, and is right.
+    own: the size at which nothing is wrong, or a function of the model that returns it; None if a model cannot have this cause.
+    parts: from the model, where it can be: each is a cause of its own, `NAME: PART`, and `planted` gets the part for the size.
+    sizes: to try, absolute; near: to try, times `own`. along: the scale, log or linear, in which a continuous size is fitted
+    between these; "": the cause is there or not. laid: gets the attended tokens and the sampled ones, bool [B, S]. expected:
+    healthy in rollouts. spreads: log-probs' noise grows by own / size. rounds: a run in bf16 does it, and is right.
     """
 
     name: str
     said: str
     remedy: str
     thread: str
-    own: Callable[[Any], float | None]
+    own: Callable[[Any], float | None] | float | None
     closed: Callable[[Any, float], Closed] | None = None
     planted: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
     parts: Callable[[Any], list[str]] | None = None
@@ -62,7 +62,7 @@ BANK: tuple[Cause, ...] = (
         "the temperature was {amount}, not {own}",
         "give both sides the same temperature, and log-probs after it (vLLM: logprobs_mode processed_logprobs)",
         "trl#4159",
-        by.always, closed=by.temperature, near=tuple(2 ** (step / 12) for step in range(-13, 14)),
+        1.0, closed=by.temperature, near=tuple(2 ** (step / 12) for step in range(-13, 14)),
         sizes=(0.1, 0.2, 0.3, 3, 5, 10), along="log", spreads=True,
     ),
     Cause(
@@ -70,21 +70,21 @@ BANK: tuple[Cause, ...] = (
         "log-probs were renormalized to the nucleus of top-p {amount}",
         "request log-probs before top-p, or train on the same nucleus",
         "trl#6789",
-        by.always, closed=by.top_p, sizes=(0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999),
+        1.0, closed=by.top_p, sizes=(0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999),
     ),
     Cause(
         "top-k",
         "log-probs were renormalized to the {amount} likeliest tokens (top-k)",
         "request log-probs before top-k, or set top-k to -1",
         "trl#6789",
-        by.nothing, closed=by.top_k, sizes=(1, 5, 10, 20, 32, 40, 50, 64, 100, 128, 200, 256),
+        0.0, closed=by.top_k, sizes=(1, 5, 10, 20, 32, 40, 50, 64, 100, 128, 200, 256),
     ),
     Cause(
         "min-p",
         "log-probs were renormalized to tokens of at least {amount} times the largest probability (min-p)",
         "request log-probs before min-p, or set min-p to 0",
         "trl#6789",
-        by.nothing, closed=by.min_p, sizes=(0.01, 0.02, 0.05, 0.1, 0.2),
+        0.0, closed=by.min_p, sizes=(0.01, 0.02, 0.05, 0.1, 0.2),
     ),
     Cause(
         "min-tokens",
@@ -98,42 +98,42 @@ BANK: tuple[Cause, ...] = (
         "logits stand for log-probs: they were not normalized",
         "subtract the logsumexp of the logits (log_softmax), in fp32",
         "verl#2656",
-        by.nothing, closed=by.unnormalised, sizes=(1,),
+        0.0, closed=by.unnormalised, sizes=(1,),
     ),
     Cause(
         "next row's label",
         "the label at the end of a row is the first token of the next packed row",
         "shift labels within each row, or leave the end of each row out of the loss",
         "verl#6475",
-        by.nothing, closed=by.next_row, sizes=(1,),
+        0.0, closed=by.next_row, sizes=(1,),
     ),
     Cause(
         "packed rows",
         "packed rows saw each other: attention did not know where rows begin",
         "pass the borders of rows (cu_seqlens) or positions that restart, use_cache=False and no mask; or do not pack",
         "AReaL#1442",
-        by.nothing, laid=by.together, sizes=(1,),
+        0.0, laid=by.together, sizes=(1,),
     ),
     Cause(
         "positions run on",
         "positions ran on over packed rows, so rows saw each other",
         "let positions begin at 0 in each packed row",
         "verl#1381",
-        by.nothing, laid=by.running_on, sizes=(1,),
+        0.0, laid=by.running_on, sizes=(1,),
     ),
     Cause(
         "padding",
         "rows saw their padding: the attention mask was not applied",
         "pass the attention mask of the whole batch to the model",
         "verl#6280",
-        by.nothing, laid=by.with_padding, sizes=(1, 2, 3),
+        0.0, laid=by.with_padding, sizes=(1, 2, 3),
     ),
     Cause(
         "loss mask",
         "answers did not see their prompts: the attention mask was that of the loss",
         "build the attention mask from the padding, not from the loss mask",
         "verl#6278",
-        by.nothing, laid=by.without_prompts, sizes=(1,),
+        0.0, laid=by.without_prompts, sizes=(1,),
     ),
     Cause(
         "norm epsilon",
@@ -185,14 +185,14 @@ BANK: tuple[Cause, ...] = (
         "the log-softmax was taken of logits in bf16",
         "convert the logits to fp32 before the log-softmax, and keep autocast off there",
         "",
-        by.nothing, closed=by.rounded_logits, sizes=(1,), rounds=True,
+        0.0, closed=by.rounded_logits, sizes=(1,), rounds=True,
     ),
     Cause(
         "log-probs in bf16",
         "log-probs were rounded to bf16",
         "keep log-probs in fp32: a difference of two of them is the ratio's logarithm",
         "",
-        by.nothing, closed=by.rounded_scores, sizes=(1,), rounds=True,
+        0.0, closed=by.rounded_scores, sizes=(1,), rounds=True,
     ),
     Cause(
         "sliding window",
@@ -227,7 +227,7 @@ BANK: tuple[Cause, ...] = (
         "the adapter of {part} was not applied",
         "compare the target modules of both sides; an engine may take an adapter without those that it does not know",
         "vllm#51594",
-        by.nothing, planted=by.without_adapters, parts=by.adapted, sizes=(1,),
+        0.0, planted=by.without_adapters, parts=by.adapted, sizes=(1,),
     ),
     Cause(
         "adapter scale",
@@ -250,63 +250,63 @@ BANK: tuple[Cause, ...] = (
         "{what} are shifted by {amount} tokens in their rows",
         "align log-probs with tokens: the log-prob at t is of the id at t + 1",
         "ms-swift PR#8196",
-        by.never,
+        None,
     ),
     Cause(
         ROWS,
         "{amount} rows have the {what} of other rows",
         "match rollouts and rows by id, not by order",
         "open-instruct#1473",
-        by.never,
+        None,
     ),
     Cause(
         PLACEHOLDER,
         "0.0 stands for the log-probs of {amount} tokens under the action mask",
         "mask tokens that were not sampled, such as an appended end token",
         "SkyRL PR#2148",
-        by.never,
+        None,
     ),
     Cause(
         WEIGHTS,
         "the weights were those of {part}",
         "synchronize the weights before each rollout, and check that they arrive",
         "trl#5312",
-        by.never,
+        None,
     ),
     Cause(
         NAN,
         "no token has a finite log-prob, and all are finite with these weights: a weight was NaN or infinite then",
         "find the step that made it: record with `dump enable --on nan`, which keeps the first such call",
         "OpenRLHF#1120",
-        by.never,
+        None,
     ),
     Cause(
         PRECISION,
         "right to the rounding of {part}, in which its weights or its computation are",
         "",
         "",
-        by.never,
+        None,
     ),
     Cause(
         OLDER,
         "of the policy before an update, as old_log_probs are: {amount} nats from these",
         "",
         "",
-        by.never,
+        None,
     ),
     Cause(
         UNKNOWN_POLICY,
         "{amount} nats from old_log_probs, of whose policy there is no truth",
         "give the checkpoint before the update: --other-model PATH",
         "",
-        by.never,
+        None,
     ),
     Cause(
         UNKNOWN_PRECISION,
         "as near as the rounding of {part} leaves them, and too few to say whether they are computed in it",
         "replay more inputs, or with the dtype of the engine",
         "",
-        by.never,
+        None,
     ),
 )  # fmt: skip
 """All causes. The last move log-probs without a model, or are given as further models, dtypes, policies: `fit` knows how."""

@@ -12,20 +12,6 @@ from typing import Any
 
 from actordbg.actor.other_log_probs import Chosen, Closed, Laid
 
-
-def always(_model: Any) -> float:
-    return 1.0
-
-
-def never(_model: Any) -> None:
-    """Return that no model has this cause: it moves log-probs without one."""
-
-
-def nothing(_model: Any) -> float:
-    """Return the size of what is absent from a healthy model."""
-    return 0.0
-
-
 # -- from the logits
 
 

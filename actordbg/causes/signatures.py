@@ -31,7 +31,7 @@ Rows = Callable[[Mapping[str, Closed]], Mapping[str, Tensor]]
 def owns(model: Any, dtype: torch.dtype) -> dict[str, float]:
     """Return, by name, the size at which nothing is wrong, of every cause that this model can have in a run in `dtype`."""
     signatures = {
-        f"{cause.name}: {part}" if part else cause.name: cause.own(model)
+        f"{cause.name}: {part}" if part else cause.name: cause.own(model) if callable(cause.own) else cause.own
         for cause in BANK
         if not (cause.rounds and dtype is torch.bfloat16)
         for part in (cause.parts(model) if cause.parts else [""])

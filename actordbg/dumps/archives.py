@@ -18,7 +18,7 @@ import numpy as np
 from actordbg.base.errors import Unsupported
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.pickle_machine import corrupt, unsafe
-from actordbg.dumps.pickle_tree import BYTES, PACKED, RECORD, SKYRL, TENSOR, VERL
+from actordbg.dumps.pickle_tree import BYTES, KINDS, NUMBERS, PACKED, RECORD, SKYRL, TENSOR, VERL
 from actordbg.formats.encoding import PlainTensor, array_dtype
 from actordbg.store.payload import numbers_of
 
@@ -54,14 +54,13 @@ def record_pickle(trees: LegacyReader, file: BinaryIO) -> Any:
             hint="save a part of its rows: data[:256].save_to_disk('rows.pkl'), batch[:256].save('rows.pkl')",
         )
     file.seek(0)
-    data = file.read()
-    return _Revived(trees, data).value(trees.tree(data))
+    return _Revived(trees, file.read()).whole()
 
 
 def pickle_value(trees: LegacyReader, data: bytes) -> Any:
     """Return the value of a pickle of the old recorder, with a `PlainTensor` over the file's bytes for each tensor."""
     try:
-        return _Revived(trees, data, made=lambda tensor: tensor).value(trees.tree(data))
+        return _Revived(trees, data, made=lambda tensor: tensor).whole()
     except (ValueError, TypeError, LookupError, OverflowError) as error:
         raise corrupt(f"damaged: {error!s:.200}") from None
 
@@ -82,7 +81,7 @@ def archive_value(trees: LegacyReader, file: BinaryIO) -> Any:
         if entries[name].file_size > trees.limits.file_bytes:
             raise unsafe(f"its pickle has more than {trees.limits.file_bytes} bytes")
         data = archive.read(name)
-        return _Revived(trees, data, archive, folder, entries).value(trees.tree(data))
+        return _Revived(trees, data, archive, folder, entries).whole()
 
 
 class _Revived:
@@ -107,9 +106,21 @@ class _Revived:
         self.storages: dict[str, bytes] = {}
         self.arrays: dict[str, Any] = {}
 
+    def whole(self) -> Any:
+        """Return the pickle's value with arrays. Raises ValueError for a place that lies elsewhere."""
+        tree, self.numbers = self.trees.tree(self.data)
+        self.counted = len(self.numbers)
+        return self.value(tree)
+
     def value(self, value: Any) -> Any:
-        """Return the value with arrays."""
+        """Return a part of the tree with arrays."""
         if isinstance(value, dict):
+            if value.keys() == {NUMBERS}:
+                place = repr(value)
+                if place not in self.arrays:
+                    runs = [self._run(*run) for run in value[NUMBERS]]
+                    self.arrays[place] = np.concatenate(runs) if len(runs) > 1 else runs[0]
+                return self.arrays[place]
             if value.keys() == {TENSOR}:
                 place = repr(value[TENSOR])
                 if place not in self.arrays:
@@ -123,6 +134,12 @@ class _Revived:
         if isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value):
             return [self.value(part) for part in value]
         return value
+
+    def _run(self, kind: str, start: int, count: int) -> Any:
+        self.counted -= count * KINDS[kind]  # each place is one array
+        if min(start, count, self.counted) < 0:
+            raise ValueError(kind)
+        return np.frombuffer(self.numbers, f"<{kind}", count, start)
 
     def _record(self, kind: str, state: Any) -> dict[str, Any]:
         """Return the columns of a record, beside the name of its class. Arrays of objects (verl's `non_tensor_batch`) are left

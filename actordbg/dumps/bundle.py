@@ -41,6 +41,7 @@ from actordbg.base.errors import (
     UsageError,
     reason_of,
     require_package,
+    system_errors,
 )  # fmt: skip
 from actordbg.base.owners import origin_file
 from actordbg.base.units import plural
@@ -137,10 +138,8 @@ def pack_bundle(
             member = tarfile.TarInfo(name)  # its time and owner stay 0
             member.size, member.mode = len(data), 0o600
             archive.addfile(member, io.BytesIO(data))
-    try:
+    with system_errors(EnvironmentProblem, f"cannot write {out}", "choose another file with -o"):
         atomic_write(out.absolute(), packed.getvalue())
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {out}: {error.strerror}", hint="choose another file with -o") from None
     return replace(_counted(out, files), size=len(packed.getvalue()), redacted=redact)
 
 
@@ -349,42 +348,35 @@ def upload(path: Path, target: str, *, public: bool = False) -> str:
 
     target: hf://datasets/OWNER/NAME. public: an existing repository may be public; otherwise Refused if it is.
     """
-    api, repository, folder = _hub(target)
-    try:
+    with _hub(target, "upload to") as (api, repository, folder):
         api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
         if not public and not api.repo_info(repository, repo_type="dataset").private:
             raise Refused(f"{target} is public", hint="make it private, or pass --public")
         place = "/".join([*folder, path.name])
         api.upload_file(path_or_fileobj=path, path_in_repo=place, repo_id=repository, repo_type="dataset")
-    except _hub_errors() as error:
-        raise EnvironmentProblem(f"cannot upload to {target}: {error}", hint="run `hf auth login`, or set HF_TOKEN") from None
     return f"{HUB}{repository}/{place}"
 
 
 def download(source: str, folder: Path) -> Path:
     """Download hf://datasets/OWNER/NAME/FILE into a folder."""
-    api, repository, parts = _hub(source)
-    if not parts or not parts[-1].endswith(BUNDLE_SUFFIX):
-        raise UsageError(f"{source} does not name a bundle", hint=f"name a file: {HUB}OWNER/NAME/case{BUNDLE_SUFFIX}")
-    try:
+    with _hub(source, "download") as (api, repository, parts):
+        if not parts or not parts[-1].endswith(BUNDLE_SUFFIX):
+            raise UsageError(f"{source} does not name a bundle", hint=f"name a file: {HUB}OWNER/NAME/case{BUNDLE_SUFFIX}")
         return Path(api.hf_hub_download(repository, "/".join(parts), repo_type="dataset", local_dir=folder))
-    except _hub_errors() as error:
-        raise EnvironmentProblem(f"cannot download {source}: {error}", hint="run `hf auth login`, or set HF_TOKEN") from None
 
 
-def _hub(url: str) -> tuple[Any, str, list[str]]:
-    """Return the hub's API, the repository and the path in it."""
+@contextlib.contextmanager
+def _hub(url: str, doing: str) -> Iterator[tuple[Any, str, list[str]]]:
+    """Yield the hub's API, the repository and the path in it; what the API raises becomes an EnvironmentProblem."""
     parts = url.removeprefix(HUB).split("/")
     if not url.startswith(HUB) or len(parts) < 2 or not all(re.fullmatch(_NAME, part) for part in parts):
         raise UsageError(f"bad repository {url!r:.200}", hint=f"use {HUB}OWNER/NAME")
     require_package(f"{HUB}...", "huggingface_hub")
     from huggingface_hub import HfApi
-
-    return HfApi(), "/".join(parts[:2]), parts[2:]
-
-
-def _hub_errors() -> tuple[type[Exception], ...]:
-    """Return what the hub's client raises: for bad names, from the disk, and from the HTTP library that it was built on."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    return (ValueError, OSError, *HfHubHTTPError.__bases__)
+    raised: tuple[type[Exception], ...] = ValueError, OSError, *HfHubHTTPError.__bases__  # bad names, the disk, its HTTP library
+    try:
+        yield HfApi(), "/".join(parts[:2]), parts[2:]
+    except raised as error:
+        raise EnvironmentProblem(f"cannot {doing} {url}: {error}", hint="run `hf auth login`, or set HF_TOKEN") from None

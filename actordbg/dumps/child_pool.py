@@ -7,7 +7,7 @@ next file gets a new child.
 Example::
 
     with LegacyReader() as reader:
-        value = reader.tree(reader.load(Path("actor_inputs_rank0_20250619_052608_430740.pkl")))
+        value, numbers = reader.tree(reader.load(Path("actor_inputs_rank0_20250619_052608_430740.pkl")))
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from actordbg.base.errors import CorruptDump, EnvironmentProblem, LaunchProblem, UnsafeInput
+from actordbg.base.errors import CorruptDump, EnvironmentProblem, LaunchProblem, UnsafeInput, system_errors
 from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY
 from actordbg.dumps.pickle_machine import corrupt, unsafe
-from actordbg.dumps.pickle_tree import KINDS, MOST_VALUES, NUMBERS
+from actordbg.dumps.pickle_tree import MOST_VALUES
 from actordbg.formats.record_reading import strict_json
 
 _BOOT = (
@@ -75,26 +73,24 @@ class LegacyReader:
 
     def load(self, path: Path) -> bytes:
         """Read a regular file of at most `limits.file_bytes` bytes."""
-        try:
+        with system_errors(EnvironmentProblem, "cannot be read", "check its permissions"):
             if not path.is_file():
                 raise EnvironmentProblem("no such file", hint="check the path")
             with path.open("rb") as file:
                 data = file.read(min(os.fstat(file.fileno()).st_size, self.limits.file_bytes) + 1)
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot be read: {error.strerror}", hint="check its permissions") from None
         if len(data) > self.limits.file_bytes:
             raise unsafe(f"larger than {self.limits.file_bytes} bytes, which no actor dump is")
         return data
 
-    def tree(self, data: bytes) -> Any:
-        """Decode a pickle as plain data (`pickle_tree`) in the child. Raises UnsafeInput, CorruptDump, LaunchProblem."""
+    def tree(self, data: bytes) -> tuple[Any, memoryview]:
+        """Decode a pickle in the child: its tree, its numbers (`pickle_tree`). Raises UnsafeInput, CorruptDump, LaunchProblem."""
         try:
             answer = self._answer(data)
             end = answer.find(b"\n") % (len(answer) + 1)
             told = strict_json(answer[:end], most=2 * MOST_VALUES)
             if "error" in told:
                 raise _ERRORS[told["error"]](str(told["message"]))
-            return _Numbered(memoryview(answer)[end + 1 :]).value(told["ok"])
+            return told["ok"], memoryview(answer)[end + 1 :]
         except (ValueError, KeyError, TypeError):
             raise unsafe(_INVALID) from None
 
@@ -122,41 +118,13 @@ class LegacyReader:
         command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, root, *numbers]
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         pipe = subprocess.PIPE
-        try:
+        with system_errors(LaunchProblem, "cannot start the decoding process", hint):
             child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
-        except OSError as error:
-            raise LaunchProblem(f"cannot start the decoding process: {error.strerror}", hint=hint) from None
         self._child, self.started = child, self.started + 1
         if not _exchange(child, b"", START_SECONDS, limits.answer_bytes):
             self._child = None
             raise LaunchProblem(f"the decoding process did not start (status {_end(child)})", hint=hint)
         return child
-
-
-class _Numbered:
-    """Replaces the places of numbers in a tree by arrays. left: bytes that arrays may still take; each place is one array."""
-
-    def __init__(self, data: memoryview) -> None:
-        self.data, self.left = data, len(data)
-        self.arrays: dict[str, Any] = {}
-
-    def value(self, value: Any) -> Any:
-        """Return the value with arrays. Raises ValueError for a place that lies elsewhere."""
-        if isinstance(value, dict):
-            if value.keys() == {NUMBERS}:
-                place = repr(value[NUMBERS])
-                if place not in self.arrays:
-                    runs = [self._run(*run) for run in value[NUMBERS]]
-                    self.arrays[place] = np.concatenate(runs) if len(runs) > 1 else runs[0]
-                return self.arrays[place]
-            return {key: self.value(part) for key, part in value.items()}
-        return list(map(self.value, value)) if isinstance(value, list) else value
-
-    def _run(self, kind: str, start: int, count: int) -> Any:
-        self.left -= count * KINDS[kind]
-        if min(start, count, self.left) < 0:
-            raise ValueError(kind)
-        return np.frombuffer(self.data, f"<{kind}", count, start)
 
 
 _INVALID = "the decoding process sent an invalid answer"

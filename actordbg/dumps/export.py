@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from actordbg.base.errors import EnvironmentProblem, StoreProblem
+from actordbg.base.errors import EnvironmentProblem, StoreProblem, system_errors
 from actordbg.formats.encoding import plain_safetensors
 from actordbg.formats.store_files import atomic_write
 from actordbg.store.payload import load_plain
@@ -37,8 +37,6 @@ def export_dump(place: Path, folder: Path) -> Path:
         raise StoreProblem(f"{place}: its record is of dump {record.dump_id}", hint="move the file there")
     entries = {name: (tensor.dtype, tensor.values) for name, tensor in tensors.items()}
     data = plain_safetensors(entries, {"actordbg": record.to_json()})
-    try:
+    with system_errors(EnvironmentProblem, f"cannot write {path}", "choose another folder with --out"):
         atomic_write(Path(os.path.abspath(path)), data, mode=0o644)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}", hint="choose another folder with --out") from None
     return path

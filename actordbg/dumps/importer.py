@@ -73,16 +73,17 @@ class ImportSummary:
 
 
 def import_paths(
-    store: Store,
+    store: Store | None,
     paths: Sequence[Path],
     *,
     run: str | None = None,
     columns: Mapping[str, str] = MappingProxyType({}),
     on_file: Callable[[str | None], object] = lambda dump_id: None,
+    give: Give | None = None,
 ) -> ImportSummary:
-    """Import files, and every file below folders that may have rows, into `store`, which is made with the first dump. `on_file`
-    is called for each file that is done, with the id of its first dump, or None if the file was refused. columns: the user's
-    names of the parts of a row (`layouts.columns_of`).
+    """Import files, and every file below folders that may have rows, into `store`, which is made with the first dump. Without
+    a store, `give` gets the dumps, of many rows each. `on_file` is called for each file that is done, with the id of its first
+    dump, or None if the file was refused. columns: the user's names of the parts of a row (`layouts.columns_of`).
 
     Raises UsageError for a path that does not exist, no files at all or an impossible run name, StoreProblem when the
     store cannot be written, LaunchProblem when no decoding process starts. Bad files raise nothing: they are in the
@@ -90,25 +91,11 @@ def import_paths(
     """
     require_run_name(run)
     files = find_files(paths)
-    if store.exists():
+    if store and store.exists():
         store.require()
     with LegacyReader() as trees:
-        job = Import(store, trees, run, columns)
+        job = Import(store, trees, run, columns, give)
         for path in files:
-            on_file(job.take(path))
-    return job.summary
-
-
-def read_paths(
-    give: Give,
-    paths: Sequence[Path],
-    *,
-    columns: Mapping[str, str] = MappingProxyType({}),
-    on_file: Callable[[str | None], object] = lambda dump_id: None,
-) -> ImportSummary:
-    """Hand the dumps of files to `give`, with many rows each, instead of importing them. The rest is as of `import_paths`."""
-    with reading(give, columns) as job:
-        for path in find_files(paths):
             on_file(job.take(path))
     return job.summary
 

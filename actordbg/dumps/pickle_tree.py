@@ -96,9 +96,7 @@ class TreeMachine(Machine):
     most_opcodes, most_text = 2**26, 2**24
     keys = (str, int, bool, float, type(None))
 
-    def __init__(self, data: bytes, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
-        super().__init__(data, start, end, names)
-        self.numbers = bytearray()
+    numbers: bytearray
 
     @property
     def steps(self) -> Mapping[bytes, Callable[[Machine], None]]:
@@ -183,6 +181,7 @@ def tree(data: bytes) -> tuple[object, bytearray]:
     Raises UnsafeInput or CorruptDump, and nothing else.
     """
     machine = TreeMachine(data, 0, len(data), NAMES)
+    machine.numbers = bytearray()
     value = machine.run()
     if machine.position != len(data):
         raise corrupt(f"{len(data) - machine.position} bytes after the end of the pickle")

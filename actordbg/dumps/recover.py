@@ -181,7 +181,7 @@ def remove_unfinished_files(store: Store) -> None:
         store.controls,
         *store.counters.glob("*"),
         *store.dump_folders(),
-        *store.pack_folders(),
+        *store.packs.glob("*"),
     )
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:

@@ -18,7 +18,7 @@ from actordbg.catalog.query import Catalog, damaged_files, dump_files
 from actordbg.catalog.tables import Damaged, NotRead
 from actordbg.dumps.finding import StoreFault, unusable
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import SUFFIX, DumpRecord
+from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import places
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
@@ -75,23 +75,16 @@ _KINDS = {CorruptDump.code: "damaged-dump", NewerFormat.code: "newer-format", St
 
 def loose_dumps(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check every dump file: header, place, and with `deep` payload, checksums and tensors."""
-    paths = [store.relative(path) for path in loose_files(store)]
+    paths = [store.relative(path) for path in store.iter_dumps()]
     for path, _, wrong in verify_files(store, paths, deep=deep):
         if wrong is not None:
             kind = "unreadable" if isinstance(wrong, NotRead) else _KINDS.get(wrong.code, "damaged-dump")
             yield StoreFault(store.root / path, kind, wrong.reason)
 
 
-def loose_files(store: Store) -> Iterator[Path]:
-    """Yield every regular file with a dump's suffix."""
-    for run in store.folder_names("dumps", {}):
-        for rank in store.folder_names(f"dumps/{run}", {}):
-            yield from (store.root / path for path in store.files(f"dumps/{run}/{rank}", SUFFIX, {}))
-
-
 def packs(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Check every pack: head, foot and index; each record in it, and with `deep` each whole dump."""
-    for path in pack_files(store):
+    for path in store.iter_packs():
         try:
             dump_ids = open_pack(path).dump_ids
         except (StoreProblem, OSError) as error:
@@ -105,16 +98,10 @@ def packs(store: Store, deep: bool) -> Iterator[StoreFault]:
                     yield StoreFault(store.root / place, kind, wrong.reason)
 
 
-def pack_files(store: Store) -> Iterator[Path]:
-    """Yield every regular file with a pack's suffix."""
-    for run in store.folder_names("packs", {}):
-        yield from (store.root / path for path in store.files(f"packs/{run}", PACK_SUFFIX, {}))
-
-
 def doubles(store: Store, deep: bool) -> Iterator[StoreFault]:
     """Report dumps that lie in a pack and in a file, or in two packs, and whether they are the same."""
     packed: dict[str, Path] = {}
-    for path in pack_files(store):
+    for path in store.iter_packs():
         try:
             dump_ids = open_pack(path).dump_ids
         except (StoreProblem, OSError):
@@ -123,7 +110,7 @@ def doubles(store: Store, deep: bool) -> Iterator[StoreFault]:
             if dump_id in packed and _same(packed[dump_id], path, dump_id) is False:
                 yield StoreFault(path, "double-differs", f"{dump_id} is also in {packed[dump_id].name}, and differs")
             packed.setdefault(dump_id, path)
-    for path in loose_files(store):
+    for path in store.iter_dumps():
         dump_id = dump_id_of(path)
         if dump_id in packed:
             same, there = _same(packed[dump_id], path, dump_id), store.relative(packed[dump_id])

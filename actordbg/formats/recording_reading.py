@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
+from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem, system_errors
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.record_reading import strict_json
 from actordbg.formats.ringfile import (
@@ -147,10 +147,8 @@ def read_ring(path: Path) -> RingFile:
     Raises CorruptDump, NewerFormat, or StoreProblem if the file cannot be read. Slots that are being written are left out, and
     so are damaged slots (`RingFile.damaged`).
     """
-    try:
+    with system_errors(StoreProblem, f"cannot read {path}", "check its permissions"):
         descriptor = open_regular(path)
-    except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
     try:
         status = os.fstat(descriptor)
         if os.geteuid() not in (0, status.st_uid):

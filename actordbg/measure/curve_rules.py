@@ -176,162 +176,138 @@ def _scale(curves: Curves) -> Iterator[Seen]:
 
 
 _RECORD = "record such a step: `actordbg dump enable --calls forward,loss --on nan`"
-RULES = (
-    CurveRule(
-        Rule("finite curves", "no figure is NaN or infinite", remedy=_RECORD, fails="NaN or infinity from step {step} on"),
-        (),
-        _finite,
-    ),
-    CurveRule(
-        Rule(
+RULES = tuple(
+    CurveRule(Rule(name, holds, remedy=remedy, fails=fails), needs, judge)
+    for name, fails, holds, remedy, needs, judge in (
+        (
+            "finite curves",
+            "NaN or infinity from step {step} on",
+            "no figure is NaN or infinite",
+            _RECORD,
+            (),
+            _finite,
+        ),
+        (
             "reference at start",
+            "the reference differs from the policy before any update (step {step})",
             "the policy begins as its reference: KL 0",
-            remedy="load the reference from the policy's checkpoint, with equal dtype and chat template",
-            fails="the reference differs from the policy before any update (step {step})",
+            "load the reference from the policy's checkpoint, with equal dtype and chat template",
+            ("KL to the reference",),
+            _reference,
         ),
-        ("KL to the reference",),
-        _reference,
-    ),
-    CurveRule(
-        Rule(
+        (
             "KL bounded",
+            "the policy drifts from its reference since step {step}",
             "the policy stays near its reference: below 0.5 nats a token",
-            remedy="lower the learning rate or raise the KL coefficient; read that step's answers, as hacking raises rewards too",
-            fails="the policy drifts from its reference since step {step}",
+            "lower the learning rate or raise the KL coefficient; read that step's answers, as hacking raises rewards too",
+            ("KL to the reference",),
+            _drift,
         ),
-        ("KL to the reference",),
-        _drift,
-    ),
-    CurveRule(
-        Rule(
+        (
             "rollout agrees",
+            "rollout engine and trainer disagree since step {step}",
             "engine and trainer differ by rounding only",
-            remedy="`actordbg dump enable --calls forward,loss`, then `actordbg explain --against rollout`",
-            fails="rollout engine and trainer disagree since step {step}",
+            "`actordbg dump enable --calls forward,loss`, then `actordbg explain --against rollout`",
+            ("rollout mismatch",),
+            _mismatch,
         ),
-        ("rollout mismatch",),
-        _mismatch,
-    ),
-    CurveRule(
-        Rule(
+        (
             "entropy kept",
+            "the policy stops exploring at step {step}",
             "entropy neither collapses below a tenth nor triples while no reward rises",
-            remedy="raise the upper clip bound or the entropy coefficient, or lower the learning rate",
-            fails="the policy stops exploring at step {step}",
+            "raise the upper clip bound or the entropy coefficient, or lower the learning rate",
+            ("entropy",),
+            _entropy,
         ),
-        ("entropy",),
-        _entropy,
-    ),
-    CurveRule(
-        Rule(
+        (
             "few ratios clipped",
+            "most updates are clipped since step {step}",
             "at most 0.2 of the tokens are clipped",
-            remedy="fewer updates on a batch, or a lower learning rate; `actordbg lint` compares ratio and old log-probs",
-            fails="most updates are clipped since step {step}",
+            "fewer updates on a batch, or a lower learning rate; `actordbg lint` compares ratio and old log-probs",
+            ("clip fraction",),
+            _above("clip fraction", 0.2),
         ),
-        ("clip fraction",),
-        _above("clip fraction", 0.2),
-    ),
-    CurveRule(
-        Rule(
+        (
             "groups differ",
+            "most groups teach nothing since step {step}",
             "at most half of the groups have equal rewards",
-            remedy="filter prompts that are always or never solved (dynamic sampling), or more samples a prompt",
-            fails="most groups teach nothing since step {step}",
+            "filter prompts that are always or never solved (dynamic sampling), or more samples a prompt",
+            ("groups without variance",),
+            _above("groups without variance", 0.5),
         ),
-        ("groups without variance",),
-        _above("groups without variance", 0.5),
-    ),
-    CurveRule(
-        Rule(
+        (
             "answers end",
+            "answers are cut off since step {step}",
             "at most 0.15 of the answers are cut off at the length limit",
-            remedy="raise the limit of new tokens, or mask truncated answers",
-            fails="answers are cut off since step {step}",
+            "raise the limit of new tokens, or mask truncated answers",
+            ("truncated share",),
+            _above("truncated share", 0.15),
         ),
-        ("truncated share",),
-        _above("truncated share", 0.15),
-    ),
-    CurveRule(
-        Rule(
+        (
             "length is earned",
+            "answers grow without reward since step {step}",
             "answers that grow by half have rising scores",
-            remedy="a length penalty, or a loss normalized by a fixed length",
-            fails="answers grow without reward since step {step}",
+            "a length penalty, or a loss normalized by a fixed length",
+            ("response length", "reward"),
+            _length,
         ),
-        ("response length", "reward"),
-        _length,
-    ),
-    CurveRule(
-        Rule(
+        (
             "no norm spikes",
+            "a gradient spike at step {step}",
             "no gradient norm is ten times its median, and eight deviations above it",
-            remedy="record it: `actordbg dump enable --calls forward,loss --step N`, then `actordbg step`",
-            fails="a gradient spike at step {step}",
+            "record it: `actordbg dump enable --calls forward,loss --step N`, then `actordbg step`",
+            ("gradient norm",),
+            _spikes,
         ),
-        ("gradient norm",),
-        _spikes,
-    ),
-    CurveRule(
-        Rule(
+        (
             "steps move",
+            "the gradient is 0 in many steps, first in step {step}",
             "at most 0.2 of the steps have a gradient of exactly 0",
-            remedy="look at the rewards of these steps: a group whose rewards are all equal has no advantage",
-            fails="the gradient is 0 in many steps, first in step {step}",
+            "look at the rewards of these steps: a group whose rewards are all equal has no advantage",
+            ("gradient norm",),
+            _moving,
         ),
-        ("gradient norm",),
-        _moving,
-    ),
-    CurveRule(
-        Rule(
+        (
             "curves move",
+            "a logged figure is stuck from step {step} on",
             "no figure of six digits stays equal for five steps",
-            remedy="see what the trainer logs there: a figure that is not computed anew, or a policy that is not updated",
-            fails="a logged figure is stuck from step {step} on",
+            "see what the trainer logs there: a figure that is not computed anew, or a policy that is not updated",
+            ("gradient norm",),
+            _frozen,
         ),
-        ("gradient norm",),
-        _frozen,
-    ),
-    CurveRule(
-        Rule(
+        (
             "reward kept",
+            "the reward falls since step {step}",
             "the reward does not fall over the run and its second half",
-            remedy="go back to the best step's checkpoint; `actordbg lint` and `actordbg step` on dumps of the steps after it",
-            fails="the reward falls since step {step}",
+            "go back to the best step's checkpoint; `actordbg lint` and `actordbg step` on dumps of the steps after it",
+            ("reward",),
+            _reward,
         ),
-        ("reward",),
-        _reward,
-    ),
-    CurveRule(
-        Rule(
+        (
             "held-out follows",
+            "the reward is hacked: the held-out score falls since step {step}",
             "no held-out score falls while the reward rises",
-            remedy="stop at the best held-out step; read answers with high reward",
-            fails="the reward is hacked: the held-out score falls since step {step}",
+            "stop at the best held-out step; read answers with high reward",
+            ("reward",),
+            _held_out,
         ),
-        ("reward",),
-        _held_out,
-    ),
-    CurveRule(
-        Rule(
+        (
             "reward is the task's",
+            "nearly all of the reward is for form",
             "at most 0.9 of the reward is for an answer's form",
-            remedy="lower that part's weight, or find easier prompts",
-            fails="nearly all of the reward is for form",
+            "lower that part's weight, or find easier prompts",
+            ("reward",),
+            _form,
         ),
-        ("reward",),
-        _form,
-    ),
-    CurveRule(
-        Rule(
+        (
             "loss scale kept",
+            "fp16 overflows: the loss scale fell to its end",
             "fp16's loss scale stays above 1",
-            remedy=f"train in bf16; {_RECORD}",
-            fails="fp16 overflows: the loss scale fell to its end",
+            f"train in bf16; {_RECORD}",
+            ("loss scale",),
+            _scale,
         ),
-        ("loss scale",),
-        _scale,
-    ),
+    )
 )
 _ANY_LENGTH = (_finite, _reference, _scale)
 """Judges of what a single step can break."""

@@ -27,12 +27,13 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, UsageError, system_errors
 from actordbg.measure.log_exports import BAR, CALL, HEAD, LINE, ORDER, ExportedRow, exported, of_events, plain_name
 from actordbg.trainers.trainer import TRAINER
 
@@ -281,13 +282,13 @@ def _opened(path: str) -> Iterator[io.BufferedReader]:
         return
     if not _PIPE.match(path):
         _require_file(path)
-    try:
-        with _readable(path), open(path, "rb") as file:
-            stream = _buffered(file)
-            packed = stream.peek(2)[:2] == b"\x1f\x8b"
+    with _readable(path), open(path, "rb") as file:
+        stream = _buffered(file)
+        packed = stream.peek(2)[:2] == b"\x1f\x8b"
+        try:
             yield _buffered(gzip.GzipFile(fileobj=stream)) if packed else stream
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise EnvironmentProblem(f"{path} is damaged: {error}", hint="check it with `gzip -t`") from None
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise EnvironmentProblem(f"{path} is damaged: {error}", hint="check it with `gzip -t`") from None
 
 
 def _buffered(stream: Any) -> io.BufferedReader:
@@ -295,15 +296,9 @@ def _buffered(stream: Any) -> io.BufferedReader:
     return io.BufferedReader(stream, HEAD)
 
 
-@contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
-    """Raise EnvironmentProblem if the block cannot read the path; gzip's own errors pass through."""
-    try:
-        yield
-    except gzip.BadGzipFile:
-        raise
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
+def _readable(path: str) -> AbstractContextManager[None]:
+    """Raise EnvironmentProblem if the block cannot read the path."""
+    return system_errors(EnvironmentProblem, f"cannot read {path}", "check the path and its permissions")
 
 
 def _require_file(path: str) -> Path:

@@ -28,7 +28,7 @@ from typing import Annotated
 
 import msgspec
 
-from actordbg.base.errors import StoreProblem, UsageError, reason_of
+from actordbg.base.errors import StoreProblem, UsageError, reason_of, system_errors
 from actordbg.base.foreign_text import in_csv
 from actordbg.base.units import grouped
 from actordbg.document.specifications import thinned
@@ -126,12 +126,11 @@ def rounds(watched: Watched, interval_s: float, for_s: float | None = None) -> I
 
 def watch_into(path: Path, batches: Iterable[list[Sample]], tell: Callable[[list[Sample]], object]) -> None:
     """Write every round into a new file, and call `tell` with it once it is flushed. Ctrl-C ends it."""
-    try:
-        descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    except FileExistsError:
-        raise UsageError(f"{path} already exists", hint="name another file, or remove it first") from None
-    except OSError as error:
-        raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a file in a writable folder") from None
+    with system_errors(StoreProblem, f"cannot write {path}", "name a file in a writable folder"):
+        try:
+            descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            raise UsageError(f"{path} already exists", hint="name another file, or remove it first") from None
     with open(descriptor, "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(COLUMNS)

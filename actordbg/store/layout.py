@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from actordbg.base.errors import StoreProblem, UsageError, reason_of
+from actordbg.base.errors import StoreProblem, UsageError, system_errors
 from actordbg.base.owners import Owner, read_owned
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
 from actordbg.formats.store_files import (
@@ -78,14 +78,10 @@ class Store(StoreFiles):
         """Make the store if it is not there yet; safe to call from many processes at once."""
         if self.exists():
             return self.require()
-        try:
+        hint = "name a writable folder with --store DIR or ACTORDBG_STORE"
+        with system_errors(StoreProblem, f"cannot make a store in {self.root}", hint):
             make_folder(self.root)
             atomic_write(self.format_path, json.dumps({"format": FORMAT}).encode() + b"\n")
-        except OSError as error:
-            raise StoreProblem(
-                f"cannot make a store in {self.root}: {error.strerror}",
-                hint="name a writable folder with --store DIR or ACTORDBG_STORE",
-            ) from None
         return self
 
     def require_writable(self, *, room: bool = True) -> Store:
@@ -117,29 +113,25 @@ class Store(StoreFiles):
         """Return the names in a folder, in no order."""
         return self._look(path, os.listdir) or []
 
-    def folder_names(self, path: str, rejected: dict[str, str] | None = None) -> list[str]:
+    def folder_names(self, path: str, rejected: dict[str, str]) -> list[str]:
         """Return the subfolders of a folder, sorted, without hidden ones. `rejected` gets entries that are unusable, and why."""
         folders = []
         try:
             entries = self._look(path, _scanned) or []
         except StoreProblem as error:
-            if rejected is None:
-                raise
             entries, rejected[path] = [], error.message
         for entry in entries:
             if entry.name[0] == ".":
                 continue
             if not entry.name.isprintable():
-                _note(rejected, f"{path}/{entry.name}", UNPRINTABLE)
+                rejected[printable(f"{path}/{entry.name}")] = UNPRINTABLE
             elif os.path.isdir(entry.path):
                 folders.append(entry.name)
             elif not entry.is_file(follow_symlinks=False):  # a file beside the folders does no harm
-                _note(rejected, f"{path}/{entry.name}", "it is not a folder")
+                rejected[f"{path}/{entry.name}"] = "it is not a folder"
         return sorted(folders)
 
-    def files(
-        self, path: str, suffix: str | tuple[str, ...], rejected: dict[str, str] | None = None
-    ) -> dict[str, os.stat_result]:
+    def files(self, path: str, suffix: str | tuple[str, ...], rejected: dict[str, str]) -> dict[str, os.stat_result]:
         """Return the published files of a folder by their paths below the store, sorted by name, with their current state.
 
         `rejected` gets, by path, entries with such a name that are not files of ours, and why.
@@ -149,11 +141,11 @@ class Store(StoreFiles):
             if not name.endswith(suffix) or name[0] == ".":
                 continue
             if not name.isprintable():
-                _note(rejected, f"{path}/{name}", UNPRINTABLE)
+                rejected[printable(f"{path}/{name}")] = UNPRINTABLE
                 continue
             state = self._look(f"{path}/{name}", os.lstat)
             if state is not None and not stat.S_ISREG(state.st_mode):
-                _note(rejected, f"{path}/{name}", f"it is {KINDS.get(stat.S_IFMT(state.st_mode), 'a device')}, not a file")
+                rejected[f"{path}/{name}"] = f"it is {KINDS.get(stat.S_IFMT(state.st_mode), 'a device')}, not a file"
             elif state is not None:
                 states[f"{path}/{name}"] = state
         return states
@@ -175,50 +167,34 @@ class Store(StoreFiles):
 
     def dump_folders(self, run: str | None = None) -> Iterator[Path]:
         """Yield every rank folder, or those of one run, sorted."""
-        for folder in _folders(self.dumps) if run is None else [self.dumps / run]:
-            yield from _folders(folder)
-
-    def pack_folders(self) -> Iterator[Path]:
-        """Yield every run's folder of packs, sorted."""
-        yield from _folders(self.packs)
+        for name in self.folder_names("dumps", {}) if run is None else [run]:
+            yield from (self.dumps / name / rank for rank in self.folder_names(f"dumps/{name}", {}))
 
     def iter_packs(self, run: str | None = None) -> Iterator[Path]:
         """Yield every published pack, or those of one run, sorted."""
-        for folder in _folders(self.packs) if run is None else [self.packs / run]:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                yield from sorted(path for path in folder.iterdir() if path.suffix == ".pack" and path.name[0] != ".")
+        for name in self.folder_names("packs", {}) if run is None else [run]:
+            yield from (self.root / path for path in self.files(f"packs/{name}", ".pack", {}))
 
     def iter_dumps(self) -> Iterator[Path]:
         """Yield every published dump file, folder by folder, in name (time) order, without unfinished temporary files."""
         for folder in self.dump_folders():
-            yield from sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX) and not path.name.startswith("."))
+            yield from (self.root / path for path in self.files(self.relative(folder), SUFFIX, {}))
 
     def put_dump(self, record: DumpRecord, blob: bytes, hint: str) -> Path:
         """Publish a dump and return its path; StoreProblem with this hint if it cannot be written."""
-        try:
+        with system_errors(StoreProblem, f"cannot write into {self.root}", hint):
             return self.publish_dump(record, blob)
-        except OSError as error:
-            raise StoreProblem(f"cannot write into {self.root}: {error.strerror}", hint=hint) from None
 
     def publish_text(self, path: Path, text: str) -> Path:
         """Write or replace a file of this store atomically and return its path; StoreProblem if it cannot be written."""
-        try:
+        hint = "check the folder's permissions and the free space of its disk"
+        with system_errors(StoreProblem, f"cannot write {path}", hint):
             atomic_write(path, text.encode())
-        except OSError as error:
-            raise StoreProblem(
-                f"cannot write {path}: {reason_of(error)}",
-                hint="check the folder's permissions and the free space of its disk",
-            ) from None
         return path
 
     def relative(self, path: Path) -> str:
         """Return a path inside the store as the catalog stores it (POSIX, relative to the root)."""
         return path.relative_to(self.root).as_posix()
-
-
-def _note(rejected: dict[str, str] | None, path: str, why: str) -> None:
-    if rejected is not None:
-        rejected[printable(path)] = why
 
 
 def printable(name: str) -> str:
@@ -241,22 +217,13 @@ def known_regular(path: Path, most: int) -> Path:
 
 def read_with_owner(path: Path) -> tuple[bytes, Owner]:
     """Read a record that decides what runs; return its bytes and who wrote it. StoreProblem if it cannot be read."""
-    try:
+    with system_errors(StoreProblem, f"cannot read {path}", "check its permissions"):
         return read_owned(path, links=False)
-    except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
 
 
 def _scanned(path: Path) -> list[os.DirEntry[str]]:
     with os.scandir(path) as entries:
         return list(entries)
-
-
-def _folders(path: Path) -> list[Path]:
-    try:
-        return sorted(entry for entry in path.iterdir() if entry.is_dir() and is_plain_name(entry.name))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def require_run_name(run: str | None) -> None:

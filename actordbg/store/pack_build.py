@@ -19,7 +19,6 @@ Example::
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -30,7 +29,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actordbg.base.errors import Conflict, Refused, StoreProblem
+from actordbg.base.errors import Conflict, Refused, StoreProblem, system_errors
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SIZES, DumpRecord
 from actordbg.formats.encoding import compress
@@ -240,23 +239,16 @@ def exclusive(store: Store) -> Iterator[None]:
     The lock ends with its process. Unfinished packs that a killed process left behind are removed.
     """
     make_folder(store.packs)
+    lock = store.packs / _LOCK
+    with system_errors(StoreProblem, f"cannot open {lock}", "remove it; the next command recreates it"):
+        descriptor = open_regular(lock, os.O_RDWR | os.O_CREAT)
     try:
-        descriptor = open_regular(store.packs / _LOCK, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise StoreProblem(
-            f"cannot open {store.packs / _LOCK}: {error.strerror}", hint="remove it; the next command recreates it"
-        ) from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise StoreProblem(
-                    f"cannot lock {store.packs / _LOCK}: {error.strerror}", hint="pack on a host that can lock files there"
-                ) from None
-            raise Conflict(
-                f"another actordbg is packing, unpacking or pruning in {store.root}", hint="wait until it is done"
-            ) from None
+        with system_errors(StoreProblem, f"cannot lock {lock}", "pack on a host that can lock files there"):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                said = f"another actordbg is packing, unpacking or pruning in {store.root}"
+                raise Conflict(said, hint="wait until it is done") from None
         for leftover in store.packs.glob(f"*/{TEMPORARY}*"):
             remove(leftover)
         yield

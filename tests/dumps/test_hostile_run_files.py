@@ -20,7 +20,8 @@ from runfiles import Packed, data_proto, written
 
 from actordbg.base.errors import CorruptDump, UnsafeInput, Unsupported
 from actordbg.dumps import pickle_tree
-from actordbg.dumps.child_pool import LegacyReader, _Numbered
+from actordbg.dumps.archives import pickle_value
+from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.containers import TSV_HEAD
 from actordbg.dumps.importer import import_paths
 from actordbg.formats.dump_record import LOSS
@@ -230,18 +231,19 @@ def test_values_that_contain_each_other_a_billion_times_are_not_walked(monkeypat
     assert pickle_tree.tree(pickle.dumps({"a": shared, 5: shared}, 2))[0] == {"a": [1, 2], "5": [1, 2]}
 
 
-def test_long_lists_of_numbers_arrive_as_they_are_and_places_are_checked():
+def test_long_lists_of_numbers_arrive_as_they_are_and_places_are_checked(monkeypatch):
     values = {
         "ids": [*range(-9, 300), 70_000] * 5, "mask": [0, 1] * 900, "log_probs": [-0.5, float("nan"), 1e300] * 500,
         "late": [7] * 1000 + [2**20] * 40, "holes": [0.5] * 1000 + [None] + [2] * 20,
     }  # fmt: skip
     with LegacyReader() as trees:
-        read = trees.tree(pickle.dumps([values, values["ids"]], 2))
+        read = pickle_value(trees, pickle.dumps([values, values["ids"]], 2))
     np.testing.assert_equal(read, [values, values["ids"]])
     beyond = (["u1", 0, 3], ["f8", 0, 1], ["u1", -1, 1], ["u1", 1, -1])
     for runs in (*([run] for run in beyond), [["u1", 0, 2], ["u1", 1, 1]]):  # the last takes more bytes than there are, together
-        with pytest.raises(ValueError):
-            _Numbered(memoryview(b"12")).value({pickle_tree.NUMBERS: runs})
+        monkeypatch.setattr(trees, "tree", lambda _, runs=runs: ({pickle_tree.NUMBERS: runs}, memoryview(b"12")))
+        with pytest.raises(CorruptDump):
+            pickle_value(trees, b"")
 
 
 def test_a_finding_names_its_row_although_rows_before_it_were_left_out(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from actordbg.dumps.archives import pickle_value
-from actordbg.dumps.child_pool import LegacyReader, _Numbered
+from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.decode import OldCall, old_call
 from actordbg.dumps.pickle_tree import tree
 
@@ -13,9 +13,9 @@ from actordbg.dumps.pickle_tree import tree
 class InProcess(LegacyReader):
     """Decodes here."""
 
-    def tree(self, data: bytes) -> object:
+    def tree(self, data: bytes) -> tuple[object, memoryview]:
         value, numbers = tree(data)
-        return _Numbered(memoryview(numbers)).value(json.loads(json.dumps(value)))
+        return json.loads(json.dumps(value)), memoryview(numbers)
 
 
 def decode(data: bytes) -> OldCall:
