@@ -75,7 +75,9 @@ def main() -> int:
 
 def _fork(like: str, share: NodeShare, arguments: Sequence[str]) -> int:
     """Run the order that the last argument names in a fork of this process, then each that is announced for another process."""
-    with contextlib.suppress(ImportError):  # the rank says what is missing
+    from actordbg.base.imports import without_collecting
+
+    with contextlib.suppress(ImportError), without_collecting("torch"):  # the rank says what is missing
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: F401
 
         from actordbg.actor import session  # noqa: F401

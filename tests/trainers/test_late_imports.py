@@ -38,6 +38,24 @@ def test_a_plain_actor_is_imported_without_deepspeed_and_inductor_and_the_entrop
     assert facts["off"] < 1e-12 and facts["version"][0].isdigit() and facts["whole"]
 
 
+ENGINE = """
+import sys
+from types import SimpleNamespace as Some
+from actordbg.actor.backends.training import Training
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.trainers.trainer import TRAINER
+TRAINER.prepare_process()
+TRAINER.strategy(Some(dtype="fp32", seed=0, attn="eager"), ReplayConfig(backend="deepspeed"), 1, Training(lr=0.0))
+late = ["datasets", "functorch.compile", "torch._inductor.lowering"]
+print(*(name for name in late if name in sys.modules), len(set(map(__import__, late))))
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_that_compiles_nothing_is_imported_without_what_compiles_which_can_be_imported_afterwards():
+    assert python(ENGINE, clean_environment(OMP_NUM_THREADS="1")).splitlines()[-1] == "3"
+
+
 def test_a_function_is_compiled_once_by_its_first_call_with_the_options_it_was_given(monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[str, dict[str, Any]]] = []
 
