@@ -99,7 +99,8 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     ids = numbers_in(IDS, given[IDS])
     if ids.size > MOST_TOKENS:
         raise ValueError(f"it has more than {MOST_TOKENS} tokens")
-    if ids.ndim != 1 or (ids != np.floor(ids)).any() or (ids < 0).any() or (ids >= 2**31).any():
+    whole = ids.dtype.kind != "f" or (ids == np.floor(ids)).all()
+    if ids.ndim != 1 or not whole or (ids.size and not 0 <= ids.min() <= ids.max() < 2**31):
         raise ValueError(f"its {layout.fields[IDS]} are not token ids")
     kept = np.ones(len(ids), bool)
     if ATTENTION in given:
@@ -119,7 +120,8 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     odd = {part: each for part, each in values.items() if each.ndim != 1 or len(each) not in fits}
     if MASK in odd:
         raise ValueError(f"its {layout.fields[MASK]} has {odd[MASK].size} values, expected {' or '.join(map(str, sorted(fits)))}")
-    cut = {part: each[kept[len(ids) - len(each) :]] for part, each in values.items() if part not in odd}
+    fitting = ((part, each) for part, each in values.items() if part not in odd)
+    cut = {part: each if kept.all() else each[kept[len(ids) - len(each) :]] for part, each in fitting}
     tokens = ids[kept].astype("<i8")
     if len(tokens) < 2:
         return None
@@ -159,7 +161,9 @@ def numbers_in(part: str, values: Any) -> Values:
 
 def _one(value: Any) -> float | None:
     """Return a value that is one number; None for anything else, such as rewards by name."""
-    array = np.ravel(value) if isinstance(value, (int, float, list, np.ndarray, np.generic)) else np.empty(0)
+    if isinstance(value, (int, float)):
+        return float(value)
+    array = np.ravel(value) if isinstance(value, (list, np.ndarray, np.generic)) else np.empty(0)
     return float(array[0]) if array.size == 1 and array.dtype.kind in "biuf" else None
 
 

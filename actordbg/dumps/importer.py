@@ -30,7 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError
+from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.units import plural
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.archives import pickle_value
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 LEVEL = 12
 """zstd level of imported dumps: 2.4% smaller than level 3 for 1 ms more each; level 19 gives 1.5% more for 3 ms more."""
+MOST_WAITING, WAITING_BYTES = 1024, 2**25
+"""Dumps of a file, and their bytes, that are written at once."""
+PACKED = 64
+"""Dumps that become a pack; fewer become a file each."""
 Give: TypeAlias = "Callable[[DumpRecord, Mapping[str, PlainTensor]], object]"
 """What is done with a dump: its record, without what writing it fills in, and its tensors."""
 PICKLES = (".pkl", ".pickle")
@@ -174,6 +178,8 @@ class Import:
         self.store, self.trees, self.run, self.columns = store, trees, run, dict(columns)
         self.give, self.most = give or self._publish, MOST_JUDGED if give else MOST_REPLAYED
         self.known = {dump_id_of(place) for place in places_of(store)} if store else set[str]()
+        self.waiting: list[tuple[DumpRecord, bytes, bytes]] = []
+        self.room = WAITING_BYTES
         self.by_content = {dump_id.partition("-")[2]: dump_id for dump_id in self.known}
         self.summary = ImportSummary()
 
@@ -217,6 +223,7 @@ class Import:
                 run = self.run or run_name(file.path, file.layout.folder)
                 self._put(replace(record, run=run), tensors)
         finally:
+            self._flush()
             if self.summary.added > before:
                 self.summary.bytes_read += file.path.stat().st_size
             if file.left_out:
@@ -225,13 +232,42 @@ class Import:
             self.summary.notes += [f"{file.path}: {note}" for note in file.notes]
 
     def _publish(self, record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> None:
-        from actordbg.store.payload import encode_plain
+        from actordbg.formats.encoding import checked_line, serialize
 
-        assert self.store is not None
-        record, blob = encode_plain(record, tensors, LEVEL)
-        hint = "make room or correct the permissions, and run the same import again: it continues where it stopped"
-        self.store.create().put_dump(record, blob, hint)
-        self.summary.bytes_stored += len(blob)
+        record, payload = serialize(record, tensors)
+        self.waiting.append((record, checked_line(record, payload), payload))
+        self.room -= len(payload)
+        if self.room < 0 or len(self.waiting) >= MOST_WAITING:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the dumps that wait, all of one run: many as a pack, for which the disk is flushed once."""
+        from actordbg.formats.encoding import pack_line
+        from actordbg.store.pack_build import PackWriter, exclusive
+
+        waiting, self.waiting, self.room = self.waiting, [], WAITING_BYTES
+        if self.store is None or not waiting:
+            return
+        store = self.store.create()
+        try:
+            if len(waiting) >= PACKED:
+                with contextlib.suppress(Conflict), exclusive(store):
+                    writer = PackWriter(store.packs / waiting[0][0].run)
+                    writer.level = 3  # a pack shares what rows have in common: that is more than a higher level gives
+                    try:
+                        for each in waiting:
+                            writer.add(*each)
+                        self.summary.bytes_stored += writer.publish()[1].stored
+                    finally:
+                        writer.discard()
+                    return
+            for record, line, payload in waiting:
+                blob = pack_line(line, payload, LEVEL)
+                store.publish_dump(record, blob)
+                self.summary.bytes_stored += len(blob)
+        except OSError as error:
+            hint = "make room or correct the permissions, and run the same import again: it continues where it stopped"
+            raise StoreProblem(f"cannot write into {store.root}: {error.strerror}", hint=hint) from None
 
     def _put(self, record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> None:
         self.give(record, tensors)
@@ -279,4 +315,5 @@ class Import:
             origin={"name": path.name},  # the id holds the first 16 digits of its SHA-256
         )
         self._put(record, call.tensors)
+        self._flush()
         self.summary.bytes_read += len(data)

@@ -167,14 +167,15 @@ def _padded(rows: Sequence[FileRow]) -> dict[str, Values]:
     arrays: dict[str, Values] = {
         "sequences": np.zeros((len(rows), longest), np.int64), "attention_mask": np.zeros((len(rows), longest), np.int64),
     }  # fmt: skip
+    names = [part for part in OF_TOKENS if part in rows[0].values]
+    arrays |= {name: np.zeros((len(rows), longest - 1)) for name in names}
     for at, row in enumerate(rows):
         arrays["sequences"][at, : len(row.ids)] = row.ids
         arrays["attention_mask"][at, : len(row.ids)] = 1
-        for name in (part for part in OF_TOKENS if part in row.values):
-            wide = arrays.setdefault(name, np.zeros((len(rows), longest - 1)))
+        for name in names:
             end = len(row.ids) - 1
             values = row.values[name][-end:]  # of the first token there is nothing to learn
-            wide[at, end - len(values) : end] = values
+            arrays[name][at, end - len(values) : end] = values
         for name, values in row.odd.items():
             arrays[name] = values.reshape(1, -1)
     arrays[MASK] = arrays[MASK] != 0

@@ -73,10 +73,11 @@ class PackFigures:
 class PackWriter:
     """A pack that is being written into a folder. `discard` leaves nothing behind.
 
-    arrived: when the newest of its dumps came into the store, in seconds since 1970; the pack gets this time. 0: now.
+    arrived: when the newest of its dumps came into the store, in seconds since 1970; the pack gets this time. 0: now. level: that
+    of zstd.
     """
 
-    arrived = 0.0
+    arrived, level = 0.0, LEVEL
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
@@ -189,7 +190,7 @@ class PackWriter:
             [(place[block], size, times) for block, size, times in self._pieces],
             self._dumps,
         )
-        index = compress(content, LEVEL)
+        index = compress(content, self.level)
         offset = self.figures.stored
         self._write(index)
         self._write(layout.foot(offset, index, len(content), len(self._dumps)))
@@ -222,7 +223,7 @@ class PackWriter:
 
     def _close_block(self, kind: str) -> None:
         block, content = self._open.pop(kind)
-        frame = compress(bytes(content), LEVEL)
+        frame = compress(bytes(content), self.level)
         self._written.append((block, len(frame), len(content)))
         self._write(frame)
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import runfiles
 from runfiles import WRITERS, MadeRow, written
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.dumps.importer import ImportSummary, import_paths
 from actordbg.dumps.layouts import columns_of
@@ -21,6 +22,8 @@ from actordbg.formats.dump_record import LOSS
 from actordbg.recorded.lint import LintFindings, lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
+from actordbg.store.pack_build import exclusive
+from actordbg.store.places import places_of
 
 ROLLOUTS = ("slime-rollout", "molt")
 LEARNED = tuple(name for name in WRITERS if name not in (*ROLLOUTS, "molt-tsv"))
@@ -260,3 +263,21 @@ def test_ranks_that_slime_divided_rows_among_have_no_row_twice(store, tmp_path):
     rows[1] = rows[0]
     imported(store, runfiles.slime_train(tmp_path, rows))
     assert "duplicates" in {finding.rule.name for finding in judged(store).found}
+
+
+def test_many_rows_of_a_file_become_one_pack_and_a_disk_that_fails_leaves_nothing_of_it(store, tmp_path, monkeypatch):
+    path = runfiles.json_lines(tmp_path, [row for seed in range(16) for row in runfiles.made_rows(seed)])
+    with monkeypatch.context() as patch, pytest.raises(StoreProblem, match="cannot write into"):
+        patch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
+        imported(store, path)
+    assert not list(places_of(store)) and not list(store.packs.rglob("*.pack"))
+    first, again = imported(store, path), imported(store, path)
+    assert len(list(store.iter_packs())) == 1 and not list(store.iter_dumps())
+    assert first.added == again.present == len(list(places_of(store))) == 64 and not again.added
+    other = Store(tmp_path / "other").create()
+    with exclusive(other):  # another process packs
+        imported(other, path)
+    assert len(list(other.iter_dumps())) == 64
+    assert len(lint(store.root, [str(place.relative_to(store.root)) for place in places_of(store)]).held) == len(
+        judged(other).held
+    )
