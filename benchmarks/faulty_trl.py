@@ -167,7 +167,7 @@ CASES: dict[str, Fault] = {
     "dpo-scale": Fault(_made("DPO", _scaled), "trainer", "check", "scale"),
     "sft-healthy": _healthy(),
     "sft-healthy-dft": _healthy(loss_type="dft"),
-    "sft-healthy-packed": _healthy(padding_free=True),
+    "sft-healthy-packed": _healthy(padding_free=True, max_length=None),
     "sft-tokens": Fault(_method("SFT", "compute_loss", _of_micro_batch), "trainer", "lint", "losses add up"),
     "sft-labels": Fault(_of_head("SFT", _labels_late), "trainer", "lint", _SHIFT),
     "sft-temperature": Fault(_of_head("SFT", temperature=0.7), "trainer", "check", _HOT),

@@ -123,9 +123,9 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
 
 def _of_pairs(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mask: Values) -> Values | None:
     """Return the term of a preference loss of the pair that each row is in, at each of its actions, [B, A]."""
-    new, base, kind, beta = named["log_probs"], named.get("base_action_log_probs"), loss.get("loss_type"), loss["beta"]
+    new, base, kind, beta = named["log_probs"], named.get("base_action_log_probs"), loss.get("loss_type"), loss.get("beta")
     sums = named.get("base_row_log_probs") if base is None else xp.where(mask, base, 0.0).sum(-1)
-    if sums is None or not beta or len(new) % 2:
+    if sums is None or not isinstance(beta, int | float) or not beta or len(new) % 2:
         return None
     apart = xp.where(mask, new, 0.0).sum(-1) - (0.0 if loss.get("without_reference") else sums)
     apart = apart / xp.clip(mask.sum(-1), 1, None) if kind == "ipo" else apart

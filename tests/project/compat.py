@@ -3,8 +3,8 @@
     python tests/project/compat.py [--envs DIR] [OPENRLHF+TRANSFORMERS ...]      (make compat)
 
 Each environment is a small one on top of this one: its own openrlhf and transformers, and torch, deepspeed and the rest of the
-interpreter that runs this. In it: `patch`, four calls of OpenRLHF's Actor with recording on, `unpatch`, a replay of what was
-recorded under each backend, and its comparison with the truth. The table is docs/reference/versions.md.
+interpreter that runs this; the newest pair also has the newest deepspeed and ray. In it: `patch`, four calls of OpenRLHF's Actor
+with recording on, `unpatch`, a replay of what was recorded under each backend, and its comparison with the truth. The table is docs/reference/versions.md.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ BACKENDS = {
     "fsdp2": ["--backend", "fsdp2", "--nproc", "2"],
 }
 STEPS = ("capture", *BACKENDS)
+PACKAGES = ("OpenRLHF", "transformers", "DeepSpeed", "Ray")
 CALLS = 4
 TRAINING = """
 import os, sys, time
@@ -82,9 +83,9 @@ def try_pair(openrlhf: str, transformers: str, envs: Path, folder: Path) -> Step
     if isinstance(python, str):
         return {"OpenRLHF": openrlhf, "transformers": transformers, "install": python}
     folder.mkdir(parents=True)
-    code = "from importlib.metadata import version as v; print(v('openrlhf'), v('transformers'))"
+    code = f"from importlib.metadata import version as v; print(*map(v, {[*map(str.lower, PACKAGES)]}))"
     found = run([str(python), "-c", code], Path.cwd()).stdout.split()
-    steps = {"OpenRLHF": found[0], "transformers": found[1], "capture": captured(python, folder)}
+    steps = dict(zip(PACKAGES, found, strict=True)) | {"capture": captured(python, folder)}
     return steps | {name: replayed(python, folder, flags) for name, flags in BACKENDS.items()}
 
 
@@ -95,7 +96,10 @@ def environment(folder: Path, openrlhf: str, transformers: str) -> Path | str:
         venv.create(folder, with_pip=True)
         own = Path(run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).stdout.strip())
         own.joinpath("zz_below.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    for package, version, *flags in (("openrlhf", openrlhf, "--no-deps"), ("transformers", transformers)):
+    wanted = [("openrlhf", openrlhf, "--no-deps"), ("transformers", transformers)]
+    if transformers == NEWEST:  # with what stands below it
+        wanted += [(package, NEWEST, "--no-deps") for package in ("deepspeed", "ray")]
+    for package, version, *flags in wanted:
         arguments = [*flags, package if version == NEWEST else f"{package}=={version}"]
         done = run([str(python), "-m", "pip", "install", "--quiet", "--upgrade", *arguments], folder)
         if done.returncode:
@@ -155,8 +159,7 @@ def page_of(tried: Sequence[Steps]) -> str:
     """The table as Markdown."""
     from importlib.metadata import version
 
-    below = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "ray"))
-    head = ["OpenRLHF", "transformers", *STEPS]
+    below, head = f"torch {version('torch')}", [*PACKAGES, *STEPS]
     rows = [[steps.get(name, steps.get("install", "-")) for name in head] for steps in tried]
     lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
     return TEXT.format(below=below, table="\n".join(lines))
