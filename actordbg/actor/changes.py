@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.actor.routing import EXPERTS
+from actordbg.actor.routing import EXPERTS, as_recorded
 from actordbg.base.errors import Unsupported
 from actordbg.store.payload import Dump
 from actordbg.trainers.images import GRID, PIXELS, Images
@@ -49,7 +49,7 @@ def plain_call(dump: Dump, vocab_size: int) -> Dump:
     inputs["sequences"] = inputs["sequences"].remainder(vocab_size)
     inputs.setdefault("attention_mask", torch.ones_like(inputs["sequences"]))
     arguments = dump.record.arguments | {"return_logprobs": True, "return_output": True}
-    call = _with(dump, inputs, dump.tensors.get(EXPERTS))
+    call = _with(dump, inputs, as_recorded(dump.tensors))
     return Dump(replace(call.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), call.tensors)
 
 
@@ -114,7 +114,7 @@ def with_rows(dump: Dump, rows: Tensor, pictures: Images | None = None) -> Dump:
     inputs = dump.inputs
     shown = {} if pictures is None else pictures.of_rows(inputs, rows.tolist())
     of_rows = {name: tensor[..., rows, :] for name, tensor in inputs.items() if name not in (PIXELS, GRID)}
-    experts = dump.tensors.get(EXPERTS)
+    experts = as_recorded(dump.tensors)
     return _with(dump, of_rows | shown, None if experts is None else experts[rows])
 
 
@@ -219,7 +219,7 @@ def _repad(dump: Dump) -> tuple[Dump, Undo]:
         "sequences": torch.nn.functional.pad(inputs["sequences"], (LEFT, RIGHT), value=padding),
         "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (LEFT, RIGHT)),
     }
-    experts = dump.tensors.get(EXPERTS)
+    experts = as_recorded(dump.tensors)
     if experts is not None:
         experts = torch.nn.functional.pad(experts, (0, 0, 0, 0, LEFT, RIGHT), value=-1)
     if "action_mask" in inputs:

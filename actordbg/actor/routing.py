@@ -33,20 +33,27 @@ FREE, RECORDED = "free", "recorded"
 _FREELY = "pass --routing free"
 
 
-def experts_of(tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the recorded experts of a call, int64 [B, S, L, K]; None without any. Raises Unsupported for another shape."""
+def as_recorded(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the recorded experts of a call as they are, [B, S, L, K]; None without any, or in another shape."""
     experts = tensors.get(EXPERTS)
+    fits = experts is not None and experts.dim() == 4 and experts.shape[:2] == tensors["sequences"].shape
+    return experts if fits else None
+
+
+def experts_of(tensors: Mapping[str, Tensor], *, free: bool = False) -> Tensor | None:
+    """Return the recorded experts of a call, int64 [B, S, L, K], -1 where a token has none; None without any.
+
+    Raises Unsupported for another shape, unless the router is `free`.
+    """
+    experts = as_recorded(tensors)
     if experts is None:
+        if EXPERTS in tensors and not free:
+            given, rows = list(tensors[EXPERTS].shape), list(tensors["sequences"].shape)
+            raise Unsupported(f"the recorded experts are {given}, not [B, S, layers, k] of sequences {rows}", hint=_FREELY)
         return None
-    if experts.dim() != 4 or experts.shape[:2] != tensors["sequences"].shape:
-        given, rows = list(experts.shape), list(tensors["sequences"].shape)
-        raise Unsupported(f"the recorded experts are {given}, not [B, S, layers, k] of sequences {rows}", hint=_FREELY)
     experts = experts.long()
     ordered = experts.sort(-1).values
-    repeated = (
-        (ordered[..., 1:] == ordered[..., :-1]).any(-1) if experts.shape[-1] > 1 else torch.zeros_like(ordered[..., 0]).bool()
-    )
-    missing = (experts < 0).any(-1) | repeated
+    missing = (experts < 0).any(-1) | (ordered[..., 1:] == ordered[..., :-1]).any(-1)
     return experts.masked_fill(missing[..., None], -1)
 
 
@@ -99,7 +106,12 @@ def routed(model: Any, chosen: Tensor, *, force: bool) -> Iterator[Seen]:
     Raises Unsupported, from inside the model, where they cannot be forced.
     """
     seen, blocks = Seen(), blocks_of(model)
-    layers = layers_of([*blocks], chosen.shape[1])
+    try:
+        layers = layers_of([*blocks], chosen.shape[1])
+    except Unsupported:
+        if force:
+            raise
+        layers, blocks = [], {}
     with contextlib.ExitStack() as undone:
         for layer, (name, block) in zip(layers, blocks.items(), strict=True):
             choice = _Choice(layer, chosen[:, layer], force, seen)
@@ -142,6 +154,8 @@ class _Choice(TorchFunctionMode):
             return result
         scores, free = args[0], result.indices
         chosen, known = self._chosen.to(free.device), self._known.to(free.device)
+        if chosen.numel() and (last := int(chosen.max())) >= scores.shape[-1]:
+            raise Unsupported(f"expert {last} was recorded, and a router has {scores.shape[-1]}", hint=_FREELY)
         self._seen.free[self._layer] = free.detach().cpu()
         same = (free[:, :, None] == chosen[:, None, :]).any(1)[known]
         self._seen.same[self._layer], self._seen.of[self._layer] = int(same.sum()), same.numel()

@@ -154,12 +154,12 @@ class ActorSession(Decided):
 
     def routed(self, dump: Dump) -> contextlib.AbstractContextManager[routing.Seen | None]:
         """Force the recorded experts of a call inside the block, unless the configuration says otherwise."""
-        experts = routing.experts_of(dump.tensors)
+        free = self.config.routing == routing.FREE
+        experts = routing.experts_of(dump.tensors, free=free)
         if experts is None or not routing.blocks_of(self.model):
             if self.config.routing == routing.RECORDED:
                 raise Unsupported("the call has no recorded experts, or the model routes to none", hint="pass --routing free")
             return contextlib.nullcontext()
-        free = self.config.routing == routing.FREE
         if self.config.compiles:
             if free:
                 return contextlib.nullcontext()

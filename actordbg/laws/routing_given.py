@@ -29,8 +29,7 @@ _GATES = 0.02
 
 def judge_routing(model: Any, dump: Dump, seen: Seen | None, places: Tensor) -> LawAnswer:
     """Build the answer of `routing`. seen: the routers of a forward of `dump`, whose positions have these places [T, 2]."""
-    experts = experts_of(dump.tensors)
-    blocks = blocks_of(model)
+    blocks, experts = blocks_of(model), experts_of(dump.tensors, free=True)
     if experts is None or seen is None or not seen.free:
         return not_checked("routing", "the model routes to no experts, or its routers were not seen")
     real = dump.inputs["attention_mask"] != 0

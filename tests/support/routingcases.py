@@ -132,7 +132,14 @@ def _faulted(session: Any, kind: str, dump: Dump) -> None:
         assert answer.verdict == BROKEN, (kind, fault, answer)
         with pytest.raises(ValueError, match=said):
             raise ValueError(answer.words)
-    for experts, why in ((dump.tensors[routing.EXPERTS][..., :1], "1 experts of each"), (torch.zeros(3, 5, 2, 2), "not .B, S,")):
+    own = dump.tensors[routing.EXPERTS]
+    refused = {
+        "1 experts of each": own[..., :1],
+        "not .B, S,": own[:, :5],
+        "expert 9 ": own + 6,
+        "of 1 layers": own[:, :, :1],
+    }
+    for why, experts in refused.items():
         with pytest.raises(Unsupported, match=why):
             session.run(with_experts(dump, experts), backward=False)
 
