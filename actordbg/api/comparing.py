@@ -44,6 +44,7 @@ def compared(
         raise UsageError(f"A is the side under test; it cannot be {a}", hint=f"swap them: compare REPLAY {a}")
     catalog = open_fresh(store)
     judged = desk.replay_named(catalog, a)
+    resolved = get_replay(catalog, judged).resolved or {}
     floor = None if noise is None else noise_of(store, judged, noise)
     # evaluated first: a typo in `where` must not cost the computation of a truth
     only = None if where is None else {row.dump_id for row in select_dumps(store, where)}
@@ -66,7 +67,6 @@ def compared(
     if b in RECORDED_NAMES and record.verdict == MISMATCH:
         record = _explained(desk, record)
         noise_of_each = {dump.dump_id: record.explained.noise for dump in record.compared} if record.explained else {}
-        resolved = get_replay(store, judged).resolved or {}
         record = without_unknown_weights(record, weights_of_outputs(record, resolved, noise_of_each))
     path = kept(desk, record)
     desk.settle()
@@ -75,7 +75,7 @@ def compared(
     blocks = document(record, worst, comparison_charts(store, record, texts, moves) if charts else [], others)
     if (pattern := wrong_tokens(store, record)) is not None:
         blocks.insert(2, Paragraph(f"Wrong tokens: {pattern.sentence}."))
-    if b in RECORDED_NAMES and (weights := (get_replay(store, judged).resolved or {}).get(RECORDED_WEIGHTS)):
+    if b in RECORDED_NAMES and (weights := resolved.get(RECORDED_WEIGHTS)):
         blocks.insert(2, Paragraph(f"Weights: {weights}."))
     if path is not None:
         desk.client.note(f"saved as {path}", minor=True)

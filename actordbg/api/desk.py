@@ -18,6 +18,7 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import LAST, MOST_NAMED, plural
 from actordbg.catalog import selections
 from actordbg.catalog.query import Catalog, count_dumps, dump_extent, get_replay, open_fresh, select_dumps
+from actordbg.catalog.where import of_dumps
 from actordbg.config.as_ran import as_ran, label
 from actordbg.config.choices import gather_facts, is_local, recorded_backend
 from actordbg.config.consent import typed_again
@@ -307,9 +308,8 @@ def settings_given(requested: Asked, flags: Mapping[str, Any]) -> Collection[str
 
 def recorded_model(store: Store, spec: ReplaySpec) -> str | None:
     """Return the model that all dumps of a plan recorded; None if they differ or recorded none."""
-    ids = ", ".join(f"'{item.dump_id}'" for item in spec.inputs[:MOST_NAMED])
-    condition = f"dump_id in ({ids}) and model_name is not null"
-    names = {row.model_name for row in select_dumps(store, condition)} if ids else set()
+    ids = [item.dump_id for item in spec.inputs[:MOST_NAMED]]
+    names = {row.model_name for row in select_dumps(store, of_dumps(ids)) if row.model_name is not None} if ids else set()
     return names.pop() if len(names) == 1 else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from actordbg.api.checks import kept
 from actordbg.api.comparing import with_truth
@@ -15,7 +16,7 @@ from actordbg.base.owners import is_own
 from actordbg.catalog.dump_verdicts import LOCATED
 from actordbg.catalog.lab_columns import ComparisonRun
 from actordbg.compare.sides import GOLDEN, TRUTH
-from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Heading, Verdict, section
+from actordbg.document.blocks import FAILED, RIGHT, UNCHECKED, WRONG, Block, Heading, Verdict, section
 from actordbg.document.command_result import CommandResult
 from actordbg.judge import explanation
 from actordbg.judge.check import CheckedReplay, located_spec, worst_unlocated
@@ -52,7 +53,12 @@ def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandR
     """Build the answer: what the model is, every wrong place, what was not checked."""
     local = verdict_of(results)
     failed = next((result for result in results if result.status != PASSED), None)
-    word, said = (local.word, local.said) if local else (UNCHECKED, "the input did not run")
+    word, said, about, blocks = UNCHECKED, "the input did not run", dict[str, Any](), list[Block]()
+    if local is not None:
+        word, said = local.word, local.said
+        about = {name: getattr(local, name) for name in ("looked_at", "unchecked", "differences")} | asdict(local)
+        chart = heat_chart(local.located) if local.located else None
+        blocks = [*section("", lines_of(local)), *([chart] if chart else [])]
     if failed is not None:
         why = failed.error or failed.status
         word, said = FAILED, f"the input did not pass: {why.strip().partition(chr(10))[0]}"
@@ -60,13 +66,9 @@ def locate_answer(spec: ReplaySpec, results: Sequence[ResultRecord]) -> CommandR
         RIGHT: f"actordbg check --model {in_shell(spec.config.model)}",
         WRONG: f"actordbg explain {spec.replay_id}",
     }.get(word, f"actordbg report {spec.replay_id}")
-    unchecked = local.unchecked if local and word in (RIGHT, WRONG) else ()
-    chart = heat_chart(local.located) if local and local.located else None
-    about = {name: getattr(local, name) for name in ("looked_at", "unchecked", "differences")} | asdict(local) if local else {}
+    left = [NotChecked(MODEL, why) for why in local.unchecked[:1]] if local and word in (RIGHT, WRONG) else []
     found = local.found if local and word == WRONG else []
-    left = [NotChecked(MODEL, why) for why in unchecked[:1]]
     verdict = Verdict(word, said, not_checked=left, next=following, findings=found)
-    blocks = [*section("", lines_of(local) if local else ()), *([chart] if chart else [])]
     data = {"word": word, "good": verdict.good, "replay_id": spec.replay_id, **about}
     return CommandResult(verdict.good, data, [Heading(f"locate {spec.replay_id}", 1), verdict, *blocks])
 

@@ -19,6 +19,7 @@ from actordbg.api.tapping import Caller as Caller, Tap
 from actordbg.base.errors import Unsupported
 from actordbg.capture.facts import facts_of_actor, facts_of_call, plain_facts, rank_of_process, versions
 from actordbg.catalog.query import get_dump
+from actordbg.catalog.where import of_dumps
 from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord
 from actordbg.formats.encoding import of_torch, pack, record_of, serialize
 from actordbg.formats.ringfile import host_name
@@ -70,7 +71,7 @@ class CallRecording(Tap):
     @property
     def where(self) -> str:
         """The condition that selects just these dumps."""
-        return f"dump_id in ({', '.join(map(repr, self.dump_ids))})"
+        return of_dumps(self.dump_ids)
 
     def write(self, rows: Rows, scores: Scores, seam: Seam) -> None:
         """Write rows that are already here."""

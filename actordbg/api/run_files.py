@@ -21,6 +21,7 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import MOST_NAMED, plural
 from actordbg.catalog.query import select_dumps
 from actordbg.catalog.selections import joined
+from actordbg.catalog.where import of_dumps
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.importer import ImportSummary, find_files, import_paths
 from actordbg.dumps.layouts import columns_of
@@ -74,7 +75,7 @@ def store_of_paths(
 def _only(dump_ids: Sequence[str]) -> str:
     """Return the condition for these dumps: by id, or for more than a condition can name, all imported ones of their time."""
     if len(dump_ids) <= MOST_NAMED:
-        return f"dump_id in ({', '.join(map(repr, dump_ids))})"
+        return of_dumps(dump_ids)
     first, last = (f"{each[:4]}-{each[4:6]}-{each[6:11]}:{each[11:13]}:{each[13:23]}" for each in (min(dump_ids), max(dump_ids)))
     return f"source = 'import' and timestamp >= '{first}' and timestamp <= '{last}'"
 

@@ -209,7 +209,7 @@ def _event_columns(event: Event, resolved: Row | None) -> Row:
         return {"resolved": reported}
     if kind != "finished":
         return {}
-    moment = event.get("finished_at") or event.get("timestamp") or event.get("at")
+    moment = event.get("finished_at")
     return {
         "status": event["status"] if event.get("status") in _STATUSES else UNFINISHED,
         "finished_at": moment if isinstance(moment, str) else None,

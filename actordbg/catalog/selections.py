@@ -12,7 +12,6 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,7 @@ from actordbg.catalog.query import (
     select_dumps,
 )
 from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, WhereColumn, from_micros, joins, shortened
-from actordbg.catalog.where import all_of, compile_where, guarded, parts_of
+from actordbg.catalog.where import all_of, compile_where, guarded, of_dumps, parts_of
 from actordbg.config.replay_config import TINY, TOY_MODEL
 
 BAD = "verdict in ('WRONG', 'FAILED')"
@@ -52,7 +51,7 @@ def joined(where: str | None, more: str) -> str:
 def longest(catalog: Catalog, where: str | None, count: int) -> str | None:
     """Select the `count` dumps with the largest seq_len; returns `where` if it selects none, for the message that says so."""
     rows = select_dumps(catalog, where, order="longest", limit=count)
-    return named(rows) if rows else where
+    return of_dumps(row.dump_id for row in rows) if rows else where
 
 
 def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
@@ -78,13 +77,7 @@ def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
     others = [row for row in rows if row.dump_id not in ids]
     more = min(count - len(taken), len(others))
     taken += [others[(2 * at + 1) * len(others) // (2 * more)] for at in range(more)]
-    return named(taken) if taken else where
-
-
-def named(rows: Iterable[DumpRow]) -> str:
-    """Return an expression that selects just these dumps, one or more."""
-    ids = ", ".join(f"'{row.dump_id}'" for row in rows)
-    return f"dump_id in ({ids})"
+    return of_dumps(row.dump_id for row in taken) if taken else where
 
 
 def _words(row: DumpRow) -> tuple[object, ...]:

@@ -39,7 +39,7 @@ import contextlib
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -106,6 +106,11 @@ def all_of(conditions: list[str]) -> str:
         except WhereError as error:
             raise WhereError(f"--where {shortened(condition)!r}: {error.message}", hint=error.hint) from None
     return " and ".join(f"({condition})" for condition in conditions)
+
+
+def of_dumps(dump_ids: Iterable[str]) -> str:
+    """Return the condition for just these dumps, one or more."""
+    return f"dump_id in ({', '.join(map(quoted, dump_ids))})"
 
 
 def quoted(text: str) -> str:

@@ -222,7 +222,7 @@ def _say_processes(answer: dict[str, Any]) -> None:
     names = ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "in ring", "size", "since")
     cells = [
         (row.rank, row.role, row.state, row.calls, row.captured, row.dropped, row.sampled_out, row.pending,
-         _short_bytes(row.bytes), row.since[11:19])
+         human_bytes(row.bytes), row.since[11:19])
         for row in rows
     ]  # fmt: skip
     table(names, cells, tight=True)
@@ -288,12 +288,3 @@ def trouble_of(row: ProcessRow) -> Iterator[str]:
     if row.state == "lost":
         where = f"; `dump recover` on {row.host} saves its last inputs" if row.ring else ""
         yield f"{name} is lost: silent for {row.age_s:.0f} s; killed, or unable to write here{where}"
-
-
-def _short_bytes(count: float) -> str:
-    """Write 12345 as "12.1K": four or five characters."""
-    for unit in ("", "K", "M"):
-        if abs(count) < 1000:
-            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
-        count /= 1024
-    return f"{count:.0f}G" if count >= 100 else f"{count:.1f}G"

@@ -30,7 +30,7 @@ from actordbg.compare.sides import NON_FINITE, open_replay, tensors_path
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ANY_WIDER, ENDPOINT, SETTINGS, WIDER, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.journal import SPEC, read_results, read_standing
+from actordbg.records.journal import SPEC, read_results
 from actordbg.records.locate_record import formula_checks
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.supervise import ReplayOutcome, load_spec, run_replay, spec_and_owner
@@ -70,8 +70,9 @@ def wanted_rounding(store: Store, spec: ReplaySpec, *, planted: bool = False) ->
     planted: add faults of known sizes. None for a truth, under autocast (its operations have several dtypes), and for a dtype
     without a wider dtype.
     """
-    dtype = read_standing(store.replays / spec.replay_id)[0].get("dtype")
-    if dtype not in WIDER or dtype != _computed_in(store, spec) or spec.config.truth is not None:
+    side = open_replay(store, spec.replay_id)
+    dtype = side.resolved.get("dtype")
+    if dtype not in WIDER or dtype != side.info.dtype or spec.config.truth is not None:
         return None
     wanted = wanted_truth(store, spec, dtype)
     return replace(wanted, config=replace(wanted.config, planted=planted))
@@ -120,15 +121,14 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Want
             f"replay {spec.replay_id} is itself a truth",
             hint="name a replay of the configuration to check",
         )
-    folder = store.replays / spec.replay_id
-    resolved, _ = read_standing(folder)
+    side = open_replay(store, spec.replay_id)
+    requested, resolved = spec.config, side.resolved
     if not resolved:
         raise StoreProblem(
             f"replay {spec.replay_id} has built no actor yet, so the dtype of its weights is unknown",
             hint=f"run `actordbg report {spec.replay_id}` to see why, `actordbg replay --resume {spec.replay_id}` to continue",
         )
-    requested, results = spec.config, read_results(folder)
-    with_gradients = frozenset(dump_id for dump_id, result in results.items() if result.grad_norm is not None)
+    with_gradients = frozenset(dump_id for dump_id, result in side.results.items() if result.grad_norm is not None)
     backward = requested.backward
     if backward is None and requested.backend != "plain":  # engines run the backward that the recorded calls ran
         backward = bool(with_gradients)
@@ -140,7 +140,7 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Want
         backward=backward,
         timeout_s=requested.timeout_s,
         keep_gradients=requested.keep_gradients and backward is not False,
-        truth=WIDER.get(_computed_in(store, spec), "fp32") if dtype == ANY_WIDER else dtype,
+        truth=WIDER.get(str(side.info.dtype), "fp32") if dtype == ANY_WIDER else dtype,
     )
     versions = versions_of(requested.model)
     if "torch" not in versions:
@@ -152,11 +152,6 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Want
             hint="replay again with the current model, or restore its files",
         )
     return Wanted(config, spec.inputs, with_gradients, versions)
-
-
-def _computed_in(store: Store, spec: ReplaySpec) -> str:
-    """Return the dtype that a replay computed in: that of its weights, or autocast's."""
-    return str(open_replay(store, spec.replay_id).info.dtype)
 
 
 def require_torch(wanted: Wanted) -> None:

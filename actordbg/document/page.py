@@ -34,7 +34,6 @@ from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.foreign_text import in_html, in_line, in_script
 from actordbg.base.units import with_handles
 from actordbg.document.blocks import (
-    NO_TONE,
     Block,
     Cell,
     Cells,
@@ -55,7 +54,6 @@ from actordbg.records.finding import unchecked_by_rule
 VEGA = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
 """In loading order: each script needs the previous script."""
 _ENDS = re.compile(r"</(?:script|style)|<!--", re.IGNORECASE)
-_ICONS = {"good": "2a9d6f", "bad": "d1495b", "part": "d99a1c", "none": "8d99a6"}
 
 
 def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms: bool = False) -> str:
@@ -66,7 +64,6 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
     style = asset("page.css")
     scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in document)), asset("page.js")]
     title = f"{verdict.heading}: {heading.text}" if verdict and verdict.word else heading.text
-    tone = verdict.tone if verdict else NO_TONE
     return "\n".join(
         [
             "<!doctype html>",
@@ -75,7 +72,6 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
             f'<meta name="generator" content="actordbg {in_html(__version__)}"><title>{in_html(title)}</title>',
-            f'<link rel="icon" href="{_icon(tone)}">',
             f"<style>{style}</style></head><body>",
             '<a class="skip" href="#main">Skip to main</a>',
             f'{above}<main id="main">{as_body(document)}{below}</main>',
@@ -110,12 +106,6 @@ def asset(name: str) -> str:
 
 def _hashed(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _icon(tone: str) -> str:
-    circle = f"<circle cx='4' cy='4' r='4' fill='#{_ICONS.get(tone, _ICONS['none'])}'/>"
-    drawn = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'>{circle}</svg>"
-    return "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
 
 
 WIDTH = 760

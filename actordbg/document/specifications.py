@@ -67,6 +67,11 @@ def powers(values: Sequence[float]) -> Spec:
     return {"format": "~e", "values": [10.0**power for power in range(first, last + 1)]}
 
 
+def rows_high(rows: int) -> int:
+    """Return the height of a chart with so many rows, in pixels."""
+    return max(60, min(640, 26 * rows))
+
+
 def hints(*fields: tuple[str, str]) -> list[Spec]:
     """Build the tooltip of a mark from (field, heading) pairs."""
     return [{"field": name, "title": title, "type": "nominal"} for name, title in fields]

@@ -33,7 +33,7 @@ from actordbg.document.blocks import (
     number,
     section,
 )
-from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
+from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity, rows_high
 from actordbg.judge.replay_findings import FLAT, RUNS
 from actordbg.records.comparison_record import (
     GOOD,
@@ -355,7 +355,7 @@ def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
         {"p": name, "l": at, "v": float(f"{worst[name, at][0]:.4g}"), "d": worst[name, at][1]} for name, at in fields
     ]
     shown = hints(("p", "gradient of"), ("l", "layer"), ("v", "|a-b| / |b|"), ("d", "dump"))
-    height = max(70, min(520, 24 * len({name for name, _ in fields})))
+    height = rows_high(len({name for name, _ in fields}))
     rectangles = layer("rect", tooltip=shown, color=quantity("v", "|a-b| / |b|"))
     spec = layered(rows, rectangles, height=height, x=names("l", "layer"), y=names("p", None))
     name, at = max(worst, key=lambda field: worst[field])

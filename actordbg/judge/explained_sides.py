@@ -25,6 +25,7 @@ import numpy as np
 
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.catalog import query
+from actordbg.catalog.where import of_dumps
 from actordbg.causes.bank import PLACEHOLDER, ROWS, SHIFT, UNKNOWN_POLICY, UNKNOWN_PRECISION, cause_and_part
 from actordbg.causes.fit import FEWEST, Array
 from actordbg.compare.same_weights import WEIGHTS, WeightsMet, weights_met
@@ -240,28 +241,26 @@ def explain_rollout(store: Store, replay_id: str, *, models: Sequence[str] = (),
             "(OpenRLHF: --algo.advantage.is_correction_level token)",
         )
     temperatures = {loss.fact("rollout.temperature") for loss in losses.values()}
+    temperature = temperatures.pop() if len(temperatures) == 1 else None
+    masks: dict[str, Numbers] = {dump_id: loss.active for dump_id, loss in losses.items()}
     arrays = {dump_id: loss.log_probs() for dump_id, loss in losses.items()}
-    sides = {
+    whole: dict[str, dict[str, Array]] = {
         ROLLOUT: {dump_id: named["rollout_log_probs"] for dump_id, named in arrays.items()},
         TRAINER: {dump_id: named["log_probs"] for dump_id, named in arrays.items()},
+        _OLD: {dump_id: named["old_log_probs" if "old_log_probs" in named else "log_probs"] for dump_id, named in arrays.items()},
     }
-    temperature = temperatures.pop() if len(temperatures) == 1 else None
+    rollout, run, old = (
+        np.concatenate([side[dump_id][masks[dump_id]] for dump_id in arrays]).astype(np.float64) for side in whole.values()
+    )
+    if (old == run).all():  # else of a forward of their own, before an update or another kind of call
+        del whole[_OLD]
     ours = open_replay(store, replay_id)
-    asked = ours.spec.config.backend == ENDPOINT and temperature in (None, 1.0)  # a server scores at temperature 1
-    if asked:
-        sides[ENGINE] = {dump_id: values.log_probs for dump_id in arrays if not isinstance(values := ours.read(dump_id), str)}
-    masks: dict[str, Numbers] = {dump_id: loss.active for dump_id, loss in losses.items()}
+    if ours.spec.config.backend == ENDPOINT and temperature in (None, 1.0):  # a server scores at temperature 1
+        whole[ENGINE] = {dump_id: values.log_probs for dump_id in arrays if not isinstance(values := ours.read(dump_id), str)}
     sides = {  # forwards of other trainers also count tokens that the loss does not: of tools, of prompts
         name: {dump_id: np.where(masks[dump_id], values, np.nan) for dump_id, values in side.items()}
-        for name, side in sides.items()
+        for name, side in whole.items()
     }
-    before = {dump_id: named["old_log_probs" if "old_log_probs" in named else "log_probs"] for dump_id, named in arrays.items()}
-    rollout, run, old = (
-        np.concatenate([of[dump_id][masks[dump_id]] for dump_id in arrays]).astype(np.float64)
-        for of in (sides[ROLLOUT], sides[TRAINER], before)
-    )
-    if (old != run).any():  # of a forward of their own, before an update or another kind of call
-        sides[_OLD] = {dump_id: np.where(masks[dump_id], values, np.nan) for dump_id, values in before.items()}
     of_old = {ROLLOUT: sides[_OLD]} if _OLD in sides else {}
     given: dict[str, Any] = {"models": models, "temperature": temperature, "coarser": (ROLLOUT, ENGINE), "old": of_old}
     explained = explain_sides(store, replay_id, sides, **given, **callbacks)
@@ -295,8 +294,7 @@ def _losses(store: Store, replay_id: str) -> Iterator[tuple[str, RecordedCall]]:
     """Yield the losses with log-probs of rollout and run, by the dump of their forward, of a replay's inputs."""
     catalog = query.open_fresh(store)
     inputs = open_replay(catalog, replay_id).inputs
-    ids = ", ".join(f"'{dump_id}'" for dump_id in inputs)
-    known = query.select_dumps(catalog, f"dump_id in ({ids})") if inputs else []
+    known = query.select_dumps(catalog, of_dumps(inputs)) if inputs else []
     if not known:
         return
     runs = " or ".join(f"run = '{run}'" for run in sorted({row.run for row in known}))

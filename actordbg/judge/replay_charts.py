@@ -27,6 +27,7 @@ from actordbg.document.specifications import (
     layered,
     names,
     quantity,
+    rows_high,
     thinned,
 )
 from actordbg.records.replay_record import (
@@ -201,7 +202,7 @@ def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], marked: Va
     if marked:
         where = {"field": at, "type": "quantitative"}
         layers.append(layer("point", marked, {"size": 85, "filled": True}, x=where, y=line, color=colors, tooltip=shown))
-    return layered([], *layers, height=lanes_high(lines))
+    return layered([], *layers, height=rows_high(lines))
 
 
 def kept_marks(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Values:
@@ -214,10 +215,6 @@ def kept_marks(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Value
 
 def left_out(kept: Sequence[Any], rows: Sequence[Any]) -> str:
     return f"{len(kept):,} of {len(rows):,} shown, evenly sampled; failures first." if len(kept) < len(rows) else ""
-
-
-def lanes_high(lanes: int) -> int:
-    return max(60, min(640, 26 * lanes))
 
 
 def moment(text: str) -> float:

@@ -115,12 +115,8 @@ def summary_of(data: ReplayData, name: str = "A") -> ReplaySummary:
         inputs=Inputs(min(lengths, default=None), median(lengths), max(lengths, default=None), _total(spec.inputs, "tokens")),
         counts=Counts(
             inputs=not_run + len(results),
-            passed=of[PASSED],
-            failed=of[FAILED],
-            crashed=of[CRASHED],
-            hung=of[HUNG],
             not_run=not_run,
-            stopped=of[STOPPED],
+            **{status: of[status] for status in (PASSED, FAILED, CRASHED, HUNG, STOPPED)},
         ),
         worker_starts=len({(result.worker, result.attempt) for result in results}),
         failures=_failures(results),

@@ -28,6 +28,7 @@ from actordbg.document.specifications import (
     layered,
     names,
     quantity,
+    rows_high,
     small,
     thinned,
 )
@@ -120,9 +121,7 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
                 first = fields.pop()["a"]
                 field |= {"a": first, "t": _where(at, first, end - first)}
             fields.append(field | ({"w": text_of(at, start, end)[:90]} if texts else {}))
-    spec = _drawn(
-        fields, (float(far[row][position]), row, position), pair.limit or 0.0, max(70, min(520, 26 * len(order))), pair.names
-    )
+    spec = _drawn(fields, (float(far[row][position]), row, position), pair.limit or 0.0, rows_high(len(order)), pair.names)
     lines = []
     for r, c in ranked[:_WORST].tolist():
         action = c - length + actions
@@ -224,8 +223,9 @@ def heat_chart(located: Located) -> Chart | None:
     shown = hints(("l", "layer"), ("w", "tokens"), ("v", "times a healthy model's error"))
     colors = quantity("c", "times healthy", scale={"type": "log"})
     heat = layer("rect", fields, x2={"field": "z"}, color=colors, tooltip=shown)
-    height = max(70, min(520, 22 * len(located.heat)))
-    spec = layered([], heat, height=height, x=quantity("a", "field of tokens, row after row"), y=names("l", None))
+    spec = layered(
+        [], heat, height=rows_high(len(located.heat)), x=quantity("a", "field of tokens, row after row"), y=names("l", None)
+    )
     says = f"Largest: {worst['l']}, {worst['w']}, {number(worst['v'], 3)} times the error of a healthy model."
     rows = [(name, number(max(values), 3)) for name, values in located.heat.items()]
     return Chart("Errors by layer and token", says, spec, Grid(("layer", "largest, times healthy"), rows, {"layer"}))

@@ -12,6 +12,7 @@ from actordbg.base.errors import NothingToDo
 from actordbg.catalog import selections
 from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
 from actordbg.catalog.selections import reasons
+from actordbg.catalog.where import of_dumps
 from actordbg.cli.app import app
 from actordbg.store.layout import Store
 
@@ -65,7 +66,7 @@ def test_selections_by_name(twelve: Store):
     for where in (None, "rank=1"):
         most = select_dumps(catalog, where, order="longest")
         assert most == sorted(select_dumps(catalog, where), key=lambda row: (row.seq_len, row.dump_id))[::-1]
-        assert selections.longest(catalog, where, 2) == selections.named(most[:2])
+        assert selections.longest(catalog, where, 2) == of_dumps(row.dump_id for row in most[:2])
     sample = select_dumps(catalog, selections.diverse(catalog, None, 6))
     assert len(sample) == 6 and max(row.seq_len for row in sample) == max(row.seq_len for row in rows)
     for name in ("role", "training", "status"):
