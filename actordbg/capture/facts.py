@@ -42,9 +42,8 @@ from torch import Tensor, is_grad_enabled
 from actordbg.base.fault import clean_keys, scrub
 from actordbg.formats.dump_record import SURROGATE, UNKNOWN_TYPE, dtype_name, storable
 
-Args = tuple[Any, ...]
-Named = dict[str, Any]
-"""Arguments of a call: those by position, and those by name."""
+Args = tuple[Any, ...]  # a call's arguments by position
+Named = dict[str, Any]  # those by name
 DISTRIBUTIONS = ["openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft"]
 _CONFIG_FACTS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
