@@ -26,7 +26,7 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
 from actordbg.document.blocks import RIGHT, UNCHECKED, WRONG
 from actordbg.document.command_result import CommandResult
-from actordbg.document.found import answer_of, verdict_of
+from actordbg.document.found import answer_of, in_words, verdict_of
 from actordbg.dumps.archives import HEAD
 from actordbg.dumps.containers import JSON_LINES, UNKNOWN, container_of
 from actordbg.dumps.importer import Import, reading
@@ -40,7 +40,7 @@ from actordbg.measure.log_lines import TrainLog, read_more
 from actordbg.measure.run_logs import is_other_json, judge_logs, log_at, longest
 from actordbg.recorded.lint import Linting
 from actordbg.recorded.recorded_calls import RecordedCall
-from actordbg.records.finding import Finding, Findings, NotChecked, Rule
+from actordbg.records.finding import Finding, Findings, NotChecked, Rule, RuleOutcome
 from actordbg.store.layout import Store
 
 BETWEEN_S = 2.0
@@ -207,9 +207,8 @@ def watched(desk: Desk, paths: Sequence[Path], columns: Sequence[str]) -> Comman
     with reading(follower.judge, columns_of(columns)) as job, contextlib.suppress(KeyboardInterrupt):
         while True:
             for finding in follower.look(job):
-                side = f" ({finding.of_side})" if finding.of_side else ""
-                where = f", in {finding.where}" if finding.where else ""
-                text = f"step {finding.place['step']}: {finding.rule.name}{side}: {finding.said}{where}"
+                at = f"step {finding.place['step']}, {finding.of_side}".removesuffix(", ")
+                text = f"{at}: {in_words(Findings([RuleOutcome(finding.rule, found=[finding])]))}"
                 desk.client.found(text, finding.data)
             time.sleep(BETWEEN_S)
     return follower.answer()

@@ -251,7 +251,7 @@ class Import:
         store = self.store.create()
         try:
             if len(waiting) >= PACKED:
-                with contextlib.suppress(Conflict), exclusive(store):
+                with contextlib.suppress(Conflict, StoreProblem), exclusive(store):  # or files cannot be locked there
                     writer = PackWriter(store.packs / waiting[0][0].run)
                     writer.level = 3  # a pack shares what rows have in common: that is more than a higher level gives
                     try:
