@@ -145,15 +145,12 @@ def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
             writer = writer or PackWriter(path.parent)
             writer.arrived = path.stat().st_mtime
             writer.add(*places.read_exactly(places.packed_place(os.fspath(path), dump_id)))
-            if writer.is_full:
+            if writer.is_full or dump_id == staying[-1]:
                 writer.publish()
                 writer = None
-        if writer:
-            writer.publish()
-    except BaseException:
+    finally:
         if writer:
             writer.discard()
-        raise
     remove(path)
     sync_folder(path.parent)
 

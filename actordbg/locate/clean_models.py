@@ -73,10 +73,10 @@ class Loaded:
 @contextlib.contextmanager
 def clean_model(session: ActorSession, device: torch.device) -> Iterator[Loaded]:
     """Load transformers' own model of the suspect's checkpoint in its dtype and attention kernel, in evaluation mode."""
-    path, trust = _path_of(session), consent.is_given(session.config.model)
+    path, trust, dtype = _checkpoint_of(session)
 
     def whole() -> Any:
-        attn, dtype = clean_attention(session), dtype_of(session)
+        attn = clean_attention(session)
         model = model_class(path, trust).from_pretrained(
             path, trust_remote_code=trust, attn_implementation=attn, torch_dtype=dtype
         )
@@ -89,15 +89,15 @@ def clean_model(session: ActorSession, device: torch.device) -> Iterator[Loaded]
 
 def bare_model(session: ActorSession) -> Any:
     """Build transformers' own model of the suspect's checkpoint from its configuration, on the meta device, without weights."""
-    path, trust = _path_of(session), consent.is_given(session.config.model)
+    path, trust, dtype = _checkpoint_of(session)
     with _unpartitioned():
-        return truth_model.skeleton(model_class(path, trust), path, dtype_of(session), trust, session.choices.attn)
+        return truth_model.skeleton(model_class(path, trust), path, dtype, trust, session.choices.attn)
 
 
 @contextlib.contextmanager
 def truth(session: ActorSession, device: torch.device) -> Iterator[Loaded]:
     """Load the truth's model, and compute exact products while the block lasts."""
-    path, trust, narrow = _path_of(session), consent.is_given(session.config.model), dtype_of(session)
+    path, trust, narrow = _checkpoint_of(session)
     wide = torch.float64 if narrow is torch.float32 else torch.float32
 
     def whole() -> Any:
@@ -114,7 +114,7 @@ def truth(session: ActorSession, device: torch.device) -> Iterator[Loaded]:
 @contextlib.contextmanager
 def _loaded(session: ActorSession, device: torch.device, wide: torch.dtype | None, whole: Callable[[], Any]) -> Iterator[Loaded]:
     """Load a model of the suspect's checkpoint, rounded to its dtype, then in `wide`: streamed unless it is small."""
-    path, trust, narrow = _path_of(session), consent.is_given(session.config.model), dtype_of(session)
+    path, trust, narrow = _checkpoint_of(session)
     auto = model_class(path, trust)
     size, note = int(session.resolved["parameters"]) * (wide or narrow).itemsize, ""
     loaded = None
@@ -154,8 +154,10 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _path_of(session: ActorSession) -> str:
-    return locate(session.choices.model, session.model_cache, num_layers=session.choices.num_layers)
+def _checkpoint_of(session: ActorSession) -> tuple[str, bool, torch.dtype]:
+    """Return where the suspect's checkpoint lies, whether its code may run, and the dtype of the suspect's weights."""
+    path = locate(session.choices.model, session.model_cache, num_layers=session.choices.num_layers)
+    return path, consent.is_given(session.config.model), dtype_of(session)
 
 
 def clean_attention(session: ActorSession) -> str:

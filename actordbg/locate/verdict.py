@@ -91,10 +91,11 @@ class LocalVerdict:
     @property
     def places(self) -> list[Finding]:
         """The places that are further from the truth than a healthy model's."""
-        located = self.located
-        found = []
-        for place in located.wrong if located else ():
-            said = self.place_in_words(place, cause_known=bool(self.causes))
+        located, found = self.located, []
+        if located is None:
+            return []
+        for place in located.wrong:
+            said = place_in_words(place, located.dtype, cause_known=bool(self.causes), same_model=self.same_model)
             at = {"dump": self.dump_id, "module": place.module} | ({} if place.position is None else {"token": place.position})
             found.append(Finding(PLACES[place.kind], said, at, size=place.ratio, limit=place.limit, remedy=of_place(place)))
         return found
@@ -139,11 +140,6 @@ class LocalVerdict:
         dumps = f"each of {len(self.judged)} dumps" if len(self.judged) > 1 else "one dump"
         counts = f"{located.places:,} places{backward} in {dumps}, {self.looked_at:,} tensors and attributes"
         return f"held against the clean model module by module ({counts})"
-
-    def place_in_words(self, place: PlaceResult, *, cause_known: bool) -> str:
-        """Say how far one of the wrong places is from the truth."""
-        assert self.located is not None
-        return place_in_words(place, self.located.dtype, cause_known=cause_known, same_model=self.same_model)
 
     @property
     def unchecked(self) -> tuple[str, ...]:
@@ -192,7 +188,7 @@ def unlocated(local: LocalVerdict | None, replay_id: str) -> tuple[str, ...]:
     return (f"module by module: {first}{more}",) if count else ()
 
 
-def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False, same_model: bool = False) -> str:
+def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool, same_model: bool = False) -> str:
     """Say how far a place is from the truth, where, and, unless the cause is known, what its kind of place rules out.
 
     same_model: what the model is was compared after the input, and is the checkpoint's.
@@ -237,7 +233,7 @@ def lines_of(local: LocalVerdict) -> Iterator[str]:
     located = local.located
     if located is not None:
         yield from [located.operation.sentence] if located.operation and not located.operation.word else []
-        yield from (local.place_in_words(place, cause_known=True) for place in located.wrong)
+        yield from (place_in_words(place, located.dtype, cause_known=True) for place in located.wrong)
         yield from located.notes
     yield from (f"{NOT_CHECKED}: {why}" for why in local.unchecked)
 
