@@ -56,11 +56,12 @@ def nemo_rl(model: Any) -> Made:
         new = scored(logits, WIDE, 1.0)[:, :-1]
         return post_processing_fn(next_token_logprobs=new, data=processed_mb.data_dict), {}, processed_mb
 
-    def automodel_forward_backward(model: Any, data_iterator: Any, post_processing_fn: Any, forward_only: bool = False) -> None:
+    def automodel_forward_backward(model: Any, data_iterator: Any, post_processing_fn: Any, forward_only: bool = False) -> Any:
+        heat, results = SimpleNamespace(temperature=HEAT), []
         for each in data_iterator:
-            at.forward_with_post_processing_fn(model, post_processing_fn, each, SimpleNamespace(temperature=HEAT))[0][
-                0
-            ].backward()
+            results.append(at.forward_with_post_processing_fn(model, post_processing_fn, each, heat)[0])
+            results[-1][0].backward()
+        return results
 
     class NLLLossFn:
         def __call__(self, next_token_logprobs: Any, data: Any) -> Any:
