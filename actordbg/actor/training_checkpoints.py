@@ -13,6 +13,7 @@ kill may come between a checkpoint and the journals of its step. STORAGE is a fo
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -55,6 +56,8 @@ class Checkpoints:
             self._files.mv(f"{path}.part", path)
             for old in sorted(self._files.glob(self._path("*", rank)))[:-KEPT]:
                 self._files.rm_file(old)
+                with contextlib.suppress(OSError):  # until the last of its ranks has removed its file
+                    self._files.rmdir(old.rpartition("/")[0])
 
     def load(self, step: int, rank: int) -> dict[str, Tensor]:
         """Read a rank's file. Raises StoreProblem if it is damaged."""
