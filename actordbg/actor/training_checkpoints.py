@@ -29,6 +29,11 @@ KEPT = 2
 _THEN = "`actordbg train-check --resume` continues from the last checkpoint"
 
 
+def _step_of(path: str) -> int:
+    """Return the step in a file's name: as text, step 10000 would come before step 9999."""
+    return int(match[1]) if (match := _FILE.search(path)) else 0
+
+
 class Checkpoints:
     """The checkpoints of one cell in `folder`, a path or a URL. Errors of its file system are StoreProblems."""
 
@@ -54,7 +59,7 @@ class Checkpoints:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._files.pipe_file(f"{path}.part", data)
             self._files.mv(f"{path}.part", path)
-            for old in sorted(self._files.glob(self._path("*", rank)))[:-KEPT]:
+            for old in sorted(self._files.glob(self._path("*", rank)), key=_step_of)[:-KEPT]:
                 self._files.rm_file(old)
                 with contextlib.suppress(OSError):  # until the last of its ranks has removed its file
                     self._files.rmdir(old.rpartition("/")[0])

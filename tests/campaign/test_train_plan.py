@@ -260,7 +260,10 @@ def test_a_checkpoint_that_is_not_of_this_training_is_refused(tmp_path: Path):
     for step in (1, 2, 3):
         checkpoints.save(step, 0, steps.stepped.state())
     assert [checkpoints.newest(ranks, most) for ranks, most in ((1, 9), (1, 2), (1, 1), (2, 9))] == [3, 2, 0, 0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0002", "step-0003"]
+    for step in (9998, 9999, 10000):
+        checkpoints.save(step, 1, steps.stepped.state())
+    there = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
+    assert there == [f"step-{name}.safetensors" for name in ("0002/rank-0", "0003/rank-0", "10000/rank-1", "9999/rank-1")]
     for held in ({}, {"weight.0": torch.ones(1)}, {"weight.0": torch.ones(3), "exp_avg.0": torch.ones(4)}):
         with pytest.raises(ValueError, match=r"weight.0 is missing|not the shape"):
             steps.stepped.load(held)
