@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 MODULES = (
-    "actordbg.reduce.trial_host", "actordbg.replay.rank_launcher", "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine",
+    "actordbg.reduce.trial_host", "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine",
     "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "deepspeed.launcher.launch",
     "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest",
 )  # fmt: skip
