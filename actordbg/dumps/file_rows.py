@@ -113,9 +113,10 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     response = int(given[RESPONSE]) if RESPONSE in given else None
     if response is not None and not 0 <= response <= len(ids):
         raise ValueError(f"its {layout.fields[RESPONSE]} is {response}, it has {len(ids)} tokens")
-    values = {part: np.atleast_1d(numbers_in(part, given[part])) for part in OF_TOKENS if part in given}
+    values: Mapping[str, Values] = {part: np.atleast_1d(numbers_in(part, given[part])) for part in OF_TOKENS if part in given}
     if layout.aligned == NEXT:
         values = {part: each[: len(ids) - 1] if len(each) == len(ids) else each for part, each in values.items()}
+    values = _of_actions(values)
     fits = _lengths(layout, values, len(ids), response)
     odd = {part: each for part, each in values.items() if each.ndim != 1 or len(each) not in fits}
     if MASK in odd:
@@ -129,6 +130,20 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     of_row = {name: value for name in ("rewards", "truncated") if (value := _one(given.get(name))) is not None}
     step, rank, ranks = (_whole(given.get(name)) for name in ("step", "rank", "ranks"))
     return FileRow(tokens, cut, number, step=step, rank=rank or 0, ranks=ranks, of_row=of_row, odd=odd)
+
+
+def _of_actions(values: Mapping[str, Values]) -> Mapping[str, Values]:
+    """Return values with those of a response alone at its place in a longer mask, whose actions they are; 0 elsewhere."""
+    mask = np.atleast_1d(values.get(MASK, np.zeros(0)))
+    at = np.flatnonzero(mask)
+    if not at.size or at[-1] - at[0] + 1 != at.size:
+        return values  # where the values of several turns belong is not known
+    placed = {part: each for part, each in values.items() if each.shape == at.shape != mask.shape and part != MASK}
+    for part, each in placed.items():
+        whole = np.zeros(mask.shape, each.dtype)
+        whole[at] = each
+        placed[part] = whole
+    return {**values, **placed}
 
 
 def _lengths(layout: FileLayout, values: Mapping[str, Values], total: int, response: int | None) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -163,6 +164,20 @@ def test_rows_with_values_of_another_length_are_named(store, tmp_path):
     assert any("row 7: its loss_mask has" in note for note in summary.notes), summary.notes
     (finding,) = judged(store).found
     assert finding.rule.name == "lengths" and "rollout_log_probs is [1, " in finding.said
+
+
+def test_values_of_a_response_stand_at_the_actions_of_a_mask_of_all_tokens(store, tmp_path):
+    rows = runfiles.made_rows()
+    table = [
+        {"input_ids": [*row.ids, 0], "attention_mask": [1] * len(row.ids) + [0], "loss_mask": [*row.wide([1] * len(row.response)), 0],
+         "logprobs": row.log_probs, "rollout_logprobs": row.rollout}
+        for row in rows
+    ]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+    imported(store, tmp_path / "rows.jsonl")
+    got = sorted(tuple(np.round(values_of(call, at, "log_probs"), 4).tolist()) for call, at in rows_in(store, losses=True))
+    assert got == sorted(tuple(np.round(np.float32(row.log_probs), 4).tolist()) for row in rows)
+    assert judged(store).found == []
 
 
 def test_on_policy_zeros_and_masked_rows_of_nemo_rl_are_no_faults(store, tmp_path):
