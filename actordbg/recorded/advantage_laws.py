@@ -173,10 +173,15 @@ def _as_most_rows(words: str, losses: Sequence[RecordedCall], estimates: Numbers
         known = np.isfinite(wanted)
         if known.sum() < ROWS or np.ptp(wanted[known]) < OFF:
             continue
-        share = float((np.abs(step.values[known] - wanted[known]) <= _tolerance(wanted[known])).mean())
+        share = max(_share(sign * step.values[known], wanted[known]) for sign in (1, -1))  # `from_rewards` names the other sign
         if share > best[0]:
             best = share, step
     return best[1]
+
+
+def _share(values: Numbers, wanted: Numbers) -> float:
+    """Return the share of values that are the wanted ones, but for rounding."""
+    return float((np.abs(values - wanted) <= _tolerance(wanted)).mean())
 
 
 def advantage_of_row(calls: Sequence[RecordedCall], answer: Answer) -> None:
@@ -248,13 +253,17 @@ def from_rewards(calls: Sequence[RecordedCall], answer: Answer) -> None:
         values = step.values
         off = _tolerance(wanted[known])
         bad = (known & (np.abs(values - wanted) > off)).nonzero()[0]
-        if step.imported:  # advantages may be clipped or shaped later; those of another row are neither
+        turned = bad.size > 0 and _share(-values[known], wanted[known]) > AGREE
+        if step.imported and not turned:  # advantages may be clipped or shaped later; those of another row are neither
             clipped = (wanted[bad] / values[bad] > 1) & (np.abs(values[bad]) >= np.abs(values[known]).max() - off)
             bad = bad[(np.abs(values[bad, None] - wanted[known]) <= off).any(1) & ~clipped]
         for row in bad[:1]:
             others = step.imported or np.allclose(np.sort(values[known]), np.sort(wanted[known]), atol=off)
             said = f"the advantage of a row is {number(float(values[row]))}, and its reward gives {number(float(wanted[row]))}"
-            said += ": it is another row's" if others else ""
+            if turned:
+                said += ": it has the other sign"
+            elif others:
+                said += ": it is another row's"
             step.broken(
                 answer, row, f"{said}, in {len(bad)} of {plural(int(known.sum()), 'row')}", float(values[row] - wanted[row])
             )

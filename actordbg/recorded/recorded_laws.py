@@ -311,7 +311,7 @@ LAWS = (
     ),
     RecordedLaw(
         "rewards", "advantages are what the estimator makes of the rewards", "tt-metal PR#46548",
-        "match rewards and rows by id, not by order",
+        "match rewards and rows by id, not by order; see that advantages rise with rewards",
         (*_ESTIMATED, "rewards"), TRAINER, judge=advantage_laws.from_rewards,
         fails="advantages are not what the rewards give",
     ),

@@ -35,6 +35,7 @@ NAMED = {
     "NaN": ("finite", ROLLOUT, tuple(WRITERS)),
     "positive log-prob": ("log-probs", ROLLOUT, (*ROLLOUTS, *LEARNED)),
     "advantage of another group": ("rewards", TRAINER, REWARDED),
+    "advantages negated": ("rewards", TRAINER, REWARDED),
     "placeholder": ("placeholder", ROLLOUT, LEARNED),
     "log-probs of other rows": ("rows", EITHER, LEARNED),
     "first action left out": ("first action", TRAINER, (*ROLLOUTS, *LEARNED)),

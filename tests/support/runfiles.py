@@ -108,6 +108,11 @@ def other_group(rows: list[MadeRow]) -> None:
     rows[1].advantages = [rows[6].advantages[0]] * len(rows[1].response)
 
 
+def other_sign(rows: list[MadeRow]) -> None:
+    for row in rows:
+        row.advantages = [-value for value in row.advantages]
+
+
 def placeholder(rows: list[MadeRow]) -> None:
     rows[2].rollout[4], rows[2].log_probs[4] = 0.0, -1.5
 
@@ -141,7 +146,7 @@ def cut_rewarded(rows: list[MadeRow]) -> None:
 
 FAULTS: dict[str, Fault] = {
     "log-probs shifted by one": shifted, "mask off by one": mask_late, "NaN": not_a_number, "positive log-prob": positive,
-    "advantage of another group": other_group, "placeholder": placeholder, "log-probs of other rows": other_rows,
+    "advantage of another group": other_group, "advantages negated": other_sign, "placeholder": placeholder, "log-probs of other rows": other_rows,
     "first action left out": all_late, "output of tools": of_tools, "cut-off rows rewarded": cut_rewarded,
 }  # fmt: skip
 
