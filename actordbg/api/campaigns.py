@@ -208,7 +208,12 @@ def _run_check(desk: Desk, record: TrainCheckRecord, taken: tuple[ReplayInput, .
     with desk.progress("training", units, f"actordbg train-check --resume {record.check_id}") as advance:
 
         def on_event(cell: TrainCell, what: str) -> None:
-            advance(what == "micro-batch", note=cell.name if what != "starts" else f"{cell.name}: starting")
+            if what in ("micro-batch", "done"):
+                advance(what == "micro-batch", note=cell.name)
+            elif what == "starts":
+                advance(0, note=f"{cell.name}: starting")
+            else:
+                desk.client.note(f"{cell.name}: {what}")
 
         TrainRun(desk.store, record, taken, on_event).run()
     return shown_check(desk.store, record.check_id)

@@ -59,7 +59,7 @@ CHECK = "check.json"
 FAILURES_HERE = 3
 """How often a cell's group may be lost on this machine. On a cluster `--max-failures` covers all cells together."""
 OnEvent = Callable[[TrainCell, str], None]
-"""Called with a cell and its event: "starts", "micro-batch" or "done"."""
+"""Called with a cell and its event: "starts", "micro-batch", "done", or a line about what it waits for."""
 
 
 class GroupLost(Exception):
@@ -188,6 +188,8 @@ class TrainRun(Campaign[TrainCheckRecord]):
             if result.status != PASSED:
                 raise CellEnded(_why(result))
             self.on_event(cell, "micro-batch")
+        if event.kind == "line":
+            self.on_event(cell, event.text)
 
 
 def folder_of(store: Store, check_id: str) -> Path:

@@ -44,6 +44,8 @@ END_S = 20.0
 """Maximum seconds to wait for the ranks of a node to end when told to."""
 ANSWER_S = 120.0
 """Maximum seconds to wait for a host's sign of life."""
+START_S = 900.0
+"""Maximum seconds for the hosts of a reserved place to start: Ray gives a runtime environment 600, and then ends it."""
 
 
 _NODE = re.compile(r"\(IP: ([^,)]+), ID: ([0-9a-f]+)\) was ([\d.]+ ?\w+ / [\d.]+ ?\w+)")
@@ -164,7 +166,7 @@ class GroupPlace:
         self.dead_nodes: frozenset[str] = frozenset()
         self._unsure: Exception | None = None
         self.starved: Starved | None = None
-        self._told_at = time.monotonic()
+        self._told_at, self._reserved_at = time.monotonic(), 0.0
         strategy = "PACK" if len(shape.counts) == 1 else "STRICT_SPREAD"
         self.reserved = placement_group(shape.bundles, strategy=strategy, name=name)
         self.side = None if store is None else DeskSide(store, len(shape.counts))
@@ -186,6 +188,18 @@ class GroupPlace:
             if len(there) == len(self._coming):
                 self.nodes = self.answers(self._coming)
         return self.holds_nodes
+
+    def is_reserved(self) -> bool:
+        """Check whether Ray has reserved the resources; the place is lost if its hosts have not started START_S later."""
+        from ray.util.placement_group import placement_group_table
+
+        if placement_group_table(self.reserved).get("state") != "CREATED":
+            return False
+        self._reserved_at = self._reserved_at or time.monotonic()
+        if time.monotonic() - self._reserved_at > START_S:
+            why = f" did not start its hosts in {START_S:g} s: raylet.out in /tmp/ray on the node says why"
+            self._lose(TimeoutError(), why)
+        return True
 
     @property
     def holds_nodes(self) -> bool:
@@ -211,14 +225,14 @@ class GroupPlace:
             self._lose(error)
             return None
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, error: Exception, why: str = "") -> None:
         then = "; the remaining groups run its inputs"
         if isinstance(error, self.ray.exceptions.OutOfMemoryError):
             self.starved = starved_by(str(error))
             why, then = f": {self.starved.why}", ""
         else:
             self._unsure = error if isinstance(error, self.ray.exceptions.ActorUnavailableError) else None
-            why = self._death(error)
+            why = why or self._death(error)
         self.lost, self.lost_at = f"{self.name}{why}", time.monotonic()
         for host in self.hosts:  # ranks on other nodes wait for the lost ranks, and must not report that as their failure
             self.ray.kill(host)

@@ -45,6 +45,7 @@ EARLIER_S = 60.0
 """Maximum seconds to wait for the hosts of a dead command."""
 SAY_AFTER_S = 10.0
 """Seconds until the user is told that a place is not ready, and between further checks."""
+WHO_HOLDS = "`ray status` says what others hold, `ray list placement-groups` who"
 
 
 class RayEngine(GroupEngine):
@@ -145,11 +146,9 @@ class RayEngine(GroupEngine):
         if place.settled():
             raise PlaceLost(place.lost, place.dead_nodes)
         if not there and place.is_late(SAY_AFTER_S):
-            from ray.util.placement_group import placement_group_table
-
             says = f"{place.name} is starting: its nodes get the code and start hosts"
-            if placement_group_table(place.reserved).get("state") != "CREATED":
-                says = f"{place.name} waits for {shape.words()}; {self._in_words()}, free {self._free()}"
+            if not place.is_reserved():
+                says = f"{place.name} waits for {shape.words()}; {self._in_words()}, free {self._free()}; {WHO_HOLDS}"
             if says not in self._said:
                 self._said.add(says)
                 self._news.append(says)

@@ -184,8 +184,9 @@ class Supervisor(Replay):
         self.losses = self.losses or self.engine.losses()
         left = [index for index, item in enumerate(spec.inputs) if item.dump_id not in done]
         groups = usual = groups_of(spec.config)
+        offered = self.engine.groups(spec.config, len(left))  # also refuses what has no room
         if deals:
-            groups = self.engine.groups(spec.config, len(left))
+            groups = offered
             if len(groups) > 1 or groups != usual:  # a single group runs the plan's slots, as on one machine
                 self.dealer = Dealer(spec.inputs, left, spec.config.lanes if len(groups[0]) > 1 else 1, len(groups))
         self._groups = []

@@ -155,6 +155,7 @@ def lost_replays(left: list[int], begun: list[int]) -> Callable[..., ReplayOutco
     ) -> ReplayOutcome:
         (folder / SPEC).write_text(spec.to_json())
         journal, cell = Journal(folder / "rank0.jsonl"), int(folder.name[5])
+        on_event(Progress("line", "waits for 2 CPU"))
         kept = json.loads((folder / TRAINING).read_text()).get(KEPT, {"from": 0})
         begun.append(kept["from"])
         for item in spec.inputs[: 3 if left[cell] else None]:
@@ -207,8 +208,10 @@ def test_a_group_that_is_lost_starts_its_training_again_and_too_often_leaves_it_
     cells = tuple(make_train_cells([base], base, gather_facts(), None)[: len(deaths)])
     record = training_check(cells, inputs, 2, tmp_path / "logs")
     if deaths == [1]:
-        (cell,) = running.TrainRun(store, record, inputs).run().cells
+        heard = []
+        (cell,) = running.TrainRun(store, record, inputs, lambda _, what: heard.append(what)).run().cells
         assert (cell.status, cell.folder, [one.loss for one in cell.steps]) == (TRAINED, "cell-0.2", [0.0, 0.0])
+        assert heard[:2] == ["starts", "waits for 2 CPU"] and heard.count("waits for 2 CPU") == 2
         return
     with using(engine), pytest.raises(GroupsLost, match=r"groups were lost 4 times.*node 1 is gone") as stopped:
         running.TrainRun(store, record, inputs).run()

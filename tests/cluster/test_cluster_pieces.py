@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem
 from actordbg.campaign.runner import CellRunners
 from actordbg.cli.replay_options import StopOptions
 from actordbg.cluster import group_place, node_host, node_store
-from actordbg.cluster.group_place import GroupShape, RayRunning, starved_by
+from actordbg.cluster.group_place import GroupPlace, GroupShape, RayRunning, starved_by
 from actordbg.cluster.node_host import NodeHost, interface_of
 from actordbg.cluster.node_store import DeskSide, NodeStore, StoreElsewhere
 from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
@@ -335,6 +336,17 @@ def test_places_that_wait_are_released_before_those_whose_room_they_would_get():
         engine._places[range(number, number + 1)] = SimpleNamespace(holds_nodes=holds, release=release)
     engine.close()
     assert released == [1, 0, 2] and not engine._places
+
+
+@pytest.mark.parametrize(("state", "limit", "lost"), [("PENDING", -1, False), ("CREATED", 900, False), ("CREATED", -1, True)])
+def test_a_place_waits_for_room_without_a_limit_and_for_its_hosts_with_one(
+    monkeypatch: pytest.MonkeyPatch, state: str, limit: float, lost: bool
+):
+    monkeypatch.setattr(group_place, "START_S", limit)
+    groups = importlib.import_module("ray.util.placement_group")  # `ray.util` has a function of that name
+    monkeypatch.setattr(groups, "placement_group_table", lambda group: {"state": state})
+    place = MagicMock(_reserved_at=0.0)
+    assert GroupPlace.is_reserved(place) == (state == "CREATED") and place._lose.called == lost
 
 
 @pytest.fixture(autouse=True)

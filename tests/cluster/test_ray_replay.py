@@ -258,10 +258,11 @@ def test_a_node_that_cannot_read_the_url_is_named(cluster, machines: Machines):
     assert refused.value.exit_code == 4
 
 
-def test_what_the_cluster_cannot_hold_is_refused(cluster, store: Store):
+@pytest.mark.parametrize("deal", [True, False])  # a training is not dealt, and waited for ever
+def test_what_the_cluster_cannot_hold_is_refused(cluster, store: Store, deal: bool):
     spec = make_spec(2, backend="fsdp2", nproc=4)
     with pytest.raises(EnvironmentProblem, match="cannot fit a group of 4 CPU") as refused:
-        scripted(store, spec, {}, cluster)
+        scripted(store, spec, {}, cluster, deal=deal)
     assert refused.value.exit_code == 4
 
 
