@@ -38,6 +38,7 @@ def pytest_configure() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+    as_before_the_fork()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes share two cores
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else each process that compiles builds ten programs to ask for that
 
@@ -83,11 +84,9 @@ def as_a_worker() -> dict[str, str]:
     return child_environment(ReplayConfig(), roots.environment())
 
 
-@pytest.fixture(scope="session")
-def template_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The socket of a process that forks workers: one for all processes of a test run; it ends when the last of them has ended."""
-    own = tmp_path_factory.getbasetemp()
-    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+def the_template(folder: Path) -> tuple[Path, int]:
+    """The socket of a process that forks workers, one for all processes of a test run, and the pipe that keeps it alive: the template ends
+    when the last of them has closed it."""
     path, alive = folder / "template", folder / "alive"
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -100,6 +99,30 @@ def template_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
                 template = subprocess.Popen(command, env=as_a_worker(), stdin=end, start_new_session=True)
             while not path.exists() and template.poll() is None:  # it imports torch; if it fails, workers start as usual
                 time.sleep(0.05)
+    return path, held
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """The test processes themselves are forks: each would import torch and transformers for 15 seconds of a core."""
+    path, _ = the_template(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+    os.environ["BEFORE_THE_FORK"] = os.environ.get("PYTHONPATH", "")
+    os.environ |= {"TEMPLATE_OF_WORKERS": str(path), "FORKED_PROGRAM": "-c"}
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FORKED), os.environ["BEFORE_THE_FORK"])))
+
+
+def as_before_the_fork() -> None:
+    """What a test process starts knows nothing of the template."""
+    if (path := os.environ.pop("BEFORE_THE_FORK", None)) is not None:
+        for name in ("TEMPLATE_OF_WORKERS", "FORKED_PROGRAM", "PYTHONPATH"):
+            os.environ.pop(name, None)
+        os.environ |= {"PYTHONPATH": path} if path else {}
+
+
+@pytest.fixture(scope="session")
+def template_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    own = tmp_path_factory.getbasetemp()
+    path, held = the_template(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
     yield path
     os.close(held)
 

@@ -20,7 +20,7 @@ from actordbg.config.replay_config import ReplayConfig
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
-def test_every_stage_gives_the_plain_actors_numbers_and_the_same_bits_whatever_ran_between(tmp_path: Path):
+def test_every_stage_gives_the_plain_actors_numbers_and_the_same_bits_whatever_ran_between(tmp_path):
     run_scenario("stages", tmp_path, program=__file__)
 
 

@@ -20,7 +20,7 @@ def test_a_small_gradient_is_kept_whole_and_a_large_one_at_fixed_places():
     assert kept.tolist() == [i * numel // GRADIENT_SAMPLE for i in range(GRADIENT_SAMPLE)]
 
 
-def test_the_norm_is_of_all_elements_also_in_pieces(monkeypatch: pytest.MonkeyPatch):
+def test_the_norm_is_of_all_elements_also_in_pieces(monkeypatch):
     whole = torch.randn(1000, 100, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     monkeypatch.setattr(gradients, "_PIECE", 7000)
     keeper = GradientKeeper()
@@ -40,7 +40,7 @@ def test_a_kept_gradient_does_not_change_with_the_engines_and_who_does_not_recor
 
 
 @pytest.mark.parametrize("name", ["module.model.layers.0.mlp.weight", "_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.weight"])
-def test_names_are_those_of_the_transformers_model(name: str):
+def test_names_are_those_of_the_transformers_model(name):
     assert plain_name(name) == "model.layers.0.mlp.weight"
 
 

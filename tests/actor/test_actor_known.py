@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def test_every_rule_has_a_case_here():
 
 
 @pytest.mark.parametrize("rule", CASES)
-def test_a_rule_finds_its_combination_says_how_to_get_out_and_leaves_its_neighbours_alone(rule: str):
+def test_a_rule_finds_its_combination_says_how_to_get_out_and_leaves_its_neighbours_alone(rule):
     (words, where), (severity, *neighbours) = CASES[rule]
     config, facts = ReplayConfig(**settings(words)), machine(where)
     record = RECORDED.get(rule)
@@ -82,7 +81,7 @@ def test_warnings_stop_nothing_and_the_worst_comes_first():
     assert [finding.severity for finding in worse] == ["refuse", "warn", "info"]
 
 
-def test_heads_are_read_from_the_models_own_configuration(tmp_path: Path):
+def test_heads_are_read_from_the_models_own_configuration(tmp_path):
     (tmp_path / "config.json").write_text('{"text_config": {"num_attention_heads": 6, "num_key_value_heads": 3}}')
     finding = next(one for one in check_config(replace(TP, model=str(tmp_path)), LAPTOP) if one.severity == "refuse")
     assert finding.id == "tp-does-not-divide-heads" and "has 6 and 3" in finding.message

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,14 +25,14 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_itself_and_a_hub_name_stays_a_name(model: Path, tmp_path: Path):
+def test_a_folder_is_itself_and_a_hub_name_stays_a_name(model, tmp_path):
     assert locate(str(model), tmp_path / "cache") == str(model)
     assert locate("meta-llama/Llama-3.1-8B", tmp_path / "cache") == "meta-llama/Llama-3.1-8B"
     assert not (tmp_path / "cache").exists()
     assert (tmp_path / "cache").samefile(Path(locate("tiny", tmp_path / "cache")).parent)
 
 
-def test_a_shorter_model_has_its_own_configuration_and_the_same_weights_and_another_wish_is_another(model: Path, tmp_path: Path):
+def test_a_shorter_model_has_its_own_configuration_and_the_same_weights_and_another_wish_is_another(model, tmp_path):
     before, cache = {path.name: path.read_bytes() for path in model.iterdir()}, tmp_path / "cache"
     path = Path(locate(str(model), cache, num_layers=2))
     assert json.loads((path / "config.json").read_text()) == {"num_hidden_layers": 2, "hidden_size": 8}
@@ -60,20 +59,20 @@ def test_a_shorter_model_has_its_own_configuration_and_the_same_weights_and_anot
         ),
     ],
 )
-def test_truncating_keeps_the_first_layers_of_the_text_model(config: dict[str, Any], shorter: dict[str, Any]):
+def test_truncating_keeps_the_first_layers_of_the_text_model(config, shorter):
     before = json.dumps(config)
     assert truncate(config, 2) == shorter
     assert json.dumps(config) == before
 
 
-def test_more_layers_than_there_are_is_an_error_that_says_how_many(model: Path, tmp_path: Path):
+def test_more_layers_than_there_are_is_an_error_that_says_how_many(model, tmp_path):
     with pytest.raises(UsageError, match="the model has 4 layers"):
         locate(str(model), tmp_path / "cache", num_layers=5)
     with pytest.raises(UsageError, match="does not say how many layers"):
         truncate({"hidden_size": 8}, 1)
 
 
-def test_a_path_where_nothing_is_is_not_taken_for_a_hub_name_and_a_folder_without_a_configuration_for_a_model(tmp_path: Path):
+def test_a_path_where_nothing_is_is_not_taken_for_a_hub_name_and_a_folder_without_a_configuration_for_a_model(tmp_path):
     for name in ("/nowhere/model", "./nowhere", "~/nowhere/at/all"):
         with pytest.raises(EnvironmentProblem, match="there is no model"):
             locate(name, tmp_path / "cache")
@@ -85,7 +84,7 @@ def _bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_same_configuration_gives_the_same_bytes_and_another_does_not(tmp_path: Path):
+def test_the_same_configuration_gives_the_same_bytes_and_another_does_not(tmp_path):
     first = _bytes(build_tiny(tmp_path / "a", vocab_size=300))
     assert set(first) == {"config.json", "model.safetensors"}
     assert _bytes(build_tiny(tmp_path / "b", vocab_size=300)) == first
@@ -93,7 +92,7 @@ def test_the_same_configuration_gives_the_same_bytes_and_another_does_not(tmp_pa
 
 
 @pytest.mark.slow
-def test_transformers_opens_it_with_every_weight_in_place_and_its_predictions_depend_on_the_context(tmp_path: Path):
+def test_transformers_opens_it_with_every_weight_in_place_and_its_predictions_depend_on_the_context(tmp_path):
     from transformers import AutoModelForCausalLM
 
     model, info = AutoModelForCausalLM.from_pretrained(build_tiny(tmp_path), dtype=torch.float32, output_loading_info=True)
@@ -110,7 +109,7 @@ def test_transformers_opens_it_with_every_weight_in_place_and_its_predictions_de
     assert (logits[0, 8] - moved[0, 8]).abs().max() > 0.1, "a token seen through attention alone must show"
 
 
-def test_many_processes_that_ask_at_once_get_one_whole_model(tmp_path: Path):
+def test_many_processes_that_ask_at_once_get_one_whole_model(tmp_path):
     context = multiprocessing.get_context("forkserver")  # forking this process could deadlock in torch's thread pool
     context.set_forkserver_preload(["actordbg.actor.models", "safetensors.torch"])
     asking = [context.Process(target=ensure_tiny, args=(tmp_path,)) for _ in range(6)]
@@ -125,7 +124,7 @@ def test_many_processes_that_ask_at_once_get_one_whole_model(tmp_path: Path):
     assert ensure_tiny(tmp_path) == path and path.stat().st_mtime_ns == before
 
 
-def test_a_build_that_was_killed_half_way_is_not_taken_for_a_model(tmp_path: Path):
+def test_a_build_that_was_killed_half_way_is_not_taken_for_a_model(tmp_path):
     (tmp_path / ".tiny-dead").mkdir()
     (tmp_path / ".tiny-dead" / "config.json").write_text("{")
     assert json.loads((ensure_tiny(tmp_path) / "config.json").read_text())["model_type"] == "llama"

@@ -27,7 +27,7 @@ PARAMETERS = 21
 """Of the tiny model, as transformers names them."""
 
 
-def test_ranks_that_compute_together_give_the_plain_actors_numbers(tmp_path: Path):
+def test_ranks_that_compute_together_give_the_plain_actors_numbers(tmp_path):
     run_scenario("parallel", tmp_path, world=2, program=__file__, TORCHDYNAMO_DISABLE="1")
 
 

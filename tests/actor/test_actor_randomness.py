@@ -74,7 +74,7 @@ def test_a_dump_without_states_says_nothing_and_a_seed_that_was_asked_for_wins_o
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_gpus_state_is_set_on_whichever_gpu_the_replay_has(gpu: FakeGpu):
+def test_a_gpus_state_is_set_on_whichever_gpu_the_replay_has(gpu):
     dump = recorded(cuda_3=2)
     before = restore(dump, GPU, None)
     assert before == Randomness(("cpu", "cuda:3")) and torch.equal(gpu.state, dump.rng["cuda:3"])
@@ -85,7 +85,7 @@ def test_a_gpus_state_is_set_on_whichever_gpu_the_replay_has(gpu: FakeGpu):
     assert check(before, dump, GPU) == Randomness(("cpu", "cuda:3"), True)
 
 
-def test_of_several_gpus_the_one_that_is_called_alike_is_meant(gpu: FakeGpu):
+def test_of_several_gpus_the_one_that_is_called_alike_is_meant(gpu):
     before = restore(recorded(cuda_0=0, cuda_1=0), GPU, None)
     assert before == Randomness(("cpu", "cuda:0"))
     before = restore(recorded(cuda_1=0, cuda_2=0), GPU, None)
@@ -105,9 +105,7 @@ WHY = "the run drew its random numbers on {}, the replay on a {}"
         ({}, CPU, 3, False, None, "the run recorded no RNG states after the call"),  # it raised
     ],
 )
-def test_the_recorded_state_is_set_on_the_cpu_and_its_end_compared_where_it_can_be(
-    gpu: FakeGpu, gpus: dict[str, int], device: torch.device, draws: int, after: bool, match: bool | None, why: str
-):
+def test_the_recorded_state_is_set_on_the_cpu_and_its_end_compared_where_it_can_be(gpu, gpus, device, draws, after, match, why):
     dump = recorded(**gpus)
     if not after:
         dump = Dump(replace(dump.record, rng={}), dump.tensors)
@@ -115,7 +113,7 @@ def test_the_recorded_state_is_set_on_the_cpu_and_its_end_compared_where_it_can_
 
 
 @pytest.mark.parametrize("state", [torch.zeros(7, dtype=torch.uint8), torch.zeros(5056, dtype=torch.uint8), torch.zeros(5056)])
-def test_a_state_that_this_torch_does_not_take_is_a_reason_not_a_failure(state: torch.Tensor):
+def test_a_state_that_this_torch_does_not_take_is_a_reason_not_a_failure(state):
     dump = recorded()
     before = torch.get_rng_state()
     found = replayed(Dump(dump.record, {"rng.cpu": state}), CPU, draws=0)

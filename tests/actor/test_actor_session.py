@@ -22,12 +22,12 @@ from actordbg.config.replay_config import ReplayConfig
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
-def test_a_plain_actor_gives_openrlhfs_numbers_for_every_call_and_leaves_nothing_behind(tmp_path: Path):
+def test_a_plain_actor_gives_openrlhfs_numbers_for_every_call_and_leaves_nothing_behind(tmp_path):
     # OpenRLHF compiles its entropy; without dynamo it is the same function, without half a minute of C++
     run_scenario("plain", tmp_path, program=__file__, TORCHDYNAMO_DISABLE="1")
 
 
-def test_a_configuration_is_what_runs_and_compiled_all_lengths_are_one_graph(tmp_path: Path):
+def test_a_configuration_is_what_runs_and_compiled_all_lengths_are_one_graph(tmp_path):
     run_scenario("compiled,configurations", tmp_path, program=__file__, TORCHINDUCTOR_COMPILE_THREADS="1")
 
 

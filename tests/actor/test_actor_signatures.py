@@ -18,7 +18,7 @@ def test_every_known_failure_has_a_case_here():
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_a_known_failure_has_its_name_and_is_explained_with_ways_out(name: str):
+def test_a_known_failure_has_its_name_and_is_explained_with_ways_out(name):
     for line in SEEN[name].given:
         error_class, _, message = line.partition("  ")
         assert signature_of(error_class, message.replace("\\n", "\n")) == name
@@ -40,7 +40,7 @@ def test_a_log_names_only_what_shows_there_alone():
         ("key 9f3a2c1bdeadbeef missing", "key 00112233445566778899 missing"),
     ],
 )
-def test_what_varies_does_not_show(left: str, right: str):
+def test_what_varies_does_not_show(left, right):
     assert signature_of("pkg.mod.OddError", left) == signature_of("pkg.mod.OddError", right)
     assert signature_of("pkg.mod.OddError", left).startswith("OddError: ")
 

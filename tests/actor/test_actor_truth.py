@@ -30,7 +30,7 @@ ONE_ULP = 2e-6
 """Of a log-prob between 8 and 16 in float32, which the results are kept in."""
 
 
-def test_the_truth_is_the_formula_of_each_row_alone_and_refuses_what_has_none(tmp_path: Path):
+def test_the_truth_is_the_formula_of_each_row_alone_and_refuses_what_has_none(tmp_path):
     run_scenario("formula,refusals,shared", tmp_path, program=__file__)
 
 

@@ -36,7 +36,7 @@ def marks(dump: Dump) -> Tensor:
 
 @pytest.mark.parametrize("how", VARIATIONS)
 @pytest.mark.parametrize("actions", [0, 1, 4, 8])
-def test_every_place_comes_back_to_its_token_the_mean_stays_and_the_dump_too(how: str, actions: int):
+def test_every_place_comes_back_to_its_token_the_mean_stays_and_the_dump_too(how, actions):
     dump, before = odd_dump(actions), odd_dump(actions)
     varied, undo = vary(dump, how)
     assert torch.equal(undo(marks(varied)), marks(dump))

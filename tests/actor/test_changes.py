@@ -17,7 +17,7 @@ VOCAB = 256
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rounding_anew_moves_every_value_by_its_last_bit_up_or_down(dtype: torch.dtype) -> None:
+def test_rounding_anew_moves_every_value_by_its_last_bit_up_or_down(dtype):
     values = 1.5 + torch.rand(512, dtype=torch.float64).to(dtype) / 4
     model = torch.nn.Identity()
     with changes.rounded_anew(model):
@@ -30,7 +30,7 @@ def asked(**shape: object) -> Dump:
 
 
 @pytest.mark.parametrize("side", ["left", "right", "both", "none"])
-def test_other_tokens_are_other_ids_of_the_same_dump_exactly_where_asked(side: str) -> None:
+def test_other_tokens_are_other_ids_of_the_same_dump_exactly_where_asked(side):
     dump = asked(side=side)
     before = dump.inputs["sequences"].clone()
     where = (torch.arange(3) % 2 == 1)[:, None] & changes.attended(dump)
@@ -40,7 +40,7 @@ def test_other_tokens_are_other_ids_of_the_same_dump_exactly_where_asked(side: s
     assert torch.equal(dump.inputs["sequences"], before), "a dump is never changed in place"
 
 
-def test_what_later_tokens_must_not_reach_ends_before_the_label_of_the_first_changed_one() -> None:
+def test_what_later_tokens_must_not_reach_ends_before_the_label_of_the_first_changed_one():
     dump = asked(side="both")
     where = changes.behind_the_middle(dump)
     watched = changes.before(where) & changes.next_tokens(dump)
@@ -50,7 +50,7 @@ def test_what_later_tokens_must_not_reach_ends_before_the_label_of_the_first_cha
         assert not watched[row, first - 1 :].any()
 
 
-def test_packed_positions_are_the_real_ones_and_a_ring_has_an_equal_part_of_them() -> None:
+def test_packed_positions_are_the_real_ones_and_a_ring_has_an_equal_part_of_them():
     dump = asked(side="both")
     whole = changes.places(dump, packing=True)
     assert torch.equal(whole, changes.attended(dump).nonzero())
@@ -59,7 +59,7 @@ def test_packed_positions_are_the_real_ones_and_a_ring_has_an_equal_part_of_them
     assert len(changes.places(dump, packing=False)) == dump.inputs["sequences"].numel()
 
 
-def test_a_difference_names_its_first_place_and_nan_is_equal_to_nan() -> None:
+def test_a_difference_names_its_first_place_and_nan_is_equal_to_nan():
     ids, mask = torch.arange(12).reshape(2, 6), torch.ones(2, 5, dtype=torch.bool)
     base = torch.zeros(2, 5)
     base[0, 0] = torch.nan
@@ -78,7 +78,7 @@ def test_a_difference_names_its_first_place_and_nan_is_equal_to_nan() -> None:
     assert asked(moved).size == torch.inf, "a number where there was none"
 
 
-def test_the_jacobian_names_other_rows_later_tokens_and_padding_apart() -> None:
+def test_the_jacobian_names_other_rows_later_tokens_and_padding_apart():
     dump = asked(side="left")
     asked_for = target_of(dump)
     assert asked_for.row == 2
@@ -100,7 +100,7 @@ def test_the_jacobian_names_other_rows_later_tokens_and_padding_apart() -> None:
     assert judge(torch.cat((places.double(), torch.zeros(len(places), 1)), 1), asked_for, dump).verdict == NOT_CHECKED
 
 
-def test_halves_add_up_and_a_gradient_that_is_not_their_sum_is_named() -> None:
+def test_halves_add_up_and_a_gradient_that_is_not_their_sum_is_named():
     terms = changes.next_tokens(asked(side="both"))
     one, other = halves(terms)
     assert torch.allclose(one + other, terms.double() / terms.sum()) and bool(one.any()) and bool(other.any())
@@ -114,7 +114,7 @@ def test_halves_add_up_and_a_gradient_that_is_not_their_sum_is_named() -> None:
     assert judge_additivity("bf16", {}, {}, {}).verdict == NOT_CHECKED
 
 
-def test_answers_travel_as_plain_data_and_only_what_was_accepted_by_name_is_let_through() -> None:
+def test_answers_travel_as_plain_data_and_only_what_was_accepted_by_name_is_let_through():
     told = [
         LawAnswer("neighbour", BROKEN, "row 1 depends on row 0", 0.5),
         LawAnswer("rerun", "nondeterministic", size=float("inf")),

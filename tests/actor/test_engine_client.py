@@ -24,7 +24,7 @@ def by_ids(ids: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
-def test_scores_are_those_of_the_next_ids_in_both_protocols(kind: str) -> None:
+def test_scores_are_those_of_the_next_ids_in_both_protocols(kind):
     with serving(ScoringServer(by_ids, kind)) as url:
         client = EngineClient(url, None)
         assert client.connect()["server"] == f"{kind} 0.0.stand-in" and client.model == "toy"
@@ -36,7 +36,7 @@ def test_scores_are_those_of_the_next_ids_in_both_protocols(kind: str) -> None:
             assert client.score_next(ROWS[0]) == by_ids(ROWS[0])[-1]
 
 
-def test_a_server_without_a_reset_says_so() -> None:
+def test_a_server_without_a_reset_says_so():
     with serving(ScoringServer(by_ids, resettable=False)) as url:
         client = EngineClient(url, "toy")
         client.connect()
@@ -52,9 +52,7 @@ def test_a_server_without_a_reset_says_so() -> None:
         ("400", "SGLang", Unsupported, "answered 400"),
     ],
 )
-def test_a_server_that_cannot_score_is_refused_with_what_it_said(
-    fault: str, kind: str, error: type[ActordbgError], says: str
-) -> None:
+def test_a_server_that_cannot_score_is_refused_with_what_it_said(fault, kind, error, says):
     with serving(ScoringServer(by_ids, kind, broken=fault)) as url:
         client = EngineClient(url, "toy")
         client.connect()
@@ -77,7 +75,7 @@ ODD: dict[tuple[str, str], list[object]] = {
 
 
 @pytest.mark.parametrize(("kind", "path"), ODD)
-def test_an_answer_of_another_shape_is_refused(kind: str, path: str) -> None:
+def test_an_answer_of_another_shape_is_refused(kind, path):
     class Odd(ScoringServer):
         odd: object = None
 
@@ -95,7 +93,7 @@ def test_an_answer_of_another_shape_is_refused(kind: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"hello\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", b""])
-def test_broken_http_is_a_server_that_does_not_answer(raw: bytes) -> None:
+def test_broken_http_is_a_server_that_does_not_answer(raw):
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def once() -> None:
@@ -113,7 +111,7 @@ def test_broken_http_is_a_server_that_does_not_answer(raw: bytes) -> None:
 @pytest.mark.parametrize(
     "begins", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", b"HTTP/1.1 401 x\r\nContent-Length: 99\r\n\r\n"]
 )
-def test_a_server_that_drips_is_left_after_the_time_of_a_whole_answer(begins: bytes) -> None:
+def test_a_server_that_drips_is_left_after_the_time_of_a_whole_answer(begins):
     """In its headers, its body or its refusal: each byte comes within the time of one read."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -135,7 +133,7 @@ def test_a_server_that_drips_is_left_after_the_time_of_a_whole_answer(begins: by
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 500])
-def test_what_a_server_says_of_the_token_is_not_repeated(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_server_says_of_the_token_is_not_repeated(status, monkeypatch):
     class Echoing(ScoringServer):
         def answer(self, asked: str, body: Any) -> tuple[int, Any]:
             said: Any = {"error": {"message": "Bearer s3cret-token" * 9}, "version": "s3cret-token"}
@@ -152,7 +150,7 @@ def test_what_a_server_says_of_the_token_is_not_repeated(status: int, monkeypatc
     assert "s3cret" not in said
 
 
-def test_an_answer_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_has_limits(monkeypatch):
     class Large(ScoringServer):
         def answer(self, asked: str, body: Any) -> tuple[int, Any]:
             return (200, {"choices": [[]] * 999}) if asked == "/v1/completions" else super().answer(asked, body)
@@ -164,7 +162,7 @@ def test_an_answer_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         client.score(ROWS)
 
 
-def test_a_busy_server_keeps_its_cache() -> None:
+def test_a_busy_server_keeps_its_cache():
     """SGLang answers /flush_cache with 400 while requests run."""
     with serving(ScoringServer(by_ids, "SGLang", resettable=False, broken="400")) as url:
         client = EngineClient(url, "toy")
@@ -173,7 +171,7 @@ def test_a_busy_server_keeps_its_cache() -> None:
 
 
 @pytest.mark.parametrize(("token", "is_sent"), [("s3cret\n", True), ("s3\ncret", False), ("s3crét", False)])
-def test_a_token_is_sent_without_its_line_end_or_not_at_all(token: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_sent_without_its_line_end_or_not_at_all(token, is_sent, monkeypatch):
     monkeypatch.setenv(TOKEN, token)
     with serving(ScoringServer(by_ids, token="s3cret")) as url:
         if is_sent:
@@ -184,7 +182,7 @@ def test_a_token_is_sent_without_its_line_end_or_not_at_all(token: str, is_sent:
         assert "s3" not in raised.value.message
 
 
-def test_who_does_not_answer_serves_another_model_or_wants_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_answer_serves_another_model_or_wants_a_token(monkeypatch):
     with serving(ScoringServer(by_ids, token="s3cret")) as url:
         with pytest.raises(EnvironmentProblem, match="401") as raised:
             EngineClient(url, "toy").connect()
@@ -200,11 +198,11 @@ def test_who_does_not_answer_serves_another_model_or_wants_a_token(monkeypatch: 
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://example.com", "https://me:pw@host", "ftp://localhost", "x",
                                  "https://host/v1?key=pw", "http://[::1", "https://me:pw", "http://me:pw@[::1", "https//me:x@pw@host", "me:pw", "https://host/é@pw",
                                  "http://localhost:99999", "https://host/é"])  # fmt: skip
-def test_an_address_that_would_leak_is_refused(url: str) -> None:
+def test_an_address_that_would_leak_is_refused(url):
     with pytest.raises(UsageError) as raised:
         checked_url(url)
     assert "pw" not in raised.value.message + raised.value.hint
 
 
-def test_an_address_may_end_in_v1() -> None:
+def test_an_address_may_end_in_v1():
     assert checked_url("http://localhost:8000/v1/") == "http://localhost:8000" and checked_url("https://host") == "https://host"

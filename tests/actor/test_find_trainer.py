@@ -64,7 +64,7 @@ def test_what_needs_no_trainer_or_runs_elsewhere_is_not_asked():
         assert missing_trainer(ReplayConfig(), OURS) is None
 
 
-def test_a_trainer_in_the_working_folder_is_there_as_for_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_trainer_in_the_working_folder_is_there_as_for_the_workers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     assert not is_there("a_trainer_of_one_file")
@@ -87,7 +87,7 @@ def without(tmp_path: Path, *missing: str) -> tuple[Store, Callable[..., subproc
 
 
 @pytest.mark.slow
-def test_without_torch_that_is_what_is_missing_and_how_it_is_installed(tmp_path: Path):
+def test_without_torch_that_is_what_is_missing_and_how_it_is_installed(tmp_path):
     store, run = without(tmp_path, "torch", "transformers")
     for words in (["replay"], ["check"], ["train-check", "--through", "rows"]):
         done = run(*words)
@@ -98,7 +98,7 @@ def test_without_torch_that_is_what_is_missing_and_how_it_is_installed(tmp_path:
     assert not any(folder.exists() for folder in (store.replays, store.root / "matrices", store.root / "trainchecks"))
 
 
-def test_no_replay_is_begun_without_its_trainer(tmp_path: Path):
+def test_no_replay_is_begun_without_its_trainer(tmp_path):
     store, run = without(tmp_path, "openrlhf")
     for words in (["replay"], ["actor", "init"]):
         done = run(*words)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import formulacases
 import pytest
 from actorcases import run_scenario
@@ -11,5 +9,5 @@ from actorcases import run_scenario
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
-def test_transformers_own_modules_are_held_against_the_papers(tmp_path: Path) -> None:
+def test_transformers_own_modules_are_held_against_the_papers(tmp_path):
     run_scenario("healthy,patched", tmp_path, program=formulacases.__file__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import goldencases
@@ -70,18 +69,16 @@ def default(recorded: Recorded) -> Replayed:
         ("not with_rng", {"without states"}),
     ],
 )
-def test_where_finds_what_is_off(recorded: Recorded, condition: str, names: set[str]):
+def test_where_finds_what_is_off(recorded, condition, names):
     refresh(recorded.store)
     assert {row.dump_id for row in select_dumps(recorded.store, condition)} == {recorded.ids[name] for name in names}
 
 
-def test_random_numbers_are_drawn_in_training_mode_only(recorded: Recorded):
+def test_random_numbers_are_drawn_in_training_mode_only(recorded):
     assert recorded.drawn == [True, True, True, False]
 
 
-def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(
-    default: Replayed,
-):
+def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(default):
     for name in AS_RECORDED:
         result = default[1][name]
         assert (result.golden_max_abs, result.rng_match) == (0.0, True), name
@@ -91,7 +88,7 @@ def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(
         assert result.golden_entropy_max_abs == expected, name
 
 
-def test_without_the_states_or_with_others_the_log_probs_are_not_the_runs(recorded: Recorded, default: Replayed):
+def test_without_the_states_or_with_others_the_log_probs_are_not_the_runs(recorded, default):
     answer, results = default
     assert all((results[name].golden_max_abs or 0) > 0.01 for name in OFF)
     assert [results[name].rng_match for name in OFF] == [None, False, None]
@@ -104,7 +101,7 @@ def test_without_the_states_or_with_others_the_log_probs_are_not_the_runs(record
     assert compare(recorded.store, answer["replay_id"], "golden", only=[recorded.ids["training"]]).verdict == MATCH
 
 
-def test_the_answer_and_the_report_tell(recorded: Recorded, default: Replayed):
+def test_the_answer_and_the_report_tell(recorded, default):
     answer, _ = default
     assert (answer["golden"]["results"], answer["golden"]["equal"], answer["golden_entropy"]["equal"]) == (8, 5, 4)
     assert answer["golden_entropy"]["worst_dump"] == recorded.ids["other entropies"]
@@ -116,11 +113,11 @@ def test_the_answer_and_the_report_tell(recorded: Recorded, default: Replayed):
     assert "against the run's own RNG states: cpu restored for 6 inputs; 5 ended in the run's state" in text
 
 
-def test_dropout_in_attention_is_the_runs_own_padded_and_packed(forked_workers: None, tmp_path: Path):
+def test_dropout_in_attention_is_the_runs_own_padded_and_packed(forked_workers, tmp_path):
     run_scenario("sessions", tmp_path, program=goldencases.__file__, **WITHOUT_DYNAMO, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_on_a_gpu_its_own_generator_is_restored(tmp_path: Path):
+def test_on_a_gpu_its_own_generator_is_restored(tmp_path):
     run_scenario("sessions", tmp_path, program=goldencases.__file__, **WITHOUT_DYNAMO)

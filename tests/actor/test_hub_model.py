@@ -87,14 +87,14 @@ def _refusal(model: str) -> EnvironmentProblem:
     return caught.value
 
 
-def test_a_model_of_the_hub_is_asked_for_once_and_its_config_is_read(hub: str):
+def test_a_model_of_the_hub_is_asked_for_once_and_its_config_is_read(hub):
     assert hub_model.find_model("org/there") == CONFIG
     asked = len(_Hub.asked)
     assert hub_model.find_model("org/there") == CONFIG and len(_Hub.asked) == asked
     assert {path for _, path in _Hub.asked} == {"/org/there/resolve/main/config.json"}
 
 
-def test_a_hub_that_says_no_or_nothing_or_too_little_is_named(hub: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_hub_that_says_no_or_nothing_or_too_little_is_named(hub, monkeypatch):
     assert f"the hub at {hub} did not serve model org/absent" in _refusal("org/absent").message
     assert [method for method, _ in _Hub.asked] == ["HEAD"], "one request, not repeated"
     monkeypatch.setattr(hub_model, "TIMEOUT_S", 0.2)
@@ -104,7 +104,7 @@ def test_a_hub_that_says_no_or_nothing_or_too_little_is_named(hub: str, monkeypa
     assert "no answer within 0.3 s" in _refusal("org/drops").message
 
 
-def test_offline_only_a_cached_model_can_be_had(hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_offline_only_a_cached_model_can_be_had(hub, monkeypatch, tmp_path):
     hub_model.find_model("org/there")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub_model._find_by_name.cache_clear()
@@ -114,9 +114,7 @@ def test_offline_only_a_cached_model_can_be_had(hub: str, monkeypatch: pytest.Mo
     assert hub_model.find_model("org/there") == CONFIG and len(_Hub.asked) == asked, "the hub is not asked for a cached model"
 
 
-def test_only_a_model_that_is_whole_in_the_cache_is_loaded_without_the_hub(
-    hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_only_a_model_that_is_whole_in_the_cache_is_loaded_without_the_hub(hub, monkeypatch, tmp_path):
     """Without a network each of a worker's questions for a cached model's files took half a minute."""
     hub_model.find_model("org/there")
     folder = tmp_path / "hub" / "models--org--there" / "snapshots" / COMMIT
@@ -136,7 +134,7 @@ def test_only_a_model_that_is_whole_in_the_cache_is_loaded_without_the_hub(
     assert hub_model.cached_file("org/absent", "tokenizer.json") is hub_model.cached_file("no name", "x") is None
 
 
-def test_a_name_that_is_no_model_is_refused_without_asking(hub: str, tmp_path: Path):
+def test_a_name_that_is_no_model_is_refused_without_asking(hub, tmp_path):
     assert hub_model.find_model("tiny") is None
     folder, config = str(tmp_path), tmp_path / "config.json"
     for name, text, why in (
@@ -153,7 +151,7 @@ def test_a_name_that_is_no_model_is_refused_without_asking(hub: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["replay"], ["matrix"], ["actor", "init"]], ids=" ".join)
-def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_nothing(tmp_path: Path, command: list[str]):
+def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_nothing(tmp_path, command):
     store = Store(tmp_path / "store").create()
     create_dumps(store, 1, 1, 8)
     with socket.socket() as closed:

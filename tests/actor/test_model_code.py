@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import codedmodel
@@ -59,7 +59,7 @@ def refused(*arguments: str, store: Store) -> ActordbgError:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_that_loads_a_model_refuses_one_with_code_before_anything_starts(command: list[str], store: Store):
+def test_every_command_that_loads_a_model_refuses_one_with_code_before_anything_starts(command, store):
     publish(store, 1)
     model = folder_of(store.root.parent / "model", {"text_config": {"parts": [{"auto_map": codedmodel.AUTO_MAP}]}})
     error = refused(*command, "--model", str(model), store=store)
@@ -68,7 +68,7 @@ def test_every_command_that_loads_a_model_refuses_one_with_code_before_anything_
     assert "--trust-remote-code" in error.hint and not store.replays.exists() and not store.matrices.exists()
 
 
-def test_nothing_but_the_command_line_consents(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_but_the_command_line_consents(store, monkeypatch):
     publish(store, 1)
     model = folder_of(store.root.parent / "model", {"auto_map": codedmodel.AUTO_MAP})
     Path("actordbg.toml").write_text(f'[replay]\nmodel = "{model}"\n')
@@ -84,7 +84,7 @@ def test_nothing_but_the_command_line_consents(store: Store, monkeypatch: pytest
     assert isinstance(refused("replay", "--model", str(model), store=store), UnsafeInput)
 
 
-def test_what_would_run_is_found_wherever_a_model_may_say_it(tmp_path: Path):
+def test_what_would_run_is_found_wherever_a_model_may_say_it(tmp_path):
     mapped = {"auto_map": {"AutoModelForCausalLM": "other/repository--modeling.Model"}}
     base = folder_of(tmp_path / "base", mapped)
     adapter = folder_of(tmp_path / "adapter", adapter_config={"base_model_name_or_path": str(base)})
@@ -100,14 +100,14 @@ def test_what_would_run_is_found_wherever_a_model_may_say_it(tmp_path: Path):
     assert not list(own_code(str(circle))) and not list(own_code(str(plain)))
 
 
-def test_a_name_of_the_hub_is_refused_by_its_configuration(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_name_of_the_hub_is_refused_by_its_configuration(store, monkeypatch):
     publish(store, 1)
     monkeypatch.setattr(model_code, "find_model", lambda name: {"auto_map": codedmodel.AUTO_MAP})
     error = refused("replay", "--model", "some/model", store=store)
     assert isinstance(error, UnsafeInput) and "config.json of some/model on the hub says auto_map" in error.message
 
 
-def test_consent_of_a_worker_is_for_one_model(tmp_path: Path):
+def test_consent_of_a_worker_is_for_one_model(tmp_path):
     mine, other = (str(folder_of(tmp_path / name, {"auto_map": codedmodel.AUTO_MAP})) for name in ("mine", "other"))
     consent.give(mine)
     assert consent.arguments(mine) == ["--trust-remote-code", mine] and consent.arguments(other) == []
@@ -119,7 +119,7 @@ def test_consent_of_a_worker_is_for_one_model(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", [ActorSession, TruthSession, EndpointSession, ReferenceSession], ids=lambda kind: kind.__name__)
-def test_every_kind_of_session_refuses_code_before_it_loads(kind: Callable[..., object], tmp_path: Path):
+def test_every_kind_of_session_refuses_code_before_it_loads(kind, tmp_path):
     """In the worker, where a specification and a model's files may have changed since the command looked at them."""
     model = folder_of(tmp_path / "model", {"auto_map": codedmodel.AUTO_MAP})
     more = [None] if kind is ReferenceSession else []
@@ -127,7 +127,7 @@ def test_every_kind_of_session_refuses_code_before_it_loads(kind: Callable[..., 
         kind(ReplayConfig(model=str(model)), None, tmp_path / "models", *more)
 
 
-def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store: Store):
+def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store):
     folder = ensure_tiny(store.models)
     require_consent("tiny", store.models)
     (folder / "modeling_own.py").write_text("")
@@ -137,7 +137,7 @@ def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store: Store):
             require_consent("tiny", store.models)
 
 
-def test_a_specification_names_no_other_place(store: Store):
+def test_a_specification_names_no_other_place(store):
     spec = ReplaySpec("20250619T052608-000001", "2025-06-19T05:26:08.430740Z", ReplayConfig(), tuple(publish(store, 1)))
     for change in ({"replay_id": "../../elsewhere"}, {"replay_id": "/etc"}):
         with pytest.raises(ActordbgError, match="is not an id of a replay"):
@@ -153,7 +153,7 @@ def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store: Store, tmp_path: Path):
+def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store, tmp_path):
     model, mark = codedmodel.make(tmp_path / "model")
     publish(store, 1, batch=1, length=16)
     command = ("-m", "actordbg", "--store", str(store.root))
@@ -170,7 +170,7 @@ def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store: Store, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_worker_runs_no_code_but_the_consented_models_whatever_its_files_say(store: Store, tmp_path: Path):
+def test_a_worker_runs_no_code_but_the_consented_models_whatever_its_files_say(store, tmp_path):
     """The specification is exchanged between the command's look at it and the worker's; so is a model's configuration."""
     model, mark = codedmodel.make(tmp_path / "model")
     spec = ReplaySpec("20250619T052608-000001", "2025-06-19T05:26:08.430740Z", ReplayConfig(model=str(model)), ())

@@ -36,7 +36,7 @@ def model_of(folder: Path, family: str, **loading: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_a_plain_script_names_packed_rows_that_meet_in_qwen3_5_and_a_wrong_soft_cap_of_gemma2(capsys: pytest.CaptureFixture[str]):
+def test_a_plain_script_names_packed_rows_that_meet_in_qwen3_5_and_a_wrong_soft_cap_of_gemma2(capsys):
     runpy.run_path(str(ROOT / "examples" / "check_families.py"))
     qwen, gemma = capsys.readouterr().out.split("Gemma2:")
     said = " ".join(qwen.split())
@@ -46,7 +46,7 @@ def test_a_plain_script_names_packed_rows_that_meet_in_qwen3_5_and_a_wrong_soft_
 
 
 @pytest.mark.slow
-def test_an_attention_without_the_soft_cap_of_gemma2_is_named(tmp_path: Path):
+def test_an_attention_without_the_soft_cap_of_gemma2_is_named(tmp_path):
     model = model_of(tmp_path, "gemma2", attn_implementation="sdpa")  # which has no soft cap
     without = actordbg.check_model(model, BATCH, packing=False, backward=False)
     assert without.verdict == "WRONG" and "sdpa attention is" in without.sentence and "attn_logit_softcapping" in without.sentence
@@ -54,7 +54,7 @@ def test_an_attention_without_the_soft_cap_of_gemma2_is_named(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_truth_has_the_log_probs_and_the_gradients_of_plain_fp64_and_leaves_the_model_as_it_was(tmp_path: Path):
+def test_the_truth_has_the_log_probs_and_the_gradients_of_plain_fp64_and_leaves_the_model_as_it_was(tmp_path):
     model = model_of(tmp_path, "llama")
     model.train()
     model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
@@ -115,12 +115,12 @@ def test_a_model_whose_optimizer_is_a_hook_is_as_before_and_positions_that_count
         (BATCH, {"entropy": torch.zeros(3, 15)}, "together with log-probs"),
     ],
 )
-def test_a_batch_that_is_none_is_refused_before_anything_runs(batch: Any, given: dict[str, Any], why: str):
+def test_a_batch_that_is_none_is_refused_before_anything_runs(batch, given, why):
     with pytest.raises(Unsupported, match=why):
         actordbg.check_model(small(), batch, **given)
 
 
-def test_what_cannot_be_judged_is_refused_with_the_reason(tmp_path: Path):
+def test_what_cannot_be_judged_is_refused_with_the_reason(tmp_path):
     with pytest.raises(Unsupported, match="no weights"), torch.device("meta"):
         actordbg.check_model(small(), BATCH)
     with pytest.raises(Unsupported, match="the truth of a model in fp32"):

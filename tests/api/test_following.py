@@ -14,7 +14,6 @@ from actordbg.api import following
 from actordbg.api.following import QUIET, Follower
 from actordbg.base.errors import UsageError
 from actordbg.dumps.importer import reading
-from actordbg.store.layout import Store
 
 
 def row(made: MadeRow, step: int, **changes: object) -> str:
@@ -35,7 +34,7 @@ def add(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_what_is_added_to_a_runs_files_is_judged_once_and_never_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_added_to_a_runs_files_is_judged_once_and_never_read_again(tmp_path, monkeypatch):
     rows, log, made, read = tmp_path / "out" / "rows.jsonl", tmp_path / "train.log", runfiles.made_rows(), []
     lines, high = following._File.lines, [0.7]
     monkeypatch.setattr(following._File, "lines", lambda self: (read.append(part) or part for part in lines(self)))
@@ -65,7 +64,7 @@ def test_what_is_added_to_a_runs_files_is_judged_once_and_never_read_again(tmp_p
         assert max(follower.logs[log].series["kl"]["line"].points) == 8
 
 
-def test_laws_of_a_step_wait_for_its_rows(tmp_path: Path):
+def test_laws_of_a_step_wait_for_its_rows(tmp_path):
     follower, path = Follower([tmp_path], pytest.fail), tmp_path / "rows.jsonl"
     zero = [{"advantages": [0.0] * len(made.ids)} for made in runfiles.made_rows()]
     with reading(follower.judge, {}) as job:
@@ -83,9 +82,7 @@ def test_laws_of_a_step_wait_for_its_rows(tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["lint", "check"])
-def test_the_command_ends_at_control_c_with_what_was_found(
-    command: str, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_command_ends_at_control_c_with_what_was_found(command, tmp_path, store, monkeypatch):
     path, made = tmp_path / "rows.jsonl", runfiles.made_rows()[0]
     more = iter([row(made, 1), row(made, 2, rollout_logprobs=[0.7] * len(made.ids))])
 

@@ -41,7 +41,7 @@ REQUIRED = ("verdict", "sentence", "figures", "not_checked", "next", "good")
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.split()[0] == "actordbg"])
-def test_every_command_of_the_skill_exists(command: str):
+def test_every_command_of_the_skill_exists(command):
     for arguments in docpages.invocations(command):
         docpages.parse(arguments)
 
@@ -61,9 +61,7 @@ def as_schema_says(name: str, record: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_command(tmp_path, capfd):
     publish(Store(tmp_path / "store").create(), 1, length=24)
     steps: list[int] = []
     store = actordbg.open(tmp_path / "store", on_progress=lambda count, note="", total=None: steps.append(count))
@@ -93,9 +91,7 @@ def test_the_api_returns_what_the_commands_print_by_the_schemas_and_next_is_a_co
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("fault", first_or_all(["not_a_number", "packing"]))
-def test_a_planted_fault_is_named_within_five_commands_that_the_answers_give(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_planted_fault_is_named_within_five_commands_that_the_answers_give(fault, tmp_path, monkeypatch):
     """`examples/agent_walk.py` walks six in processes of their own."""
     from examples import agent_walk
 
@@ -189,7 +185,7 @@ def walk(store: Path, lines: str, names: dict[str, Any]) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_every_answer_has_a_verdict_a_sentence_and_the_next_command(tmp_path: Path):
+def test_every_answer_has_a_verdict_a_sentence_and_the_next_command(tmp_path):
     old_pickle(tmp_path / "pickles")
     actor = script(
         tmp_path / "actor.py", "class Actor:\n    def forward(self, sequences, attention_mask=None):\n        return 1\n"
@@ -203,7 +199,7 @@ def test_every_answer_has_a_verdict_a_sentence_and_the_next_command(tmp_path: Pa
     )
 
 
-def test_so_have_the_answers_about_recorded_runs_and_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_so_have_the_answers_about_recorded_runs_and_faults(tmp_path, monkeypatch):
     """Nothing is replayed or reduced: the workers of `step` give nothing, and the reduction is made up."""
     run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model")
     run.write()

@@ -41,12 +41,12 @@ def run(folder: Path, path: Path, *arguments: str) -> tuple[str, dict[str, int]]
     return done.stdout, {word: int(count) for count, word in pairwise(words) if count.isdigit()}
 
 
-def test_the_plugin_loads_nothing_until_it_is_used(tmp_path: Path):
+def test_the_plugin_loads_nothing_until_it_is_used(tmp_path):
     source = "import sys\ndef test_it():\n    assert not {'torch', 'sqlmodel', 'numpy', 'actordbg.api.own_model'} & sys.modules.keys()\n"
     assert outcome_of(tmp_path, source)[1]["passed"] == 1
 
 
-def test_each_dump_of_a_sample_is_a_parameter_and_no_dump_is_an_error(tmp_path: Path):
+def test_each_dump_of_a_sample_is_a_parameter_and_no_dump_is_an_error(tmp_path):
     publish(Store(tmp_path / "store").create(), 5)
     source = """
 import pytest
@@ -63,7 +63,7 @@ def test_dump(actordbg_dump):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_failures_text_is_the_verdict_and_its_page_is_written(tmp_path: Path):
+def test_a_failures_text_is_the_verdict_and_its_page_is_written(tmp_path):
     publish(Store(tmp_path / "store").create(), 1, length=24)
     source = f"""{MODELS}
 import sys
@@ -109,7 +109,7 @@ def test_own_function(actordbg_check):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: make test installs it")
-def test_grpo_of_trl_is_right_and_red_for_each_planted_fault(tmp_path: Path):
+def test_grpo_of_trl_is_right_and_red_for_each_planted_fault(tmp_path):
     """Six faults in `make whole`; here one of what TRL computes, and one of the model."""
     faults = CAUSES if WHOLE else {name: CAUSES[name] for name in ("temperature", "scaling")}
     chosen = " or ".join(["healthy", *faults])

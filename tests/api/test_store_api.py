@@ -7,7 +7,6 @@ import json
 import runpy
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ def test_the_api_prints_nothing_and_ends_no_process():
         assert not names & ends, path
 
 
-def test_dumps_are_a_lazy_sequence_of_typed_rows(tmp_path: Path):
+def test_dumps_are_a_lazy_sequence_of_typed_rows(tmp_path):
     store = actordbg.open(tmp_path / "store")
     records = publish(Store(tmp_path / "store").create(), 5)
     dumps = store.dumps()
@@ -75,7 +74,7 @@ def test_dumps_are_a_lazy_sequence_of_typed_rows(tmp_path: Path):
         dumps[5]
 
 
-def test_what_is_added_and_recorded_can_be_selected_and_has_its_outputs(tmp_path: Path):
+def test_what_is_added_and_recorded_can_be_selected_and_has_its_outputs(tmp_path):
     import torch
 
     store = actordbg.open(tmp_path / "store")
@@ -128,13 +127,13 @@ def test_an_answer_is_what_json_prints_and_raises_where_it_is_asked_to():
         ({"attn": "flash"}, "is not known"),
     ],
 )
-def test_a_setting_that_is_unknown_or_of_another_type_is_refused(settings: dict[str, Any], why: str, tmp_path: Path):
+def test_a_setting_that_is_unknown_or_of_another_type_is_refused(settings, why, tmp_path):
     publish(Store(tmp_path / "store").create(), 1)
     with pytest.raises(UsageError, match=why):
         actordbg.open(tmp_path / "store").replay(**settings)
 
 
-def test_nothing_selected_is_an_error_that_says_what_there_is(tmp_path: Path):
+def test_nothing_selected_is_an_error_that_says_what_there_is(tmp_path):
     publish(Store(tmp_path / "store").create(), 1)
     with pytest.raises(NothingToDo, match="nothing to check: no dump matches seq_len>9999"):
         actordbg.open(tmp_path / "store").check("seq_len>9999")
@@ -143,9 +142,7 @@ def test_nothing_selected_is_an_error_that_says_what_there_is(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("name", ["check_model", "use_store"])
-def test_the_examples_of_the_page_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_the_examples_of_the_page_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path / "store")])
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
     assert "RIGHT" in capsys.readouterr().out

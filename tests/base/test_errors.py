@@ -24,7 +24,7 @@ def test_an_error_keeps_its_class():
 @pytest.mark.parametrize(
     "name", ["ValueError", "torch.OutOfMemoryError", "other.errors.Unsupported", "actordbg.base.errors.ClassVar"]
 )
-def test_what_is_none_of_the_tree_is_a_launch_problem_with_its_class(name: str):
+def test_what_is_none_of_the_tree_is_a_launch_problem_with_its_class(name):
     assert error_named(name, "broken") is None
     found = as_error({"error_class": name, "error": "broken", "hint": ""}, log="the end")
     assert isinstance(found, LaunchProblem) and name in found.message

@@ -24,7 +24,7 @@ def test_an_id_the_only_beginning_and_last_are_found():
     ("name", "said"),
     [("20250619", "means several ids"), ("2024", "no replay has the id"), ("", "no replay has the id")],
 )
-def test_what_none_or_several_have_is_refused_with_the_newest_ids(name: str, said: str):
+def test_what_none_or_several_have_is_refused_with_the_newest_ids(name, said):
     with pytest.raises(UsageError, match=said) as caught:
         resolve(name, IDS, "replay", made_by="replay")
     assert IDS[-1] in caught.value.message + caught.value.hint
@@ -35,7 +35,7 @@ def noise_floor_named(store: Store, name: str) -> NoiseRecord:
     return NoiseRecord.named(store.noise, name, "noise")
 
 
-def test_every_command_answers_a_name_in_an_empty_store_alike(store: Store):
+def test_every_command_answers_a_name_in_an_empty_store_alike(store):
     found: list[ActordbgError] = []
     for look in (query.get_dump, query.get_replay, noise_floor_named, load_spec, run_matrix.load):
         with pytest.raises((UsageError, StoreProblem), match=r"^there is no [a-z ]+ yet$") as caught:

@@ -25,7 +25,7 @@ class Node:
         self.me = self
 
 
-def test_the_first_import_goes_uncollected_and_what_it_made_is_out_of_sight(monkeypatch: pytest.MonkeyPatch):
+def test_the_first_import_goes_uncollected_and_what_it_made_is_out_of_sight(monkeypatch):
     name = "a_package_of_this_test"
     frozen = gc.get_freeze_count()
     try:
@@ -67,7 +67,7 @@ def ran() -> int:
     return int(builtins.a_costly_package_ran)  # type: ignore[attr-defined]
 
 
-def test_a_deferred_package_runs_when_a_name_is_used_where_it_was_imported(package: str):
+def test_a_deferred_package_runs_when_a_name_is_used_where_it_was_imported(package):
     with deferred(package):
         bound, again = import_module(package), import_module(package)
         assert bound is again and importlib.util.find_spec(package) is not None
@@ -81,7 +81,7 @@ def test_a_deferred_package_runs_when_a_name_is_used_where_it_was_imported(packa
         assert import_module(package) is not bound, "it is loaded already"
 
 
-def test_a_deferred_package_that_cannot_run_says_so_and_one_that_is_missing_is_left_alone(package: str, tmp_path: Path):
+def test_a_deferred_package_that_cannot_run_says_so_and_one_that_is_missing_is_left_alone(package, tmp_path):
     (tmp_path / package / "__init__.py").write_text("raise ImportError('no such library')\n")
     with deferred(package):
         bound = import_module(package)

@@ -12,7 +12,7 @@ CASES = cases_of("units")
 
 
 @pytest.mark.parametrize("text", ["", *CASES])
-def test_a_size_or_a_time_is_read_and_anything_else_refused_with_the_name_of_the_option(text: str):
+def test_a_size_or_a_time_is_read_and_anything_else_refused_with_the_name_of_the_option(text):
     for line in CASES[text].expected if text else ("no size", "no time"):
         what, _, value = line.partition(" ")
         if what == "no":

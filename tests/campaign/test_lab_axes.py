@@ -26,7 +26,7 @@ CASES = cases_of("axes")
 
 
 @pytest.mark.parametrize("typed", CASES)
-def test_axes_make_these_combinations_or_are_refused(typed: str):
+def test_axes_make_these_combinations_or_are_refused(typed):
     """What a backend does not have is no combination; a list replaces the usual eight, a single value narrows them."""
     given = dict(word.split("=") for word in typed.removesuffix(" by name").split("  ") if "=" in word)
     heads = [line.partition(": ") for line in CASES[typed].expected]
@@ -87,9 +87,7 @@ def key(**settings: Any) -> Any:
         ({"backend": "fsdp2", "ring": 2, "nproc": 2}, {"attn": "eager"}, False),
     ],
 )  # fmt: skip
-def test_only_what_can_be_changed_on_a_loaded_actor_is_not_in_the_key(
-    base: dict[str, Any], changed: dict[str, Any], shared: bool
-):
+def test_only_what_can_be_changed_on_a_loaded_actor_is_not_in_the_key(base, changed, shared):
     assert (key(**(base | changed)) == key(**base)) is shared
     known = {*CHANGEABLE, "backward"}
     assert {f.name for f in fields(ReplayConfig)} - known <= {name for name, _ in key()}, "what nobody thought of is in it"

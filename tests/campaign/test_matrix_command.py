@@ -49,7 +49,7 @@ def invoke(store: Store, typed: str, *more: str) -> Result:
     return commandline.invoke(store, "matrix", *typed.split(), *more)
 
 
-def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store):
+def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store):
     publish(store, 2)
     asked = "--dry-run --attn flash_attention_2,sdpa --packing both"
     said = invoke(store, asked).stdout
@@ -59,7 +59,7 @@ def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store):
     assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
 
 
-def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store, monkeypatch):
     """Nothing can run: the exit code is 1, the table says why; and it cannot continue when its dump is gone."""
     publish(store, 1)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
@@ -104,9 +104,7 @@ class TestARealOne:
         assert answer["good"] is True and answer["matrix"]["matrix_id"] == record.matrix_id
         return record
 
-    def test_every_cell_is_right_the_actor_was_built_once_and_each_ran_what_it_was_asked_for(
-        self, store: Store, record: MatrixRecord
-    ):
+    def test_every_cell_is_right_the_actor_was_built_once_and_each_ran_what_it_was_asked_for(self, store, record):
         assert [(cell.status, cell.verdict) for cell in record.cells] == [("passed", "match")] * 4
         assert all(cell.max_abs is not None and cell.max_abs < 1e-4 for cell in record.cells)
         assert record.loads == 1 and [cell.shared_with for cell in record.cells] == [None, 0, 0, 0]
@@ -120,7 +118,7 @@ class TestARealOne:
             assert graphs == [None] if not cell.settings["compile"] else sum(graphs) >= 1
 
     @pytest.mark.parametrize("index", first_or_all([2, 1]))
-    def test_a_shared_cell_gives_what_a_fresh_process_gives(self, store: Store, record: MatrixRecord, index: int):
+    def test_a_shared_cell_gives_what_a_fresh_process_gives(self, store, record, index):
         """2: the attention was changed after a compiled cell or before; 1: compiled after two that were not."""
         shared = record.cells[index]
         fresh = run_replay(store, replace(load_spec(store, str(shared.replay_id)), replay_id=new_replay_id()))
@@ -131,7 +129,7 @@ class TestARealOne:
         }
         assert [there[one].graphs for one in there] == [fresh.results[one].graphs for one in there]
 
-    def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(self, store: Store, record: MatrixRecord):
+    def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(self, store, record):
         cell = record.cells[3]
 
         def against(replay_id: str) -> tuple[str, ...]:
@@ -179,7 +177,7 @@ def shown(record: MatrixRecord) -> str:
     return as_text(matrix_document(record, MatrixContext()))
 
 
-def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: Bench):
+def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench):
     record = bench.run(bench.new(FOUR))
     assert statuses(record) == ["passed"] * 4 and record.status == "complete" and record.good
     assert (record.loads, len(bench.sessions), bench.left_running()) == (1, 1, [])
@@ -198,9 +196,7 @@ def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: B
 
 
 @pytest.mark.parametrize(("action", "status", "signature"), [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")])
-def test_a_bad_cell_does_not_harm_its_neighbours_and_its_log_is_linked(
-    bench: Bench, action: str, status: str, signature: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_bad_cell_does_not_harm_its_neighbours_and_its_log_is_linked(bench, action, status, signature, monkeypatch):
     # Of a fork that dies, the process that stands for it ends a moment later, with its status.
     monkeypatch.delenv("TEMPLATE_OF_WORKERS", raising=False)
     record = bench.run(bench.new(FOUR), in_cell("sdpa", True, {"d1": action}))
@@ -220,7 +216,7 @@ def test_a_bad_cell_does_not_harm_its_neighbours_and_its_log_is_linked(
     assert link and Path(unquote(link[1])).samefile(bench.store.root / str(bad.log))
 
 
-def test_a_full_disk_ends_the_matrix_and_its_cell_is_run_again(bench: Bench):
+def test_a_full_disk_ends_the_matrix_and_its_cell_is_run_again(bench):
     record, script = bench.new(FOUR), in_cell("sdpa", True, {"d1": "full"})
     with pytest.raises(MachineFault, match="No space left on device") as caught:
         bench.run(record, script)
@@ -231,7 +227,7 @@ def test_a_full_disk_ends_the_matrix_and_its_cell_is_run_again(bench: Bench):
     assert statuses(bench.run(left, script)) == ["passed"] * 4
 
 
-def test_an_actor_that_cannot_be_built_and_ranks_that_differ_are_failed_cells(bench: Bench):
+def test_an_actor_that_cannot_be_built_and_ranks_that_differ_are_failed_cells(bench):
     built = bench.new({"dtype": "bf16,fp32", "attn": "sdpa"}, inputs=1)
     record = bench.run(built, lambda config: {"open": "fail"} if config.dtype == "bf16" else {})
     assert statuses(record) == ["failed", "passed"]
@@ -246,7 +242,7 @@ def test_an_actor_that_cannot_be_built_and_ranks_that_differ_are_failed_cells(be
     assert (bench.store.root / str(bad.log)).is_file()
 
 
-def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_rest_goes_on(bench: Bench):
+def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_rest_goes_on(bench):
     """Three dumps of rank 0 alone, so two processes have no whole call; then two calls, of which one lacks a rank."""
     record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, align="rank"))
     assert statuses(record) == ["passed", "unavailable"] and record.status == "complete"
@@ -261,7 +257,7 @@ def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_
     assert "cell 1: 1 of 3 dumps skipped" in shown(record)
 
 
-def test_ctrl_c_keeps_what_is_done_ends_every_process_and_resume_does_the_rest(bench: Bench):
+def test_ctrl_c_keeps_what_is_done_ends_every_process_and_resume_does_the_rest(bench):
     """Stopped after the first input of the second cell."""
 
     def interrupt(words: str, steps: int):
@@ -284,7 +280,7 @@ def test_ctrl_c_keeps_what_is_done_ends_every_process_and_resume_does_the_rest(b
     assert after.cells[0] == before.cells[0] and after.loads == 2
 
 
-def test_a_matrix_that_another_process_runs_is_refused(bench: Bench):
+def test_a_matrix_that_another_process_runs_is_refused(bench):
     record = claimed(bench.new(FOUR), "matrix m")
     pid, ticks = record.options["runner"]
     child = os.fork()
@@ -298,7 +294,7 @@ def test_a_matrix_that_another_process_runs_is_refused(bench: Bench):
     assert claimed(replace(record, options={"runner": [pid, ticks + 1]}), "m").status == "running"
 
 
-def test_what_got_worse_than_in_the_baseline_is_a_regression(bench: Bench):
+def test_what_got_worse_than_in_the_baseline_is_a_regression(bench):
     """A dump that failed, a forward that is slower than allowed, a cell that cannot run here."""
     held = bench.run(bench.new(FOUR))
     for slower, changed, regressed in (
@@ -347,9 +343,7 @@ RIGHT = {"status": "passed", "verdict": "match", "laws": "asked", "replay_id": "
         ({"status": "failed", "verdict": None}, {}, False, "FAILED", "3 passed, 1 failed"),
     ],
 )  # fmt: skip
-def test_a_matrix_is_as_good_as_its_worst_cell_and_says_so(
-    bench: Bench, last: dict[str, Any], about: dict[str, Any], good: bool, word: str, said: str
-):
+def test_a_matrix_is_as_good_as_its_worst_cell_and_says_so(bench, last, about, good, word, said):
     done = replace(bench.new(FOUR), status="complete")
     cells = [replace(cell, **(RIGHT | (last if cell.index == 3 else {}))) for cell in done.cells]
     record = replace(done, **({"cells": tuple(cells)} | about))
@@ -359,7 +353,7 @@ def test_a_matrix_is_as_good_as_its_worst_cell_and_says_so(
     assert said in " ".join(as_text(document).split()) and f">{verdict.heading}</strong>" in as_html(document)
 
 
-def test_a_cell_whose_laws_raised_has_not_passed(bench: Bench):
+def test_a_cell_whose_laws_raised_has_not_passed(bench):
     raised = {"law": "rerun", "verdict": "not-checked", "words": "RuntimeError: no kernel", "raised": True}
     left = [{"law": "future", "verdict": "not-checked", "words": "rerun failed"}]
     bench.run(bench.new(ONE, inputs=1), in_cell("sdpa", False, {"laws": [raised, *left]}))
@@ -367,7 +361,7 @@ def test_a_cell_whose_laws_raised_has_not_passed(bench: Bench):
     assert "law-failed (1 passed)" in said and "cause: rerun failed: RuntimeError: no kernel in d0" in said
 
 
-def test_a_table_fits_eighty_columns_whatever_its_axes(bench: Bench):
+def test_a_table_fits_eighty_columns_whatever_its_axes(bench):
     axes = ("attn=sdpa,eager", "packing=both", "compile=both", "backend=plain,deepspeed", "zero_stage=0,3", "dtype=fp32,bf16")
     for given in (dict(axis.split("=") for axis in axes), {}):
         assert max(len(line) for line in shown(bench.new(given)).splitlines()[1:-1]) <= 80

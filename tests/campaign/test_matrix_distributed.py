@@ -6,7 +6,6 @@ Where there is CUDA: flash attention's cells, nccl, ring_flash_attn. Those never
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import brokenactor
@@ -55,7 +54,7 @@ def compared(store: Store, cell: MatrixCell) -> ComparisonRecord:
     return ComparisonRecord.from_file(store.comparisons / f"{cell.comparison_id}.json")
 
 
-def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_load(store: Store, record: MatrixRecord):
+def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_load(store, record):
     cells = [cell for cell in record.cells if cell.status != "unavailable"]
     assert [(cell.settings["backend"], cell.settings["tp"], cell.settings["packing"]) for cell in cells] == [
         (backend, tp, packing) for backend, tp in (("deepspeed", 1), ("fsdp2", 1), ("fsdp2", 2)) for packing in (False, True)
@@ -80,7 +79,7 @@ def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_
     assert all(cell.replay_id is None and "try: " in cell.reason for cell in refused)
 
 
-def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_wrong_gradients_are_wrong_cells(store, tmp_path, monkeypatch):
     """Each rank has inputs of its own, so what fsdp2 gives is a mean over two of them. Log-probs and losses are right."""
     for name, value in brokenactor.environment(tmp_path / "broken", brokenactor.WRONG_GRADIENTS).items():
         monkeypatch.setenv(name, value)
@@ -98,7 +97,7 @@ def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path, monkeypat
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not DEVICES, reason="needs CUDA")
-def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store: Store):
+def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store):
     """Without flash-attn its four are unavailable, and say so."""
     record = matrix(store, "")
     known, flash = known_failures(), importlib.util.find_spec("flash_attn") is not None
@@ -115,7 +114,7 @@ def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store: 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not DEVICES, reason="needs CUDA")
-def test_every_backend_over_nccl_agrees_with_the_truth(store: Store):
+def test_every_backend_over_nccl_agrees_with_the_truth(store):
     """On one GPU each group is one process: nccl takes one rank for each device."""
     ranks = min(DEVICES, 2)
     given = f"--backend plain,deepspeed,fsdp2 --zero-stage 0,3 --packing both --nproc {ranks} --dtype fp32"
@@ -129,7 +128,7 @@ def test_every_backend_over_nccl_agrees_with_the_truth(store: Store):
     DEVICES < 2 or importlib.util.find_spec("ring_flash_attn") is None,
     reason="needs two CUDA devices and ring_flash_attn",
 )
-def test_a_ring_of_the_real_kernel_agrees_with_the_truth(store: Store):
+def test_a_ring_of_the_real_kernel_agrees_with_the_truth(store):
     given = "--backend deepspeed,fsdp2 --ring 2 --packing on --attn flash_attention_2 --compile off"
     record = matrix(store, f"{given} --dtype bf16 --backward --align same")
     assert [(cell.status, cell.verdict) for cell in record.cells] == [("passed", "match")] * 2

@@ -46,9 +46,7 @@ DIVERGES_AT = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_five_configurations_agree_over_three_steps_and_three_faults_are_found(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_five_configurations_agree_over_three_steps_and_three_faults_are_found(store, tmp_path, monkeypatch):
     """On four processes, in fp32: within 1e-5 of the plain Actor in every step and figure. Faults run beside sound cells."""
     inputs = publish(store, 4, length=24)
     base = ReplayConfig(nproc=4, dtype="fp32", timeout_s=600.0)
@@ -103,9 +101,7 @@ def _printed_again(store: Store, folder: Path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_lost_training_continues_from_its_last_checkpoint_and_ends_with_the_same_bits(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_lost_training_continues_from_its_last_checkpoint_and_ends_with_the_same_bits(store, tmp_path, monkeypatch):
     """On two ranks, under FSDP2 and DeepSpeed, whose stage 0 is DDP. Each cell runs as it is, and with rank 1 killed in step 3."""
     inputs = publish(store, 4, length=24)
     base = ReplayConfig(nproc=2, backward=True, timeout_s=600.0)
@@ -177,9 +173,7 @@ def lost_replays(left: list[int], begun: list[int]) -> Callable[..., ReplayOutco
 
 
 @pytest.mark.parametrize(("most", "times"), [(0, 1), (2, 2), (-1, 5)])
-def test_a_training_on_a_cluster_continues_from_its_last_checkpoint_as_often_as_it_may(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, times: int
-):
+def test_a_training_on_a_cluster_continues_from_its_last_checkpoint_as_often_as_it_may(store, tmp_path, monkeypatch, most, times):
     """`--max-failures` 0, n and -1: with 0, the command ends at the first loss, and `--resume` continues."""
     inputs, base, begun = publish(store, 2, length=24), ReplayConfig(dtype="fp32"), []
     monkeypatch.setattr(running, "run_replay", lost_replays([times], begun))
@@ -197,7 +191,7 @@ def test_a_training_on_a_cluster_continues_from_its_last_checkpoint_as_often_as_
 
 @pytest.mark.parametrize(("deaths", "engine"), [([1], GroupEngine()), ([9], GroupEngine()), ([2, 2], OfACluster())])
 def test_a_group_that_is_lost_starts_its_training_again_and_too_often_leaves_it_open(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: list[int], engine: GroupEngine
+    store, tmp_path, monkeypatch, deaths, engine
 ):
     """From step 1, in another folder. What one attempt left half done is never mixed into the next.
 

@@ -58,7 +58,7 @@ def written(rows: list[dict[str, Any]], path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_samples_of_each_kind_of_file_are_the_same_dumps_whose_responses_count(store: Any, model: Path, tmp_path: Path):
+def test_the_samples_of_each_kind_of_file_are_the_same_dumps_whose_responses_count(store, model, tmp_path):
     runs = [
         run_of_dataset(store, written(PAIRS, tmp_path / name), str(model), None, 5) for name in ("a.jsonl", "b.parquet", "saved")
     ]
@@ -86,9 +86,7 @@ def test_the_samples_of_each_kind_of_file_are_the_same_dumps_whose_responses_cou
         ("none.jsonl", None, "is not a data set"),
     ],
 )
-def test_what_is_no_data_set_says_so_and_runs_nothing(
-    name: str, text: str | None, said: str, store: Any, model: Path, tmp_path: Path
-):
+def test_what_is_no_data_set_says_so_and_runs_nothing(name, text, said, store, model, tmp_path):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=said):
@@ -98,9 +96,7 @@ def test_what_is_no_data_set_says_so_and_runs_nothing(
 
 
 @pytest.mark.slow
-def test_train_check_trains_on_the_data_set_that_the_suites_variables_name(
-    store: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_train_check_trains_on_the_data_set_that_the_suites_variables_name(store, model, tmp_path, monkeypatch):
     written(PAIRS, tmp_path / "a.jsonl")
     monkeypatch.chdir(tmp_path)
     for name, value in {"DATASET": "a.jsonl", "MAX_SAMPLES": "3", "MODEL": str(model), "OUTPUT_DIR": "trained"}.items():

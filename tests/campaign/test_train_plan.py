@@ -93,7 +93,7 @@ CASES = cases_of("partings")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(name: str):
+def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(name):
     step, figure, value = name.replace("=", " ").split()
     base = list(checked(()).cells[0].steps)
     base[int(step) - 1] = replace(base[int(step) - 1], **{figure: float(value)})
@@ -123,7 +123,7 @@ def kept(store: Store, record: TrainCheckRecord) -> Path:
     return path
 
 
-def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store, tmp_path: Path):
+def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store, tmp_path):
     kept(store, replace(checked((TrainStep(1, None, None, None),) * 4), log_dir=str(tmp_path)))
     told = invoke(store, "--show last --json")
     one = json.loads(told.stdout)["verdicts"][2]
@@ -132,7 +132,7 @@ def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store,
     assert "asked: at step 1 the loss is NaN or infinite, here or in the baseline" in text and "nan nan nan step 1" in text
 
 
-def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_written(tmp_path: Path):
+def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_written(tmp_path):
     """The worker died of it: its journal takes no NaN."""
     item = ReplayInput("s0001-m01-d", "p", 0, 1, 8, 8)
     engine = TrainEngine(tmp_path, ReplaySpec("r", "2026-11-22T08:00:00Z", ReplayConfig(), (item,)), 0)
@@ -157,7 +157,7 @@ def verdict_of(record: TrainCheckRecord) -> Verdict:
     ("also", "word", "agree"),
     [(IMPOSSIBLE, RIGHT, "1 of 2"), (OPEN, UNCHECKED, "1 of 2"), (BROKEN, FAILED, "1 of 2"), (TRAINED, RIGHT, "2 of 2")],
 )
-def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, agree: str):
+def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also, word, agree):
     sound = checked(checked(()).cells[0].steps)
     other = replace(sound.cells[2], index=3, name="ZeRO 2", status=also, steps=sound.cells[2].steps if also == TRAINED else ())
     verdict = verdict_of(replace(sound, cells=(*sound.cells, other)))
@@ -166,7 +166,7 @@ def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, w
     assert unrun == [f"ZeRO 2: {also}"] * (also in (IMPOSSIBLE, OPEN)) and "actordbg check" in shared
 
 
-def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_says_so(store: Store, tmp_path: Path):
+def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_says_so(store, tmp_path):
     """A rise from 10.28 to 10.43 over inputs that never came again agreed, with exit code 0."""
     rises = steps(*((10.28 + 0.05 * n, 2.0, 0.5) for n in range(4)))
     record = replace(checked(rises), dump_ids=tuple("abcdefgh"), log_dir=str(tmp_path))
@@ -183,15 +183,13 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
 
 
 @pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])
-def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: str, taken: int):
+def test_as_many_inputs_are_taken_as_the_steps_take_twice(store, given, taken):
     publish(store, 30)
     told = json.loads(invoke(store, f"--dry-run --json {given}").stdout)
     assert len(told["dump_ids"]) == len(told["options"]["inputs"]) == taken
 
 
-def test_sizes_of_the_ancestor_that_do_not_divide_the_processes_are_a_usage_error_that_names_them(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-):
+def test_sizes_of_the_ancestor_that_do_not_divide_the_processes_are_a_usage_error_that_names_them(store, monkeypatch):
     publish(store, 1)
     monkeypatch.setenv("TP_SIZE", "3")
     monkeypatch.setenv("NUM_GPUS", "4")
@@ -200,7 +198,7 @@ def test_sizes_of_the_ancestor_that_do_not_divide_the_processes_are_a_usage_erro
     assert "--nproc" in str(caught.value.hint)
 
 
-def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store, monkeypatch):
     publish(store, 3)
     for name, value in {"NUM_GPUS": "2", "MAX_SAMPLES": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1", "DATASET": "x"}.items():
         monkeypatch.setenv(name, value)
@@ -225,9 +223,7 @@ def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store
 
 
 @pytest.mark.slow
-def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(store, tmp_path, monkeypatch):
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     item, calls, forward = publish(store, 1, length=16)[0], [], LlamaMLP.forward
@@ -254,7 +250,7 @@ class Code:
         return pytest.fail, ("code ran",)
 
 
-def test_a_checkpoint_that_is_not_of_this_training_is_refused(tmp_path: Path):
+def test_a_checkpoint_that_is_not_of_this_training_is_refused(tmp_path):
     """It counts when all ranks wrote it; the last two stay; a pickle in its place is not loaded, nor another shape."""
     checkpoints, steps = Checkpoints(str(tmp_path)), AdamSteps([torch.nn.Parameter(torch.ones(3))], Training())
     for step in (1, 2, 3):
@@ -275,7 +271,7 @@ def test_a_checkpoint_that_is_not_of_this_training_is_refused(tmp_path: Path):
         Checkpoints(str(tmp_path / "file")).save(1, 0, {})
 
 
-def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_going_on_with_anothers_check_is_confirmed(store, monkeypatch, tmp_path):
     record = replace(checked(checked(()).cells[0].steps), log_dir=str(tmp_path))
     path = kept(store, record)
     assert invoke(store, "--show last").exit_code == 0

@@ -20,7 +20,7 @@ def bind(actor: type, *args: Any, **kwargs: Any) -> Bound:
 
 
 @pytest.mark.parametrize("actor", SIGNATURES)
-def test_position_and_name_give_the_same(actor: type):
+def test_position_and_name_give_the_same(actor):
     sequences, mask = ids(), padded_mask()
     counted = "num_actions" in actor.forward.__code__.co_varnames
     name, second = ("num_actions", 5) if counted else ("action_mask", torch.ones(2, 5, dtype=torch.bool))
@@ -67,7 +67,7 @@ class Secretive:
     "value",
     [Secretive(), {"pixels": torch.zeros(1)}, float("nan"), {1: 2}, object, {"password": "hunter2\ud800"}, ["hunter2\ud800"], {"hunter2\ud800": 1}],
 )  # fmt: skip
-def test_of_what_cannot_be_stored_only_the_type_is_said(value: Any):
+def test_of_what_cannot_be_stored_only_the_type_is_said(value):
     bound, kind = bind(ForkWithVisualInputs, ids(), visual_inputs=value), type(value)
     assert bound.extra == {"visual_inputs": f"an argument of type {kind.__module__}.{kind.__qualname__}"}
     assert "visual_inputs" not in bound.arguments
@@ -80,14 +80,14 @@ def entered() -> contextlib.ExitStack:
 
 
 @pytest.mark.parametrize("value", [contextlib.ExitStack(), contextlib.AsyncExitStack(), contextlib.nullcontext()])
-def test_a_context_that_does_nothing_is_recorded_by_its_type_and_leaves_a_call_replayable(value: Any):
+def test_a_context_that_does_nothing_is_recorded_by_its_type_and_leaves_a_call_replayable(value):
     bound = bind(ForkWithVisualInputs, ids(), visual_inputs=value)
     assert bound.extra == {} and "visual_inputs" not in bound.arguments
     assert bound.arguments["context.visual_inputs"].startswith(type(value).__name__)
 
 
 @pytest.mark.parametrize("value", [entered(), contextlib.nullcontext(5), type("Own", (contextlib.ExitStack,), {})()])
-def test_a_context_that_may_do_something_is_of_an_unknown_type(value: Any):
+def test_a_context_that_may_do_something_is_of_an_unknown_type(value):
     assert "visual_inputs" in bind(ForkWithVisualInputs, ids(), visual_inputs=value).extra
 
 
@@ -123,7 +123,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_arguments_that_are_too_large_are_extra_with_the_reason(kind: str):
+def test_arguments_that_are_too_large_are_extra_with_the_reason(kind):
     bound = bind(SignatureH, ids(), images=LARGE[kind], return_output=True)
     assert type(LARGE[kind]).__qualname__ in bound.extra["images"] and "too large" in bound.extra["images"]
     assert "images" not in bound.arguments and bound.arguments["return_output"] is True
@@ -135,7 +135,7 @@ def test_arguments_that_are_too_large_are_extra_with_the_reason(kind: str):
     [list(range(10**12, 10**12 + 13_000)), ["\0\N{GRINNING FACE}" * 2000] * 28, [{"a": [1.5e-300, None, True]}] * 2000, nested(20)],
     ids=["numbers", "strings", "dicts", "deep"],
 )  # fmt: skip
-def test_what_an_argument_costs_is_no_less_than_its_json(value: Any):
+def test_what_an_argument_costs_is_no_less_than_its_json(value):
     bound = bind(SignatureH, ids(), images=value)
     assert bound.extra == {} and bound.arguments["images"] == value
     assert len(json.dumps(value)) <= bound.argument_bytes <= MAX_ARGUMENTS

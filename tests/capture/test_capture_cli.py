@@ -88,7 +88,7 @@ def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store):
     "arguments",
     [("--run", "../x"), ("--ranks", "1-"), ("--max-bytes", "many")],
 )
-def test_nonsense_is_a_usage_error_and_changes_nothing(store, arguments: tuple[str, ...]):
+def test_nonsense_is_a_usage_error_and_changes_nothing(store, arguments):
     run(store, "enable", *arguments, fails=UsageError)
     assert read_control(store) is None
 

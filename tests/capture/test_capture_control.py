@@ -25,7 +25,7 @@ SINCE = "2026-11-20T12:00:00.000000Z"
         Control(True, "r", SINCE, every=0, triggers=("nan", "slow:3x"), before=4, keep_bytes=10**10, ring=0, with_rng=True),
     ],
 )
-def test_what_is_written_is_read(store, control: Control):
+def test_what_is_written_is_read(store, control):
     write_control(store, control)
     assert read_control(store) == control
     assert os.stat(store.control_path).st_mode & 0o777 == 0o600
@@ -46,7 +46,7 @@ NO_SWITCHES = [
 
 
 @pytest.mark.parametrize("wrong", NO_SWITCHES)
-def test_what_is_not_a_control_file_is_refused(wrong: str):
+def test_what_is_not_a_control_file_is_refused(wrong):
     with pytest.raises(StoreProblem):
         Control.from_json(wrong)
 

@@ -73,9 +73,7 @@ def writers_of(pids: Iterable[int]) -> list[Path]:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_kills_at_random_moments_lose_nothing_that_was_acknowledged_and_leave_no_writer(
-    victims: Victims, folder: Path, writer: str
-):
+def test_kills_at_random_moments_lose_nothing_that_was_acknowledged_and_leave_no_writer(victims, folder, writer):
     """Thirty, and three with a writer process; in `make whole` five hundred of each."""
     dice, (size, waves) = random.Random(20261120), (10, amount(3, 50)) if writer == "thread" else (3, amount(1, 168))
     for wave in range(waves):
@@ -116,7 +114,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("limits", SWITCHES.values(), ids=SWITCHES)
-def test_every_input_in_flight_survives_a_kill_and_a_segfault(victims: Victims, quick_store: Store, writer: str, limits: Any):
+def test_every_input_in_flight_survives_a_kill_and_a_segfault(victims, quick_store, writer, limits):
     """Thirty-six of thirty-six; in `make whole` a hundred with each writer."""
     switch(quick_store, writer=writer, **limits)
     calls = range(0, 25, amount(3, 1))
@@ -146,9 +144,7 @@ def test_every_input_in_flight_survives_a_kill_and_a_segfault(victims: Victims, 
         ("calls", "", 0, None),
     ],
 )
-def test_what_is_left_after_each_kind_of_end(
-    victims: Victims, quick_store: Store, body: str, way: str, code: int, mark: str | None, writer: str
-):
+def test_what_is_left_after_each_kind_of_end(victims, quick_store, body, way, code, mark, writer):
     switch(quick_store, writer=writer)
     job = Job(body, str(quick_store.root), calls=5 if mark or way else 6, way=way)
     pid = victims.start(job)
@@ -167,7 +163,7 @@ def test_what_is_left_after_each_kind_of_end(
         assert dumps[-1].record.trigger_facts["error"] == "RuntimeError"
 
 
-def test_a_hang_is_looked_into_while_it_lasts(victims: Victims, quick_store: Store):
+def test_a_hang_is_looked_into_while_it_lasts(victims, quick_store):
     switch(quick_store, every=0, triggers=("nan",))
     job = Job("hangs", str(quick_store.root), calls=4)
     pid = victims.start(job)
@@ -184,7 +180,7 @@ def test_a_hang_is_looked_into_while_it_lasts(victims: Victims, quick_store: Sto
     assert counters(quick_store)[pid]["sampled_out"] == {"armed": 8}
 
 
-def test_a_live_process_that_goes_on_never_gives_a_wrong_input(victims: Victims, quick_store: Store):
+def test_a_live_process_that_goes_on_never_gives_a_wrong_input(victims, quick_store):
     switch(quick_store, every=0, triggers=("nan",))
     job = Job("calls", str(quick_store.root))
     pid = victims.start(job)
@@ -200,7 +196,7 @@ def test_a_live_process_that_goes_on_never_gives_a_wrong_input(victims: Victims,
     assert_exact(counters(quick_store)[pid], job)
 
 
-def test_a_stuck_disk_loses_neither_the_last_calls_nor_the_one_in_flight(victims: Victims, quick_store: Store):
+def test_a_stuck_disk_loses_neither_the_last_calls_nor_the_one_in_flight(victims, quick_store):
     switch(quick_store)
     job = Job("stuck", str(quick_store.root), calls=2200)
     pid = victims.start(job)
@@ -250,9 +246,7 @@ def dead(victims: Victims, folder: Path) -> tuple[Store, list[Path], dict[int, J
     return store, find_rings(store), pids
 
 
-def test_two_recoveries_at_once_come_to_what_one_comes_to(
-    victims: Victims, folder: Path, dead: tuple[Store, list[Path], dict[int, Job]]
-):
+def test_two_recoveries_at_once_come_to_what_one_comes_to(victims, folder, dead):
     store, rings, pids = dead
     once = planted(folder / "once", store, rings)
     recovered(once)
@@ -265,7 +259,7 @@ def test_two_recoveries_at_once_come_to_what_one_comes_to(
         assert result(copy) == wanted
 
 
-def test_damaged_rings_are_problems_and_never_wrong_inputs(folder: Path, dead: tuple[Store, list[Path], dict[int, Job]]):
+def test_damaged_rings_are_problems_and_never_wrong_inputs(folder, dead):
     store, rings, _ = dead
     copy, dice = planted(folder / "damaged", store, rings[:1]), random.Random(6)
     whole = (copy.root / "rings" / rings[0].name).read_bytes()
@@ -310,9 +304,7 @@ def test_damaged_rings_are_problems_and_never_wrong_inputs(folder: Path, dead: t
 
 
 @pytest.mark.parametrize(("options", "named_by"), [("size=300k", "environment"), ("size=8m,ro", "switch")])
-def test_a_ring_in_a_full_or_a_read_only_folder_costs_a_warning(
-    victims: Victims, quick_store: Store, tmp_path, options: str, named_by: str
-):
+def test_a_ring_in_a_full_or_a_read_only_folder_costs_a_warning(victims, quick_store, tmp_path, options, named_by):
     rings, log = tmp_path / "rings", tmp_path / "log"
     with mounted(rings, options):
         switch(quick_store, **({"ring_dir": str(rings)} if named_by == "switch" else {}))
@@ -328,7 +320,7 @@ def test_a_ring_in_a_full_or_a_read_only_folder_costs_a_warning(
         assert not [path for path in rings.rglob("*") if path.is_file()]
 
 
-def test_rings_leave_a_quarter_of_the_shared_memory_to_others(victims: Victims, quick_store: Store, tmp_path):
+def test_rings_leave_a_quarter_of_the_shared_memory_to_others(victims, quick_store, tmp_path):
     with mounted(tmp_path / "small", "size=16m"):
         switch(quick_store, every=0, triggers=("nan",), ring_dir=str(tmp_path / "small"))
         jobs = {}

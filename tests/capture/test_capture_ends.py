@@ -98,7 +98,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_written(tmp_path, name: str, caplog):
+def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_written(tmp_path, name, caplog):
     quick, slow = Store(tmp_path / "quick").create(), Store(tmp_path / "slow").create()
     recording = Recording(quick, **SWITCHES[name])
     train(recording, 60)
@@ -178,7 +178,7 @@ def test_a_ring_is_left_alone_while_its_process_still_writes(store):
 
 
 @pytest.mark.parametrize("how", ["discarded", "reduced to their books"])
-def test_rings_that_go_leave_exact_books(store, tmp_path, monkeypatch, how: str):
+def test_rings_that_go_leave_exact_books(store, tmp_path, monkeypatch, how):
     monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "rings"))
     recording = Recording(SlowStore(store.root, 0.2))
     train(recording, 20)
@@ -223,9 +223,7 @@ def fill(folder: Path) -> Path:
     ("ring", "first", "way"),
     [(8, 8, Recording), (8, 8, AdaptedRecording), (8, 0, AdaptedRecording), (0, 8, Recording), (0, 0, Recording)],
 )
-def test_a_full_disk_does_not_make_the_books_old(
-    small_disk: Path, ring: int, first: int, way: type[Recording], caplog, monkeypatch
-):
+def test_a_full_disk_does_not_make_the_books_old(small_disk, ring, first, way, caplog, monkeypatch):
     """`first` calls are counted in a file before the disk is full. Without any the books come into a file of their own, in
     memory."""
     monkeypatch.setattr("actordbg.capture.writer.PUBLISH_SECONDS", 0.02)
@@ -248,7 +246,7 @@ def test_a_full_disk_does_not_make_the_books_old(
 
 
 def test_where_no_counters_could_be_written_status_says_why_and_at_the_end_they_are_if_there_is_room_again(
-    small_disk: Path, monkeypatch
+    small_disk, monkeypatch
 ):
     monkeypatch.setenv("ACTORDBG_RING_DIR", str(small_disk / "rings"))
     store = Store(small_disk / "store").create()
@@ -264,7 +262,7 @@ def test_where_no_counters_could_be_written_status_says_why_and_at_the_end_they_
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_disk_that_is_full_again_and_again_is_told_of_once_a_minute(small_disk: Path, caplog, writer: str):
+def test_a_disk_that_is_full_again_and_again_is_told_of_once_a_minute(small_disk, caplog, writer):
     store, clock = Store(small_disk / "store").create(), [0.0]
     recording, actor = Recording(store, writer=writer), Actor()
     recording.recorder.notices._clock = lambda: clock[0]

@@ -31,7 +31,7 @@ from actordbg.store import payload
         ("openrlhf.PolicyModelActor.fit", None, None),
     ],
 )
-def test_the_class_of_the_ray_actor_says_the_role(monkeypatch, task: str | None, role: str | None, actor: str | None):
+def test_the_class_of_the_ray_actor_says_the_role(monkeypatch, task, role, actor):
     context = SimpleNamespace(
         get_actor_id=lambda: actor, get_task_name=lambda: "custom", get_task_function_name=lambda: task
     )  # fmt: skip

@@ -165,7 +165,7 @@ def start(store: Store, body: str, writer: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", first_or_all(WRITERS))
-def test_a_disk_that_sleeps_holds_up_nobody(tmp_path, writer: str):
+def test_a_disk_that_sleeps_holds_up_nobody(tmp_path, writer):
     """While the writer hangs in a write: calls continue and wait for nothing, the switch works, the process ends, and the books
     are
     exact (of the process that had to leave, once its ring is recovered).

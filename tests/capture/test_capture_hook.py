@@ -74,7 +74,7 @@ def runs_in(store: Store) -> list[str]:
 # --- what is recorded ---------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_recorded_whole(recording: Recording):
+def test_a_call_is_recorded_whole(recording):
     before = time.monotonic_ns()
     actor, sequences, attention = TinyActor().eval(), ids(), padded_mask()
     action = torch.ones(2, 5, dtype=torch.bool)
@@ -97,7 +97,7 @@ def test_a_call_is_recorded_whole(recording: Recording):
     assert record.actor["actor_class"] == "TinyActor"
 
 
-def test_what_a_call_had_is_in_its_record_and_what_changes_later_is_not(recording: Recording):
+def test_what_a_call_had_is_in_its_record_and_what_changes_later_is_not(recording):
     class Odd(SignatureH):
         @property
         def model(self) -> Any:
@@ -125,7 +125,7 @@ def test_what_a_call_had_is_in_its_record_and_what_changes_later_is_not(recordin
     assert (cast.record.autocast_dtype, cast.record.grad_enabled, cast.record.training) == ("bfloat16", True, True)
 
 
-def test_step_zero_stage_and_model_come_from_the_engine(recording: Recording):
+def test_step_zero_stage_and_model_come_from_the_engine(recording):
     class Engine(torch.nn.Module):
         config, global_steps, zero_optimization_stage = {"zero_optimization": {"stage": 3}}, None, staticmethod(lambda: 3)
 
@@ -143,7 +143,7 @@ def test_step_zero_stage_and_model_come_from_the_engine(recording: Recording):
     assert "secret" not in facts
 
 
-def test_two_actors_of_one_process_are_told_apart_and_the_trained_one_is_the_policy(recording: Recording):
+def test_two_actors_of_one_process_are_told_apart_and_the_trained_one_is_the_policy(recording):
     policy, reference = TinyActor(), TinyActor().eval()
     for _ in range(2):
         recording.forward(policy, ids(), return_logprobs=True)
@@ -171,7 +171,7 @@ def test_outputs_are_stored_beside_inputs(store):
 
 
 @pytest.mark.parametrize("with_outputs", [True, False])
-def test_an_argument_of_unknown_type_needs_log_probs_beside_it_for_a_replay(store, with_outputs: bool):
+def test_an_argument_of_unknown_type_needs_log_probs_beside_it_for_a_replay(store, with_outputs):
     recording, actor = Recording(store, with_outputs=with_outputs), TinyActor().eval()
     for returns in ({"return_logprobs": True}, {"return_output": True}):
         recording.forward(actor, ids(), stack=object(), **returns)
@@ -210,7 +210,7 @@ EVERYTHING = {
     [(Recording, one) for one in ({}, {"with_outputs": True}, EVERYTHING, {"ring": 0}, EVERYTHING | {"every": 0})]
     + [(AdaptedRecording, EVERYTHING)],
 )
-def test_outputs_gradients_weights_and_random_state_are_bit_identical(store, way: type[Recording], limits: dict[str, Any]):
+def test_outputs_gradients_weights_and_random_state_are_bit_identical(store, way, limits):
     plain, plain_state = train(TinyActor.forward, TinyActor())
     recording = way(store, **limits)
     hooked, hooked_state = train(recording.forward, TinyActor())
@@ -220,7 +220,7 @@ def test_outputs_gradients_weights_and_random_state_are_bit_identical(store, way
     assert torch.equal(plain_state, hooked_state)
 
 
-def test_the_output_object_is_returned_and_actors_copy_pickle_and_end_as_before(recording: Recording):
+def test_the_output_object_is_returned_and_actors_copy_pickle_and_end_as_before(recording):
     class Same(SignatureH):
         value = object()
 
@@ -242,7 +242,7 @@ def test_the_output_object_is_returned_and_actors_copy_pickle_and_end_as_before(
 # --- install ------------------------------------------------------------------------------------------------------------
 
 
-def test_install_wraps_once_and_keeps_the_signature_and_a_reloaded_class_shares_the_recorder(store, fresh: type):
+def test_install_wraps_once_and_keeps_the_signature_and_a_reloaded_class_shares_the_recorder(store, fresh):
     switch(store)
     original, again = fresh.forward, type("Actor", (TinyActor,), {"forward": TinyActor.forward})
     assert install(fresh, store=str(store.root)) and install(again, store=str(store.root))
@@ -255,7 +255,7 @@ def test_install_wraps_once_and_keeps_the_signature_and_a_reloaded_class_shares_
     assert len(list(store.iter_dumps())) == 2
 
 
-def test_some_classes_and_environments_are_left_alone(store, fresh: type, monkeypatch):
+def test_some_classes_and_environments_are_left_alone(store, fresh, monkeypatch):
     original, inherits = fresh.forward, type("Inherits", (TinyActor,), {})
     assert not install(type("NoForward", (), {}), store=str(store.root)) and not install(inherits, store=str(store.root))
     assert "forward" not in inherits.__dict__ and not install(fresh, store=None)
@@ -265,7 +265,7 @@ def test_some_classes_and_environments_are_left_alone(store, fresh: type, monkey
 
 
 @pytest.mark.parametrize(("name", "run"), [("night-7", "night-7"), ("../../etc", "r")], ids=["plain", "could leave the store"])
-def test_the_environment_overrides_store_and_run(tmp_path, store, fresh: type, monkeypatch, name: str, run: str):
+def test_the_environment_overrides_store_and_run(tmp_path, store, fresh, monkeypatch, name, run):
     switch(store)
     monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
     monkeypatch.setenv("ACTORDBG_RUN", name)
@@ -274,7 +274,7 @@ def test_the_environment_overrides_store_and_run(tmp_path, store, fresh: type, m
     assert recorder_of(fresh).close() and runs_in(store) == [run] and not (tmp_path / "unused").exists()
 
 
-def test_a_running_process_writes_nothing_while_off_and_follows_enable_and_disable(tmp_path, fresh: type):
+def test_a_running_process_writes_nothing_while_off_and_follows_enable_and_disable(tmp_path, fresh):
     store = Store(tmp_path / "later")
     install(fresh, store=str(store.root))
     actor, recorder_ = fresh(), recorder_of(fresh)
@@ -292,7 +292,7 @@ def test_a_running_process_writes_nothing_while_off_and_follows_enable_and_disab
 # --- faults -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(recording: Recording, monkeypatch, caplog):
+def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(recording, monkeypatch, caplog):
     monkeypatch.setattr(recorder.facts, "facts_of_call", lambda actor: 1 / 0)
     with caplog.at_level(logging.WARNING, "actordbg"):
         for _ in range(5):
@@ -304,7 +304,7 @@ def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(recording:
     assert all(balanced(ledger) and ledger.dropped == {"error": 1} for ledger in recording.ledgers)
 
 
-def test_an_interrupt_goes_through_and_the_books_are_right(recording: Recording, monkeypatch):
+def test_an_interrupt_goes_through_and_the_books_are_right(recording, monkeypatch):
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
@@ -324,7 +324,7 @@ class Wordy(torch.nn.Module):
     [((ids(2, 100),), 20_000, 1), ((None,), 4 * ITEM_BYTES, 4), ((None, ["x" * 4000] * 10), 4 * ITEM_BYTES, 1)],
     ids=["tensors", "nothing", "arguments"],
 )
-def test_a_stuck_disk_does_not_hold_up_training_and_nothing_queues_up_for_ever(tmp_path, given: Any, capacity: int, most: int):
+def test_a_stuck_disk_does_not_hold_up_training_and_nothing_queues_up_for_ever(tmp_path, given, capacity, most):
     store = StuckStore(tmp_path / "store")
     store.create()
     recording, actor = Recording(store, capacity=capacity), Wordy()
@@ -361,9 +361,7 @@ def the_disk_is_nearly_full(monkeypatch: pytest.MonkeyPatch, recording: Recordin
         (the_disk_is_nearly_full, "disk_floor", "bytes: dropping dumps"),
     ],
 )
-def test_a_call_that_cannot_be_kept_is_a_counted_drop_and_said(
-    recording: Recording, monkeypatch, caplog, trouble: Any, reason: str, said: str
-):
+def test_a_call_that_cannot_be_kept_is_a_counted_drop_and_said(recording, monkeypatch, caplog, trouble, reason, said):
     trouble(monkeypatch, recording)
     recording.forward(SignatureH(), ids())
     assert recording.close() and recording.ledger.dropped == {reason: 1} and balanced(recording.ledger)
@@ -379,7 +377,7 @@ def test_outputs_that_do_not_fit_are_left_out_and_counted(store):
 
 
 @pytest.mark.parametrize(("number", "reason"), [(28, "disk_full"), (5, "write_error")])
-def test_a_failing_disk_is_a_counted_drop_with_one_warning(store, monkeypatch, number: int, reason: str, caplog):
+def test_a_failing_disk_is_a_counted_drop_with_one_warning(store, monkeypatch, number, reason, caplog):
     publish, errors = store.publish_dump, iter([None, None, *[OSError(number, "no")] * 3])
 
     def published(*dump: Any) -> Any:
@@ -408,7 +406,7 @@ def test_max_bytes_holds_for_the_files(store):
     assert ledger.captured == len(sizes) > 1 and balanced(ledger)
 
 
-def test_a_new_run_name_starts_new_books_and_closes_the_old_and_after_the_end_nothing_is_counted(recording: Recording):
+def test_a_new_run_name_starts_new_books_and_closes_the_old_and_after_the_end_nothing_is_counted(recording):
     actor = SignatureH()
     recording.forward(actor, ids())
     recording.set(run="s")
@@ -446,7 +444,7 @@ def breaks(forward: Any) -> int:
     return dynamo.explain(forward)(ids(), return_logprobs=True).graph_break_count
 
 
-def test_compiling_the_model_records_and_changes_nothing(store, fresh: type):
+def test_compiling_the_model_records_and_changes_nothing(store, fresh):
     switch(store)
     expected = TinyActor().eval()(ids(), return_logprobs=True)
     install(fresh, store=str(store.root))
@@ -457,7 +455,7 @@ def test_compiling_the_model_records_and_changes_nothing(store, fresh: type):
     assert len(list(store.iter_dumps())) == 1
 
 
-def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_that_no_call_is_seen(store, fresh: type, caplog):
+def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_that_no_call_is_seen(store, fresh, caplog):
     switch(store)
     plain = TinyActor().eval()
     expected, plain_breaks = plain(ids(), return_logprobs=True), breaks(plain)
@@ -472,7 +470,7 @@ def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_th
     assert "1 recording actor: 0 calls" in shown and f"recorded nothing: {recorder.COMPILED}" in shown.replace("\n", " ")
 
 
-def test_a_compiled_model_of_an_adapter_is_named_like_a_compiled_actor(store, fresh: type, caplog):
+def test_a_compiled_model_of_an_adapter_is_named_like_a_compiled_actor(store, fresh, caplog):
     switch(store)
     seam = Seam("any:score", lambda call: Rows(call["self"], call["sequences"]))
     adapter: Any = SimpleNamespace(name="mine", package="mine")

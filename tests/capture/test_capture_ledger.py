@@ -51,7 +51,7 @@ def reasons(books: Ledger, switch: Control, seq_lens: list[int]) -> list[str | N
         ({"max_dumps": 0}, [1], ["max_dumps"]),
     ],
 )
-def test_a_limit_says_which_calls_are_wanted(limits: dict[str, Any], seq_lens: list[int], expected: list[str | None]):
+def test_a_limit_says_which_calls_are_wanted(limits, seq_lens, expected):
     assert reasons(ledger(2), control(**limits), seq_lens) == expected
 
 

@@ -36,7 +36,7 @@ def layouts() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", layouts())
-def test_an_output_of_any_layout_is_kept_as_it_was_with_its_strides_and_no_graph(name: str):
+def test_an_output_of_any_layout_is_kept_as_it_was_with_its_strides_and_no_graph(name):
     tensor = layouts()[name]
     before = tensor.detach().clone()
     taken = Copier().outputs({"x": tensor})
@@ -48,7 +48,7 @@ def test_an_output_of_any_layout_is_kept_as_it_was_with_its_strides_and_no_graph
 
 
 @pytest.mark.parametrize("name", [name for name in layouts() if name != "negative"])
-def test_on_a_device_only_contiguous_spans_are_copied_when_the_writer_waits(name: str, on_device: LaterDevice, arena: Arena):
+def test_on_a_device_only_contiguous_spans_are_copied_when_the_writer_waits(name, on_device, arena):
     tensor, copier = layouts()[name].detach(), Copier(lambda _: on_device)
     taken = copier.outputs({"x": tensor, "y": torch.ones(4)})
     assert on_device.copies == 0
@@ -62,7 +62,7 @@ def test_on_a_device_only_contiguous_spans_are_copied_when_the_writer_waits(name
     assert bytes(arena.memory[64 : 64 + tensor.nbytes]) == tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def test_during_a_graph_capture_nothing_may_be_queued(on_device: LaterDevice):
+def test_during_a_graph_capture_nothing_may_be_queued(on_device):
     copier = Copier(lambda _: on_device)
     assert copier.may_copy([torch.ones(1)])
     on_device.graph = True
@@ -70,7 +70,7 @@ def test_during_a_graph_capture_nothing_may_be_queued(on_device: LaterDevice):
 
 
 @pytest.mark.parametrize("tensor", [torch.ones(4, 4), torch.ones(4, 4).t(), torch.ones(4, 4)[:, 1:], torch.ones(9, 9)[:, ::9]])
-def test_a_tensor_whose_memory_is_gone_does_not_crash_the_process(tensor: torch.Tensor, arena: Arena):
+def test_a_tensor_whose_memory_is_gone_does_not_crash_the_process(tensor, arena):
     tensor.untyped_storage().resize_(0)
     for copy in (lambda: Copier().outputs({"x": tensor}), lambda: Copier().place([tensor], arena, 0, [0])):
         with pytest.raises(ValueError, match="freed"):
@@ -78,9 +78,7 @@ def test_a_tensor_whose_memory_is_gone_does_not_crash_the_process(tensor: torch.
 
 
 @pytest.mark.parametrize(("lost_after", "trusted"), [(3, True), (2, False)])
-def test_copies_are_trusted_if_they_were_complete_before_the_device_was_lost(
-    on_device: LaterDevice, arena: Arena, lost_after: int, trusted: bool
-):
+def test_copies_are_trusted_if_they_were_complete_before_the_device_was_lost(on_device, arena, lost_after, trusted):
     on_device.lost_after = lost_after
     taken = Copier(lambda _: on_device).place([torch.arange(5), torch.ones(3, dtype=torch.bool)], arena, 0, [0, 64])
     if trusted:

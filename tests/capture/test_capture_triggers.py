@@ -63,7 +63,7 @@ def test_the_words_are_parsed():
 @pytest.mark.parametrize(
     "word", ["", "often", "slow", "slow:x", "slow:1x", "slow:0.5x", "logprobs", "logprobs:0:-40", "logprobs:1", "nan:3"]
 )
-def test_other_words_are_refused_with_what_there_is(word: str):
+def test_other_words_are_refused_with_what_there_is(word):
     with pytest.raises(ValueError):
         parse((word,))
 
@@ -111,7 +111,7 @@ FIRES: dict[str, tuple[str, list[Any], dict[int, tuple[str, dict[str, Any]]]]] =
     ("name", "way"),
     [*((name, Recording) for name in FIRES), ("not finite", AdaptedRecording), ("an exception", AdaptedRecording)],
 )
-def test_what_fires_keeps_its_call_and_says_what_it_saw(store, name: str, way: type[Recording]):
+def test_what_fires_keeps_its_call_and_says_what_it_saw(store, name, way):
     word, results, expected = FIRES[name]
     recording, actor = armed(store, word, way=way), Steered()
     for seed, result in enumerate(results):

@@ -43,7 +43,7 @@ def linted(store: Store) -> Findings:
     return lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
 
 
-def test_a_critics_losses_are_recorded_with_their_experiences(openrlhf: SimpleNamespace, store):
+def test_a_critics_losses_are_recorded_with_their_experiences(openrlhf, store):
     results = train(openrlhf, store, calls=["forward", "loss"])
     recorded = sorted(dumps_of(store), key=lambda dump: dump.record.monotonic_ns)
     assert len(recorded) == len(results) == 4
@@ -62,7 +62,7 @@ def test_a_critics_losses_are_recorded_with_their_experiences(openrlhf: SimpleNa
     assert not findings.broken and findings["normalization"].looked_at == 2, findings.in_words()
 
 
-def test_a_critics_loss_that_is_divided_by_too_many_tokens_is_found(openrlhf: SimpleNamespace, store):
+def test_a_critics_loss_that_is_divided_by_too_many_tokens_is_found(openrlhf, store):
     train(openrlhf, store, calls=["forward", "loss"], tokens=2.0)
     dumps_of(store)
     findings = linted(store)
@@ -70,7 +70,7 @@ def test_a_critics_loss_that_is_divided_by_too_many_tokens_is_found(openrlhf: Si
     assert "of the critic: its losses add up to" in findings.in_words() and "0.5 times it" in findings.in_words()
 
 
-def test_a_step_of_policy_and_critic_trains_on_each_row_once(openrlhf: SimpleNamespace, store):
+def test_a_step_of_policy_and_critic_trains_on_each_row_once(openrlhf, store):
     results = train(openrlhf, store, calls=["forward", "loss"])
     actor = openrlhf.Actor()
     trainer = openrlhf.Trainer(actor, openrlhf.PolicyLoss())
@@ -82,12 +82,12 @@ def test_a_step_of_policy_and_critic_trains_on_each_row_once(openrlhf: SimpleNam
     assert not findings.broken and findings["normalization"].looked_at == 4, findings.in_words()
 
 
-def test_the_limits_choose_a_critics_losses(openrlhf: SimpleNamespace, store):
+def test_the_limits_choose_a_critics_losses(openrlhf, store):
     train(openrlhf, store, calls=["forward", "loss"], steps=[8, 8])
     assert [dump.record.step for dump in dumps_of(store)] == [8, 8]
 
 
-def test_a_critics_process_has_no_ring_while_forwards_alone_are_recorded(openrlhf: SimpleNamespace, store):
+def test_a_critics_process_has_no_ring_while_forwards_alone_are_recorded(openrlhf, store):
     train(openrlhf, store)
     slot = hook._slots[str(store.root.resolve())]
     assert slot.recorder.ring is None and not slot.recorder.writer.watched()
@@ -96,7 +96,7 @@ def test_a_critics_process_has_no_ring_while_forwards_alone_are_recorded(openrlh
     assert [dump.record.point for dump in dumps_of(store)] == ["forward"]
 
 
-def test_threads_with_different_switches_share_a_wrapped_forward(openrlhf: SimpleNamespace, store):
+def test_threads_with_different_switches_share_a_wrapped_forward(openrlhf, store):
     """Two policies train in two threads; only one of them is at a step that is recorded."""
     recording, both = Recording(store, steps=(7, 7)), threading.Barrier(2)
     openrlhf.Actor.forward = hook.wrap(vars(openrlhf.Actor)["forward"], recording.slot)

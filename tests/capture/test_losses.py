@@ -52,7 +52,7 @@ def losses_of(recording: Recording) -> tuple[list[Dump], list[Dump]]:
     return [d for d in dumps if d.record.point == "forward"], [d for d in dumps if d.record.point == "loss"]
 
 
-def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrlhf: SimpleNamespace, store):
+def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrlhf, store):
     recording = Recording(store, calls=("forward", "loss"), with_outputs=True)
     results = train(openrlhf, recording)
     forwards, recorded = losses_of(recording)
@@ -85,7 +85,7 @@ def test_a_loss_is_recorded_with_its_experience_and_joined_to_its_forward(openrl
     assert not findings.broken and {"normalization", "placeholder", "truncation", "response length"} <= held, findings.in_words()
 
 
-def test_recording_changes_no_loss_and_no_gradient(openrlhf: SimpleNamespace, store):
+def test_recording_changes_no_loss_and_no_gradient(openrlhf, store):
     before = train(openrlhf, None)
     after = train(openrlhf, Recording(store, calls=("forward", "loss")))
     for ours, theirs in zip(after, before, strict=True):
@@ -94,7 +94,7 @@ def test_recording_changes_no_loss_and_no_gradient(openrlhf: SimpleNamespace, st
 
 
 @pytest.mark.parametrize("triggers", [(), ("nan",)])
-def test_losses_follow_their_forwards_whatever_limits_chose_these(openrlhf: SimpleNamespace, store, triggers: Any):
+def test_losses_follow_their_forwards_whatever_limits_chose_these(openrlhf, store, triggers):
     recording = Recording(store, calls=("forward", "loss"), every=3, triggers=triggers)
     train(openrlhf, recording, steps=6)
     forwards, recorded = losses_of(recording)
@@ -103,7 +103,7 @@ def test_losses_follow_their_forwards_whatever_limits_chose_these(openrlhf: Simp
     assert trained and {call.forward_id for call in read} == trained
 
 
-def test_who_records_forwards_alone_has_nothing_attached(openrlhf: SimpleNamespace, store):
+def test_who_records_forwards_alone_has_nothing_attached(openrlhf, store):
     original = openrlhf.PolicyLoss.forward
     recording = Recording(store)
     train(openrlhf, recording)
@@ -112,7 +112,7 @@ def test_who_records_forwards_alone_has_nothing_attached(openrlhf: SimpleNamespa
 
 
 @pytest.mark.parametrize("broken", ["_context", "_switches"])
-def test_a_fault_of_the_recorder_loses_the_record_and_never_the_loss(openrlhf: SimpleNamespace, store, monkeypatch, broken: str):
+def test_a_fault_of_the_recorder_loses_the_record_and_never_the_loss(openrlhf, store, monkeypatch, broken):
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("planted")
 
@@ -123,7 +123,7 @@ def test_a_fault_of_the_recorder_loses_the_record_and_never_the_loss(openrlhf: S
     assert len(forwards) == 8 and not recorded and recording.recorder.stray == 4
 
 
-def test_a_loss_without_its_rows_or_its_actors_facts_is_a_loss_all_the_same(openrlhf: SimpleNamespace, store):
+def test_a_loss_without_its_rows_or_its_actors_facts_is_a_loss_all_the_same(openrlhf, store):
     def fails(self: object) -> int:
         raise RuntimeError("planted")
 
@@ -145,7 +145,7 @@ def test_a_call_that_does_not_exist_is_refused(tmp_path):
             invoke(Store(tmp_path), "dump", "enable", "--calls", typed)
 
 
-def test_the_loss_of_a_first_forward_is_recorded(openrlhf: SimpleNamespace, store):
+def test_the_loss_of_a_first_forward_is_recorded(openrlhf, store):
     """As in SFT, where no forward of old log-probs comes first."""
     recording = Recording(store, calls=("forward", "loss"))
     recording.slot.packages.add("openrlhf")
@@ -160,7 +160,7 @@ def test_the_loss_of_a_first_forward_is_recorded(openrlhf: SimpleNamespace, stor
     assert len(forwards) == len(recorded) == 2 and torch.equal(recorded[0].tensors["sequences"], rows)
 
 
-def test_whole_steps_are_recorded_and_nothing_else(openrlhf: SimpleNamespace, store):
+def test_whole_steps_are_recorded_and_nothing_else(openrlhf, store):
     recording = Recording(store, calls=("forward", "loss"), steps=(8, 9))
     train(openrlhf, recording, steps=8)
     ledgers = recording.recorder.writer.watched()
@@ -189,7 +189,7 @@ def stepping(openrlhf: SimpleNamespace, recording: Recording) -> tuple[Any, Any,
     return policy, reference, call
 
 
-def test_a_new_switch_without_steps_records_every_call(openrlhf: SimpleNamespace, store):
+def test_a_new_switch_without_steps_records_every_call(openrlhf, store):
     recording = Recording(store, steps=(3, 4))
     policy, _, call = stepping(openrlhf, recording)
     call(policy)
@@ -199,9 +199,7 @@ def test_a_new_switch_without_steps_records_every_call(openrlhf: SimpleNamespace
 
 
 @pytest.mark.parametrize(("steps", "expected"), [((7, 7), ["policy", "reference"]), ((0, 0), [])])
-def test_a_reference_is_recorded_in_the_steps_of_the_policy_beside_it(
-    openrlhf: SimpleNamespace, store, steps: tuple[int, int], expected: list[str]
-):
+def test_a_reference_is_recorded_in_the_steps_of_the_policy_beside_it(openrlhf, store, steps, expected):
     recording = Recording(store, steps=steps)
     policy, reference, call = stepping(openrlhf, recording)
     call(policy)
@@ -210,9 +208,7 @@ def test_a_reference_is_recorded_in_the_steps_of_the_policy_beside_it(
 
 
 @pytest.mark.parametrize("unknown", ["a reference alone", "no step"])
-def test_calls_of_an_unknown_step_are_not_recorded_and_that_is_said_once(
-    openrlhf: SimpleNamespace, store, monkeypatch, caplog, unknown: str
-):
+def test_calls_of_an_unknown_step_are_not_recorded_and_that_is_said_once(openrlhf, store, monkeypatch, caplog, unknown):
     recording = Recording(store, steps=(0, 9))
     policy, reference, call = stepping(openrlhf, recording)
     if unknown == "no step":
@@ -225,7 +221,7 @@ def test_calls_of_an_unknown_step_are_not_recorded_and_that_is_said_once(
 
 
 @pytest.mark.parametrize("hashes", [False, True])
-def test_weights_are_recorded_in_the_chosen_steps(openrlhf: SimpleNamespace, store, hashes: bool):
+def test_weights_are_recorded_in_the_chosen_steps(openrlhf, store, hashes):
     recording = Recording(store, steps=(7, 7))
     recording.recorder.hashes = hashes
     policy, _, call = stepping(openrlhf, recording)

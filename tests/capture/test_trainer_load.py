@@ -57,7 +57,7 @@ USUAL = {
 
 
 @pytest.mark.parametrize("what", MOST_LINES)
-def test_a_training_process_loads_few_modules_and_lines(tmp_path, what: str):
+def test_a_training_process_loads_few_modules_and_lines(tmp_path, what):
     (tmp_path / "FORMAT").write_text('{"format": 1}\n')
     (tmp_path / "control.json").write_text(json.dumps(CONTROL if what == "all" else USUAL))
     answer = json.loads(python(TRAINING, clean_environment(), str(tmp_path)))

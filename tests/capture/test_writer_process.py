@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,7 +62,7 @@ def written(store: Store, monkeypatch: pytest.MonkeyPatch, kind: str) -> list[pa
     return dumps
 
 
-def test_both_writers_write_the_same(folder: Path, monkeypatch):
+def test_both_writers_write_the_same(folder, monkeypatch):
     ours, theirs = (written(Store(folder / kind).create(), monkeypatch, kind) for kind in ("thread", "process"))
     for one, other in zip(ours, theirs, strict=True):
         different = {name for name, value in vars(one.record).items() if value != getattr(other.record, name)}
@@ -75,7 +74,7 @@ def test_both_writers_write_the_same(folder: Path, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["killed", "cannot be started"])
-def test_without_a_writer_process_the_thread_writes_and_status_says_so(folder: Path, monkeypatch, what: str):
+def test_without_a_writer_process_the_thread_writes_and_status_says_so(folder, monkeypatch, what):
     store = Store(folder / "store").create()
     if what == "cannot be started":
         monkeypatch.setattr(sys, "executable", str(folder / "python"))
@@ -96,7 +95,7 @@ def test_without_a_writer_process_the_thread_writes_and_status_says_so(folder: P
     assert "no writer process and writes in a thread: " in " ".join(told.stdout.split()), told.stdout
 
 
-def test_what_a_writer_process_published_before_time_was_over_is_captured(folder: Path):
+def test_what_a_writer_process_published_before_time_was_over_is_captured(folder):
     """Its answer comes for a whole batch: without it, what is a file already counted as waiting in the ring."""
     store = Store(folder / "store").create()
     recording = Recording(store, writer="process")
@@ -118,7 +117,7 @@ def test_what_a_writer_process_published_before_time_was_over_is_captured(folder
     assert data["captured"] == data["calls"] == len(list(store.iter_dumps())) == 9 and data["pending"] == 0
 
 
-def test_a_slot_that_belongs_to_another_call_by_now_is_not_published(folder: Path):
+def test_a_slot_that_belongs_to_another_call_by_now_is_not_published(folder):
     store = Store(folder / "store").create()
     recording = Recording(store)
     recording.forward(Actor(), **inputs(3))

@@ -77,7 +77,7 @@ def test_a_catalog_takes_less_than_250_bytes_a_dump(store):
         ("rank=1 and status='failed'", "SEARCH r USING COVERING INDEX ix_result_status (status=?) SEARCH d"),
     ],
 )
-def test_what_all_callers_have_in_common_leads_to_no_dump(store, where: str, plan: str, monkeypatch):
+def test_what_all_callers_have_in_common_leads_to_no_dump(store, where, plan, monkeypatch):
     """SQLite takes `host = ?` for a condition that few callers meet, and looked up every dump of each, one by one."""
     fill_synthetic(store, 20_000)
     asked, rows = [], Sandbox.rows
@@ -98,7 +98,7 @@ def test_what_all_callers_have_in_common_leads_to_no_dump(store, where: str, pla
 
 
 @given(st.datetimes())
-def test_a_time_comes_back_as_it_was(moment: object):
+def test_a_time_comes_back_as_it_was(moment):
     text = format_timestamp(moment)  # type: ignore[arg-type]
     assert tables.from_micros(tables.to_micros(text)) == text
 

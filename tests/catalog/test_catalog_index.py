@@ -99,7 +99,7 @@ def test_a_folder_that_has_just_changed_is_not_relied_on(store):
         (lambda blob: cases.with_record(blob, b'"role":"reference"', b'"role":7          '), "role"),
     ],
 )  # fmt: skip
-def test_a_damaged_dump_is_a_warning_with_its_reason(store, damage: Callable[[bytes], bytes], reason: str):
+def test_a_damaged_dump_is_a_warning_with_its_reason(store, damage, reason):
     bad, good = cases.fill(store, 1)[0], cases.record(4)
     path = store.dump_path(bad)
     blob = path.read_bytes()
@@ -169,7 +169,7 @@ def test_a_row_that_a_killed_refresh_wrote_after_the_file_went_does_not_stay(sto
 
 
 @pytest.mark.parametrize("name", ["a#b" + SUFFIX, f"a{SUFFIX}#b{SUFFIX}"])
-def test_a_damaged_file_stays_noted_whatever_its_name(store, name: str):
+def test_a_damaged_file_stays_noted_whatever_its_name(store, name):
     (described,) = cases.fill(store, 1)
     odd = store.dump_path(described).with_name(name)
     odd.write_bytes(b"junk")
@@ -412,7 +412,7 @@ def test_what_a_killed_writer_left_in_a_rollback_journal_is_undone(store):
 
 
 @pytest.mark.parametrize("junk", [b"this is not a database" * 500, b"SQLite format 3\0" + b"\xff" * 8000, None])
-def test_a_damaged_catalog_is_an_error_with_the_remedy_and_rebuild_is_it(store, junk: bytes | None):
+def test_a_damaged_catalog_is_an_error_with_the_remedy_and_rebuild_is_it(store, junk):
     """None: one that lacks a table."""
     cases.fill(store, 3)
     if junk is None:

@@ -67,7 +67,7 @@ def without_a_setting(store: Store) -> None:
 
 
 @pytest.mark.parametrize("made", [of_an_earlier_program, of_a_later_program, without_a_setting])
-def test_another_programs_catalog_is_made_anew_from_the_files_and_that_is_said(store, made: Callable[[Store], None], caplog):
+def test_another_programs_catalog_is_made_anew_from_the_files_and_that_is_said(store, made, caplog):
     records = cases.fill(store, 9)
     folder = cases.write_spec(store, cases.spec("r", records))
     cases.append(folder / "rank0.jsonl", *(cases.result("r", one.dump_id, "failed") for one in records[:4]))
@@ -117,7 +117,7 @@ def next_release(store, tmp_path, monkeypatch) -> Callable[[str], None]:
     return release
 
 
-def test_a_catalog_of_a_released_revision_is_migrated_with_what_a_user_added(store, next_release: Callable[[str], None], caplog):
+def test_a_catalog_of_a_released_revision_is_migrated_with_what_a_user_added(store, next_release, caplog):
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection, connection:
         connection.execute("CREATE VIEW mine AS SELECT dump_id FROM dump")
     released = migrate.HEAD
@@ -131,16 +131,14 @@ def test_a_catalog_of_a_released_revision_is_migrated_with_what_a_user_added(sto
     assert migrate.look(store.catalog_path) == ("next", True) and refresh(store).dumps == 5 and not caplog.text
 
 
-def test_a_migration_that_fails_changes_nothing(store, next_release: Callable[[str], None]):
+def test_a_migration_that_fails_changes_nothing(store, next_release):
     before, released = schema(store.catalog_path), migrate.HEAD
     next_release("no_such_table")
     assert not migrate.upgraded(store, released)
     assert schema(store.catalog_path) == before and migrate.look(store.catalog_path)[0] == released
 
 
-def test_a_catalog_that_cannot_be_migrated_in_its_place_is_made_elsewhere(
-    store, next_release: Callable[[str], None], monkeypatch
-):
+def test_a_catalog_that_cannot_be_migrated_in_its_place_is_made_elsewhere(store, next_release, monkeypatch):
     """`index-earlier` of `make kills` found it: SQLite's own error passed when the disk failed before the migration's first
     statement."""
     own, whole = store.catalog_path, engine.connect_writable
@@ -218,7 +216,7 @@ def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store):
     ("kind", "mode"),
     [("ext4", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete")],
 )
-def test_the_journal_suits_the_file_system(tmp_path, monkeypatch, kind: str, mode: str):
+def test_the_journal_suits_the_file_system(tmp_path, monkeypatch, kind, mode):
     mounts = tmp_path / "mounts"
     mounts.write_text(f"root / ext4 rw 0 0\ndisk {tmp_path} {kind} rw 0 0\nother {tmp_path}x nfs rw 0 0\n")
     assert file_system(tmp_path, str(mounts)) == kind

@@ -44,7 +44,7 @@ SELECTED = cases_of("selected")
 
 
 @pytest.mark.parametrize("text", SELECTED)
-def test_a_condition_selects_what_it_means(catalog: query.Catalog, rows: list[Row], text: str):
+def test_a_condition_selects_what_it_means(catalog, rows, text):
     spans = [part.partition("-") for part in SELECTED[text].expected[0].split()]
     numbers = {number for first, _, last in spans for number in range(int(first), int(last or first) + 1)}
     wanted = [row for row in rows if row.call_index in numbers]
@@ -53,7 +53,7 @@ def test_a_condition_selects_what_it_means(catalog: query.Catalog, rows: list[Ro
     assert query.select_dumps(catalog, text, limit=3, offset=1) == wanted[1:4]
 
 
-def test_every_documented_column_and_function_works(catalog: query.Catalog):
+def test_every_documented_column_and_function_works(catalog):
     for name in WHERE_COLUMNS:
         assert query.count_dumps(catalog, f"{name} is null or {name} is not null") == 40
     texts = {"abs": "abs(rank)=1", "coalesce": "coalesce(step,0)=1", "length": "length(run)=5", "lower": "lower(run)='x'",
@@ -63,7 +63,7 @@ def test_every_documented_column_and_function_works(catalog: query.Catalog):
         query.select_dumps(catalog, text)
 
 
-def test_orders(catalog: query.Catalog, rows: list[Row]):
+def test_orders(catalog, rows):
     assert [r.timestamp for r in rows] == sorted(r.timestamp for r in rows)
     by_length = query.select_dumps(catalog, order="length")
     assert by_length == sorted(rows, key=lambda r: (r.seq_len, r.timestamp, r.dump_id))
@@ -71,7 +71,7 @@ def test_orders(catalog: query.Catalog, rows: list[Row]):
         query.select_dumps(catalog, order="colour")
 
 
-def test_a_dump_is_found_by_the_beginning_of_its_id(catalog: query.Catalog, rows: list[Row]):
+def test_a_dump_is_found_by_the_beginning_of_its_id(catalog, rows):
     assert query.get_dump(catalog, rows[3].dump_id[:23]) == rows[3]
     assert query.get_dump(catalog, rows[3].dump_id) == rows[3]
     for text in ("2025", "1999", "", "%", "\0", "20250619'"):
@@ -99,7 +99,7 @@ def test_listing_twice_as_many_replays_takes_twice_the_work(store):
     assert took[39] < 2.2 * took[19]
 
 
-def test_replays_are_found_by_id_beginning_and_as_the_last(catalog: query.Catalog):
+def test_replays_are_found_by_id_beginning_and_as_the_last(catalog):
     assert query.get_replay(catalog, "r1") == query.get_replay(catalog, "last") == query.list_replays(catalog)[0]
     replay = query.get_replay(catalog, "r")
     assert (replay.passed, replay.failed, replay.crashed, replay.hung) == (9, 2, 1, 0)
@@ -114,7 +114,7 @@ def test_asking_a_store_indexes_it_and_asking_a_catalog_does_not(store):
     assert (query.count_dumps(opened), query.count_dumps(store), query.count_dumps(opened)) == (1, 2, 2)
 
 
-def test_a_condition_with_many_matches_is_answered_in_order_too(catalog: query.Catalog, rows: list[Row], monkeypatch):
+def test_a_condition_with_many_matches_is_answered_in_order_too(catalog, rows, monkeypatch):
     monkeypatch.setattr(query, "_PROBE", 1)
     assert query.select_dumps(catalog, "seq_len > 10", limit=5) == [r for r in rows if r.seq_len > 10][:5]
     by_length = sorted(rows, key=lambda r: (r.seq_len, r.timestamp))
@@ -122,7 +122,7 @@ def test_a_condition_with_many_matches_is_answered_in_order_too(catalog: query.C
     assert found == [r for r in by_length if r.rank == 1][:5]
 
 
-def test_the_sandbox_denies_all_but_reading_four_tables(catalog: query.Catalog):
+def test_the_sandbox_denies_all_but_reading_four_tables(catalog):
     path = catalog.store.catalog_path
     for sql in (
         "DELETE FROM dump", "PRAGMA table_info(dump)", "ATTACH ':memory:' AS x", "SELECT * FROM sqlite_master",
@@ -152,21 +152,21 @@ def test_a_query_that_gives_nothing_for_too_long_is_stopped(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("where", ["abs(-9223372036854775807 - 1) > 0", f"rank{' / 2' * 590} > 0"])
-def test_what_sqlite_cannot_compute_is_the_conditions_fault(catalog: query.Catalog, where: str):
+def test_what_sqlite_cannot_compute_is_the_conditions_fault(catalog, where):
     with pytest.raises(WhereError):
         query.select_dumps(catalog, where)
     with pytest.raises(WhereError):
         query.count_dumps(catalog, where)
 
 
-def test_long_sums_and_chains_are_answered(catalog: query.Catalog, rows: list[Row]):
+def test_long_sums_and_chains_are_answered(catalog, rows):
     for condition in ("seq_len" + " + 1" * 60 + " > 60", " or ".join(["replayable"] * 299)):
         with counted() as steps:
             assert query.count_dumps(catalog, condition) == len(rows)
         assert steps.count < 20_000 + 100 * len(condition), "work grows faster than the condition"
 
 
-def test_extent_bytes_and_paths_are_those_of_the_rows(catalog: query.Catalog):
+def test_extent_bytes_and_paths_are_those_of_the_rows(catalog):
     found = query.select_dumps(catalog)
     lengths = [row.seq_len for row in found]
     assert query.dump_extent(catalog) == (len(found), min(lengths), max(lengths))

@@ -188,7 +188,7 @@ def test_prune_by_age_and_size_takes_the_oldest(store):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_turns_of_a_run_go_with_its_last_dump(store, packed: bool):
+def test_the_turns_of_a_run_go_with_its_last_dump(store, packed):
     for number, name in enumerate(("ppo-1", "other")):
         for call in range(2):
             cases.publish(store, cases.record(2 * number + call, run=name))
@@ -224,7 +224,7 @@ def test_prune_never_follows_a_link_out_of_the_store_and_counts_the_rest(store, 
     ],
     ids=str,
 )  # fmt: skip
-def test_prune_refuses_what_it_does_not_understand(store, words: tuple[str, ...]):
+def test_prune_refuses_what_it_does_not_understand(store, words):
     cases.fill(store, 2)
     with pytest.raises(UsageError):
         run(store, "prune", *words, "--yes")
@@ -280,7 +280,7 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_a_rebuild_behind_a_lock_says_at_once_what_it_waits_for_and_goes_on_waiting(store, name: str, caplog):
+def test_a_rebuild_behind_a_lock_says_at_once_what_it_waits_for_and_goes_on_waiting(store, name, caplog):
     cases.fill(store, 2)
     run(store, "index")
     code = f"import sys; {HOLDERS[name]}; print(); sys.stdin.read()"

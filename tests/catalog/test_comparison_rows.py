@@ -69,7 +69,7 @@ def replayed(store) -> Store:
     return store
 
 
-def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store):
+def test_everything_becomes_rows_and_again_after_a_rebuild(replayed):
     save(replayed, comparison("c-01", "r-02", "r-01"))
     save(replayed, comparison("c-02", "r-02", None))
     assert refresh(replayed).comparisons == 2
@@ -97,7 +97,7 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store):
     ]
 
 
-def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch):
+def test_nothing_is_read_when_nothing_changed(replayed, monkeypatch):
     save(replayed, comparison("c-01", "r-02", "r-01"))
     age(replayed)
     refresh(replayed)
@@ -114,7 +114,7 @@ def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch):
 
 
 @pytest.mark.parametrize("gone", ["r-01", "r-02"])
-def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed: Store, tmp_path, gone: str):
+def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed, tmp_path, gone):
     save(replayed, comparison("c-01", "r-02", "r-01"))
     age(replayed)
     refresh(replayed)
@@ -143,7 +143,7 @@ def test_a_comparison_may_come_before_its_replays_and_from_many_processes_at_onc
     assert contents(store) == found
 
 
-def test_a_file_that_is_replaced_at_the_same_moment_is_read_again(replayed: Store):
+def test_a_file_that_is_replaced_at_the_same_moment_is_read_again(replayed):
     for largest in (0.5, 0.4):
         save(replayed, comparison("c-01", "r-02", "r-01", largest=largest))
         refresh(replayed)
@@ -169,7 +169,7 @@ def test_damaged_files_are_noted_and_forgotten(store):
     assert not query.table_rows(store, ComparisonRun, "1")
 
 
-def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(replayed: Store):
+def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(replayed):
     save(replayed, comparison("c-01", "r-02", "r-01"))
     odd = replayed.comparisons / "c-01#copy.json"
     shutil.copy(replayed.comparisons / "c-01.json", odd)
@@ -180,7 +180,7 @@ def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(repla
         (replayed.comparisons / f"{count}.txt").touch()  # the folder is listed again
 
 
-def test_where_knows_the_last_comparison_of_a_dump(replayed: Store):
+def test_where_knows_the_last_comparison_of_a_dump(replayed):
     dumps = [cases.record(index, dump_id=item.dump_id, run="run", rank=0) for index, item in enumerate(INPUTS)]
     for described in dumps:
         cases.publish(replayed, described)

@@ -41,7 +41,7 @@ def judgement(line: str) -> Judgement:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_newest_answer_to_each_question_counts(case: str):
+def test_the_newest_answer_to_each_question_counts(case):
     verdict, *broken = CASES[case].expected
     last = fold([judgement(line) for line in CASES[case].given])
     assert (str(last.verdict), last.broken, last.theirs) == (verdict, broken[0] if broken else None, None)
@@ -92,7 +92,7 @@ def verdicts_of(store: Store) -> list[tuple[str | None, str | None]]:
     return [(row.verdict, row.broken) for row in query.select_dumps(store)]
 
 
-def test_every_list_and_filter_reads_the_last_verdict(judged: Store):
+def test_every_list_and_filter_reads_the_last_verdict(judged):
     expected = [(verdict, broken) for _, verdict, broken in WAYS.values()] + [(None, None)]
     listed = json.loads(invoke(judged, "dump", "ls", "--order", "time", "--json").stdout)
     assert [(row["verdict"], row["broken"]) for row in listed] == expected == verdicts_of(judged)
@@ -114,7 +114,7 @@ def test_every_list_and_filter_reads_the_last_verdict(judged: Store):
     assert json.loads(invoke(judged, "status", "--json").stdout)["holds"]["bad"] == len(bad)
 
 
-def test_verdicts_are_derived_from_the_files_alone(judged: Store):
+def test_verdicts_are_derived_from_the_files_alone(judged):
     before = verdicts_of(judged)
     assert not list(checking.catalog(judged, deep=True))
     refresh(judged, rebuild=True)
@@ -136,7 +136,7 @@ def test_what_a_model_is_counts_for_every_dump_of_its_replay(store):
     assert verdicts_of(store) == [("WRONG", "identity")] * 3
 
 
-def test_a_refresh_that_was_killed_before_it_judged_leaves_it_to_the_next(judged: Store, monkeypatch):
+def test_a_refresh_that_was_killed_before_it_judged_leaves_it_to_the_next(judged, monkeypatch):
     before = verdicts_of(judged)
     write_replay(judged, "20250619T050400-000004", publish(judged, 1)[:1])
 

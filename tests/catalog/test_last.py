@@ -45,13 +45,13 @@ def shared(store, monkeypatch) -> Store:
     return store
 
 
-def test_last_is_ones_own_replay_and_no_cell(shared: Store):
+def test_last_is_ones_own_replay_and_no_cell(shared):
     row = newest_configuration(shared)
     assert row is not None and row.replay_id == "20250619T050000-000002"
     assert load_spec(shared, "last").replay_id == "20250619T050000-000003", "what may be resumed may be a cell, but one's own"
 
 
-def test_last_is_the_last_that_ended_and_an_interrupted_check_headlines_nothing(shared: Store, monkeypatch):
+def test_last_is_the_last_that_ended_and_an_interrupted_check_headlines_nothing(shared, monkeypatch):
     def actordbg(*words: str) -> str:
         return " ".join(CliRunner().invoke(app, ["--store", str(shared.root), *words]).output.split())
 
@@ -72,14 +72,14 @@ def test_last_is_the_last_that_ended_and_an_interrupted_check_headlines_nothing(
     assert "3 replays: 3 NOT CHECKED" in actordbg("report", "--all")
 
 
-def test_compare_says_which_one_it_took(shared: Store):
+def test_compare_says_which_one_it_took(shared):
     result = CliRunner().invoke(app, ["--store", str(shared.root), "compare", "last", "20250619T050000-000001"])
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
     assert "last is 20250619T050000-000002: TOY MODEL (tiny) fp32 sdpa" in said and "actordbg replay --packing" in said
 
 
-def test_where_one_has_none_it_is_the_newest_of_anybody_and_named(shared: Store, monkeypatch):
+def test_where_one_has_none_it_is_the_newest_of_anybody_and_named(shared, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     row = newest_configuration(shared)
     assert row is not None and row.replay_id == "20250619T050000-000004"

@@ -89,7 +89,7 @@ def good(tmp_path_factory) -> Store:
     return store
 
 
-def test_every_command_works_on_the_good_rest_and_index_names_the_odd(good: Store, tmp_path):
+def test_every_command_works_on_the_good_rest_and_index_names_the_odd(good, tmp_path):
     """Every odd kind lies in every place."""
     store = Store(tmp_path / "store")
     shutil.copytree(good.root, store.root)
@@ -121,7 +121,7 @@ def test_every_command_works_on_the_good_rest_and_index_names_the_odd(good: Stor
 
 
 @pytest.mark.parametrize("kind", first_or_all(["a FIFO", "a folder"]))
-def test_an_odd_file_in_the_place_of_a_good_one_costs_what_it_was(good: Store, tmp_path, kind: str):
+def test_an_odd_file_in_the_place_of_a_good_one_costs_what_it_was(good, tmp_path, kind):
     store = Store(tmp_path / "store")
     shutil.copytree(good.root, store.root)
     (dump,) = store.dumps.glob(f"{storecases.LOOSE}/rank0002/*-000002-*{SUFFIX}")
@@ -138,7 +138,7 @@ def test_an_odd_file_in_the_place_of_a_good_one_costs_what_it_was(good: Store, t
     assert len(json.loads(done["contents"][1])) == 7
 
 
-def test_an_odd_catalog_lock_or_format_is_named(good: Store, tmp_path):
+def test_an_odd_catalog_lock_or_format_is_named(good, tmp_path):
     for name in ("catalog.db-wal", "catalog.lock", "FORMAT"):
         store = Store(tmp_path / name)
         shutil.copytree(good.root, store.root)

@@ -52,7 +52,7 @@ def test_a_packed_dump_has_the_row_of_its_file_and_its_share_of_the_pack(store):
     assert [split_place(row.path) for row in found] == [(store.relative(pack), row.dump_id) for row in found]
 
 
-def test_indexing_a_pack_decompresses_no_rows(packed: Store, monkeypatch):
+def test_indexing_a_pack_decompresses_no_rows(packed, monkeypatch):
     names: list[str] = []
     real = layout.decompress
     monkeypatch.setattr(layout, "decompress", lambda *words: names.append(words[2]) or real(*words))
@@ -61,7 +61,7 @@ def test_indexing_a_pack_decompresses_no_rows(packed: Store, monkeypatch):
     assert len(names) == 1 and names[0].endswith(": index")
 
 
-def test_a_settled_store_is_not_listed_again(packed: Store, monkeypatch):
+def test_a_settled_store_is_not_listed_again(packed, monkeypatch):
     cases.settle(packed)
     refresh(packed)
     listed: list[str] = []
@@ -73,7 +73,7 @@ def test_a_settled_store_is_not_listed_again(packed: Store, monkeypatch):
     assert not [path for path in listed if path.endswith(("ppo-1/rank0000", "packs/ppo-1"))]
 
 
-def test_a_dump_in_a_pack_and_in_a_file_is_one_row(packed: Store):
+def test_a_dump_in_a_pack_and_in_a_file_is_one_row(packed):
     for number in range(8):
         cases.publish(packed, cases.record(number))
     summary = refresh(packed)
@@ -86,7 +86,7 @@ def test_a_dump_in_a_pack_and_in_a_file_is_one_row(packed: Store):
     assert summary.dumps == 8 and not any(row.pack for row in query.select_dumps(packed))
 
 
-def test_rows_of_a_vanished_pack_go_and_another_pack_takes_over_what_it_holds_too(packed: Store):
+def test_rows_of_a_vanished_pack_go_and_another_pack_takes_over_what_it_holds_too(packed):
     (first,) = packed.iter_packs()
     second = first.with_name("zzz.pack")
     pack = reader.Pack(first)
@@ -112,9 +112,7 @@ def test_rows_of_a_vanished_pack_go_and_another_pack_takes_over_what_it_holds_to
         (lambda data: data[:-200] + bytes([data[-200] ^ 1]) + data[-199:], "corrupt-dump", "CRC-32"),
     ],
 )
-def test_a_damaged_pack_is_noted_with_what_it_held_and_is_good_again_when_it_is_mended(
-    packed: Store, damage: object, code: str, reason: str
-):
+def test_a_damaged_pack_is_noted_with_what_it_held_and_is_good_again_when_it_is_mended(packed, damage, code, reason):
     (path,) = packed.iter_packs()
     data = path.read_bytes()
     path.write_bytes(damage(data))  # type: ignore[operator]
@@ -131,7 +129,7 @@ def test_a_damaged_pack_is_noted_with_what_it_held_and_is_good_again_when_it_is_
     assert (summary.added, summary.dumps, summary.damaged) == (8, 8, [])
 
 
-def test_a_pack_in_the_folder_of_another_run_is_named_dump_by_dump(packed: Store):
+def test_a_pack_in_the_folder_of_another_run_is_named_dump_by_dump(packed):
     (path,) = packed.iter_packs()
     shutil.move(path.parent, path.parent.with_name("other"))
     summary = refresh(packed)
@@ -140,7 +138,7 @@ def test_a_pack_in_the_folder_of_another_run_is_named_dump_by_dump(packed: Store
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_folders_that_vanish_while_they_are_to_be_listed_again_take_their_rows_along(store, packed: bool):
+def test_folders_that_vanish_while_they_are_to_be_listed_again_take_their_rows_along(store, packed):
     """A pack and the last file of a run go in one `prune`; and a run's only pack goes while its folder is not relied on."""
     cases.fill(store, 2)
     packing.pack_dumps(store, "rank = 0")

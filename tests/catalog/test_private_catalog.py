@@ -101,7 +101,7 @@ def check_reading(answers: list[Said]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("catalog", ["none", "damaged"])
-def test_another_users_store_is_read_by_every_reading_command_and_left_as_it_was(filled: Store, catalog: str):
+def test_another_users_store_is_read_by_every_reading_command_and_left_as_it_was(filled, catalog):
     if catalog == "damaged":
         filled.catalog_path.write_bytes(b"no database" * 1000)
     rest(filled)
@@ -117,7 +117,7 @@ def test_another_users_store_is_read_by_every_reading_command_and_left_as_it_was
 
 
 @pytest.mark.slow
-def test_what_would_be_written_there_is_refused_before_anything_is_begun(filled: Store):
+def test_what_would_be_written_there_is_refused_before_anything_is_begun(filled):
     refresh(filled)
     before = tree(filled.root)
     with another_user(filled.root) as reader:
@@ -144,7 +144,7 @@ def harmed(store: Store, harm: str) -> Iterator[tuple[Reader, bool]]:
 
 
 @pytest.mark.slow
-def test_a_store_on_a_read_only_mount_is_read(filled: Store):
+def test_a_store_on_a_read_only_mount_is_read(filled):
     with harmed(filled, 'mount -o remount,ro "$MOUNT"') as (reader, _):
         said = reader.run(["dump", "ls", "--json"], ["dump", "ls", "--where", "rank=1", "--json"], ["dump", "pack"])
         assert [each.code for each in said] == [0, 0, 4], said
@@ -153,7 +153,7 @@ def test_a_store_on_a_read_only_mount_is_read(filled: Store):
 
 
 @pytest.mark.slow
-def test_a_store_on_a_full_disk_is_read(filled: Store):
+def test_a_store_on_a_full_disk_is_read(filled):
     """SQLITE_FULL itself is tested below."""
     fill = 'rm -f "$MOUNT"/store/catalog.db-*; cp -p "$MOUNT"/store/FORMAT "$MOUNT"/store/dumps/; dd if=/dev/zero of="$MOUNT/fill" bs=4k; true'
     with harmed(filled, fill) as (reader, full):
@@ -164,7 +164,7 @@ def test_a_store_on_a_full_disk_is_read(filled: Store):
             assert reader.run(["dump", "prune", "--where", "rank=0", "--yes"], may_write=True)[0].code == 0, "which makes room"
 
 
-def test_a_disk_that_fills_up_while_the_catalog_is_written(store, cache: Path, monkeypatch, caplog):
+def test_a_disk_that_fills_up_while_the_catalog_is_written(store, cache, monkeypatch, caplog):
     """SQLite itself says that the disk is full: the store's catalog may have no page more than it has."""
     refresh(store)
     cases.fill(store, 300)
@@ -199,7 +199,7 @@ def _unwritable(monkeypatch: pytest.MonkeyPatch, store: Store, *more: Path) -> N
     monkeypatch.setattr(connections, "connect_writable", refuse)
 
 
-def test_a_private_catalog_follows_the_files(store, cache: Path, monkeypatch):
+def test_a_private_catalog_follows_the_files(store, cache, monkeypatch):
     cases.fill(store, 4)
     store.catalog_path.write_bytes(b"junk")
     _unwritable(monkeypatch, store)
@@ -213,7 +213,7 @@ def test_a_private_catalog_follows_the_files(store, cache: Path, monkeypatch):
     assert query.count_dumps(Store(store.root)) == 5, "a private one that is damaged is made again"
 
 
-def test_without_a_cache_folder_it_is_an_error(store, tmp_path, cache: Path, monkeypatch):
+def test_without_a_cache_folder_it_is_an_error(store, tmp_path, cache, monkeypatch):
     _unwritable(monkeypatch, store)
     (tmp_path / "cache").write_text("a file, where a folder should be")
     with pytest.raises(CatalogProblem, match=f"a private catalog in {cache}/.* cannot be written either") as caught:
@@ -221,7 +221,7 @@ def test_without_a_cache_folder_it_is_an_error(store, tmp_path, cache: Path, mon
     assert "XDG_CACHE_HOME" in caught.value.hint
 
 
-def test_no_catalog_is_kept_in_a_folder_of_another_user(store, cache: Path, monkeypatch):
+def test_no_catalog_is_kept_in_a_folder_of_another_user(store, cache, monkeypatch):
     _unwritable(monkeypatch, store)
     monkeypatch.setattr(migrate, "is_own", lambda owner: False)
     with pytest.raises(CatalogProblem, match="it belongs to another user"):
@@ -229,7 +229,7 @@ def test_no_catalog_is_kept_in_a_folder_of_another_user(store, cache: Path, monk
     assert not list(cache.rglob("catalog.db"))
 
 
-def test_a_new_private_catalog_removes_those_that_were_not_used_for_a_month(store, cache: Path, monkeypatch):
+def test_a_new_private_catalog_removes_those_that_were_not_used_for_a_month(store, cache, monkeypatch):
     for name, used in (("old", 1), ("used", time.time())):
         (cache / name).mkdir(parents=True)
         os.utime(cache / name, (used, used))
@@ -243,7 +243,7 @@ def test_a_new_private_catalog_removes_those_that_were_not_used_for_a_month(stor
 
 
 @pytest.mark.slow
-def test_many_readers_of_one_unwritable_store_share_one_catalog(filled: Store):
+def test_many_readers_of_one_unwritable_store_share_one_catalog(filled):
     """The store's own does not know its newest dump."""
     refresh(filled)
     rest(filled)
@@ -266,7 +266,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_catalog_whose_schema_does_something_is_refused(store, kind: str):
+def test_a_catalog_whose_schema_does_something_is_refused(store, kind):
     cases.fill(store, 3)
     age(store)
     refresh(store)
@@ -306,7 +306,7 @@ def test_rows_that_lead_out_of_the_store_are_refused(store):
 
 
 @pytest.mark.parametrize("odd", ["link", "folder"])
-def test_a_catalog_that_is_no_file_is_refused_at_once(store, cache: Path, tmp_path, odd: str):
+def test_a_catalog_that_is_no_file_is_refused_at_once(store, cache, tmp_path, odd):
     cases.fill(store, 1)
     if odd == "link":
         store.catalog_path.symlink_to(tmp_path / "elsewhere.db")

@@ -29,7 +29,7 @@ def twelve(tmp_path) -> Store:
     return store
 
 
-def test_what_was_never_replayed_has_not_passed(twelve: Store):
+def test_what_was_never_replayed_has_not_passed(twelve):
     catalog = open_fresh(twelve)
     assert count_dumps(catalog, "status = 'passed'") == 2
     assert count_dumps(catalog, "status != 'passed'") == count_dumps(catalog, "status not in ('passed')") == 10
@@ -37,7 +37,7 @@ def test_what_was_never_replayed_has_not_passed(twelve: Store):
     assert count_dumps(catalog, "status != 'passed' and status is not null") == 1
 
 
-def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(twelve: Store):
+def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(twelve):
     catalog = open_fresh(twelve)
     assert reasons(catalog, "rank=0 and role='critic' and seq_len>4000") == [
         "role = 'critic' selects none of 12: role is policy (8), reference (4)",
@@ -57,7 +57,7 @@ def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(t
     assert done.exit_code == 5 and "role is policy (8), reference (4)" in done.stderr
 
 
-def test_selections_by_name(twelve: Store):
+def test_selections_by_name(twelve):
     catalog = open_fresh(twelve)
     rows = select_dumps(catalog)
     assert [row.verdict for row in select_dumps(catalog, selections.BAD)] == ["FAILED"]
@@ -74,7 +74,7 @@ def test_selections_by_name(twelve: Store):
     assert count_dumps(catalog, selections.longest(catalog, "rank=99", 3)) == 0
 
 
-def test_a_selection_by_name_of_nothing_speaks_of_what_was_asked(twelve: Store):
+def test_a_selection_by_name_of_nothing_speaks_of_what_was_asked(twelve):
     done = CliRunner().invoke(app, ["--store", str(twelve.root), "replay", "--where", "rank=99", "--longest", "3"])
     assert isinstance(done.exception, NothingToDo)
     assert "no dump matches rank=99; rank = 99 selects none of 12: rank is 0 to 3" in done.exception.message
@@ -101,7 +101,7 @@ def test_a_sample_has_one_of_each_kind_and_then_others_over_time(tmp_path):
     ("options", "inputs"),
     [(("--lf",), 1), (("--diverse", "4", "--where", "rank<2"), 4)],
 )
-def test_a_replay_takes_a_selection_by_name(twelve: Store, options: tuple[str, ...], inputs: int):
+def test_a_replay_takes_a_selection_by_name(twelve, options, inputs):
     done = CliRunner().invoke(app, ["--store", str(twelve.root), "replay", "--dry-run", "--json", *options])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["selected"] == inputs

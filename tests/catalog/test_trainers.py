@@ -33,7 +33,7 @@ def said(store: Store, *words: str) -> str:
     return done.stdout
 
 
-def test_calls_of_several_trainers_are_told_apart_everywhere(mixed: Store):
+def test_calls_of_several_trainers_are_told_apart_everywhere(mixed):
     refresh(mixed)
     home = "trainer = 'openrlhf' and adapter is null and function = 'openrlhf.models.actor:Actor.forward'"
     assert query.count_dumps(mixed, home) == 4

@@ -24,7 +24,7 @@ CASES = cases_of("where")
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_a_condition_becomes_sql_with_bound_values_or_is_refused_by_name(text: str):
+def test_a_condition_becomes_sql_with_bound_values_or_is_refused_by_name(text):
     sql, *bound = CASES[text].expected
     if sql.startswith("refused:"):
         refused(text, sql.removeprefix("refused:").strip())
@@ -65,7 +65,7 @@ def test_control_characters_and_patterns_without_end_are_refused():
         "rank is " * 900 + "null",
     ],
 )
-def test_bombs_are_refused_after_few_steps(text: str):
+def test_bombs_are_refused_after_few_steps(text):
     with counted() as steps, pytest.raises(WhereError):
         compile_where(text)
     assert steps.count < 1000 + 20 * len(text), "work grows faster than the text"
@@ -85,12 +85,12 @@ def test_columns_that_were_used_are_known():
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800), ("2h30m", 9_000), ("1.5h", 5_400), ("90s", 90), ("1w", 604_800)])
-def test_durations(text: str, seconds: float):
+def test_durations(text, seconds):
     assert parse_duration(text).total_seconds() == seconds
 
 
 @pytest.mark.parametrize("word", ["or", "and"])
-def test_a_long_chain_of_conditions_is_one_flat_chain(word: str):
+def test_a_long_chain_of_conditions_is_one_flat_chain(word):
     condition = compile_where(f" {word} ".join(["replayable"] * 299))
     assert condition.sql == f"({f' {word.upper()} '.join(['k.replayable'] * 299)})"
 
@@ -107,7 +107,7 @@ def test_what_is_nested_too_deep_for_python_is_refused():
 
 
 @pytest.mark.parametrize("text", ["seq_len -> '1d'", "seq_len ->> '1d'", "seq_len -> '$[' = 1"])
-def test_the_parsers_own_log_never_reaches_the_terminal(text: str, capfd):
+def test_the_parsers_own_log_never_reaches_the_terminal(text, capfd):
     log = logging.getLogger("sqlglot")
     heard: list[str] = []
     handler = logging.Handler()
@@ -169,7 +169,7 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
         ("seq_len > 5 limit 3", "use --order, and --limit or --max-inputs"),
     ],
 )
-def test_a_hint_names_what_there_is_in_a_line(text: str, hint: str):
+def test_a_hint_names_what_there_is_in_a_line(text, hint):
     with pytest.raises(WhereError) as refused:
         compile_where(text)
     assert refused.value.hint.endswith(hint) and len(refused.value.hint) < 80

@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 @pytest.mark.parametrize("scenario", ["planted", "others", "healthy", "adapters"])
-def test_a_cause_is_named_with_its_amount_and_a_healthy_model_has_none(tmp_path: Path, scenario: str) -> None:
+def test_a_cause_is_named_with_its_amount_and_a_healthy_model_has_none(tmp_path, scenario):
     run_scenario(scenario, tmp_path, program=causecases.__file__, OMP_NUM_THREADS="1")
 
 
-def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path: Path) -> None:
+def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path):
     """A run that was configured with temperature 0.7 recorded log-probs without it; another one was healthy."""
     (folders,) = run_scenario("recorded", tmp_path, program=causecases.__file__, OMP_NUM_THREADS="1")
     for name, said in (("raw", "recorded log-probs: temperature 0.7 was not applied (0."), ("healthy", "")):
@@ -65,9 +65,7 @@ def test_the_commands_name_the_cause_of_what_a_run_recorded(tmp_path: Path) -> N
         3,
     ),
 )
-def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(
-    sides: dict[str, str], name: str, others: bool, word: str, said: str
-) -> None:
+def test_a_rollout_is_held_to_its_policy_and_to_its_dtype(sides, name, others, word, said):
     """Healthy off-policy steps and engines in bf16 are no fault, and faults of these are named where their truth is given."""
     more = ["--other-model", sides["before"]] if others else []
     answer = explanation_of(sides[name], *more)

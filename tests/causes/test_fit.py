@@ -64,7 +64,7 @@ def names(fitted: FitResult) -> list[str]:
 
 @pytest.mark.parametrize("noise", [0.01, 1e-6])
 @pytest.mark.parametrize("temperature", [0.15, 0.7, 0.985, 1.3])
-def test_a_temperature_is_fitted_between_the_tried_ones(noise: float, temperature: float) -> None:
+def test_a_temperature_is_fitted_between_the_tried_ones(noise, temperature):
     drawn = Drawn(noise)
     recorded = drawn.at(temperature) + drawn.rounding()
     best = drawn.fitted(recorded)
@@ -76,7 +76,7 @@ def test_a_temperature_is_fitted_between_the_tried_ones(noise: float, temperatur
     assert best.named[0].left < 1.6 * noise / min(temperature, 1) < best.before
 
 
-def test_nothing_is_named_in_what_is_healthy() -> None:
+def test_nothing_is_named_in_what_is_healthy():
     for seed in range(60):
         drawn = Drawn(noise=(0.01, 1e-6)[seed % 2], seed=seed)
         fitted = fit(drawn.sample)
@@ -84,7 +84,7 @@ def test_nothing_is_named_in_what_is_healthy() -> None:
         assert told(fitted, drawn.sample.own, 1, 1.0).sentences == ()
 
 
-def test_what_no_token_shows_is_named_by_all_of_them_and_what_is_smaller_is_not() -> None:
+def test_what_no_token_shows_is_named_by_all_of_them_and_what_is_smaller_is_not():
     drawn = Drawn()
     hidden = drawn.fitted(drawn.at(0.992) + drawn.rounding())
     assert hidden.before < 1.5 * hidden.noise and names(hidden) == ["temperature"]
@@ -94,7 +94,7 @@ def test_what_no_token_shows_is_named_by_all_of_them_and_what_is_smaller_is_not(
     assert names(drawn.fitted(drawn.at(0.998) + drawn.rounding())) == []
 
 
-def test_a_real_computation_that_moves_along_a_cause_forbids_its_name() -> None:
+def test_a_real_computation_that_moves_along_a_cause_forbids_its_name():
     """Rounding that is biased along the temperature: a second real computation shows it, and no draw does."""
     drawn = Drawn()
     biased = drawn.at(0.992) - drawn.at(1.0)
@@ -103,7 +103,7 @@ def test_a_real_computation_that_moves_along_a_cause_forbids_its_name() -> None:
     assert not fit(sample).named
 
 
-def test_a_shift_is_no_other_row_and_other_rows_are_searched_in_all_dumps() -> None:
+def test_a_shift_is_no_other_row_and_other_rows_are_searched_in_all_dumps():
     drawn = Drawn()
     rows = drawn.healthy().reshape(ROWS, TOKENS)
     shifted = drawn.fitted(np.roll(rows, 2, axis=1).ravel())
@@ -114,7 +114,7 @@ def test_a_shift_is_no_other_row_and_other_rows_are_searched_in_all_dumps() -> N
     assert names(later) == ["other rows"] and later.named[0].amount == 6, "an engine that returns those of the request before"
 
 
-def test_placeholders_and_a_forbidden_end_token_are_named_beside_a_cause() -> None:
+def test_placeholders_and_a_forbidden_end_token_are_named_beside_a_cause():
     drawn = Drawn()
     recorded = drawn.at(0.7) + drawn.rounding()
     recorded[50::TOKENS] = 0.0
@@ -128,7 +128,7 @@ def test_placeholders_and_a_forbidden_end_token_are_named_beside_a_cause() -> No
     )
 
 
-def test_what_is_nobodys_is_unknown_and_what_cannot_be_told_apart_is_named_together() -> None:
+def test_what_is_nobodys_is_unknown_and_what_cannot_be_told_apart_is_named_together():
     drawn = Drawn()
     nobody = drawn.fitted(drawn.at(1.0) + drawn.random.normal(0, 0.3, ROWS * TOKENS))
     assert nobody.unknown and not nobody.named
@@ -145,14 +145,14 @@ def test_what_is_nobodys_is_unknown_and_what_cannot_be_told_apart_is_named_toget
     ("configured", "words"),
     [(0.7, "temperature 0.7 was not applied"), (1.0, "the temperature was 1.42"), (None, "the temperature was 1.42")],
 )
-def test_a_temperature_is_told_in_the_units_that_the_run_was_configured_in(configured: float | None, words: str) -> None:
+def test_a_temperature_is_told_in_the_units_that_the_run_was_configured_in(configured, words):
     drawn = Drawn()
     told_ = told(drawn.fitted(drawn.at(1 / 0.7) + drawn.rounding()), drawn.sample.own, 2, configured)
     assert words in told_.sentences[0] and "noise 0.0" in told_.sentences[0]
     assert told_.causes[0].thread == "trl#4159" and "->" in told_.sentences[0]
 
 
-def test_a_cause_that_leaves_much_more_than_noise_is_not_the_cause_and_a_nearest_one_explains_half() -> None:
+def test_a_cause_that_leaves_much_more_than_noise_is_not_the_cause_and_a_nearest_one_explains_half():
     """What rounds may flip at some tokens, which is a share of what it does itself, not of another fault that it comes with."""
     drawn = Drawn(noise=1e-6)
     lost, rounding = drawn.random.normal(0, 0.2, ROWS * TOKENS), drawn.random.normal(0, 1e-3, ROWS * TOKENS)
@@ -169,7 +169,7 @@ def test_a_cause_that_leaves_much_more_than_noise_is_not_the_cause_and_a_nearest
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_another_dtype_is_told_by_its_rounding_and_not_by_its_size(seed: int) -> None:
+def test_another_dtype_is_told_by_its_rounding_and_not_by_its_size(seed):
     """A kernel in bf16 shares a part of the rounding of another; a fault of the same size does not. Few tokens leave it open."""
     drawn = Drawn(noise=1e-6, seed=seed)
     right, (rounded, other) = drawn.at(1.0), drawn.random.normal(0, 0.01, (2, ROWS * TOKENS))
@@ -182,7 +182,7 @@ def test_another_dtype_is_told_by_its_rounding_and_not_by_its_size(seed: int) ->
 
 
 @pytest.mark.parametrize("noise", [0.01, 1e-6])
-def test_a_rollout_is_held_to_the_old_policys_log_probs(noise: float) -> None:
+def test_a_rollout_is_held_to_the_old_policys_log_probs(noise):
     for seed in range(10):
         drawn = Drawn(noise, seed=seed)
         old = drawn.at(1.0) + drawn.random.normal(0, 0.3, ROWS * TOKENS)
@@ -193,7 +193,7 @@ def test_a_rollout_is_held_to_the_old_policys_log_probs(noise: float) -> None:
     assert fit_to(replace(drawn.sample, recorded=drawn.healthy()), old).unknown
 
 
-def test_what_an_update_moved_as_well_is_not_named_in_a_rollout() -> None:
+def test_what_an_update_moved_as_well_is_not_named_in_a_rollout():
     """An update sharpens a policy as a temperature does: old log-probs lie on the same side of the truth."""
     drawn = Drawn()
     rollout, old = (drawn.at(1.008) + drawn.rounding() for _ in range(2))
@@ -201,7 +201,7 @@ def test_what_an_update_moved_as_well_is_not_named_in_a_rollout() -> None:
     assert not fit(replace(drawn.sample, recorded=rollout, beside=(old - drawn.at(1.0))[None])).named
 
 
-def test_interpolation_is_exact_for_a_cubic() -> None:
+def test_interpolation_is_exact_for_a_cubic():
     xs = np.array([-2.0, -1.0, 0.0, 0.5, 3.0])
     cubic: Sequence[float] = (1.0, -2.0, 0.5, 3.0)
     values = np.polyval(cubic, xs)[:, None]

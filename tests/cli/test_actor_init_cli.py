@@ -21,7 +21,7 @@ def init(folder: Path, *words: object, code: int = 0) -> dict[str, Any]:
     return json.loads(done.stdout) | {"notes": done.stderr}
 
 
-def test_it_builds_and_runs_and_says_what_it_built(tmp_path: Path):
+def test_it_builds_and_runs_and_says_what_it_built(tmp_path):
     saved = tmp_path / "saved"
     answer = init(tmp_path, "--num-layers", 1, "--packing", "--backward", "--save", saved)
     assert answer["ok"]
@@ -48,13 +48,13 @@ def test_it_builds_and_runs_and_says_what_it_built(tmp_path: Path):
         (("--num-layers", "9"), 2, "the model has 2 layers"),  # an error in the worker keeps its exit code
     ],
 )
-def test_what_is_known_to_fail_is_refused_here_or_in_the_worker(tmp_path: Path, words: tuple[str, ...], code: int, said: str):
+def test_what_is_known_to_fail_is_refused_here_or_in_the_worker(tmp_path, words, code, said):
     with pytest.raises(ActordbgError, match=said) as refused:
         init(tmp_path, *words)
     assert refused.value.exit_code == code and not (tmp_path / "store").exists()
 
 
-def test_what_the_model_raises_is_the_answer(tmp_path: Path):
+def test_what_the_model_raises_is_the_answer(tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     answer = init(tmp_path, "--model", tmp_path / "broken", code=1)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from commandline import program, typed
@@ -38,14 +37,14 @@ def run(store: Store, *words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("line", SELECTING)
-def test_nothing_selected_is_exit_5_and_0_where_that_is_allowed(sixty: Store, tmp_path: Path, line: str):
+def test_nothing_selected_is_exit_5_and_0_where_that_is_allowed(sixty, tmp_path, line):
     words = [*line.replace("OUT", str(tmp_path)).split(), "--where", "seq_len>9999"]
     assert run(sixty, *words)[0] == NothingToDo.exit_code == 5
     assert run(sixty, *words, "--allow-empty")[0] == 0
 
 
 @pytest.mark.parametrize("line", (*SELECTING, "check", "lint", "report", "bundle -o OUT/x"))
-def test_a_bad_condition_and_a_missing_store_are_refused_before_anything_is_done(tmp_path: Path, line: str):
+def test_a_bad_condition_and_a_missing_store_are_refused_before_anything_is_done(tmp_path, line):
     store, words = Store(tmp_path / "store"), [*line.replace("OUT", str(tmp_path)).split(), "--where", "typo>1"]
     assert run(store, *words)[0] in (StoreProblem.exit_code, WhereError.exit_code) and not store.root.exists()
     create_dumps(store, 1, batch_size=1, seq_len=8)
@@ -53,7 +52,7 @@ def test_a_bad_condition_and_a_missing_store_are_refused_before_anything_is_done
 
 
 @pytest.mark.parametrize(("typed", "advice"), [(("--where", "seq_len>9999"), "widen"), (("--lf",), "widen"), ((), "dump create")])
-def test_the_hint_is_not_to_do_what_was_done(sixty: Store, tmp_path: Path, typed: tuple[str, ...], advice: str):
+def test_the_hint_is_not_to_do_what_was_done(sixty, tmp_path, typed, advice):
     store = sixty if typed else Store(tmp_path / "store").create()
     nothing = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--dry-run", *typed]).exception
     assert isinstance(nothing, NothingToDo) and nothing.hint is not None
@@ -69,12 +68,12 @@ def test_the_hint_is_not_to_do_what_was_done(sixty: Store, tmp_path: Path, typed
         ("report -o OUT/missing/x.md", 4, "is not a folder"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_leaves_nothing(sixty: Store, tmp_path: Path, line: str, code: int, said: str):
+def test_what_makes_no_sense_is_refused_and_leaves_nothing(sixty, tmp_path, line, code, said):
     done, shown, message = run(sixty, *line.replace("OUT", str(tmp_path)).split())
     assert done == code and said in message and (code == 2 or not shown) and list(tmp_path.iterdir()) == []
 
 
-def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty: Store):
+def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty):
     assert len(json.loads(run(sixty, "dump", "ls", "--json")[1])) == 60
     assert len(json.loads(run(sixty, "dump", "ls", "--json", "--limit", "7")[1])) == 7
     code, shown, note = run(sixty, "dump", "ls")
@@ -93,7 +92,7 @@ def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty: Store):
         (("dump", "ls", "--jsn", "--json"), "usage"),
     ],
 )
-def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(sixty: Store, words: tuple[str, ...], code: str):
+def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(sixty, words, code):
     done = typed(*(str(sixty.root) if word == "STORE" else word for word in words))
     error = json.loads(done.stdout)["error"]
     assert error["code"] == code and error["message"] and error["message"].splitlines()[0] in done.stderr
@@ -108,7 +107,7 @@ def test_an_error_behind_an_answer_is_no_second_document():
     assert done.returncode == 4 and done.stdout == "" and "error[" in done.stderr, "words of a job ask for no JSON"
 
 
-def test_a_store_may_be_named_behind_the_command_and_once(sixty: Store):
+def test_a_store_may_be_named_behind_the_command_and_once(sixty):
     done = CliRunner().invoke(app, ["dump", "ls", "--store", str(sixty.root), "--json"])
     assert done.exit_code == 0 and len(json.loads(done.stdout)) == 60
     for words in (["--store", "a", "dump", "ls", "--store", "b"], ["--store", "a", "--store", "b", "dump", "ls"]):
@@ -116,14 +115,14 @@ def test_a_store_may_be_named_behind_the_command_and_once(sixty: Store):
             CliRunner().invoke(app, words, catch_exceptions=False)
 
 
-def test_a_failed_import_leaves_no_store(tmp_path: Path):
+def test_a_failed_import_leaves_no_store(tmp_path):
     (tmp_path / "bad.pkl").write_bytes(b"no pickle at all")
     store = Store(tmp_path / "store")
     assert run(store, "dump", "import", str(tmp_path / "bad.pkl"))[0] == 1
     assert not store.root.exists()
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure(sixty: Store):
+def test_a_reader_that_has_seen_enough_is_no_failure(sixty):
     words = [sys.executable, "-m", "actordbg", "--store", str(sixty.root), "dump", "ls", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stderr is not None

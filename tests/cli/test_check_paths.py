@@ -31,7 +31,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path,
     return checks
 
 
-def test_whatever_one_has_is_checked_with_one_command(tmp_path: Path, planned: list[tuple[Path, int]]) -> None:
+def test_whatever_one_has_is_checked_with_one_command(tmp_path, planned):
     ours = Store(tmp_path / "store")
     old_pickle(tmp_path / "input_dumps")
     invoke(ours, "check", "input_dumps")
@@ -46,9 +46,7 @@ def test_whatever_one_has_is_checked_with_one_command(tmp_path: Path, planned: l
     assert planned == [(ours.root, 1), (ours.root, 1), (other.root, 3), (ours.root, 1), (ours.root, 2)]
 
 
-def test_more_dumps_than_a_condition_can_name_are_selected_by_their_time(
-    tmp_path: Path, planned: list[tuple[Path, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_dumps_than_a_condition_can_name_are_selected_by_their_time(tmp_path, planned, monkeypatch):
     monkeypatch.setattr(run_files, "MOST_NAMED", 1)
     ours = Store(tmp_path / "store")
     old_pickle(tmp_path / "input_dumps")
@@ -59,7 +57,7 @@ def test_more_dumps_than_a_condition_can_name_are_selected_by_their_time(
     assert planned == [(ours.root, 1), (ours.root, 2)]
 
 
-def test_a_file_brings_its_store_or_gets_a_new_one(tmp_path: Path, planned: list[tuple[Path, int]]) -> None:
+def test_a_file_brings_its_store_or_gets_a_new_one(tmp_path, planned):
     there = Store(tmp_path / "there")
     create_dumps(there, 2, batch_size=1, seq_len=24, vocab_size=64, seed=2)
     for name, path in {"absent": next(iter(there.iter_dumps())), "new": old_pickle(tmp_path, name="x.pkl")}.items():
@@ -67,7 +65,7 @@ def test_a_file_brings_its_store_or_gets_a_new_one(tmp_path: Path, planned: list
     assert planned == [(there.root, 1), (tmp_path / "new", 1)] and not (tmp_path / "absent").exists()
 
 
-def test_a_path_that_is_nothing_of_these_is_refused(tmp_path: Path, planned: list[tuple[Path, int]]) -> None:
+def test_a_path_that_is_nothing_of_these_is_refused(tmp_path, planned):
     store, new = Store(tmp_path / "store").create(), Store(tmp_path / "new")
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()

@@ -6,7 +6,6 @@ import inspect
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from commandline import invoke, offered, program
@@ -18,7 +17,6 @@ from actordbg.cli.lazy import every_command
 from actordbg.cli.options import command_line
 from actordbg.replay.worker import Failure
 from actordbg.replay.worker_logs import tail_of
-from actordbg.store.layout import Store
 
 COMMANDS = list(every_command(CONTENTS))
 BROKEN = """
@@ -29,7 +27,7 @@ module.status = broken
 
 
 @pytest.mark.slow
-def test_without_torch_a_command_that_needs_it_says_so(tmp_path: Path):
+def test_without_torch_a_command_that_needs_it_says_so(tmp_path):
     store = str(tmp_path / "store")
     program("--store", store, "dump", "create", "--quiet", "--seq-len", "8")
     done = program("--store", store, "dump", "show", "last", "--values", code="import sys; sys.modules['torch'] = None")
@@ -45,12 +43,12 @@ def test_without_torch_a_command_that_needs_it_says_so(tmp_path: Path):
         (("--store", "/dev/null/store", "dump", "enable"), "", 4, "error["),
     ],
 )
-def test_a_failure_is_a_message_and_no_traceback(words: tuple[str, ...], code: str, exit_code: int, said: str):
+def test_a_failure_is_a_message_and_no_traceback(words, code, exit_code, said):
     done = program(*words, code=code)
     assert done.returncode == exit_code and said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_command_that_is_interrupted_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_a_command_that_is_interrupted_says_so(monkeypatch, capsys):
     def interrupted(**_settings: object) -> None:
         raise KeyboardInterrupt
 
@@ -61,7 +59,7 @@ def test_a_command_that_is_interrupted_says_so(monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr() == ("", "interrupted\n")
 
 
-def test_a_missing_module_of_a_plain_installation_is_a_defect_and_not_hidden(store: Store):
+def test_a_missing_module_of_a_plain_installation_is_a_defect_and_not_hidden(store):
     words = ("--store", str(store.root), "dump", "ls", "--where", "rank=0")
     done = program(*words, code="import sys; sys.modules['sqlglot'] = None")
     assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr
@@ -82,7 +80,7 @@ def test_the_line_of_a_command_is_the_first_of_its_docstring():
         ("dump ls --json --json --where rank=0 --where rank=1", None),
     ],
 )
-def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(store: Store, words: str, named: str | None):
+def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(store, words, named):
     if named is None:
         assert invoke(store, *words.split()).exit_code == 5, "a flag and a condition may be repeated"
     else:
@@ -90,7 +88,7 @@ def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(store:
             invoke(store, *words.split())
 
 
-def test_a_command_whose_values_are_clear_loads_no_pydantic_and_no_sqlalchemy(store: Store):
+def test_a_command_whose_values_are_clear_loads_no_pydantic_and_no_sqlalchemy(store):
     code = "import sys, atexit; atexit.register(lambda: print(*sys.modules))"
     program("--store", str(store.root), "index")
     for words in (["status"], ["dump", "ls"], ["replay", "ls"], ["replay", "--help"]):
@@ -121,7 +119,7 @@ def test_the_help_has_every_entry_and_option_under_a_heading():
         ("replay ls --l", "--limit"),
     ],
 )
-def test_the_shell_completes_commands_and_their_options(typed: str, found: str):
+def test_the_shell_completes_commands_and_their_options(typed, found):
     assert found in offered(typed)
 
 
@@ -129,7 +127,7 @@ def test_the_shell_completes_a_second_word_only_where_it_may_stand():
     assert offered("replay ") == ["ls"] and offered("replay --json l") == []
 
 
-def test_the_completion_that_python_m_installs_leaves_python_alone(monkeypatch: pytest.MonkeyPatch):
+def test_the_completion_that_python_m_installs_leaves_python_alone(monkeypatch):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     command = [sys.executable, "-m", "actordbg", "--show-completion", "bash"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -142,7 +140,7 @@ def test_an_error_without_words_is_told_by_the_line_that_raised_it():
     assert Failure.of(raised.value).error == f"next(iter(())) ({__file__}:{raised.tb.tb_lineno})"
 
 
-def test_what_a_replay_keeps_of_its_command_and_of_errors_has_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_what_a_replay_keeps_of_its_command_and_of_errors_has_no_secret(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "hf_PLANTEDSECRET")
     monkeypatch.setattr(sys, "argv", ["actordbg", "replay", "--model", "https://me:hf_PLANTEDSECRET@hub/a model"])
     assert command_line() == "actordbg replay --model 'https://me:[hidden]@hub/a model'"

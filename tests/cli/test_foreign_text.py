@@ -75,7 +75,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_sends_foreign_text_to_the_terminal_as_it_is(hostile: Store, command: str, tmp_path: Path):
+def test_no_command_sends_foreign_text_to_the_terminal_as_it_is(hostile, command, tmp_path):
     words = [word.format(out=tmp_path, evil=HOSTILE, where=f"role='{HOSTILE}'") for word in command.split()]
     out, err, _ = typed(hostile, *words)
     assert out + err
@@ -89,12 +89,12 @@ def test_no_command_sends_foreign_text_to_the_terminal_as_it_is(hostile: Store, 
         assert out.strip(), "the report is empty: this would prove nothing"
 
 
-def test_json_still_says_what_was_there(hostile: Store):
+def test_json_still_says_what_was_there(hostile):
     record = json.loads(typed(hostile, "dump", "show", "20250619T052608.430740Z-000000", "--json")[0])["record"]
     assert record["role"] == HOSTILE and record["arguments"] == {HOSTILE: [HOSTILE, {HOSTILE: HOSTILE}]}
 
 
-def test_logs_of_a_training_and_their_names_are_foreign_too(hostile: Store, tmp_path: Path):
+def test_logs_of_a_training_and_their_names_are_foreign_too(hostile, tmp_path):
     logs = [str(path) for path in hostile_logs(tmp_path)]
     for options in ([], ["--metric", HIDDEN], ["--json"]):
         out, err, _ = typed(hostile, "compare-logs", *logs, *options)
@@ -118,7 +118,7 @@ def runs(tokens: list[Any]) -> list[str]:
     return found
 
 
-def test_markdown_has_no_link_image_html_or_heading_that_we_did_not_write(hostile: Store):
+def test_markdown_has_no_link_image_html_or_heading_that_we_did_not_write(hostile):
     blocks = [Heading(HOSTILE, 2), Paragraph(HOSTILE), Paragraph("1. one"), Items((HOSTILE, "- x", "# y")), Code(HOSTILE),
               Grid(("a", HOSTILE), ((HOSTILE, "1"),), frozenset({"a"}))]  # fmt: skip
     reports = [typed(hostile, "report", "--all", "--format", "md")[0], as_markdown(blocks)]
@@ -138,7 +138,7 @@ def test_markdown_has_no_link_image_html_or_heading_that_we_did_not_write(hostil
     assert forbidden(as_text(blocks)) == []
 
 
-def test_csv_has_no_formula_and_its_numbers_are_numbers(hostile: Store):
+def test_csv_has_no_formula_and_its_numbers_are_numbers(hostile):
     out = typed(hostile, "report", "evil-01", "--format", "csv")[0]
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 3 and rows[0]["error"].startswith(f"'{FORMULA}")
@@ -148,7 +148,7 @@ def test_csv_has_no_formula_and_its_numbers_are_numbers(hostile: Store):
 
 @settings(max_examples=60, deadline=None)
 @given(st.text() | st.sampled_from(["=1", "+1", "-1", "@x", "'=1", "''=1", "'quoted'", "it's", "a\nb", "naïve", "日本"]))
-def test_each_output_keeps_ordinary_text_and_hides_nothing(text: str):
+def test_each_output_keeps_ordinary_text_and_hides_nothing(text):
     for show in (foreign_text.in_lines, foreign_text.in_line, foreign_text.in_csv, foreign_text.in_shell):
         assert forbidden(show(text)) == []
     assert "\n" not in foreign_text.in_line(text) + foreign_text.in_markdown(text)
@@ -177,7 +177,7 @@ def pasted(line: str, folder: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("evil", ["$(touch x)", "a b; touch x", "`touch x`", "'; touch x #", "\x1b[2J\n touch x"])
-def test_a_suggested_command_runs_nothing_else(store: Store, evil: str, tmp_path: Path):
+def test_a_suggested_command_runs_nothing_else(store, evil, tmp_path):
     (folder := tmp_path / "here").mkdir()
     inputs = [given_input(0)]
     write_replay(store, "evil-03", inputs, model=evil, command=shlex.join(["actordbg", "replay", "--model", evil]))
@@ -196,7 +196,7 @@ def test_a_suggested_command_runs_nothing_else(store: Store, evil: str, tmp_path
         assert "rm -rf" not in told and "touch x; actordbg" not in told and "unended" not in told
 
 
-def test_no_id_in_a_store_says_where_something_is_written(tmp_path: Path):
+def test_no_id_in_a_store_says_where_something_is_written(tmp_path):
     store = hostile_store(tmp_path / "deep" / "store")
     spec, matrix = store.replays / "evil-01" / SPEC, store.matrices / "matrix-1.json"
     spec.write_text(json.dumps(json.loads(spec.read_text()) | {"replay_id": "../../../escaped"}))

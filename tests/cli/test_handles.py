@@ -31,7 +31,7 @@ def reported(store: Store, *names: str) -> list[str]:
     return [one["replay_id"][-1] for one in found]
 
 
-def test_a_handle_and_a_name_mean_a_replay_in_every_command(three: Store) -> None:
+def test_a_handle_and_a_name_mean_a_replay_in_every_command(three):
     assert reported(three, "@1") == reported(three, "@last") == reported(three, "last") == ["2"]
     assert reported(three, "@2", "packed") == ["1"]
     assert invoke(three, "compare", "packed", "@1", "--quiet", "--json").exit_code == 0
@@ -44,7 +44,7 @@ def test_a_handle_and_a_name_mean_a_replay_in_every_command(three: Store) -> Non
             invoke(three, "replay", "--name", name)
 
 
-def test_the_list_has_the_newest_first_and_what_became_of_each(three: Store) -> None:
+def test_the_list_has_the_newest_first_and_what_became_of_each(three):
     invoke(three, "compare", "packed", "truth", "--flat-limits", "--quiet")
     rows = invoke(three, "replay", "ls").stdout.splitlines()
     assert [row.split()[:3] for row in rows[1:]] == [
@@ -58,7 +58,7 @@ def test_the_list_has_the_newest_first_and_what_became_of_each(three: Store) -> 
     assert invoke(Store(three.root.parent / "new").create(), "replay", "ls").exit_code == 5
 
 
-def test_the_handle_that_a_table_shows_is_taken_wherever_an_id_is(three: Store) -> None:
+def test_the_handle_that_a_table_shows_is_taken_wherever_an_id_is(three):
     published = publish(three, 2)
     full, other = published[0].dump_id, published[1].dump_id
     shown = with_handles(full)

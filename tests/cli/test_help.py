@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 import sys
-from pathlib import Path
 
 import commandline
 import pytest
@@ -21,7 +20,6 @@ from actordbg.cli import output
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.from_signature import told
 from actordbg.cli.lazy import every_command, spelled
-from actordbg.store.layout import Store
 
 NAMES = dict(every_command(CONTENTS))
 
@@ -33,7 +31,7 @@ def helped(*words: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_help_shows_fifteen_options_in_the_words_of_an_engineer_and_help_all_shows_all(name: str):
+def test_a_help_shows_fifteen_options_in_the_words_of_an_engineer_and_help_all_shows_all(name):
     short, every = helped(*name.split(), "--help"), helped(*name.split(), "--help-all")
     options = [mine for mine in NAMES[name].build().params if mine.param_type_name == "option" and not mine.hidden]
     listed = re.findall(r"^  (-.+?)(?:  |$)", short.partition("\nOptions:\n")[2], re.MULTILINE)
@@ -48,7 +46,7 @@ def test_a_help_shows_fifteen_options_in_the_words_of_an_engineer_and_help_all_s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_option_has_a_help_and_every_help_an_option(name: str):
+def test_every_option_has_a_help_and_every_help_an_option(name):
     """A docstring's `Args:` name parameters of its function, and are not left in the prose."""
     assert [mine.name for mine in NAMES[name].build().params if not mine.help] == []
     module, _, function = NAMES[name].target.partition(":")
@@ -73,19 +71,19 @@ def test_at_most_sixteen_entries_at_the_top_name_every_command_of_one_word_and_e
         ("dump lss", "ls"),
     ],
 )
-def test_a_command_that_is_not_there_is_answered_with_the_one_that_is(typed: str, meant: str):
+def test_a_command_that_is_not_there_is_answered_with_the_one_that_is(typed, meant):
     done = commandline.typed(*typed.split())
     assert done.returncode == 2 and f"Did you mean '{meant}'?" in done.stderr
 
 
-def test_a_misspelt_option_is_answered_with_the_nearest_one(store: Store):
+def test_a_misspelt_option_is_answered_with_the_nearest_one(store):
     done = commandline.typed("--store", str(store.root), "replay", "--max-input", "3", "--json")
     assert done.returncode == 2 and "No such option: --max-input. Did you mean '--max-inputs'?" in done.stderr
     assert json.loads(done.stdout)["error"]["message"].endswith("Did you mean '--max-inputs'?")
 
 
 @pytest.mark.parametrize(("name", "beginning"), [("rows.json", "[\n"), ("rows.csv", "dump_id,")])
-def test_output_is_written_as_the_suffix_says(store: Store, tmp_path: Path, name: str, beginning: str):
+def test_output_is_written_as_the_suffix_says(store, tmp_path, name, beginning):
     invoke(store, "dump", "create", "--count", 60, "--seq-len", 8)
     invoke(store, "dump", "ls", "-o", tmp_path / name, "-o", tmp_path / "again.json")
     text = (tmp_path / name).read_text()
@@ -94,7 +92,7 @@ def test_output_is_written_as_the_suffix_says(store: Store, tmp_path: Path, name
         invoke(store, "dump", "ls", "-o", tmp_path / "rows.html")
 
 
-def test_print_config_writes_a_file_that_gives_the_same_plan(store: Store, tmp_path: Path):
+def test_print_config_writes_a_file_that_gives_the_same_plan(store, tmp_path):
     invoke(store, "dump", "create", "--count", 4, "--ranks", 2, "--seq-len", 8)
     requested = [
         "--where",
@@ -126,9 +124,7 @@ def test_print_config_writes_a_file_that_gives_the_same_plan(store: Store, tmp_p
     assert "zero-stage" not in plain, "a setting of another backend"
 
 
-def test_a_config_is_stronger_than_the_environment_and_a_matrix_takes_lists_from_it(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_config_is_stronger_than_the_environment_and_a_matrix_takes_lists_from_it(store, tmp_path, monkeypatch):
     invoke(store, "dump", "create", "--count", 2, "--seq-len", 8)
     config = tmp_path / "c.toml"
     config.write_text('[replay]\ndtype = "fp32"\nattn = ["sdpa", "eager"]\npacking = [false]\ncompile = false\n')
@@ -158,16 +154,14 @@ def test_a_config_is_stronger_than_the_environment_and_a_matrix_takes_lists_from
         (["--set", "zero-stage=3"], "--zero-stage needs DeepSpeed", "--backend deepspeed"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused_with_a_hint(store: Store, words: list[str], said: str, hint: str):
+def test_a_setting_that_makes_no_sense_is_refused_with_a_hint(store, words, said, hint):
     with pytest.raises(UsageError, match=re.escape(said)) as raised:
         invoke(store, "replay", *words, "--dry-run")
     assert hint in (raised.value.hint or "")
 
 
 @pytest.mark.parametrize(("count", "seconds", "goes"), [(60, 5.0, True), (60, None, False), (3, None, True), (3, 90.0, False)])
-def test_a_whole_store_is_replayed_unasked_unless_it_takes_long(
-    store: Store, monkeypatch: pytest.MonkeyPatch, count: int, seconds: float | None, goes: bool
-):
+def test_a_whole_store_is_replayed_unasked_unless_it_takes_long(store, monkeypatch, count, seconds, goes):
     invoke(store, "dump", "create", "--count", count, "--seq-len", 8)
     monkeypatch.setattr(replaying, "expected_seconds", lambda *_: seconds)
     if goes:
@@ -179,9 +173,7 @@ def test_a_whole_store_is_replayed_unasked_unless_it_takes_long(
 
 
 @pytest.mark.parametrize(("colorless", "terminal"), [("", True), ("1", True), ("", False)])
-def test_verdicts_have_their_color_in_a_terminal_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], colorless: str, terminal: bool
-):
+def test_verdicts_have_their_color_in_a_terminal_alone(monkeypatch, capsys, colorless, terminal):
     monkeypatch.setenv("NO_COLOR", colorless)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     output.say("RIGHT: 3 of 3 dumps; NOT CHECKED: the law order; 2 failed, WRONG")

@@ -129,9 +129,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("first", ["doctor --quick", "actor init", "status", "dump status", "report", "report --all", "dump ls"])
 @pytest.mark.parametrize("made", [False, True])
-def test_from_an_empty_machine_and_an_empty_store(
-    tmp_path: Path, planted: Callable[[str], None], first: str, made: bool, monkeypatch: pytest.MonkeyPatch
-):
+def test_from_an_empty_machine_and_an_empty_store(tmp_path, planted, first, made, monkeypatch):
     planted("right")
     monkeypatch.chdir(tmp_path)
     store = Store(tmp_path / "store")
@@ -151,9 +149,7 @@ FIRST = (
     ("first", "fault"),
     [(first, fault) for first in FIRST for fault in FAULTS if WHOLE or first == FIRST[0] or fault in (*FAULTS,)[:2]],
 )
-def test_from_recorded_dumps_whatever_is_wrong(
-    tmp_path: Path, model: Path, planted: Callable[[str], None], fault: str, first: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_from_recorded_dumps_whatever_is_wrong(tmp_path, model, planted, fault, first, monkeypatch):
     planted(fault)
     monkeypatch.chdir(tmp_path)
     store = Store(tmp_path / "store").create()
@@ -167,7 +163,7 @@ def test_from_recorded_dumps_whatever_is_wrong(
         assert walked[-1] == "actordbg check --model YOUR_MODEL", walked
 
 
-def test_from_old_pickles_and_from_a_bundle(tmp_path: Path, planted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch):
+def test_from_old_pickles_and_from_a_bundle(tmp_path, planted, monkeypatch):
     planted("a law")
     monkeypatch.chdir(tmp_path)
     old_pickle(tmp_path / "pickles")

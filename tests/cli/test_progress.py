@@ -12,7 +12,6 @@ from supervised import Bench, make_spec
 
 from actordbg.api.desk import counting
 from actordbg.cli.progress_bar import Bar
-from actordbg.store.layout import Store
 
 
 class Clocked:
@@ -37,7 +36,7 @@ def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_the_clock_runs_behind_the_last_step_and_says_what_takes_so_long(width: int) -> None:
+def test_the_clock_runs_behind_the_last_step_and_says_what_takes_so_long(width):
     bar = Clocked(3, width)
     assert "0/3 0:00:04" in bar.at(4, note="starting the workers")
     bar.at(20, 1, "compiling: S 1861, 20250619T052608.430740Z-000000-4711-9f3a2c1b-and-more-than-fits")
@@ -51,7 +50,7 @@ def test_the_clock_runs_behind_the_last_step_and_says_what_takes_so_long(width: 
     ("done", "total", "left"),
     [(0, 3, ""), (3, 3, "3/3 0:00:09"), (2, None, "2/2 0:00:09"), (2, 3, "2/3 0:00:09  stopping the workers")],
 )
-def test_what_is_left_of_a_bar_says_what_was_done(done: int, total: float | None, left: str) -> None:
+def test_what_is_left_of_a_bar_says_what_was_done(done, total, left):
     """Not `0/3` where there was nothing to do, nor what was begun where it is over; of work that was left, how much."""
     bar = Clocked(total, 80)
     bar.at(9, done, "stopping the workers")
@@ -61,7 +60,7 @@ def test_what_is_left_of_a_bar_says_what_was_done(done: int, total: float | None
     assert shown.get().strip().endswith(left) and bool(shown.get().strip()) == bool(done)
 
 
-def test_a_replays_bar_says_the_input_that_compiles_and_that_workers_stop(store: Store) -> None:
+def test_a_replays_bar_says_the_input_that_compiles_and_that_workers_stop(store):
     notes: list[str] = []
     counted = counting(lambda n=1, note="": notes.append(f"{n} {note}".strip()))
     Bench(store).run(make_spec(2, compile=True), {}, on_event=counted)

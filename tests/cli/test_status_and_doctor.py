@@ -15,14 +15,13 @@ from actordbg.cli.dump_status_work import ProcessRow, ranks_apart
 from actordbg.doctor import checkup
 from actordbg.doctor.python_environment import bad, ok, warn
 from actordbg.install import patch_target
-from actordbg.store.layout import Store
 
 
 def no_trainer(*given: Any) -> Any:
     raise EnvironmentProblem("there is no OpenRLHF here", hint="name its interpreter with --python")
 
 
-def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_is_about_the_store_also_where_no_trainer_is(store, monkeypatch):
     monkeypatch.setattr(patch_target, "find_target", no_trainer)
     assert "next: actordbg dump enable" in invoke(store, "status").stderr
     inputs = publish(store, 3)
@@ -52,7 +51,7 @@ def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkey
         ((4, 5, 4), (20.0, 20.0, None), None),  # one that is behind computes, too
     ],
 )
-def test_ranks_that_wait_for_a_call_that_others_do_not_make(calls: Any, flying: Any, told: str | None) -> None:
+def test_ranks_that_wait_for_a_call_that_others_do_not_make(calls, flying, told):
     rows = [
         ProcessRow(
             "r", rank, "policy", "h", rank, "a", "on", count, count, 0, 0, 0, 0, 0, 1.0, "", None, {}, {}, in_flight_s=since
@@ -62,9 +61,7 @@ def test_ranks_that_wait_for_a_call_that_others_do_not_make(calls: Any, flying: 
     assert list(ranks_apart(rows)) == ([f"unequal numbers of calls in {told}"] if told else [])
 
 
-def test_doctor_begins_with_what_is_wrong_and_has_one_command_for_what_is_missing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_begins_with_what_is_wrong_and_has_one_command_for_what_is_missing(store, monkeypatch):
     def checks(*given: Any, **more: Any) -> Any:
         yield ok("python", "3.11")
         yield warn("torch", "not installed; replay needs it", "python -m pip install torch==2.13.0")

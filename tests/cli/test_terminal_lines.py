@@ -14,7 +14,6 @@ from actordbg.document.blocks import Verdict
 from actordbg.document.command_result import CommandResult
 from actordbg.dumps.create import create_dumps
 from actordbg.records.finding import Finding, Rule
-from actordbg.store.layout import Store
 
 FOLDER = "/a/path/" + "that-is-longer-than-a-line/" * 4
 CONFIGURATION = "a model with a long name, bf16 sdpa, packed, deepspeed ZeRO 3, 8 processes, on NVIDIA H100 80GB HBM3"
@@ -33,7 +32,7 @@ def screen_of(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Screen:
     return shown
 
 
-def test_a_verdict_is_colored_and_broken_between_words_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_is_colored_and_broken_between_words_in_a_terminal_alone(monkeypatch):
     monkeypatch.setattr(output, "wanted", output.OutputOptions())
     found = [Finding(Rule("words"), "word " * 40)]
     blocks = [Verdict("WRONG", found[0].said, toy=True, next="actordbg report last", findings=found)]
@@ -49,7 +48,7 @@ def test_a_verdict_is_colored_and_broken_between_words_in_a_terminal_alone(monke
         assert len(lines) > 2 and lines[-1] == "next: actordbg report last"
 
 
-def test_a_dump_is_shown_in_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+def test_a_dump_is_shown_in_the_width_of_the_terminal(monkeypatch, store):
     screen = screen_of(monkeypatch)
     create_dumps(store, 1, batch_size=1, seq_len=8)
     app(["--store", str(store.root), "dump", "show", "last"], standalone_mode=False)
@@ -60,7 +59,7 @@ def test_a_dump_is_shown_in_the_width_of_the_terminal(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("columns", [1, 10, 20])
-def test_a_terminal_may_be_narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+def test_a_terminal_may_be_narrow(monkeypatch, columns):
     screen = screen_of(monkeypatch, columns)
     output.say_facts({"name": "some words of a fact", "empty": ""}, 14)
     assert screen.getvalue().split() == ["name", "some", "words", "of", "a", "fact"]

@@ -41,7 +41,6 @@ from actordbg.replay.plan import Dealer, dealt_slots
 from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
-from actordbg.store.layout import Store
 
 
 def inputs_of(tokens: list[int]) -> list[ReplayInput]:
@@ -49,7 +48,7 @@ def inputs_of(tokens: list[int]) -> list[ReplayInput]:
 
 
 @given(st.lists(st.integers(1, 9000), max_size=60), st.integers(1, 4), st.integers(1, 6), st.data())
-def test_every_input_is_dealt_once_the_longest_first(tokens: list[int], lanes: int, groups: int, data: st.DataObject):
+def test_every_input_is_dealt_once_the_longest_first(tokens, lanes, groups, data):
     inputs = inputs_of(tokens)
     dealer, hands = Dealer(inputs, range(len(tokens)), lanes, groups), []
     lost = data.draw(st.integers(0, 5))
@@ -89,7 +88,7 @@ def test_ranks_of_a_second_node_have_the_variables_of_their_launcher():
     assert deepspeed["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
 
 
-def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path):
+def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path):
     file = tmp_path / "env.yaml"
     file.write_text("env_vars: {A: 1, B: 2}\npip: [einops]\n")
     found = runtime_env_of(ClusterOrder(runtime_env=("FI_PROVIDER=efa", str(file), "B=x=y")))
@@ -110,9 +109,7 @@ def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path)
         runtime_env_of(ClusterOrder(runtime_env=(str(file),)))
 
 
-def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node"))
     monkeypatch.setattr(node_store, "MOST_AT_ONCE", 100)
     elsewhere = StoreElsewhere(f"memory://{tmp_path.name}", tmp_path / "desk")
@@ -243,7 +240,7 @@ def test_a_port_that_is_not_rays_is_told_from_ray_at_once():
             require_answer(f"127.0.0.1:{server.server_port}")
 
 
-def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch: pytest.MonkeyPatch):
+def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch):
     monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", "1")
     there = StopOptions().on("ray", several_nodes=False, yes=True)
     assert (there.break_at, there.debugpy) == ("error", 0)
@@ -254,7 +251,7 @@ def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch:
         StopOptions(break_at="before").on("ray", several_nodes=False, apart=True)
 
 
-def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     order = tmp_path / "work-0-1.json"
     order.write_text(WorkOrder(1, [0], [[0]], stops=StopOrder(debugpy=0)).to_json())
@@ -277,7 +274,7 @@ def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseException]):
+def test_an_interruption_or_an_error_stops_the_other_cells(error):
     runners, begun, stopped = CellRunners([GroupEngine(), GroupEngine()]), threading.Event(), threading.Event()
 
     def work(job: int):
@@ -304,9 +301,7 @@ def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseExcep
 
 
 @pytest.mark.parametrize("lost", ["before", "by the question"])
-def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
-):
+def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(tmp_path, monkeypatch, lost):
     """They look for their host four times a second, and may write a result until they find it gone."""
     monkeypatch.setattr(group_place, "FENCE_S", 0.2)
 
@@ -339,9 +334,7 @@ def test_places_that_wait_are_released_before_those_whose_room_they_would_get():
 
 
 @pytest.mark.parametrize(("state", "limit", "lost"), [("PENDING", -1, False), ("CREATED", 900, False), ("CREATED", -1, True)])
-def test_a_place_waits_for_room_without_a_limit_and_for_its_hosts_with_one(
-    monkeypatch: pytest.MonkeyPatch, state: str, limit: float, lost: bool
-):
+def test_a_place_waits_for_room_without_a_limit_and_for_its_hosts_with_one(monkeypatch, state, limit, lost):
     monkeypatch.setattr(group_place, "START_S", limit)
     groups = importlib.import_module("ray.util.placement_group")  # `ray.util` has a function of that name
     monkeypatch.setattr(groups, "placement_group_table", lambda group: {"state": state})
@@ -370,7 +363,7 @@ class Dying(Launched):
 
 
 @pytest.mark.parametrize("action", ["kill", "hang"])
-def test_what_ran_on_a_dying_node_is_blamed_on_no_input(store: Store, action: str):
+def test_what_ran_on_a_dying_node_is_blamed_on_no_input(store, action):
     spec = make_spec(4, timeout_s=1.0)
     bench = Bench(store)
     folder = store.replays / spec.replay_id
@@ -407,9 +400,7 @@ def host_of_a_hanging_rank(tmp_path: Path) -> tuple[NodeHost, Path]:
 
 
 @pytest.mark.parametrize(("raylet", "told"), [("lives", 1), ("died", 0)])
-def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raylet: str, told: int
-):
+def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(tmp_path, monkeypatch, raylet, told):
     monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
     host, journal = host_of_a_hanging_rank(tmp_path)
     os.kill(read_events(journal)[0]["pid"], signal.SIGKILL)
@@ -420,7 +411,7 @@ def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
     assert len(gone) == told and all(event["wait_status"] == 9 for event in gone)
 
 
-def test_a_host_does_not_tell_again_of_a_rank_that_was_written_down_as_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_host_does_not_tell_again_of_a_rank_that_was_written_down_as_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
     host, journal = host_of_a_hanging_rank(tmp_path)
     starved = RankView(0, journal.parent)

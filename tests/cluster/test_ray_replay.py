@@ -90,7 +90,7 @@ def on_ray(cluster: Any, template: Path) -> str:
     return f"--engine ray --address {cluster.address} --runtime-env TEMPLATE_OF_WORKERS={template}"
 
 
-def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store):
+def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store):
     spec = make_spec(12)
     odd = {"d0": "unreadable", "d1": "unreadable", "d2": "unreadable", "d5": "fail"}  # the first three are a portion
     outcome = scripted(store, spec, odd | {"d3": "kill", "takes": 0.05}, cluster)
@@ -111,7 +111,7 @@ def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store
     assert all(inputs == [True] + [False] * (len(inputs) - 1) for inputs in ran.values()), ran
 
 
-def test_the_memory_of_actors_is_read_on_their_own_nodes(cluster, monkeypatch: pytest.MonkeyPatch):
+def test_the_memory_of_actors_is_read_on_their_own_nodes(cluster, monkeypatch):
     @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
     class Holder:
         def place(self) -> tuple[str, int]:
@@ -127,7 +127,7 @@ def test_the_memory_of_actors_is_read_on_their_own_nodes(cluster, monkeypatch: p
     assert all(one.name == "Holder" and one.rss > one.uss > 0 for one in found)
 
 
-def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, store: Store, monkeypatch):
+def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, store, monkeypatch):
     """Also one that hangs, and one whose node runs out of memory; Ray kills its host and says so: no failure is left to be counted.
 
     The nodes are full of another configuration's groups before: their places make room.
@@ -160,9 +160,7 @@ def _as_the_memory_monitor_says(references: Any, *, timeout: float | None = None
         raise ray.exceptions.OutOfMemoryError(said) from None
 
 
-def test_a_node_with_other_versions_is_named_and_its_death_is_one_failure_however_many_groups_it_had(
-    cluster, store: Store, tmp_path: Path
-):
+def test_a_node_with_other_versions_is_named_and_its_death_is_one_failure_however_many_groups_it_had(cluster, store, tmp_path):
     other = tmp_path / "transformers-9.9.9.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n")
@@ -220,7 +218,7 @@ def kill_in_the_middle(
     assert 4 <= done < len(spec.inputs), killed.stderr.read().decode() if killed.stderr else ""
 
 
-def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_running(cluster, machines: Machines):
+def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_running(cluster, machines):
     """The first command is killed, one on another machine continues, and a node dies under it. What is read is in the bucket."""
     spec, url = make_spec(24, timeout_s=600.0), f"{machines.url}/killed"
     there = machines.folder / "bucket" / "killed" / "replays" / spec.replay_id
@@ -249,7 +247,7 @@ def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_
     assert len({node for attempt in attempts(there) for node in attempt["nodes"]}) == 2
 
 
-def test_a_node_that_cannot_read_the_url_is_named(cluster, machines: Machines):
+def test_a_node_that_cannot_read_the_url_is_named(cluster, machines):
     spec, store = make_spec(1), Store(machines.folder / "desk-refused")
     (machines.folder / "bucket" / "refused" / "dumps" / "d0").mkdir(parents=True)
     order = ClusterOrder(cluster.address, store=StoreElsewhere(f"{machines.url}/refused", store.root))
@@ -259,14 +257,14 @@ def test_a_node_that_cannot_read_the_url_is_named(cluster, machines: Machines):
 
 
 @pytest.mark.parametrize("deal", [True, False])  # a training is not dealt, and waited for ever
-def test_what_the_cluster_cannot_hold_is_refused(cluster, store: Store, deal: bool):
+def test_what_the_cluster_cannot_hold_is_refused(cluster, store, deal):
     spec = make_spec(2, backend="fsdp2", nproc=4)
     with pytest.raises(EnvironmentProblem, match="cannot fit a group of 4 CPU") as refused:
         scripted(store, spec, {}, cluster, deal=deal)
     assert refused.value.exit_code == 4
 
 
-def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, machines: Machines, template_of_workers: Path):
+def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, machines, template_of_workers):
     """From the command line, with real workers; three machines that share a bucket and nothing else."""
 
     def actordbg(desk: str, typed: str) -> str:
@@ -295,7 +293,7 @@ def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, m
 MEASURED = {"replay_id", "comparison_id", "log", "forward_s", "peak_memory_bytes", "load_s", "loads", "shared_with"}
 
 
-def test_a_matrix_on_the_cluster_says_what_it_says_on_one_machine(cluster, store: Store, template_of_workers: Path):
+def test_a_matrix_on_the_cluster_says_what_it_says_on_one_machine(cluster, store, template_of_workers):
     """From the command line: the same cells, words, verdicts and differences from the truth."""
     asked = "matrix --attn sdpa,flash_attention_2 --packing off --compile off --no-backward --laws 1 --json"
     environment = stopcases.environment({"TEMPLATE_OF_WORKERS": str(template_of_workers)})
@@ -316,7 +314,7 @@ def test_a_matrix_on_the_cluster_says_what_it_says_on_one_machine(cluster, store
     assert [(one["verdict"], one["sentence"]) for one in answers] == [("RIGHT", answers[0]["sentence"])] * 2
 
 
-def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, store: Store, tmp_path: Path):
+def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, store, tmp_path):
     """From the command line: the user's own breakpoint(), and then a post mortem; an editor leaves and comes back."""
     store.create()
     publish(store, 1, length=40)
@@ -367,7 +365,7 @@ def _look_into_what_is_paused(
     return host, port
 
 
-def test_a_prompt_says_on_which_node_it_is(cluster, store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_prompt_says_on_which_node_it_is(cluster, store, monkeypatch):
     """A terminal goes to the prompt only where it can reach it (`Relay.call`); elsewhere the command names the node."""
     monkeypatch.setattr(RayEngine, "is_here", lambda self, address: False)
     spec, prompts = make_spec(2), Relay()

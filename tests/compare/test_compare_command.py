@@ -46,7 +46,7 @@ def kept(store: Store) -> list[ComparisonRecord]:
     return [ComparisonRecord.from_json(path.read_bytes()) for path in sorted(store.comparisons.glob("*.json"))]
 
 
-def test_a_mismatch_in_words_first_and_within_80_columns(replayed: Store) -> None:
+def test_a_mismatch_in_words_first_and_within_80_columns(replayed):
     result = compared(replayed, "r-02", "r-01", "--limit", "4")
     assert result.exit_code == 1
     verdict, *lines = result.stdout.splitlines()
@@ -59,7 +59,7 @@ def test_a_mismatch_in_words_first_and_within_80_columns(replayed: Store) -> Non
         assert told in text
 
 
-def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed(replayed: Store) -> None:
+def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed(replayed):
     match = compared(replayed, "last", "r-01")
     assert match.exit_code == 0 and match.stdout.startswith("NOT CHECKED (TOY MODEL): ")
     assert "Worst" not in match.stdout and "Not compared" not in match.stdout
@@ -73,7 +73,7 @@ def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed
     assert sorted(record.verdict for record in kept(replayed)) == ["match", "mismatch", "not-compared"]
 
 
-def test_thresholds_by_flag(replayed: Store) -> None:
+def test_thresholds_by_flag(replayed):
     loose = ["--max-abs", "1", "--p99-abs", "1", "--mean-abs", "inf", "--gradient-distance", "1", "--parameter-distance", "1"]
     result = compared(replayed, "r-02", "r-01", *loose)
     assert result.exit_code == 0, result.stdout
@@ -84,7 +84,7 @@ def test_thresholds_by_flag(replayed: Store) -> None:
     assert "gradient_distance 0.5 is above 0.25" in " ".join(result.stdout.split())
 
 
-def test_json_is_the_record_and_markdown_a_page(replayed: Store) -> None:
+def test_json_is_the_record_and_markdown_a_page(replayed):
     result = compared(replayed, "r-02", "r-01", "--json", "--quiet")
     assert result.exit_code == 1
     found: dict[str, Any] = json.loads(result.stdout)
@@ -104,14 +104,14 @@ def test_json_is_the_record_and_markdown_a_page(replayed: Store) -> None:
 
 
 @pytest.mark.parametrize("words", ["r-01 r-01", "r-02 r-01 --max-abs -1", "r-02 r-01 --noise n-01"])
-def test_what_makes_no_sense_is_a_usage_error_and_leaves_nothing(replayed: Store, words: str) -> None:
+def test_what_makes_no_sense_is_a_usage_error_and_leaves_nothing(replayed, words):
     with pytest.raises(UsageError) as raised:
         compared(replayed, *words.split())
     assert raised.value.exit_code == 2 and raised.value.hint
     assert not list(replayed.comparisons.glob("*"))
 
 
-def test_the_report_of_a_replay_shows_its_comparisons(replayed: Store) -> None:
+def test_the_report_of_a_replay_shows_its_comparisons(replayed):
     compared(replayed, "r-02", "r-01")
     compared(replayed, "r-02", "golden")
 
@@ -137,7 +137,7 @@ def test_the_report_of_a_replay_shows_its_comparisons(replayed: Store) -> None:
 ONE, TWO = "20250619T050000-000001", "20250619T050100-000002"
 
 
-def test_nothing_differs_where_only_what_is_kept_does(store: Store) -> None:
+def test_nothing_differs_where_only_what_is_kept_does(store):
     write_replay(store, ONE, [given(0)])
     write_replay(store, TWO, [given(0)], timeout_s=5.0, keep_gradients=True)
     assert "Both are configured alike" in compared(store, ONE, TWO).stdout

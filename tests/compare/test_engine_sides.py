@@ -77,7 +77,7 @@ def other_weights(served: Served, tmp_path: Path) -> Iterator[tuple[Path, Scores
 
 
 @pytest.mark.parametrize("kind", first_or_all(["vLLM", "SGLang"]))
-def test_a_right_server_is_right_in_every_way_and_against_the_truth(served: Served, scores: Scores, kind: str) -> None:
+def test_a_right_server_is_right_in_every_way_and_against_the_truth(served, scores, kind):
     told = served.explain(ScoringServer(scores, kind))
     assert told["good"] and told["wrong"] == [] and set(told["ways"]) == {"alone", "together", "twice", "cached", "reset"}
     assert f"{kind} 0.0.stand-in" in told["sentence"] and not told["not_checked"]
@@ -85,24 +85,24 @@ def test_a_right_server_is_right_in_every_way_and_against_the_truth(served: Serv
     assert compared["verdict"] == "RIGHT"
 
 
-def test_a_temperature_that_a_server_applies_is_named(served: Served) -> None:
+def test_a_temperature_that_a_server_applies_is_named(served):
     told = served.explain(ScoringServer(scores_of(served.loaded, temperature=0.7)))
     assert not told["good"] and "alone" in told["wrong"] and "temperature was 0.7" in told["sentence"], told["sentence"]
 
 
-def test_weights_of_another_step_are_named(served: Served, other_weights: tuple[Path, Scores]) -> None:
+def test_weights_of_another_step_are_named(served, other_weights):
     folder, later = other_weights
     told = served.explain(ScoringServer(later), "--other-model", str(folder))
     assert "alone" in told["wrong"] and str(folder) in told["sentence"], told["sentence"]
 
 
-def test_a_stale_cache_is_wrong_only_when_asked_twice(served: Served, scores: Scores, other_weights: tuple[Path, Scores]) -> None:
+def test_a_stale_cache_is_wrong_only_when_asked_twice(served, scores, other_weights):
     told = served.explain(ScoringServer(scores, "SGLang", stale=other_weights[1], stale_from=30))
     assert set(told["wrong"]) <= {"together", "twice", "cached"} and {"twice", "cached"} <= set(told["wrong"])
     assert "prefix cache" in told["sentence"] and "from token 3" in told["moved"]["twice"], told
 
 
-def test_what_a_server_cannot_do_is_refused_before_anything_runs(served: Served, scores: Scores) -> None:
+def test_what_a_server_cannot_do_is_refused_before_anything_runs(served, scores):
     with pytest.raises(UsageError, match="--temperature and --backend endpoint"):
         served.replay(ScoringServer(scores), "--temperature", "0.7")
     with pytest.raises(UsageError, match="does not serve"):
@@ -113,7 +113,7 @@ def test_what_a_server_cannot_do_is_refused_before_anything_runs(served: Served,
         invoke(served.store, "replay", "--backend", "endpoint", "--url", url)
 
 
-def test_nan_and_missing_log_probs_fail_the_inputs_and_nothing_else(served: Served, scores: Scores) -> None:
+def test_nan_and_missing_log_probs_fail_the_inputs_and_nothing_else(served, scores):
     for fault, says in (("nan", "not finite"), ("no-logprobs", "returned no prompt_logprobs")):
         told = served.replay(ScoringServer(scores, broken=fault))
         assert not told["good"] and says in json.dumps(told)
@@ -121,6 +121,6 @@ def test_nan_and_missing_log_probs_fail_the_inputs_and_nothing_else(served: Serv
         invoke(served.store, "explain", told["replay_id"])
 
 
-def test_each_way_that_was_not_scored_for_every_input_is_not_checked() -> None:
+def test_each_way_that_was_not_scored_for_every_input_is_not_checked():
     ways: dict[str, Any] = {"alone": None, "cached": None}
     assert [left.text.split()[-1] for left in ExplainedEngine("a server", ways, {}).unchecked] == ["input"] * 3

@@ -6,7 +6,6 @@ Gradients are judged wherever a backward ran: over lanes, parameter by parameter
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,14 +48,14 @@ def first_lines(record: ComparisonRecord) -> str:
     return " ".join(as_text(document(record, 10)).split("Dumps, the worst")[0].split())
 
 
-def test_flat_limits_are_said_and_rounding_is_not_claimed(store: Store) -> None:
+def test_flat_limits_are_said_and_rounding_is_not_claimed(store):
     assert "matches the truth to bf16 rounding" in first_lines(written(store))
     said = first_lines(compare(store, "r-03", "r-01"))
     assert "not checked: the gradients" not in said and "rounding on these inputs (fixed" in said
     assert "the truth to bf16 rounding" not in said
 
 
-def test_what_a_green_verdict_excludes_would_really_have_been_red(store: Store, tmp_path: Path) -> None:
+def test_what_a_green_verdict_excludes_would_really_have_been_red(store, tmp_path):
     record = written(store)
     token, tokens = record.excludes["token"], record.excludes["tokens"]
     assert token is not None and tokens is not None and tokens < token < 0.2
@@ -78,7 +77,7 @@ def test_what_a_green_verdict_excludes_would_really_have_been_red(store: Store, 
         assert {dump.verdict for dump in compare(store, f"r-{5 + sign}", "r-01", rounding="r-02").dumps} == {MISMATCH}
 
 
-def test_planted_faults_say_which_size_would_have_been_noticed(store: Store) -> None:
+def test_planted_faults_say_which_size_would_have_been_noticed(store):
     def with_faults(index: int, made: Tensors) -> Tensors:
         made = off(ROUNDING, 1)(index, made)
         shifts = {"matrix/0.001": 0.0, "matrix/0.01": 0.3, "matrix/0.1": 3.0, "attention/0.1": 0.001}
@@ -93,7 +92,7 @@ def test_planted_faults_say_which_size_would_have_been_noticed(store: Store) -> 
     assert "Would have missed errors, of every size tried, in attention scores." in said
 
 
-def test_a_cell_of_a_matrix_shows_the_smallest_error_of_a_token_that_it_sees(store: Store) -> None:
+def test_a_cell_of_a_matrix_shows_the_smallest_error_of_a_token_that_it_sees(store):
     written(store)
     cell, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {"dtype": "bf16"}, "r-03"), "fp32")
     assert cell.good and "locate r-03" in cell.reason and cell.excludes["token"], "nobody looked at its model"
@@ -150,7 +149,7 @@ def write_lanes(store: Store, name: str, factor: float = 1.0) -> str:
     return write_replay(store, name, THREE, gradients=averaged, result=result, backend="deepspeed", nproc=2)
 
 
-def test_gradients_over_several_inputs_are_judged_against_the_mean_of_the_same_inputs(store: Store) -> None:
+def test_gradients_over_several_inputs_are_judged_against_the_mean_of_the_same_inputs(store):
     truth = write_truth(store)
     right = compare(store, write_lanes(store, "r-02"), truth)
     assert right.verdict == MATCH and [one.said for one in right.unjudged] == [*right.left]
@@ -167,7 +166,7 @@ def test_gradients_over_several_inputs_are_judged_against_the_mean_of_the_same_i
     assert {finding.what for finding in doubled.differing} == {"gradients differ from plain PyTorch's (the truth)"}
 
 
-def test_what_was_not_judged_stands_in_the_first_line_and_a_cell_of_it_is_not_plainly_green(store: Store) -> None:
+def test_what_was_not_judged_stands_in_the_first_line_and_a_cell_of_it_is_not_plainly_green(store):
     write_replay(store, "r-01", THREE, result=lone, truth="fp32")
     write_replay(store, "r-02", THREE, result=lone)
     record = compare(store, "r-02", "r-01")

@@ -104,11 +104,11 @@ def compared_lines(store: Store, lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_comparison_says_what_differs_what_was_left_out_and_why(store: Store, case: str) -> None:
+def test_a_comparison_says_what_differs_what_was_left_out_and_why(store, case):
     assert compared_lines(store, CASES[case].given) == CASES[case].expected
 
 
-def test_a_record_says_who_was_compared_and_is_read_as_it_was_written(store: Store) -> None:
+def test_a_record_says_who_was_compared_and_is_read_as_it_was_written(store):
     record = pair(store, moved({0: math.nan, 2: 0.5}))
     assert (record.a.replay_id, record.b.replay_id) == ("r-02", "r-01")
     assert record.a.label == "TOY MODEL (tiny) fp32 sdpa, not packed, plain"
@@ -121,7 +121,7 @@ def test_a_record_says_who_was_compared_and_is_read_as_it_was_written(store: Sto
     assert [record.good, compare(store, "r-01", "r-02", only=set()).good] == [False, False], "nothing selected is no agreement"
 
 
-def test_a_call_that_was_autocast_was_computed_in_that(store: Store) -> None:
+def test_a_call_that_was_autocast_was_computed_in_that(store):
     """Weights in fp32, and a record that says autocast: the replay followed it, unless a dtype was requested."""
     inputs = publish(store, 2, length=16, autocast_dtype="torch.bfloat16")
     off = moved({0: 0.01})
@@ -131,7 +131,7 @@ def test_a_call_that_was_autocast_was_computed_in_that(store: Store) -> None:
     assert compare(store, "r-03", "r-01").verdict == MISMATCH
 
 
-def test_what_only_b_got_through_is_a_failure_and_not_a_distance(store: Store) -> None:
+def test_what_only_b_got_through_is_a_failure_and_not_a_distance(store):
     record = pair(store, {"result": lambda index: {"status": "hung", "error_class": "RuntimeError"} if index == 1 else {}})
     said, further = conclusion(record)
     assert said == "A failed on 1 dump that B has results for" and "3 of 4 dumps within the thresholds" in further
@@ -142,7 +142,7 @@ def test_what_only_b_got_through_is_a_failure_and_not_a_distance(store: Store) -
     )
 
 
-def test_tensors_that_cannot_be_read_and_inputs_of_one_side_have_their_reasons(store: Store) -> None:
+def test_tensors_that_cannot_be_read_and_inputs_of_one_side_have_their_reasons(store):
     write_replay(store, "r-01", INPUTS[:3])
     write_replay(store, "r-02", [*INPUTS[:2], INPUTS[3]])
     (store.replays / "r-02" / "tensors" / f"{INPUTS[0].dump_id}.safetensors").write_bytes(b"not a tensor")
@@ -153,7 +153,7 @@ def test_tensors_that_cannot_be_read_and_inputs_of_one_side_have_their_reasons(s
     )  # fmt: skip
 
 
-def test_names_that_mean_nothing(store: Store) -> None:
+def test_names_that_mean_nothing(store):
     write_replay(store, "r-01", INPUTS)
     for words in ("r-01 r-01", "last r-01", "golden r-01", "truth r-01", "r-01 truth", "r-01 zz"):
         with pytest.raises(UsageError) as raised:
@@ -164,7 +164,7 @@ def test_names_that_mean_nothing(store: Store) -> None:
         compare(store, "r-01", "golden")
 
 
-def test_gradients_together_and_the_worst_parameters_first(store: Store) -> None:
+def test_gradients_together_and_the_worst_parameters_first(store):
     generator = torch.Generator().manual_seed(1)
     sizes = {"model.norm.weight": 16, "lm_head.weight": 64, "bias": 8}
     theirs = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
@@ -184,7 +184,7 @@ def test_gradients_together_and_the_worst_parameters_first(store: Store) -> None
     assert dump.reasons == (f"gradient_distance {whole.distance:.4g} is above 0.001 (bias)",)
 
 
-def test_a_sample_counts_by_the_size_of_the_whole(store: Store) -> None:
+def test_a_sample_counts_by_the_size_of_the_whole(store):
     large, sampled = torch.full((10,), 2.0), {"numel": {"large": 1000}}
     dump = lone(
         store, grads(small=torch.ones(4), large=large) | sampled, grads(small=torch.full((4,), 3.0), large=large) | sampled
@@ -203,7 +203,7 @@ def recorded(store: Store, change: float = 0.0, outputs: bool = True, **replayed
     return inputs
 
 
-def test_a_replay_that_got_what_the_run_got(store: Store) -> None:
+def test_a_replay_that_got_what_the_run_got(store):
     inputs = recorded(store)
     record = compare(store, "r-01", "golden")
     assert (record.verdict, record.b.kind, record.b.replay_id, record.b.dtype) == (MATCH, "golden", None, "fp32")
@@ -214,7 +214,7 @@ def test_a_replay_that_got_what_the_run_got(store: Store) -> None:
     assert record.verdict == MATCH and "the dump cannot be read" in reasons_of(record)[inputs[0].dump_id]
 
 
-def test_it_needs_no_torch_and_answers_the_same(store: Store) -> None:
+def test_it_needs_no_torch_and_answers_the_same(store):
     """Golden in bf16, ids of the worst tokens, gradients beside: the record of a process that can import neither torch nor
     SQLAlchemy."""
     inputs = recorded(store, change=0.5)
@@ -250,7 +250,7 @@ def test_it_needs_no_torch_and_answers_the_same(store: Store) -> None:
         (results({"folded_ids": False, "extra": {"temperature": 0.7}}), "A's temperature is 0.7, B's 1"),
     ],
 )
-def test_what_cannot_be_compared_with_the_run(store: Store, replayed: dict[str, Any], why: str) -> None:
+def test_what_cannot_be_compared_with_the_run(store, replayed, why):
     recorded(store, **replayed)
     record = compare(store, "r-01", "golden")
     assert record.verdict == NOT_COMPARED
@@ -262,12 +262,12 @@ def noise(**more: Any) -> NoiseRecord:
                            "dtype": "fp32", "variants": (), "dumps": ()} | more))  # fmt: skip
 
 
-def test_a_real_difference_that_the_thresholds_allow_is_said(store: Store) -> None:
+def test_a_real_difference_that_the_thresholds_allow_is_said(store):
     record = pair(store, moved({0: 5e-5}), noise=noise(floor={"max_abs": 1e-6}))
     assert "1 dump within the thresholds differs by more than the noise" in conclusion(record)[1][-1]
 
 
-def test_only_the_worst_dumps_keep_their_details(store: Store) -> None:
+def test_only_the_worst_dumps_keep_their_details(store):
     inputs = [given(index) for index in range(DETAILED + 20)]
     dumps = pair(store, moved({index: 0.001 * (index + 1) for index in range(len(inputs))}), inputs=inputs).dumps
     assert [bool(dump.worst_tokens) for dump in dumps] == [True] * DETAILED + [False] * 20
@@ -275,7 +275,7 @@ def test_only_the_worst_dumps_keep_their_details(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_dumps_take_no_more_memory_than_five(store: Store) -> None:
+def test_a_hundred_dumps_take_no_more_memory_than_five(store):
     """Each side of each dump has 80 kB of tensors, 16 MB in all: links to one file, so that the disk has them once."""
     inputs = [given(index) for index in range(100)]
     big = {"log_probs": -torch.rand(4, 4096), "mask": torch.ones(4, 4096, dtype=torch.bool)}

@@ -30,7 +30,7 @@ def of(a: Any, b: Any, **options: Any) -> Figures:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=60))
-def test_they_are_those_that_torch_computes(cells: list[tuple[float, float]]) -> None:
+def test_they_are_those_that_torch_computes(cells):
     a, b = torch.tensor(cells, dtype=torch.float64).T
     apart = (a - b).abs()
     wanted = {
@@ -50,13 +50,13 @@ FIGURES = cases_of("figures")
 
 
 @pytest.mark.parametrize("case", FIGURES)
-def test_what_is_not_finite_and_what_is_zero(case: str) -> None:
+def test_what_is_not_finite_and_what_is_zero(case):
     (a, b), (expected,) = (map(json.loads, part) for part in FIGURES[case])
     found = asdict(of(a, b, log_probs=True))
     assert found == found | expected
 
 
-def test_a_norm_that_overflows_gives_no_cosine() -> None:
+def test_a_norm_that_overflows_gives_no_cosine():
     with np.errstate(over="ignore", invalid="ignore"):
         assert angle_of(products(np.array([1e200, 1.0]), np.array([1.0, 1e200]))) == {
             "cosine": None,
@@ -65,7 +65,7 @@ def test_a_norm_that_overflows_gives_no_cosine() -> None:
         }
 
 
-def test_worst_tokens_are_of_the_mask_alone_and_equal_tokens_are_left_out() -> None:
+def test_worst_tokens_are_of_the_mask_alone_and_equal_tokens_are_left_out():
     a = np.array([[-1.0, -2.0, NAN, -9.0], [-1.0, -INF, -1.0, NAN]])
     b = np.array([[-1.5, -2.0, NAN, -1.0], [-1.25, -3.0, -1.0, -7.0]])
     mask = np.ones((2, 4), bool)
@@ -77,7 +77,7 @@ def test_worst_tokens_are_of_the_mask_alone_and_equal_tokens_are_left_out() -> N
     assert worst_tokens(a, b, mask, 1) == worst[:1]
 
 
-def test_a_weaker_dtype_is_never_stricter_and_an_unknown_one_is_the_weakest_and_named() -> None:
+def test_a_weaker_dtype_is_never_stricter_and_an_unknown_one_is_the_weakest_and_named():
     for weak, strong in pairwise(STRENGTH):
         assert set(DEFAULTS[weak]) == set(DEFAULTS[strong]) <= set(MEASURES)
         assert all(DEFAULTS[weak][name] >= DEFAULTS[strong][name] for name in DEFAULTS[weak])
@@ -91,7 +91,7 @@ def test_a_weaker_dtype_is_never_stricter_and_an_unknown_one_is_the_weakest_and_
         assert weaker(dtypes) == weakest
 
 
-def test_what_was_typed_replaces_single_defaults() -> None:
+def test_what_was_typed_replaces_single_defaults():
     own = asked({"max_abs": 0.125, "mean_abs": 0.5, "clip_share": math.inf, "loss_abs": None})
     applied = applied_to("bf16", own)
     assert (applied.limits["max_abs"], applied.limits["mean_abs"], applied.limits["loss_abs"]) == (0.125, 0.5, 0.02)
@@ -107,7 +107,7 @@ TOKENS = Figures(count=100, max_abs=0.3, p99_abs=0.2, mean_abs=0.01, clip_share=
 DUMP = DumpComparison("d1", MATCH, log_probs=TOKENS, loss_abs=0.25, grad_norm_rel=0.5)
 
 
-def test_the_measures_of_a_dump() -> None:
+def test_the_measures_of_a_dump():
     full = replace(DUMP, entropy=Figures(3, max_abs=4.0), gradients=Figures(3, distance=5.0), parameter_distance=6.0)
     assert measures(full) == {
         "max_abs": 0.3, "p99_abs": 0.2, "mean_abs": 0.01, "clip_share": 0.04, "loss_abs": 0.25,
@@ -124,7 +124,7 @@ def numbers(words: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("case", THRESHOLDS)
-def test_the_verdict_of_a_dump(case: str) -> None:
+def test_the_verdict_of_a_dump(case):
     given, (verdict, *reasons) = THRESHOLDS[case]
     said = dict(line.partition(" ")[::2] for line in given)
     limits = said["thresholds"]
@@ -136,7 +136,7 @@ def test_the_verdict_of_a_dump(case: str) -> None:
     assert (severity > 1) == bool(reasons)
 
 
-def test_the_reference_page_has_the_defaults_that_are() -> None:
+def test_the_reference_page_has_the_defaults_that_are():
     page = (ROOT / "docs" / "reference" / "thresholds.md").read_text()
     lines = [
         [cell.strip() for cell in line.replace("\\|", "").split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")
@@ -152,7 +152,7 @@ def test_the_reference_page_has_the_defaults_that_are() -> None:
 @pytest.mark.parametrize(
     ("factor", "noise", "named"), [(2.0, 1e-3, 2.0), (-1.0, 1e-3, -1.0), (1.0, 1e-3, None), (2.0, 0.5, None)]
 )
-def test_gradients_that_are_a_multiple_are_told_from_others(factor: float, noise: float, named: float | None):
+def test_gradients_that_are_a_multiple_are_told_from_others(factor, noise, named):
     random = np.random.default_rng(0)
     theirs = random.normal(size=1000)
     ours = factor * theirs + noise * random.normal(size=1000)

@@ -35,13 +35,13 @@ def measured(store: Store, lines: list[str]) -> tuple[NoiseRecord, list[str]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_floor_is_what_variations_move_and_rounding_explains(store: Store, case: str) -> None:
+def test_the_floor_is_what_variations_move_and_rounding_explains(store, case):
     record, said = measured(store, CASES[case].given)
     assert said == CASES[case].expected
     assert NoiseRecord.from_json(save(store, record).read_bytes()) == record
 
 
-def test_what_no_input_passed_with_is_not_said_to_move_nothing(store: Store) -> None:
+def test_what_no_input_passed_with_is_not_said_to_move_nothing(store):
     found, _ = measured(store, CASES["a variation that no input passed with"].given)
     said = " ".join(conclusion(found))
     assert as_text(noise_page(found)).endswith(f"\nnext: actordbg compare {found.replay_id} truth --noise {found.noise_id}\n")
@@ -49,14 +49,14 @@ def test_what_no_input_passed_with_is_not_said_to_move_nothing(store: Store) -> 
     assert "move no log-prob" not in said and "nearer to the truth" not in said
 
 
-def test_a_floor_of_nothing_is_refused(store: Store) -> None:
+def test_a_floor_of_nothing_is_refused(store):
     write_replay(store, "r-01", INPUTS)
     write_replay(store, "r-02", [given(5)], vary="repeat")
     with pytest.raises(StoreProblem, match="noise floor cannot be measured"):
         measure(store, "r-01", {"repeat": "r-02"})
 
 
-def test_the_newest_floor_of_the_same_configuration_is_found_past_a_damaged_one(store: Store) -> None:
+def test_the_newest_floor_of_the_same_configuration_is_found_past_a_damaged_one(store):
     write_replay(store, "r-01", INPUTS, dtype="bf16")
     write_replay(store, "r-02", INPUTS, dtype="bf16", vary="repeat")
     assert newest_for(store, "r-01") is None
@@ -69,7 +69,7 @@ def test_the_newest_floor_of_the_same_configuration_is_found_past_a_damaged_one(
     assert [newest_for(store, one) for one in (same, packed, elsewhere)] == [saved, None, None]
 
 
-def test_the_floor_of_a_gradient_norm_is_what_an_engines_sum_rounds(store: Store) -> None:
+def test_the_floor_of_a_gradient_norm_is_what_an_engines_sum_rounds(store):
     for name, norm, more in (("r-01", 4.0, {}), ("r-02", 4.0, {"vary": "repeat"}), ("r-03", 4.0 * (1 + 3e-6), {"truth": "fp32"})):
         trained = {"loss": 2.0, "grad_norm": norm, "backward_s": 0.5}
         write_replay(store, name, INPUTS, result=lambda index, trained=trained: trained, **more)

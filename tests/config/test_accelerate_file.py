@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import commandline
@@ -11,9 +10,8 @@ import pytest
 from replaycases import publish
 
 from actordbg.api.client import Client
-from actordbg.base.errors import ActordbgError, Unsupported, UsageError
+from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.accelerate_file import read_accelerate
-from actordbg.store.layout import Store
 
 FSDP2 = {
     "compute_environment": "LOCAL_MACHINE", "debug": False, "distributed_type": "FSDP", "downcast_bf16": "no",
@@ -50,9 +48,7 @@ def changed(section: str, **values: Any) -> dict[str, Any]:
         ({"distributed_type": "NO"}, {"backend": "plain", "nproc": 1, "dtype": "fp32"}, []),
     ],
 )  # fmt: skip
-def test_a_config_gives_settings_and_what_is_not_used_is_named(
-    config: dict[str, Any], settings: dict[str, Any], unused: list[str], tmp_path: Path
-) -> None:
+def test_a_config_gives_settings_and_what_is_not_used_is_named(config, settings, unused, tmp_path):
     assert read_accelerate(config) == ("the mapping", settings, unused)
     (file := tmp_path / "config.yaml").write_text(json.dumps(config))
     assert read_accelerate(str(file)) == ("config.yaml", settings, unused)
@@ -69,20 +65,20 @@ def test_a_config_gives_settings_and_what_is_not_used_is_named(
         ("nowhere.yaml", UsageError, r"nowhere\.yaml is not a file"),
     ],
 )
-def test_a_config_that_is_invalid_or_cannot_run_is_refused(config: str, error: type[ActordbgError], words: str) -> None:
+def test_a_config_that_is_invalid_or_cannot_run_is_refused(config, error, words):
     with pytest.raises(error, match=words) as caught:
         read_accelerate(config)
     assert caught.value.hint
 
 
-def test_accelerates_own_file_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerates_own_file_is_the_default(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "default_config.yaml").write_text(json.dumps(FSDP2))
     assert read_accelerate("default") == ("default_config.yaml", SETTINGS, [])
 
 
-def test_commands_and_python_take_it_and_a_flag_wins(store: Store) -> None:
+def test_commands_and_python_take_it_and_a_flag_wins(store):
     publish(store, 2)
     option = ("--accelerate-config", json.dumps(FSDP2))
     replay = commandline.invoke(store, "replay", *option, "--dtype", "fp32", "--dry-run")

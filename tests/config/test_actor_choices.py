@@ -56,14 +56,14 @@ def test_dtypes_have_openrlhfs_short_names():
         ({"temperature": 0.0}, "--temperature"),
     ],
 )
-def test_values_that_mean_nothing_are_refused_by_name(fields: dict[str, Any], names: str):
+def test_values_that_mean_nothing_are_refused_by_name(fields, names):
     with pytest.raises(UsageError) as refused:
         validate(ReplayConfig(**fields))
     assert names in refused.value.message
     assert refused.value.hint
 
 
-def test_facts_name_the_versions_and_a_cpu_build_of_torch_has_no_gpu_whatever_devices_there_are(monkeypatch: pytest.MonkeyPatch):
+def test_facts_name_the_versions_and_a_cpu_build_of_torch_has_no_gpu_whatever_devices_there_are(monkeypatch):
     facts = gather_facts(cuda=True, gpus=3)
     assert (facts.cuda, facts.gpus) == (True, 3) and {"python", "torch", "transformers"} <= facts.versions.keys()
     monkeypatch.setattr("actordbg.config.choices.installed_versions", lambda: {"torch": "2.13.0+cpu"})

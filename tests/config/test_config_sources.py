@@ -29,7 +29,7 @@ def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
 
 
 @pytest.mark.parametrize(("short", "attn"), [("no_flash_attn", "sdpa"), ("flash_attn", "flash_attention_2")])
-def test_flash_attn_and_no_flash_attn_are_values_of_attn(short: str, attn: str):
+def test_flash_attn_and_no_flash_attn_are_values_of_attn(short, attn):
     given = {f"short_{short}": True}
     assert built({"attn": "eager"}, dict(merged_settings("replay", attn=None, **given))).attn == attn
     with pytest.raises(UsageError, match=f"--{short.replace('_', '-')} and --attn eager conflict"):
@@ -54,7 +54,7 @@ def test_the_truth_silences_what_the_file_says_against_it():
 
 
 class TestEnvironment:
-    def test_a_variable_stands_between_flag_and_file(self, monkeypatch: pytest.MonkeyPatch):
+    def test_a_variable_stands_between_flag_and_file(self, monkeypatch):
         monkeypatch.setenv("ACTORDBG_REPLAY_DTYPE", "fp16")
         monkeypatch.setenv("ACTORDBG_REPLAY_PACKING", "off")
         monkeypatch.setenv("ACTORDBG_REPLAY_TIMEOUT", "30")
@@ -63,7 +63,7 @@ class TestEnvironment:
         assert found == ReplayConfig(dtype="fp16", packing=False, timeout_s=30.0, backend="deepspeed", zero_stage=3)
         assert built({"dtype": "bf16"}, {"dtype": "fp32"}).dtype == "fp32"
 
-    def test_debug_disable_fsdp_wins_over_a_flag_and_only_over_fsdp2(self, monkeypatch: pytest.MonkeyPatch):
+    def test_debug_disable_fsdp_wins_over_a_flag_and_only_over_fsdp2(self, monkeypatch):
         monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
         sharded = {"backend": "fsdp2", "nproc": 4, "tp": 2, "ring": 2, "dist_backend": "gloo", "packing": True}
         asked = build_config(Settings(Path("store"), {}, ""), sharded)
@@ -84,15 +84,13 @@ class TestEnvironment:
             ("ACTORDBG_REPLAY_PACKING", "perhaps", "ACTORDBG_REPLAY_PACKING=perhaps is not"),
         ],
     )
-    def test_a_variable_that_says_nothing_is_refused_by_name(
-        self, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
-    ):
+    def test_a_variable_that_says_nothing_is_refused_by_name(self, monkeypatch, variable, value, said):
         monkeypatch.setenv(variable, value)
         with pytest.raises(UsageError, match=said) as refused:
             built({}, {})
         assert "unset it" in refused.value.hint
 
-    def test_a_setting_that_has_two_values_is_refused_by_both_names(self, monkeypatch: pytest.MonkeyPatch):
+    def test_a_setting_that_has_two_values_is_refused_by_both_names(self, monkeypatch):
         monkeypatch.setenv("ACTORDBG_REPLAY_ZERO_STAGE", "2")
         with pytest.raises(UsageError, match=r"\[replay\] zero_stage appears in two spellings"):
             built({"zero-stage": 2, "zero_stage": 3}, {})
@@ -110,7 +108,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_flag_beats_the_environment_which_beats_a_file_of_a_parent_folder(here: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_flag_beats_the_environment_which_beats_a_file_of_a_parent_folder(here, monkeypatch):
     assert load_settings().store == Path("store")
     (here / "actordbg.toml").write_text('store = "dumps"\n[replay]\nbackend = "deepspeed"\n')
     (here / "deep" / "er").mkdir(parents=True)
@@ -123,9 +121,7 @@ def test_a_flag_beats_the_environment_which_beats_a_file_of_a_parent_folder(here
 
 
 @pytest.mark.parametrize("text", ["store = 3", "stor = 'x'", "= = =", "\xff"])
-def test_a_file_that_makes_no_sense_or_is_not_there_is_a_usage_error_that_names_it(
-    here: Path, text: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_makes_no_sense_or_is_not_there_is_a_usage_error_that_names_it(here, text, monkeypatch):
     (here / "actordbg.toml").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=r"actordbg\.toml"):
         load_settings()
@@ -135,7 +131,7 @@ def test_a_file_that_makes_no_sense_or_is_not_there_is_a_usage_error_that_names_
 
 
 @pytest.mark.parametrize("text", ["", " "])
-def test_a_store_without_a_name_is_not_the_working_folder(text: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_store_without_a_name_is_not_the_working_folder(text, monkeypatch):
     """`--store "$STORE"` of a variable that is not set."""
     with pytest.raises(UsageError, match="--store names no store"):
         load_settings(text)
@@ -156,7 +152,7 @@ class TestAnothersFile:
         give_away(file, monkeypatch)
         return file
 
-    def test_it_is_refused_with_its_owner_and_a_way_out(self, planted: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_it_is_refused_with_its_owner_and_a_way_out(self, planted, monkeypatch):
         monkeypatch.chdir(planted.parent / "mine" / "deep")
         planted.write_bytes(b"\xff = [")  # it is refused before it is read
         for flag in (None, Path("other")):
@@ -165,7 +161,7 @@ class TestAnothersFile:
         assert refused.value.exit_code == 3
         assert f"ACTORDBG_CONFIG={planted}" in refused.value.hint
 
-    def test_what_the_user_names_or_typed_under_sudo_is_the_users(self, planted: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_what_the_user_names_or_typed_under_sudo_is_the_users(self, planted, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setenv("ACTORDBG_CONFIG", str(planted))
             assert load_settings().store == planted.parent / "evil"
@@ -174,7 +170,7 @@ class TestAnothersFile:
         monkeypatch.chdir(planted.parent)
         assert load_settings().store == planted.parent / "evil"
 
-    def test_a_link_of_another_to_a_file_of_mine_is_anothers(self, planted: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_a_link_of_another_to_a_file_of_mine_is_anothers(self, planted, monkeypatch):
         mine = planted.parent / "mine" / "settings.toml"
         mine.write_text("")
         planted.rename(planted.with_name("given-away"))

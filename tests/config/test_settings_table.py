@@ -102,23 +102,23 @@ def found(copy: Path, old_store: Store) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("command", "told"), [("replay", "Heads that share one key."), ("matrix", "LIST")])
-def test_each_command_has_its_option(copy: Path, command: str, told: str):
+def test_each_command_has_its_option(copy, command, told):
     done = run(copy, "-m", "actordbg", command, "--help-all")
     assert done.returncode == 0 and "--head-share" in done.stdout and told in done.stdout, done.stderr
 
 
-def test_flag_variable_and_file_give_it(copy: Path, found: dict[str, Any], old_store: Store):
+def test_flag_variable_and_file_give_it(copy, found, old_store):
     assert (found["file"], found["flag"]) == (4, 5)
     told = run(copy, "-m", "actordbg", "--store", str(old_store.root), "replay", "--dry-run", ACTORDBG_REPLAY_HEAD_SHARE="3")
     assert "not from the command line: head-share 3 (ACTORDBG_REPLAY_HEAD_SHARE)" in told.stderr, told.stderr
 
 
-def test_a_value_that_means_nothing_is_refused(copy: Path, old_store: Store):
+def test_a_value_that_means_nothing_is_refused(copy, old_store):
     done = run(copy, "-m", "actordbg", "--store", str(old_store.root), "replay", "--dry-run", "--head-share", "0")
     assert done.returncode == 2 and "--head-share 0 is too small" in done.stderr
 
 
-def test_labels_differences_repeat_command_files_matrix_shared_actors_and_csv_have_it(found: dict[str, Any]):
+def test_labels_differences_repeat_command_files_matrix_shared_actors_and_csv_have_it(found):
     assert found["label"].endswith("shares 3") and "shares" not in found["quiet label"]
     assert found["differing"] == ["head_share"] and found["apart"] == ["shares 3", "shares 2"]
     assert found["repeat"][-2:] == ["--head-share", "3"] and found["axis"] == ["shares 2", "shares 3"]
@@ -126,12 +126,12 @@ def test_labels_differences_repeat_command_files_matrix_shared_actors_and_csv_ha
 
 
 @pytest.mark.usefixtures("found")
-def test_the_catalog_has_its_column_without_a_migration(old_store: Store):
+def test_the_catalog_has_its_column_without_a_migration(old_store):
     with sqlite3.connect(old_store.catalog_path) as catalog:
         assert catalog.execute("SELECT replay_id, head_share FROM replay").fetchall() == [("r1", 2)]
 
 
-def test_the_reference_pages_have_it(copy: Path):
+def test_the_reference_pages_have_it(copy):
     for page in ("replay-settings.md", "cli.md", "catalog.md"):
         text = (copy / "docs" / "reference" / page).read_text()
         assert "head-share" in text or "head_share" in text, page

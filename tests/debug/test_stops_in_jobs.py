@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import stopcases
@@ -12,12 +11,11 @@ from stopcases import AtTerminal, live_job
 
 from actordbg.debug import stops
 from actordbg.debug.meeting import DETACH, attend
-from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
 
 
-def test_all_ranks_park_and_another_terminal_has_the_prompt(store: Store, tmp_path: Path):
+def test_all_ranks_park_and_another_terminal_has_the_prompt(store, tmp_path):
     with live_job(tmp_path, ranks=3, steps=4, ACTORDBG_RUN="ppo") as (first, *others):
         assert first.stderr is not None
         assert "actordbg attach ppo" in first.stderr.readline()
@@ -36,14 +34,14 @@ def test_all_ranks_park_and_another_terminal_has_the_prompt(store: Store, tmp_pa
         assert terminal.leave()[0] == 130
 
 
-def test_a_rank_that_does_not_come_is_named_and_nobody_hangs(tmp_path: Path):
+def test_a_rank_that_does_not_come_is_named_and_nobody_hangs(tmp_path):
     with live_job(tmp_path, ranks=2, steps=3, PATIENCE="1", MISSES="1") as started:
         (said, errors), (other, _) = (process.communicate(timeout=stopcases.PATIENCE_S) for process in started)
     assert "rank 0 did step 2" in said and "rank 1 did step 2" in other
     assert errors.count("without rank 1, which did not arrive") == 3
 
 
-def test_a_leader_that_does_not_come_is_replaced_and_a_rank_that_dies_is_told_of(store: Store, tmp_path: Path):
+def test_a_leader_that_does_not_come_is_replaced_and_a_rank_that_dies_is_told_of(store, tmp_path):
     with live_job(tmp_path, ranks=3, steps=1, PATIENCE="3", MISSES="0", ACTORDBG_RUN="sft") as started:
         ends = [process.communicate(timeout=stopcases.PATIENCE_S) for process in started]
     assert "without rank 0, which did not arrive" in ends[1][1] + ends[2][1]
@@ -60,7 +58,7 @@ def test_a_leader_that_does_not_come_is_replaced_and_a_rank_that_dies_is_told_of
         terminal.leave()
 
 
-def test_a_run_with_stops_can_be_attached_to_before_its_first_stop(store: Store, tmp_path: Path):
+def test_a_run_with_stops_can_be_attached_to_before_its_first_stop(store, tmp_path):
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "run", "--break", "--run", "early", "--", "true"]
     done = subprocess.run(
         command, env=stopcases.environment({"ACTORDBG_STOP_DIR": str(tmp_path)}), capture_output=True, text=True
@@ -72,7 +70,7 @@ def test_a_run_with_stops_can_be_attached_to_before_its_first_stop(store: Store,
     assert terminal.leave()[0] == 130
 
 
-def test_what_was_said_at_a_prompt_counts_also_where_the_stop_then_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_was_said_at_a_prompt_counts_also_where_the_stop_then_fails(tmp_path, monkeypatch):
     held = []
 
     def hold(stop: stops.Stop) -> None:
@@ -89,7 +87,7 @@ def test_what_was_said_at_a_prompt_counts_also_where_the_stop_then_fails(tmp_pat
     assert len(held) == 1
 
 
-def test_what_others_put_among_the_prompts_of_a_shared_store_is_passed_by(tmp_path: Path):
+def test_what_others_put_among_the_prompts_of_a_shared_store_is_passed_by(tmp_path):
     (tmp_path / "prompt-x.sock").touch()
     goes_on = iter([True, False])
     attend(lambda: [tmp_path], lambda: next(goes_on), print)

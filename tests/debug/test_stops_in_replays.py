@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import brokenactor
 import pytest
@@ -35,7 +34,7 @@ WEIGHT = "model.layers.1.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize("name", first_or_all(list(BACKENDS)))
-def test_stops_disturb_nothing_and_deaths_and_closed_terminals_end_in_a_verdict(store: Store, tmp_path: Path, name: str):
+def test_stops_disturb_nothing_and_deaths_and_closed_terminals_end_in_a_verdict(store, tmp_path, name):
     """Two replays of the same two inputs: one goes by them, and has a breakpoint and an error behind; the other stops in them."""
     publish(store, 2, length=47)
     publish(store, 2, length=40, first=2)
@@ -117,7 +116,7 @@ def _is_first(dump_id: str) -> bool:
     return dump_id.endswith(("-00000000", "-00000001"))
 
 
-def test_the_progress_bar_leaves_the_terminal_to_a_breakpoint_of_ones_own(store: Store, tmp_path: Path):
+def test_the_progress_bar_leaves_the_terminal_to_a_breakpoint_of_ones_own(store, tmp_path):
     publish(store, 1, length=40)
     faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
     replaying = AtTerminal(store, "replay", TERM="xterm", TEMPLATE_OF_WORKERS="", **faulty)  # a fork starts too soon
@@ -128,7 +127,7 @@ def test_the_progress_bar_leaves_the_terminal_to_a_breakpoint_of_ones_own(store:
     assert code == 0 and "1/1" in said
 
 
-def test_ranks_that_run_apart_have_one_prompt_where_step_enters_the_forward_and_next_passes_it(store: Store):
+def test_ranks_that_run_apart_have_one_prompt_where_step_enters_the_forward_and_next_passes_it(store):
     publish(store, 3, length=48)
     replaying = AtTerminal(store, "replay", "--nproc", "2", "--break", "before")
     assert "-> output = actor(" in replaying.prompt()
@@ -143,7 +142,7 @@ def test_ranks_that_run_apart_have_one_prompt_where_step_enters_the_forward_and_
     assert all(result.forward_s < 4 for result in results(newest(store)).values()), "a wait at a prompt is not a forward"
 
 
-def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store: Store, tmp_path: Path):
+def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store, tmp_path):
     publish(store, 1, length=40)
     said = actordbg(store, "replay", "--break", "before")
     assert said.returncode == 2 and "--break-wait" in said.stderr and "actordbg attach" in said.stderr
@@ -154,7 +153,7 @@ def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store: Stor
     assert "no terminal for its prompt" in (record.error or "") and "Unsupported" in (record.error_class or "")
 
 
-def test_expect_eval_fails_a_module_in_training_mode_and_debug_lines_name_each_layer(store: Store):
+def test_expect_eval_fails_a_module_in_training_mode_and_debug_lines_name_each_layer(store):
     publish(store, 1, length=48)
     said = actordbg(store, "replay", "--backward", "--expect-eval", "--log-level", "debug")
     (record,) = results(newest(store)).values()
@@ -165,7 +164,7 @@ def test_expect_eval_fails_a_module_in_training_mode_and_debug_lines_name_each_l
     assert [line.startswith(start) for line, start in zip(told, wanted, strict=True)] == [True] * 4
 
 
-def test_an_editor_stops_looks_and_goes_on_and_another_user_gets_nothing(store: Store):
+def test_an_editor_stops_looks_and_goes_on_and_another_user_gets_nothing(store):
     publish(store, 2, length=48)
     port = free_port()
     options = ("replay", "--nproc", "2", "--break", "before", "--debugpy", str(port))
@@ -187,7 +186,7 @@ def test_an_editor_stops_looks_and_goes_on_and_another_user_gets_nothing(store: 
 
 
 @pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1"), ("AF_INET6", "::ffff:127.0.0.1")])
-def test_debugpy_is_not_led_to_what_is_not_a_server_of_this_users(family: str, address: str):
+def test_debugpy_is_not_led_to_what_is_not_a_server_of_this_users(family, address):
     """Another user may reach the port at which the adapter is awaited first, and name a server of its own at either loopback."""
     pytest.importorskip("debugpy")
     with (
@@ -198,7 +197,7 @@ def test_debugpy_is_not_led_to_what_is_not_a_server_of_this_users(family: str, a
         client.connect((address, 9))
 
 
-def test_attaching_from_another_terminal_and_closing_it(store: Store):
+def test_attaching_from_another_terminal_and_closing_it(store):
     publish(store, 1, length=48)
     replaying = AtTerminal(store, "replay", "--break", "after", "--break-wait", "200")
     replaying.child.expect("actordbg attach ([0-9a-zA-Z-]+)")

@@ -14,7 +14,7 @@ from actordbg.trainers.openrlhf import demo_programs
 from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
 
 
-def test_the_tokenizer_is_the_models_keeps_any_text_and_marks_roles(tmp_path: Path) -> None:
+def test_the_tokenizer_is_the_models_keeps_any_text_and_marks_roles(tmp_path):
     from transformers import AutoTokenizer
 
     model, data = build_assets(tmp_path, 10)
@@ -30,7 +30,7 @@ def test_the_tokenizer_is_the_models_keeps_any_text_and_marks_roles(tmp_path: Pa
     assert [json.loads(line)["prompt"] for line in data.read_text().splitlines()] == [task for task, _ in tasks(10)]
 
 
-def test_the_tasks_are_of_very_different_length_and_their_answers_right() -> None:
+def test_the_tasks_are_of_very_different_length_and_their_answers_right():
     lengths = [len(task) for task, _ in tasks(96)]
     assert max(lengths) > 4 * min(lengths)
     for task, answer in tasks(20):
@@ -38,7 +38,7 @@ def test_the_tasks_are_of_very_different_length_and_their_answers_right() -> Non
         assert answer == (", ".join(map(str, numbers)) if task.startswith("Sort") else f"The sum is {sum(numbers)}.")
 
 
-def test_every_option_of_the_trainings_exists_in_openrlhfs_own_programs(tmp_path: Path) -> None:
+def test_every_option_of_the_trainings_exists_in_openrlhfs_own_programs(tmp_path):
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or spec.origin is None:
         pytest.skip("openrlhf is not installed here")
@@ -53,7 +53,7 @@ def test_every_option_of_the_trainings_exists_in_openrlhfs_own_programs(tmp_path
     assert command[module + 1] == "sft" and "29500" in " ".join(command[:module]) and "--module" in command[:module]
 
 
-def test_the_rewards_are_one_number_per_answer_and_differ() -> None:
+def test_the_rewards_are_one_number_per_answer_and_differ():
     spec = importlib.util.spec_from_file_location("loaded_by_its_path", demo_programs.__file__)  # as OpenRLHF does it
     spec.loader.exec_module(loaded := importlib.util.module_from_spec(spec))
     rewards = loaded.reward_func(["ab: aaaa", "ab: abcd", "ab: "], ["ab: "] * 3, [""] * 3)["rewards"]

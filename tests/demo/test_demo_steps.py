@@ -40,9 +40,7 @@ class Recorded(Demo):
         self.ran.append(arguments)
 
 
-def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is_told_as_typed_in_few_lines(
-    tmp_path: Path,
-) -> None:
+def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is_told_as_typed_in_few_lines(tmp_path):
     demo = Recorded("sft", tmp_path)
     demo._follow("starting", 0, "")
     demo._follow("loading", 0, "")
@@ -56,8 +54,8 @@ def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is
 
 
 def test_a_command_is_run_with_the_words_that_are_shown_without_settings_of_the_users_and_ends_the_demo_if_it_fails(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, tmp_path, capfd
+):
     said: list[str] = []
     monkeypatch.setenv("ACTORDBG_STORE", "/users/store")
     demo = Demo("sft", tmp_path, said.append)
@@ -72,7 +70,7 @@ def test_a_command_is_run_with_the_words_that_are_shown_without_settings_of_the_
         Recorded("sft", tmp_path)._replay()
 
 
-def test_a_file_that_came_back_different_is_not_called_the_same(tmp_path: Path) -> None:
+def test_a_file_that_came_back_different_is_not_called_the_same(tmp_path):
     actor = tmp_path / "actor.py"
     actor.write_text("class Actor: ...\n")
     before = file_state(actor)
@@ -83,7 +81,7 @@ def test_a_file_that_came_back_different_is_not_called_the_same(tmp_path: Path) 
         demo._unpatch(actor, before)
 
 
-def test_what_the_training_needs_and_lacks_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_training_needs_and_lacks_is_said_before_anything_starts(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(steps.importlib.util, "find_spec", lambda name: None if name == "ray" else found("json"))
     require_modules("sft")
@@ -105,7 +103,7 @@ needs_openrlhf = pytest.mark.skipif(
 
 @needs_openrlhf
 @pytest.mark.slow
-def test_a_demo_that_is_told_to_end_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+def test_a_demo_that_is_told_to_end_leaves_no_process_and_no_file(tmp_path):
     demo = _demo("--trainer", "ppo", cwd=tmp_path, TMPDIR=str(tmp_path))
     assert demo.stdout is not None
     for line in demo.stdout:
@@ -132,7 +130,7 @@ def _child_sessions(parent: int) -> list[int]:
 @needs_openrlhf
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path: Path) -> None:
+def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path):
     """The steps are the same for both trainers; in `make whole` it is PPO under Ray, which takes twice as long."""
     kept, ppo = tmp_path / "kept", WHOLE
     demo = _demo("--trainer", "ppo" if ppo else "sft", "--keep", str(kept), cwd=tmp_path)
@@ -153,9 +151,7 @@ def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path: Path)
     assert before and after and before[1] == after[1]
 
 
-def test_the_store_that_is_typed_is_the_demos_and_what_is_not_empty_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_that_is_typed_is_the_demos_and_what_is_not_empty_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Demo, "run", lambda demo: said.append(demo.store))
     said: list[str] = []
     own = str(tmp_path / "own")

@@ -146,7 +146,7 @@ def test_every_dependency_of_the_package_is_examined_and_known_good_is_what_is_p
     assert len(known) >= 8 and known == {name: pinned[name] for name in known}
 
 
-def test_nothing_is_bad_where_everything_is_known_to_be_good(here: Here):
+def test_nothing_is_bad_where_everything_is_known_to_be_good(here):
     checks, imports = here.checks(), here.imports()
     assert {name for name, check in checks.items() if check.status == "bad"} == set() and checks["torch"] == ok("torch", "2.13.0")
     assert checkup.exit_code(checks.values()) == 0
@@ -163,7 +163,7 @@ def test_each_finding_is_a_script_that_runs_the_first_and_the_last_version():
         )
 
 
-def test_findings_are_listed_and_those_that_are_installed_come_first(here: Here):
+def test_findings_are_listed_and_those_that_are_installed_come_first(here):
     here.python.install("deepspeed", "0.19.7")
     listed = CliRunner().invoke(app, ["doctor", "--findings"]).output
     first, *others = re.findall(r"^\S+ \((.*)\)$", listed, re.MULTILINE)
@@ -214,7 +214,7 @@ FINDINGS = cases_of("doctor")
 
 
 @pytest.mark.parametrize("case", FINDINGS)
-def test_what_is_found(here: Here, case: str):
+def test_what_is_found(here, case):
     changes, told = FINDINGS[case]
     for change in changes:
         prepare(here, change)
@@ -243,9 +243,7 @@ CATCHES = "try:\n    import einops\nexcept ImportError as e:\n    raise RuntimeE
         ("openrlhf.cli.train_sft", "print('hello')\nraise SystemExit('a program')\n", "bad", ("a program",)),
     ],
 )
-def test_a_module_that_does_not_import_is_named_with_its_cause_and_costs_no_other_finding(
-    here: Here, module: str, text: str, status: str, told: tuple[str, ...]
-):
+def test_a_module_that_does_not_import_is_named_with_its_cause_and_costs_no_other_finding(here, module, text, status, told):
     here.python.module("transformers", "")
     path = here.python.module(module, text)
     if not text:
@@ -256,7 +254,7 @@ def test_a_module_that_does_not_import_is_named_with_its_cause_and_costs_no_othe
     assert all(words in checks[module].detail + checks[module].remedy for words in told)
 
 
-def test_torch_is_imported_first(here: Here):
+def test_torch_is_imported_first(here):
     check = here.imports(gpus=1)["torch and the GPU"]
     assert check.status == "warn" and "a build without CUDA" in check.detail
     here.python.module("torch", "import os\nos.kill(os.getpid(), 9)\n")
@@ -268,7 +266,7 @@ def test_torch_is_imported_first(here: Here):
     assert "debugpy" not in checks and "No module named 'torch'" not in str(checks)
 
 
-def test_little_room_is_a_warning(tmp_path: Path):
+def test_little_room_is_a_warning(tmp_path):
     assert checkup.disk(tmp_path / "not" / "there", floor=0).status == "ok"
     assert checkup.disk(tmp_path, floor=2**60).status == "warn"
     meminfo = tmp_path / "meminfo"
@@ -278,12 +276,12 @@ def test_little_room_is_a_warning(tmp_path: Path):
     assert "unknown" in checkup.memory(tmp_path / "none").detail
 
 
-def test_no_store_yet_is_fine_and_makes_none(here: Here, tmp_path: Path):
+def test_no_store_yet_is_fine_and_makes_none(here, tmp_path):
     here.store = Store(tmp_path / "none")
     assert here.checks()["store"].status == "ok" and not here.store.root.exists()
 
 
-def test_the_command_ends_with_4_where_something_is_bad_and_says_what_installs_it(here: Here):
+def test_the_command_ends_with_4_where_something_is_bad_and_says_what_installs_it(here):
     here.monkeypatch.setenv("ACTORDBG_STORE", str(here.store.root))
     arguments = ["doctor", "--quick"]
     done = CliRunner().invoke(app, [*arguments, "--json"])

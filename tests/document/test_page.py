@@ -48,7 +48,7 @@ def test_nothing_that_others_wrote_becomes_an_element_an_attribute_or_a_script()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_figure_that_is_not_finite_is_null_with_its_name_in_json_and_no_point_of_a_chart(value: float):
+def test_a_figure_that_is_not_finite_is_null_with_its_name_in_json_and_no_point_of_a_chart(value):
     chart = Chart(
         "c", "c", layered([{"x": 1, "y": value}], layer("point"), x=quantity("x", "x"), y=quantity("y", "y")), Grid(("y",), ())
     )
@@ -105,7 +105,7 @@ def test_the_verdict_stands_first_with_the_toy_model_what_was_not_checked_and_th
         ("CLAUSE; the next one", "short", "CLAUSE; the next one"), ("8 of 8 differ", "", "8 of 8 differ"),
     ],
 )  # fmt: skip
-def test_the_second_line_says_what_the_first_does_not(said: str, fails: str, second: str | None):
+def test_the_second_line_says_what_the_first_does_not(said, fails, second):
     clause = "the norm is 2 (limit 1; worst: 3)"
     place = {"dump": "20250619T052608.430740Z-000012-4711-9f3a2c1b7", "row": 1}
     finding = Finding(Rule("ratio", remedy="look", fails=fails), clause, place)
@@ -157,7 +157,7 @@ def test_a_dump_is_drawn_with_its_prompt_padding_response_and_worst_token():
     assert "The limit is 0.4 nats." in told
 
 
-def test_no_line_of_a_text_is_a_command_of_githubs_runner() -> None:
+def test_no_line_of_a_text_is_a_command_of_githubs_runner():
     """Foreign text that is wrapped may come to stand at the beginning of a line."""
     foreign = "word " * 15 + "::stop-commands::now " + "word " * 14 + "##[error]none"
     text = as_text([Paragraph(foreign), Items([foreign])])

@@ -74,7 +74,7 @@ def private_dump(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["../", "/", "/, from a bundle", "link"])
-def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way: str, store, tmp_path, monkeypatch):
+def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way, store, tmp_path, monkeypatch):
     dump = private_dump(tmp_path)
     (item,) = publish(store, 1, length=16)
     path = {"../": f"../{dump.relative_to(tmp_path)}", "link": "dumps/led/rank0000/" + dump.name}.get(way, str(dump))
@@ -94,7 +94,7 @@ def test_no_replay_leads_a_bundle_to_dumps_outside_of_the_store(way: str, store,
 
 
 @pytest.mark.parametrize(("field", "words"), [("rounding_id", ["bundle"]), ("comparison_id", ["reduce"])])
-def test_no_id_in_a_record_leads_out_of_the_store(field: str, words: list[str], store, tmp_path):
+def test_no_id_in_a_record_leads_out_of_the_store(field, words, store, tmp_path):
     inputs = publish(store, 1, length=16)
     write_replay(store, MINE, inputs)
     write_replay(store, TRUTH, inputs, truth="fp32")
@@ -183,7 +183,7 @@ def test_redaction_leaves_out_all_that_is_not_listed(store, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("dtype", "model"), [("int64", ""), ("float32", ""), ("int32", "tiny"), ("int32", "./no-model")])
-def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype: str, model: str, store, tmp_path):
+def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype, model, store, tmp_path):
     """Ids as large as hashes would need a table of that size; a model that is not there would keep no special token."""
     ids = np.array([[2**33 if dtype == "int64" else 3, 4]], dtype)
     record = DumpRecord(dump_id="d", run="r", rank=0, timestamp="2026-01-01T00:00:00.000000Z", batch_size=1, seq_len=2, tokens=2)
@@ -195,7 +195,7 @@ def test_redaction_refuses_what_it_cannot_permute_or_keep(dtype: str, model: str
 
 @pytest.mark.parametrize("name", ["rank99.jsonl", "tensors/x.safetensors"])
 @pytest.mark.parametrize("with_spec", [False, True])
-def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name: str, with_spec: bool, store, tmp_path):
+def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name, with_spec, store, tmp_path):
     """Who wrote a replay is known by its specification, so a journal from elsewhere would count as this user's own."""
     write_replay(store, MINE, publish(store, 1, length=16))
     before, files = files_of(store), {f"replays/{MINE}/{name}": plain_safetensors({}, {}) if "tensors" in name else b"{}\n"}
@@ -207,7 +207,7 @@ def test_a_replay_of_the_store_gets_no_file_of_a_bundle(name: str, with_spec: bo
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), ValueError(), OSError(28, "No space left on device")])
-def test_whatever_stops_an_import_nothing_is_left(error: BaseException, store, tmp_path, monkeypatch):
+def test_whatever_stops_an_import_nothing_is_left(error, store, tmp_path, monkeypatch):
     write_replay(store, MINE, publish(store, 2, length=16))
     pack_bundle(store, tmp_path / "case.tar.zst", [*store.iter_dumps()], replays=[MINE])
     other = Store(tmp_path / "other").create()
@@ -305,7 +305,7 @@ ATTACKS: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("number", range(len(ATTACKS)))
-def test_a_hostile_bundle_leaves_nothing(number: int, tmp_path, monkeypatch):
+def test_a_hostile_bundle_leaves_nothing(number, tmp_path, monkeypatch):
     """Nor does it take memory: what it may unpack to, and the values in that, are limited before they are objects."""
     monkeypatch.setattr(bundles, "_FREE", 2**20)
     for module in (bundles, comparison_record):

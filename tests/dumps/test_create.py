@@ -59,7 +59,7 @@ def test_dumps_land_in_the_store_with_their_record(store):
     [{"count": 0}, {"ranks": 0}, {"batch_size": 0}, {"seq_len": 1}, {"vocab_size": 1}, {"run": "a/b"}],
     ids=str,
 )
-def test_numbers_that_make_no_sense_are_usage_errors(tmp_path, wrong: dict[str, object]):
+def test_numbers_that_make_no_sense_are_usage_errors(tmp_path, wrong):
     with pytest.raises(UsageError):
         create_dumps(Store(tmp_path / "s"), **({"count": 1} | wrong))  # type: ignore[arg-type]
     assert not (tmp_path / "s").exists()

@@ -42,7 +42,7 @@ def dump(place: Path) -> Dump:
     return payload.load(place)
 
 
-def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, place, tmp_path):
+def test_safetensors_holds_logical_dtypes_and_the_record(dump, place, tmp_path):
     path = export_dump(place, tmp_path / "new" / "folder")
     assert path == tmp_path / "new" / "folder" / "d1.safetensors"
     exported = load_file(path)
@@ -87,7 +87,7 @@ def test_the_command_exports_what_a_query_selects(store, made, tmp_path):
 
 
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["x", "--where", "rank=0"]], ids=str)
-def test_the_command_refuses_what_it_cannot_know(store, made, tmp_path, words: list[str]):
+def test_the_command_refuses_what_it_cannot_know(store, made, tmp_path, words):
     with pytest.raises(UsageError):
         invoke(store, "dump", "export", *words, "--out", tmp_path / "out", "--quiet")
     assert not (tmp_path / "out").exists()

@@ -189,7 +189,7 @@ def harm(store: Store, line: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGES)
-def test_every_damage_is_named_and_nothing_good_is_lost_by_its_repair(store, name: str):
+def test_every_damage_is_named_and_nothing_good_is_lost_by_its_repair(store, name):
     (line,), (kind, *more) = DAMAGES[name]
     before = storecases.contents(store)
     harmed = harm(store, line)

@@ -159,7 +159,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_or_foreign_file_is_refused_with_its_reason_and_nothing_runs(name: str, store, tmp_path, monkeypatch):
+def test_a_hostile_or_foreign_file_is_refused_with_its_reason_and_nothing_runs(name, store, tmp_path, monkeypatch):
     made, code, reason = HOSTILE[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(made())

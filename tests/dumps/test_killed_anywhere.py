@@ -31,7 +31,7 @@ def reports() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_killed_at_any_system_call_nothing_is_lost_and_the_next_run_finishes(reports: dict[str, dict[str, Any]], command: str):
+def test_killed_at_any_system_call_nothing_is_lost_and_the_next_run_finishes(reports, command):
     report = reports[command]
     assert report["wrong"] == []
     assert report["calls"] > 3 and sum(report["runs"].values()) >= report["calls"] // EVERY

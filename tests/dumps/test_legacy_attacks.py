@@ -245,7 +245,7 @@ def test_an_import_refuses_every_attack_by_name_and_takes_the_rest(store, tmp_pa
 
 
 @pytest.mark.parametrize("act", ["open('/dev/null')", "__import__('os').system('true')", "exec('1')", "__import__('wave')"])
-def test_a_child_that_were_taken_over_ends_at_the_first_audited_event(act: str):
+def test_a_child_that_were_taken_over_ends_at_the_first_audited_event(act):
     code = f"import actordbg.dumps.decode_child as child; child.tree = lambda data: data and {act}; child.main(2**30, 10.0)"
     done = outside(code, len(genuine()).to_bytes(8, "little") + genuine())
     assert done.returncode == EXIT_AUDIT and done.stdout == b""
@@ -260,7 +260,7 @@ def test_a_child_that_were_taken_over_ends_at_the_first_audited_event(act: str):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_file_that_takes_too_much_is_refused_and_the_next_one_is_read(limits: Limits, data: bytes | None, said: str):
+def test_a_file_that_takes_too_much_is_refused_and_the_next_one_is_read(limits, data, said):
     with LegacyReader(limits) as reader:
         if data is None:
             reader.tree(genuine())

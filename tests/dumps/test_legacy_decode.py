@@ -54,7 +54,7 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_tensors_and_arguments_come_out_as_pickled(protocol: int):
+def test_tensors_and_arguments_come_out_as_pickled(protocol):
     content = inputs(packed_seq_lens=[7, 3])
     data = pickle.dumps(content, protocol=protocol)
     dump = decode(data)
@@ -65,7 +65,7 @@ def test_tensors_and_arguments_come_out_as_pickled(protocol: int):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int16", "uint8", "bool"])
-def test_masks_of_every_dtype_keep_it(dtype: str):
+def test_masks_of_every_dtype_keep_it(dtype):
     mask = torch.tensor([[1, 0, 1], [0, 1, 1]]).to(getattr(torch, dtype))
     assert_same(tensors_of(pickled(action_mask=mask))["action_mask"], mask)
 
@@ -80,7 +80,7 @@ def test_masks_of_every_dtype_keep_it(dtype: str):
     ],
     ids=["slice", "turned", "expanded", "overlapping"],
 )
-def test_a_view_keeps_its_strides_and_its_place_in_the_storage(tensor: torch.Tensor):
+def test_a_view_keeps_its_strides_and_its_place_in_the_storage(tensor):
     assert_same(tensors_of(pickled(sequences=tensor))["sequences"], tensor)
 
 
@@ -108,7 +108,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("changes", [*FIELDS, *NO_TENSORS_OF_A_CALL], ids=str)
-def test_a_pickle_that_is_not_an_actor_dump_is_refused(changes: dict[str, object]):
+def test_a_pickle_that_is_not_an_actor_dump_is_refused(changes):
     with pytest.raises(CorruptDump) as caught:
         decode(pickled(**changes))
     assert caught.value.message and caught.value.hint
@@ -122,7 +122,7 @@ def test_a_pickle_that_is_not_an_actor_dump_is_refused(changes: dict[str, object
         (pickled() + b"x", "after the end"),
     ],
 )
-def test_bytes_that_are_no_pickle_of_a_dump_are_refused(data: bytes, said: str | None):
+def test_bytes_that_are_no_pickle_of_a_dump_are_refused(data, said):
     with pytest.raises((CorruptDump, UnsafeInput), match=said):
         decode(data)
 
@@ -162,7 +162,7 @@ class Lying(LegacyReader):
         )),
     ],
 )  # fmt: skip
-def test_an_answer_that_makes_no_sense_or_points_outside_the_file_is_refused(answer: bytes):
+def test_an_answer_that_makes_no_sense_or_points_outside_the_file_is_refused(answer):
     with pytest.raises((UnsafeInput, CorruptDump)):
         pickle_value(Lying(answer), bytes(1000))
 

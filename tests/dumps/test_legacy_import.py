@@ -74,7 +74,7 @@ def test_folders_are_searched_and_each_is_a_run(store, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "expected"), [("ok-1", "ok-1"), ("..hidden", "hidden"), ("###", "import"), ("é" * 9, "import")]
 )
-def test_a_folder_name_that_no_run_can_have_is_changed(tmp_path, folder: str, expected: str):
+def test_a_folder_name_that_no_run_can_have_is_changed(tmp_path, folder, expected):
     assert run_name(tmp_path / folder / "x.pkl") == expected
 
 
@@ -114,14 +114,14 @@ def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(store, pickles, mo
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
-def test_without_a_decoding_process_nothing_is_blamed_on_the_files(store, pickles, monkeypatch, program: str):
+def test_without_a_decoding_process_nothing_is_blamed_on_the_files(store, pickles, monkeypatch, program):
     monkeypatch.setattr("actordbg.dumps.child_pool.sys.executable", program)
     with pytest.raises(LaunchProblem, match="decoding process"):
         import_paths(store, [pickles])
 
 
 @pytest.mark.parametrize("run", ["", "../x"])
-def test_an_impossible_run_name_is_a_usage_error(store, pickles, run: str):
+def test_an_impossible_run_name_is_a_usage_error(store, pickles, run):
     with pytest.raises(UsageError):
         import_paths(store, [pickles], run=run)
 

@@ -145,7 +145,7 @@ def test_an_import_knows_the_dumps_that_were_packed(store, tmp_path):
 
 
 @pytest.mark.parametrize("spelling", ["whole pack", "one of it"])
-def test_replay_takes_packs_by_name(ppo, spelling: str):
+def test_replay_takes_packs_by_name(ppo, spelling):
     packing.pack_dumps(ppo)
     pack, paths = next(ppo.iter_packs()), [row.path for row in query.select_dumps(ppo)]
     names = [pack] if spelling == "whole pack" else [ppo.root / paths[2]]

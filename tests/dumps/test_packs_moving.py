@@ -57,7 +57,7 @@ def test_packing_moves_every_dump_and_unpacking_brings_it_back_to_the_byte(store
 
 
 @pytest.mark.parametrize("run", ["ppo-1", "packs", "dumps"])
-def test_a_noted_place_leads_to_a_dump_that_moved_whatever_its_run_is_called(store, run: str):
+def test_a_noted_place_leads_to_a_dump_that_moved_whatever_its_run_is_called(store, run):
     described = catalogcases.record(0, run=run)
     file = catalogcases.publish(store, described)
     packing.pack_dumps(store)

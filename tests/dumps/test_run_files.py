@@ -69,7 +69,7 @@ def values_of(call: RecordedCall, row: int, name: str) -> np.ndarray[Any, Any] |
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name: str, store, tmp_path):
+def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name, store, tmp_path):
     path, rows = written(name, tmp_path)
     summary = imported(store, path)
     assert not summary.refused and summary.present == 0
@@ -107,7 +107,7 @@ def _numbers(dump_id: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("fault", "name"), [(fault, name) for fault, (_, _, names) in NAMED.items() for name in names])
-def test_a_fault_is_named_with_its_side(fault: str, name: str, store, tmp_path):
+def test_a_fault_is_named_with_its_side(fault, name, store, tmp_path):
     law, side, _ = NAMED[fault]
     imported(store, written(name, tmp_path, fault)[0])
     found = {(finding.rule.name, finding.of_side) for finding in judged(store).found}
@@ -228,7 +228,7 @@ def test_a_part_of_context_parallelism_and_an_unknown_schema_are_refused(store, 
 
 
 @pytest.mark.parametrize("align", ["own", "next"])
-def test_columns_have_the_names_that_the_user_gives(align: str, store, tmp_path):
+def test_columns_have_the_names_that_the_user_gives(align, store, tmp_path):
     """Values of all tokens are of the token itself, or of the one behind it, which only the user can know."""
     row = runfiles.made_rows()[0]
     values = row.wide(row.log_probs, outside=-9.0)
@@ -263,7 +263,7 @@ def test_healthy_advantages_that_were_clipped_or_of_no_known_estimator_are_not_c
 
 
 @pytest.mark.parametrize(("of_second", "named"), [((0, 16), False), ((16, 32), False), ((8, 24), True), ((4, 12), False)])
-def test_ranks_of_a_run_may_be_replicas_but_not_share_some_rows(of_second: tuple[int, int], named: bool, store, tmp_path):
+def test_ranks_of_a_run_may_be_replicas_but_not_share_some_rows(of_second, named, store, tmp_path):
     rows = [replace(row, log_probs=[value - 3 for value in row.log_probs]) for seed in (1, 2) for row in runfiles.made_rows(seed)]
     for rank, of in enumerate((rows[:16], rows[slice(*of_second)])):
         path = runfiles.prime_rl(tmp_path, of)

@@ -77,7 +77,7 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
     return dump is not None, damaged is None
 
 
-def test_no_mutant_is_a_traceback_or_a_wrong_tensor(path: Path, store):
+def test_no_mutant_is_a_traceback_or_a_wrong_tensor(path, store):
     """Some do load, as does the file itself: readers that refuse everything would not pass."""
     assert judge(Mutant(A.blob, A.tensors), path, store) == (True, True)
     loaded = []
@@ -89,7 +89,7 @@ def test_no_mutant_is_a_traceback_or_a_wrong_tensor(path: Path, store):
     assert {"ids as another integer", "another step", "other values under their hash", "a text of 100,000 letters"} <= set(loaded)
 
 
-def test_a_flipped_bit_or_a_run_that_was_overwritten_changes_no_tensor(path: Path, store):
+def test_a_flipped_bit_or_a_run_that_was_overwritten_changes_no_tensor(path, store):
     for number in range(amount(120, 2000)):
         chance = random.Random(number)
         at, length = chance.randrange(len(A.blob)), chance.choice((2, 16, 512))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import struct
 from dataclasses import replace
 
@@ -89,14 +88,14 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("why", UNREADABLE)
-def test_a_record_that_no_reader_would_accept_is_not_written(why: str):
+def test_a_record_that_no_reader_would_accept_is_not_written(why):
     with pytest.raises(Unsupported, match=why) as refused:
         payload.encode(UNREADABLE[why], IDS)
     assert refused.value.hint and "d-1" in refused.value.message
 
 
 @pytest.mark.parametrize("temperature", [-(2**63), 2**63 - 1, -0.5])
-def test_a_temperature_that_a_reader_accepts_is_written(temperature: float):
+def test_a_temperature_that_a_reader_accepts_is_written(temperature):
     record, blob = payload.encode(replace(BASE, temperature=temperature), IDS)
     assert dumpfile.unpack(blob)[0] == record and record.temperature == temperature
 
@@ -121,7 +120,7 @@ def test_a_file_larger_than_its_payload_can_be_is_refused_unread(tmp_path):
 
 
 @pytest.mark.parametrize("mask", ["a_mask", "b_mask"])
-def test_of_masks_that_lie_side_by_side_the_damaged_one_is_named(mask: str):
+def test_of_masks_that_lie_side_by_side_the_damaged_one_is_named(mask):
     record, blob = payload.encode(BASE, {"a_mask": torch.ones(2, 3).long(), "b_mask": torch.ones(2, 3).bool()})
     data = bytearray(dumpfile.unpack(blob)[1])
     data[dumpfile.check(record, data)[mask].offset + 5] = 2
@@ -136,7 +135,7 @@ def test_of_masks_that_lie_side_by_side_the_damaged_one_is_named(mask: str):
     high=st.sampled_from([2, 100, 2**20]),
     order=st.randoms(use_true_random=False),
 )
-def test_any_layout_comes_back(shape: list[int], dtype: torch.dtype, high: int, order: random.Random):
+def test_any_layout_comes_back(shape, dtype, high, order):
     dims = list(range(len(shape)))
     order.shuffle(dims)
     tensor = torch.randint(0, high if dtype in (torch.int64, torch.int32) else 2, shape).to(dtype).permute(dims)
@@ -145,7 +144,7 @@ def test_any_layout_comes_back(shape: list[int], dtype: torch.dtype, high: int, 
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"])
-def test_every_value_of_a_dtype_that_numpy_lacks_is_the_number_that_torch_reads(dtype: str):
+def test_every_value_of_a_dtype_that_numpy_lacks_is_the_number_that_torch_reads(dtype):
     bits = np.arange(256, dtype="u1") if "float8" in dtype else np.arange(2**16, dtype="<u2")
     numbers = payload.numbers_of(PlainTensor(dtype, bits.view(array_dtype(dtype)), (1,)))
     theirs = torch.from_numpy(bits).view(getattr(torch, dtype)).float()

@@ -37,7 +37,7 @@ def test_a_record_survives_json_exactly_and_what_has_its_default_value_is_left_o
 
 
 @pytest.mark.parametrize(("shape", "strides"), [((2, 10), (10, 1)), ((2, 1), (1, 1)), ((0, 3), (3, 1)), ((), ())])
-def test_strides_of_a_contiguous_tensor_are_left_out(shape: tuple[int, ...], strides: tuple[int, ...]):
+def test_strides_of_a_contiguous_tensor_are_left_out(shape, strides):
     spec = TensorSpec("int64", shape, strides, "int32")
     assert spec.to_list() == ["int64", "int32", list(shape)]
     assert parse_record(record(tensors={"x": spec}).to_json()).tensors["x"] == spec
@@ -50,13 +50,13 @@ def test_a_newer_version_is_refused_with_the_remedy():
 
 
 @pytest.mark.parametrize("fields", cases_of("corrupt_records"))
-def test_anything_else_is_a_corrupt_dump(fields: str):
+def test_anything_else_is_a_corrupt_dump(fields):
     with pytest.raises(CorruptDump):
         parse_record(changed(**json.loads(fields)))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "{" * 100_000, "[" * 100_000])
-def test_what_is_no_record_is_a_corrupt_dump(text: str):
+def test_what_is_no_record_is_a_corrupt_dump(text):
     with pytest.raises(CorruptDump):
         parse_record(text)
 
@@ -70,7 +70,7 @@ def test_moments_and_names_sort_by_time():
 
 @pytest.mark.parametrize("of_file", [{}, {"format": "1"}, {"format": None}, {"format": True}, {"rank": True}])
 @pytest.mark.parametrize("of_parameter", [{}, {"sha256": ""}, {"sha256": 0}, {"part": []}])
-def test_hashes_of_weights_are_what_they_say_or_damaged(tmp_path, of_file: dict, of_parameter: dict):
+def test_hashes_of_weights_are_what_they_say_or_damaged(tmp_path, of_file, of_parameter):
     whole = WeightRecord("r", 0, "h", 1, "i", 0, None, "t", 0.5, 8, {"w": ParameterHash("float32", (2,))})
     data = json.loads(whole.to_json()) | of_file
     data["parameters"]["w"] |= of_parameter

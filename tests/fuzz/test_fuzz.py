@@ -21,7 +21,7 @@ FILES = 300_000
 
 
 @pytest.mark.parametrize("name", run.TARGETS)
-def test_every_input_that_was_kept_breaks_nothing_and_the_parsers_are_reached(name: str):
+def test_every_input_that_was_kept_breaks_nothing_and_the_parsers_are_reached(name):
     target = run.load(name)
     wanted = {parser.__code__: parser.__qualname__ for parser in map(plain, target.PARSERS)}
     reached = set()
@@ -57,7 +57,7 @@ def plain(function):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", run.TARGETS)
-def test_new_inputs_break_nothing_and_a_seed_gives_the_same_ones(name: str):
+def test_new_inputs_break_nothing_and_a_seed_gives_the_same_ones(name):
     target = run.load(name)
     inputs = list(run.inputs_of(name, target).values())
 
@@ -94,7 +94,7 @@ def one_input(data):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "plain"])
 @pytest.mark.parametrize(("fault", "said"), [("error", "KeyError"), ("memory", "MemoryError"), ("hang", "")])
-def test_a_fault_is_found_and_its_input_is_written(engine: str, fault: str, said: str, tmp_path):
+def test_a_fault_is_found_and_its_input_is_written(engine, fault, said, tmp_path):
     """A copy of the runner beside a broken parser: both engines find it, end with 1, and say how to run it again."""
     for name in ("run.py", "fuzzing.py"):
         text = (Path(run.__file__).parent / name).read_text()

@@ -89,14 +89,14 @@ def test_the_environment_in_a_job_config_is_not_replaced():
     ],
     ids=["client", "client's server", "container", "sent already", "old ray"],
 )
-def test_where_ray_takes_no_hook_none_is_added(given: dict[str, Any], known: tuple[str, ...]):
+def test_where_ray_takes_no_hook_none_is_added(given, known):
     ray = FakeRay(known)
     ray.init(**given)
     assert HOOK not in ray.runtime_environment and ray.runtime_environment["env_vars"].items() >= OURS.items()
 
 
 @pytest.mark.parametrize("job", ["{broken", '{"runtime_env": 1}'])
-def test_a_failure_of_ours_calls_ray_as_the_user_did(job: str, monkeypatch, capsys):
+def test_a_failure_of_ours_calls_ray_as_the_user_did(job, monkeypatch, capsys):
     monkeypatch.setenv(JOB_CONFIG, job)
     ray = FakeRay()
     ray.init(runtime_env=OPENRLHF)
@@ -184,7 +184,7 @@ def test_a_worker_that_lost_the_path_is_hooked_and_the_users_function_runs_with_
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_worker_is_hooked_where_actordbg_lies_elsewhere_and_goes_on_where_it_does_not(tmp_path, there: bool):
+def test_a_worker_is_hooked_where_actordbg_lies_elsewhere_and_goes_on_where_it_does_not(tmp_path, there):
     (tmp_path / "users_hooks.py").write_text("def setup(): print('theirs')")
     if there:
         (tmp_path / "actordbg").symlink_to(Path(FOLDER).parents[1])
@@ -206,7 +206,7 @@ NODES = f"{FOLDER}{os.pathsep}${{PYTHONPATH}}"
         ("/other/actordbg/install/pythonpath", FOLDER),
     ],
 )
-def test_our_folder_stands_once_in_front_of_the_users_path(users: str | None, path: str):
+def test_our_folder_stands_once_in_front_of_the_users_path(users, path):
     environ = {"HOME": "/h"} | ({} if users is None else {"PYTHONPATH": users})
     assert child_environment(environ, "/s", "r") == {"HOME": "/h", **OURS, "PYTHONPATH": path}
 
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_stand_in_a_path_is_refused(monkeypatch):
         ({"env_vars": {"ACTORDBG_RUN": "theirs"}}, {"PYTHONPATH": NODES}),
     ],
 )
-def test_a_runtime_environment_keeps_what_is_the_users(given: dict[str, Any] | None, variables: dict[str, str]):
+def test_a_runtime_environment_keeps_what_is_the_users(given, variables):
     before = copy.deepcopy(given)
     result = merged(given, OURS)
     assert result == {**(given or {}), "env_vars": {**variables, **OURS}}
@@ -242,7 +242,7 @@ variables = st.dictionaries(
 @pytest.mark.slow
 @settings(deadline=None)  # the first example imports ray
 @given(job=variables, own=variables, submitted=st.booleans())
-def test_ray_merges_what_was_reconciled_unless_the_user_had_a_conflict(job: dict[str, str], own: dict[str, str], submitted: bool):
+def test_ray_merges_what_was_reconciled_unless_the_user_had_a_conflict(job, own, submitted):
     """`submitted`: the job was submitted below `run`, so that its runtime environment holds ours already."""
     from ray.runtime_env.runtime_env import _merge_runtime_env
 

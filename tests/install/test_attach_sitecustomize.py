@@ -42,7 +42,7 @@ def light(tmp_path) -> Path:
 USE = "from openrlhf.models.actor import Actor\nprint(Actor().forward(1), Actor.installed)"
 
 
-def test_the_actor_is_wrapped_with_its_module_and_anew_when_it_is_made_anew(light: Path):
+def test_the_actor_is_wrapped_with_its_module_and_anew_when_it_is_made_anew(light):
     code = (
         "import importlib, inspect, openrlhf.models.actor as m\n"
         "first = m.Actor; print(first().forward(1), first.installed, 'return sequences' in inspect.getsource(m))\n"
@@ -51,13 +51,13 @@ def test_the_actor_is_wrapped_with_its_module_and_anew_when_it_is_made_anew(ligh
     assert python(code, below_run(light)) == "('wrapped', '/s') 1 True\nFalse wrapped 1 SourceFileLoader\n"
 
 
-def test_an_actor_that_is_wrapped_already_is_not_wrapped_again(light: Path):
+def test_an_actor_that_is_wrapped_already_is_not_wrapped_again(light):
     actor = light / "openrlhf" / "models" / "actor.py"
     actor.write_text(f"{PLAIN_ACTOR}from actordbg.capture.hook import install\ninstall(Actor, store='/patched')\n")
     assert python(USE, below_run(light)) == "('wrapped', '/patched') 2\n"
 
 
-def test_an_actor_that_an_editable_installation_serves_is_wrapped(light: Path, tmp_path):
+def test_an_actor_that_an_editable_installation_serves_is_wrapped(light, tmp_path):
     """Such an installation has no folder on the path, but a finder of its own."""
     code = f"""
 import sys
@@ -74,7 +74,7 @@ sys.meta_path.insert(1, Editable())
 
 
 @pytest.mark.parametrize("in_front", ["ours", "theirs"])
-def test_it_shares_a_module_with_the_import_hook_of_replays(light: Path, in_front: str):
+def test_it_shares_a_module_with_the_import_hook_of_replays(light, in_front):
     """CPU support waits for the same module, with a finder of its own."""
     root = str(ROOT)
     code = f"""
@@ -94,7 +94,7 @@ print(openrlhf.models.actor.seen)
     assert python(code, below_run(light)) == f"{first}\n('wrapped', '/s') 1\nTrue\n"
 
 
-def test_what_is_imported_already_is_wrapped_when_the_file_is_executed_later(light: Path):
+def test_what_is_imported_already_is_wrapped_when_the_file_is_executed_later(light):
     code = f"""
 import importlib.util, sys
 from openrlhf.models.actor import Actor
@@ -114,7 +114,7 @@ print(before, Actor().forward(1))
         ("raise SystemExit(7)", "SystemExit: 7"),
     ],
 )
-def test_a_failure_is_one_line_and_the_program_runs_on(light: Path, hook: str, said: str):
+def test_a_failure_is_one_line_and_the_program_runs_on(light, hook, said):
     (light / "actordbg" / "capture" / "hook.py").write_text(hook)
     code = "from openrlhf.models.actor import Actor; print(Actor().forward(5))"
     done = ended(code, below_run(light))
@@ -124,7 +124,7 @@ def test_a_failure_is_one_line_and_the_program_runs_on(light: Path, hook: str, s
 
 
 @pytest.mark.parametrize("error", SIGNALLED)
-def test_what_a_signal_handler_of_the_program_raises_passes(light: Path, error: str):
+def test_what_a_signal_handler_of_the_program_raises_passes(light, error):
     (light / "actordbg" / "capture" / "hook.py").write_text(HANDLER.format(error=error))
     done = ended("from openrlhf.models.actor import Actor; print(5)", below_run(light))
     assert done.returncode and not done.stdout
@@ -139,7 +139,7 @@ def test_what_a_signal_handler_of_the_program_raises_passes(light: Path, error: 
         ({"ACTORDBG_STORE": ""}, False),
     ],
 )
-def test_it_waits_only_where_there_is_a_store_and_nobody_disabled_it(changed: dict[str, str], installed: bool):
+def test_it_waits_only_where_there_is_a_store_and_nobody_disabled_it(changed, installed):
     assert python(INSTALLED, below_run() | changed) == f"{installed}\n"
 
 
@@ -162,7 +162,7 @@ def test_an_empty_rest_of_the_path_does_not_become_the_working_directory(tmp_pat
     assert python(code, given, cwd=tmp_path) == python(code, below_run(), cwd=tmp_path)
 
 
-def test_the_waiting_goes_on_in_grandchildren_and_spawned_processes(light: Path):
+def test_the_waiting_goes_on_in_grandchildren_and_spawned_processes(light):
     program = light / "spawns.py"
     program.write_text(
         "import multiprocessing, subprocess, sys\n"
@@ -181,7 +181,7 @@ def test_the_waiting_goes_on_in_grandchildren_and_spawned_processes(light: Path)
     assert done.stdout == "('wrapped', '/s')\n" * 4, done.stderr
 
 
-def test_the_deepspeed_launcher_hands_our_variables_to_other_nodes(light: Path):
+def test_the_deepspeed_launcher_hands_our_variables_to_other_nodes(light):
     package = light / "deepspeed" / "launcher"
     package.mkdir(parents=True)
     for folder in (package.parent, package):
@@ -205,7 +205,7 @@ USERS = {
 
 
 @pytest.mark.parametrize("kind", USERS)
-def test_a_sitecustomize_of_the_users_behaves_as_without_us(tmp_path, kind: str):
+def test_a_sitecustomize_of_the_users_behaves_as_without_us(tmp_path, kind):
     (tmp_path / "sitecustomize.py").write_text(USERS[kind])
     code = """
 import sys

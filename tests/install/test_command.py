@@ -56,7 +56,7 @@ def test_our_own_signal_mask_is_as_before_and_the_program_has_it_too():
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
-def test_a_signal_to_us_alone_is_handed_on_once(name: str):
+def test_a_signal_to_us_alone_is_handed_on_once(name):
     process = start(sys.executable, "-c", COUNTS, "1")
     wait_for(process, "ready")
     process.send_signal(getattr(signal, name))
@@ -128,5 +128,5 @@ def test_ctrl_z_stops_both_and_both_go_on():
         ("x", None),
     ],
 )
-def test_a_submission_is_known_with_its_options(words: str, options: list[str] | None):
+def test_a_submission_is_known_with_its_options(words, options):
     assert submission(shlex.split(words)) == options

@@ -162,9 +162,7 @@ def _tried(faulty: FaultyCalls, folder: Path, operation: str, faults: dict[int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", ["patch", "renew", "unpatch"])
-def test_a_fault_anywhere_and_a_second_one_while_undoing_leave_one_of_two_states(
-    faulty: FaultyCalls, folder: Path, operation: str
-):
+def test_a_fault_anywhere_and_a_second_one_while_undoing_leave_one_of_two_states(faulty, folder, operation):
     _, calls = _tried(faulty, folder, operation, {}, sys.maxsize)
     states: Counter[str] = Counter()
     for first in range(1, calls + 1):
@@ -183,7 +181,7 @@ def test_a_fault_anywhere_and_a_second_one_while_undoing_leave_one_of_two_states
 
 
 @pytest.mark.parametrize("operation", ["patch", "unpatch"])
-def test_a_folder_that_the_disk_does_not_confirm_is_a_note(folder: Path, monkeypatch, operation: str):
+def test_a_folder_that_the_disk_does_not_confirm_is_a_note(folder, monkeypatch, operation):
     case, real = Case(folder, operation), os.fsync
 
     def refuse(descriptor: int) -> None:

@@ -78,7 +78,7 @@ def test_unpatch_restores_sha256_mode_and_mtime_of_the_installed_actor_and_both_
     assert not (path.parent / "__pycache__").exists()
 
 
-def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(actor: Path, tmp_path):
+def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(actor, tmp_path):
     before = facts_of(actor)
 
     def run(command: str, *options: str) -> Any:
@@ -100,7 +100,7 @@ def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(a
     assert undone["sha256_before"] == seen["sha256"] and facts_of(actor) == before
 
 
-def test_another_store_renews_the_trailer_and_the_original_still_comes_back(actor: Path, store, tmp_path):
+def test_another_store_renews_the_trailer_and_the_original_still_comes_back(actor, store, tmp_path):
     before = facts_of(actor)
     patch(actor, store)
     other = Store(tmp_path / "other")
@@ -110,7 +110,7 @@ def test_another_store_renews_the_trailer_and_the_original_still_comes_back(acto
     assert facts_of(actor) == before
 
 
-def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor: Path, store, monkeypatch):
+def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor, store, monkeypatch):
     before = facts_of(actor)
     patch(actor, store)
     shutil.rmtree(store.root)
@@ -119,7 +119,7 @@ def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor: 
     assert facts_of(actor) == before
 
 
-def test_an_edit_since_is_kept_without_the_old_time_and_not_moved_to_another_store(actor: Path, store, tmp_path):
+def test_an_edit_since_is_kept_without_the_old_time_and_not_moved_to_another_store(actor, store, tmp_path):
     patch(actor, store)
     mine = edited(actor)
     assert status(actor, store).state is State.EDITED and patch(actor, store).action == "already patched"
@@ -132,7 +132,7 @@ def test_an_edit_since_is_kept_without_the_old_time_and_not_moved_to_another_sto
 
 
 @pytest.mark.parametrize("change", [lambda d: d + b"mine = 1\n", lambda d: d.replace(b"install(Actor", b"install(Critic")])
-def test_an_edit_in_or_behind_the_trailer_is_refused_with_a_remedy(actor: Path, store, change: Any):
+def test_an_edit_in_or_behind_the_trailer_is_refused_with_a_remedy(actor, store, change):
     patch(actor, store)
     actor.write_bytes(change(actor.read_bytes()))
     before = facts_of(actor)
@@ -143,7 +143,7 @@ def test_an_edit_in_or_behind_the_trailer_is_refused_with_a_remedy(actor: Path, 
         assert refusal.value.exit_code == 3 and facts_of(actor) == before
 
 
-def test_an_upgrade_over_the_patch_is_clean_and_can_be_patched_again(actor: Path, store):
+def test_an_upgrade_over_the_patch_is_clean_and_can_be_patched_again(actor, store):
     patch(actor, store)
     written(actor, ACTOR + b"# next version\n")
     assert status(actor, store).state is State.CLEAN and not said(status(actor, store).notes, "has no hook")
@@ -155,7 +155,7 @@ def test_an_upgrade_over_the_patch_is_clean_and_can_be_patched_again(actor: Path
 # --- what Python would really run ---------------------------------------------------------------------------------------
 
 
-def test_an_unchecked_hash_pyc_that_would_hide_the_hook_undoes_the_patch_and_is_told_of_later(actor: Path, store):
+def test_an_unchecked_hash_pyc_that_would_hide_the_hook_undoes_the_patch_and_is_told_of_later(actor, store):
     cached = compiled(actor, UNCHECKED)
     before, hidden = facts_of(actor), cached.read_bytes()
     with pytest.raises(Conflict, match="does not see the hook") as refusal:
@@ -170,7 +170,7 @@ def test_an_unchecked_hash_pyc_that_would_hide_the_hook_undoes_the_patch_and_is_
         patch(actor, store)
 
 
-def test_an_unchecked_hash_pyc_that_keeps_the_hook_is_reported_after_unpatch(actor: Path, store):
+def test_an_unchecked_hash_pyc_that_keeps_the_hook_is_reported_after_unpatch(actor, store):
     patch(actor, store)
     compiled(actor, UNCHECKED)
     with pytest.raises(Conflict, match="still sees the hook"):
@@ -179,7 +179,7 @@ def test_an_unchecked_hash_pyc_that_keeps_the_hook_is_reported_after_unpatch(act
 
 
 @pytest.mark.parametrize("mode", [TIMESTAMP, CHECKED])
-def test_an_ordinary_pyc_hides_neither_the_patch_nor_its_removal(actor: Path, store, mode: Any):
+def test_an_ordinary_pyc_hides_neither_the_patch_nor_its_removal(actor, store, mode):
     compiled(actor, mode)
     patch(actor, store)
     assert status(actor, store).hooked
@@ -192,7 +192,7 @@ def test_an_ordinary_pyc_hides_neither_the_patch_nor_its_removal(actor: Path, st
     assert not status(actor, store).hooked
 
 
-def test_a_file_that_the_interpreter_cannot_compile_is_given_back(actor: Path, store):
+def test_a_file_that_the_interpreter_cannot_compile_is_given_back(actor, store):
     before = facts_of(written(actor, ACTOR + b"return 1\n"))
     with pytest.raises(Conflict, match="cannot compile"):
         patch(actor, store)
@@ -202,7 +202,7 @@ def test_a_file_that_the_interpreter_cannot_compile_is_given_back(actor: Path, s
 # --- the file system ----------------------------------------------------------------------------------------------------
 
 
-def test_hard_links_keep_the_original_symbolic_links_stay_and_extended_attributes_are_kept(actor: Path, store, tmp_path):
+def test_hard_links_keep_the_original_symbolic_links_stay_and_extended_attributes_are_kept(actor, store, tmp_path):
     cache, link = tmp_path / "cache.py", tmp_path / "link.py"
     os.link(actor, cache)
     link.symlink_to(actor)
@@ -219,7 +219,7 @@ def test_hard_links_keep_the_original_symbolic_links_stay_and_extended_attribute
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_folder_that_cannot_be_written_is_named(actor: Path, store, monkeypatch, code: int):
+def test_a_folder_that_cannot_be_written_is_named(actor, store, monkeypatch, code):
     """The kernel's refusal is played here: the tests may run as root, whom a mode does not stop."""
     real = os.open
 
@@ -248,7 +248,7 @@ def replaced(old: replace.FileRead) -> None:
         pass
 
 
-def test_an_owner_that_cannot_be_kept_and_a_file_that_changed_meanwhile_are_refused(actor: Path, monkeypatch):
+def test_an_owner_that_cannot_be_kept_and_a_file_that_changed_meanwhile_are_refused(actor, monkeypatch):
     old = replace.read(actor)
     other = replace.FileRead(actor, old.data, os.stat_result([*old.stat[:4], old.stat.st_uid + 1, *old.stat[5:]]))
 
@@ -266,9 +266,7 @@ def test_an_owner_that_cannot_be_kept_and_a_file_that_changed_meanwhile_are_refu
 
 
 @pytest.mark.parametrize("locks", ["every file", "files alone", "nothing"])
-def test_a_folder_that_another_actordbg_works_on_is_waited_for_and_then_named(
-    actor: Path, store, tmp_path, monkeypatch, locks: str
-):
+def test_a_folder_that_another_actordbg_works_on_is_waited_for_and_then_named(actor, store, tmp_path, monkeypatch, locks):
     real = replace.fcntl.flock
 
     def flock(descriptor: int, operation: int) -> None:
@@ -289,7 +287,7 @@ def test_a_folder_that_another_actordbg_works_on_is_waited_for_and_then_named(
     assert patch(actor, store).action == "patched"
 
 
-def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path, store, monkeypatch):
+def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor, store, monkeypatch):
     def armed() -> bool:
         return status(actor, store).armed
 

@@ -53,7 +53,7 @@ def test_pythonpath_shadows_the_installed_copy_and_says_so(tmp_path, monkeypatch
     assert any("shadowed" in line and str(installed) in line for line in found.notes)
 
 
-def test_a_checkout_in_the_current_folder_wins_as_with_python_m(elsewhere: Path, tmp_path, monkeypatch):
+def test_a_checkout_in_the_current_folder_wins_as_with_python_m(elsewhere, tmp_path, monkeypatch):
     _package(tmp_path / "mine")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
     checkout = _package(elsewhere)
@@ -80,7 +80,7 @@ def test_an_editable_installation_through_an_import_hook_is_found(tmp_path, monk
     assert found.path == mine and "import hook" in found.copies[0].entry
 
 
-def test_a_package_without_init_files_is_no_openrlhf(elsewhere: Path):
+def test_a_package_without_init_files_is_no_openrlhf(elsewhere):
     (elsewhere / "openrlhf" / "models").mkdir(parents=True)
     (elsewhere / "openrlhf" / "models" / "actor.py").write_text(BOMB)
     assert elsewhere not in find_target().path.parents
@@ -109,12 +109,12 @@ def test_python_and_target_exclude_each_other_and_a_target_is_a_file(tmp_path):
     ("text", "said"),
     [("", "cannot be run"), ("echo no; exit 0", "cannot answer"), (f'exec {sys.executable} -S "$@"', "has no openrlhf")],
 )
-def test_an_interpreter_that_is_none_or_has_no_trainer_is_said(tmp_path, text: str, said: str):
+def test_an_interpreter_that_is_none_or_has_no_trainer_is_said(tmp_path, text, said):
     with pytest.raises(EnvironmentProblem, match=said):
         find_target(python=script(tmp_path / "python", text) if text else tmp_path / "missing")
 
 
-def test_an_actordbg_in_the_current_folder_does_not_count(tmp_path, elsewhere: Path):
+def test_an_actordbg_in_the_current_folder_does_not_count(tmp_path, elsewhere):
     """A job that starts in another folder would not find it."""
     (elsewhere / "actordbg" / "capture").mkdir(parents=True)
     (elsewhere / "actordbg" / "capture" / "hook.py").write_text("")

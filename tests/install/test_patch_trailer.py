@@ -45,7 +45,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("source", ODD_FILES.values(), ids=ODD_FILES)
-def test_any_supported_file_comes_back_to_the_byte(source: bytes):
+def test_any_supported_file_comes_back_to_the_byte(source):
     patched = trailer.append(source, STORE, mtime_ns=1)
     assert patched.startswith(source)
     assert trailer.inspect(source).state is State.CLEAN
@@ -54,7 +54,7 @@ def test_any_supported_file_comes_back_to_the_byte(source: bytes):
 
 
 @pytest.mark.parametrize(("source", "reason"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_a_file_without_an_actor_to_patch_is_unsupported_with_the_reason(source: bytes, reason: str):
+def test_a_file_without_an_actor_to_patch_is_unsupported_with_the_reason(source, reason):
     found = trailer.inspect(source)
     assert found.state is State.UNSUPPORTED
     with pytest.raises(Unsupported, match=reason):
@@ -133,7 +133,7 @@ def _sources() -> st.SearchStrategy[bytes]:
 
 @settings(max_examples=100, deadline=None)
 @given(source=_sources(), store=st.text(min_size=1, max_size=40))
-def test_round_trip_for_any_valid_source_and_any_store_path(source: bytes, store: str):
+def test_round_trip_for_any_valid_source_and_any_store_path(source, store):
     patched = trailer.append(source, store)
     found = trailer.inspect(patched)
     assert found.state is State.PATCHED and found.trailer.store == store
@@ -142,7 +142,7 @@ def test_round_trip_for_any_valid_source_and_any_store_path(source: bytes, store
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_whatever_changes_in_a_patched_file_nothing_of_the_user_is_lost(data: st.DataObject):
+def test_whatever_changes_in_a_patched_file_nothing_of_the_user_is_lost(data):
     source = data.draw(st.sampled_from([ACTOR, ACTOR.rstrip(b"\n"), ACTOR.replace(b"\n", b"\r\n")]))
     patched = trailer.append(source, STORE)
     at = data.draw(st.integers(0, len(patched)))
@@ -189,7 +189,7 @@ def _run(tmp_path: Path, hook: str | None, store: str = STORE, **environment: st
 
 
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
-def test_training_runs_on_whatever_happens_to_actordbg(tmp_path, hook: str | None):
+def test_training_runs_on_whatever_happens_to_actordbg(tmp_path, hook):
     done = _run(tmp_path, hook)
     assert (done.returncode, done.stdout) == (0, "['Actor'] None\n") and done.stderr.count("\n") <= 1, done.stderr
     if hook is None:
@@ -197,7 +197,7 @@ def test_training_runs_on_whatever_happens_to_actordbg(tmp_path, hook: str | Non
 
 
 @pytest.mark.parametrize("error", SIGNALLED)
-def test_what_a_signal_handler_of_the_job_raises_passes(tmp_path, error: str):
+def test_what_a_signal_handler_of_the_job_raises_passes(tmp_path, error):
     done = _run(tmp_path, HANDLER.format(error=error))
     assert done.returncode and "not capturing" not in done.stderr and done.stderr.splitlines()[-1].endswith("over")
 

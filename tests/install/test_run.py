@@ -47,7 +47,7 @@ def records(store: Store) -> list[tuple[str, int]]:
     return sorted((dump.record.run, dump.record.rank) for dump in map(payload.load, store.iter_dumps()))
 
 
-def test_two_jobs_are_recorded_by_switches_of_their_own_and_no_file_of_them_changes(store, tree: Path):
+def test_two_jobs_are_recorded_by_switches_of_their_own_and_no_file_of_them_changes(store, tree):
     write_control(store, Control(True, "common", "2026-11-20T12:00:00.000000Z", 1, every=0, free_floor_bytes=0))
     before, job = contents(tree), ("--", sys.executable, "train.py")
     with ThreadPoolExecutor() as pool:
@@ -62,7 +62,7 @@ def test_two_jobs_are_recorded_by_switches_of_their_own_and_no_file_of_them_chan
     assert done[0].stdout == ""
 
 
-def test_the_limits_are_those_of_dump_enable_and_a_run_counts_only_its_own_processes(store, tree: Path):
+def test_the_limits_are_those_of_dump_enable_and_a_run_counts_only_its_own_processes(store, tree):
     command = [sys.executable, "train.py"]
     for _ in range(2):
         done = run_job(store, "--run", "a", "--every", "2", "--max-dumps", "2", "--json", *command, path=tree, cwd=tree)
@@ -100,7 +100,7 @@ def test_an_interrupted_job_is_switched_off(store):
         ([], 2, "COMMAND"),
     ],
 )
-def test_bad_input_starts_nothing_and_is_explained(store, words: list[str], code: int, said: str):
+def test_bad_input_starts_nothing_and_is_explained(store, words, code, said):
     done = CliRunner().invoke(app, ["--store", str(store.root), "run", *words])
     assert getattr(done.exception, "exit_code", done.exit_code) == code and said in f"{done.output} {done.exception}"
     assert not list(store.controls.glob("*.json"))
@@ -124,7 +124,7 @@ def test_a_job_that_goes_on_elsewhere_stays_on(store, tmp_path):
     assert [is_on(store, name) for name in "bc"] == [True, False]
 
 
-def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store, tree: Path, tmp_path):
+def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store, tree, tmp_path):
     environment = TrainingEnvironment(tmp_path / "env", without=("typer", "sqlmodel"))
     program = tree / "looks.py"
     program.write_text(
@@ -147,7 +147,7 @@ def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store, tr
     assert done.stdout == "[True, True]\n" and records(store) == [("a", 0)] * 5
 
 
-def test_an_environment_that_lacks_what_the_hook_needs_trains_on(store, tree: Path, tmp_path):
+def test_an_environment_that_lacks_what_the_hook_needs_trains_on(store, tree, tmp_path):
     environment = TrainingEnvironment(tmp_path / "env", without=("zstandard",))
     done = run_job(store, "--", environment.python, "train.py", path=tree, cwd=tree, CODE="5")
     assert done.returncode == 5 and records(store) == []
@@ -155,7 +155,7 @@ def test_an_environment_that_lacks_what_the_hook_needs_trains_on(store, tree: Pa
     assert "No module named 'zstandard" in line and "-m pip install zstandard" in line
 
 
-def test_processes_that_torchrun_starts_are_recorded_by_rank(store, tree: Path):
+def test_processes_that_torchrun_starts_are_recorded_by_rank(store, tree):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     done = run_job(store, "--run", "a", "--", *torchrun, path=tree, cwd=tree, CALLS="3")
     assert done.returncode == 0, done.stderr

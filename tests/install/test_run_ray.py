@@ -128,9 +128,7 @@ def rows_of(store: Store) -> list[ProcessRow]:
 
 
 @pytest.mark.parametrize("how", first_or_all(["command", "script", "inside", "local"]))
-def test_workers_of_a_cluster_are_recorded_and_whom_ray_ends_was_not_killed(
-    store, tree: Path, temporary: Path, head: str, how: str
-):
+def test_workers_of_a_cluster_are_recorded_and_whom_ray_ends_was_not_killed(store, tree, temporary, head, how):
     """One ends itself, one is ended by Ray with its driver, and one dies.
 
     `command`: a job is submitted below `run`; `script`: a script below `run` submits, with a YAML file; `inside`: the entrypoint

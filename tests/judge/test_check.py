@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -60,7 +59,7 @@ def checked(store: Store, truth: bool = True, **replayed: Any) -> tuple[CheckedR
     return found, found.verdict(of=257)
 
 
-def test_a_comparison_with_the_truth_knows_what_the_model_is(store: Store) -> None:
+def test_a_comparison_with_the_truth_knows_what_the_model_is(store):
     """Outputs within rounding are WRONG if the model is not the checkpoint's; a model that nobody looked at is named."""
     differs = IDENTITY | {"count": 1, "differences": ["model.rotary_emb.inv_freq was rounded to bf16"]}
     for name, extra in {"r-04": {"identity": [differs], "located": LOCATED}, "r-05": {}}.items():
@@ -74,7 +73,7 @@ def test_a_comparison_with_the_truth_knows_what_the_model_is(store: Store) -> No
     assert replay_verdict(Judged(summary), reported=True).word == "WRONG", "the replay's own report says the same"
 
 
-def test_a_cause_that_was_fitted_is_named_beside_a_broken_law(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cause_that_was_fitted_is_named_beside_a_broken_law(store, monkeypatch):
     cause = NamedCause("temperature", "temperature 0.9 was applied", "", "", left=0.0)
     explained = ExplainedOutputs(0.1, 1e-6, tokens=9, dumps=1, causes=(cause,), what="log-probs")
     monkeypatch.setattr(check, "with_explanation", lambda _store, record, **_: replace(record, explained=explained))
@@ -116,11 +115,11 @@ def answered(store: Store, lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_check_says_what_is_wrong_what_was_not_judged_and_why(store: Store, case: str) -> None:
+def test_a_check_says_what_is_wrong_what_was_not_judged_and_why(store, case):
     assert answered(store, CASES[case].given) == CASES[case].expected
 
 
-def test_ranks_that_differ_on_the_same_inputs_are_wrong_and_named(store: Store) -> None:
+def test_ranks_that_differ_on_the_same_inputs_are_wrong_and_named(store):
     lane = {"extra": {"temperature": 1.0, "lane": {"differ": {"1": {"output_digest": "other"}}}}}
     write_replay(store, "r-01", INPUTS, result=lambda index: lane, nproc=2, align="same")
     same = CheckedReplay(data_of(store, load_spec(store, "r-01"))).verdict(of=3)
@@ -128,7 +127,7 @@ def test_ranks_that_differ_on_the_same_inputs_are_wrong_and_named(store: Store) 
     assert same.said.endswith(f"{INPUTS[0].dump_id}: rank 1 has other log-probs than rank 0")
 
 
-def test_a_truth_that_cannot_be_computed_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truth_that_cannot_be_computed_says_why(store, monkeypatch):
     def no_truth(*_: Any, **__: Any) -> str:
         raise Unsupported("no row has a truth")
 
@@ -149,9 +148,7 @@ def test_a_truth_that_cannot_be_computed_says_why(store: Store, monkeypatch: pyt
         (0.0, 0.0, False, "NOT CHECKED", "2 of 2 dumps match the truth to fp32 rounding; not checked: the outputs of the run in 2 of 2 dumps: "),
     ],
 )  # fmt: skip
-def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
-    store: Store, log_prob: float, entropy: float, outputs: bool | str, word: str, said: str
-) -> None:
+def test_what_the_training_run_got_is_judged_where_it_was_asked_for(store, log_prob, entropy, outputs, word, said):
     """A replay and a truth that agree, and dumps with what the training run itself got, of which one figure is off. outputs:
     whether they have it; "known": the weights were recorded, and are the model's. Other weights may explain what has no cause.
     """
@@ -175,7 +172,7 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
         assert "has the weights of that step" not in answer.left
 
 
-def test_other_programs_get_every_failure_as_text(store: Store) -> None:
+def test_other_programs_get_every_failure_as_text(store):
     hostile = {"status": "failed", "error_class": "E", "error": f"100% {HOSTILE}\ufffe", "log_excerpt": HOSTILE}
     found, answer = checked(store, change=off, result=lambda index: hostile if index == 0 else {})
     suite = ElementTree.fromstring(junit_xml(found, answer)).find("testsuite")
@@ -190,9 +187,7 @@ def test_other_programs_get_every_failure_as_text(store: Store) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(store, tmp_path, monkeypatch):
     full = tmp_path / "full"
     full.touch()
     faulty = brokenactor.environment(tmp_path / "fault", brokenactor.FULL_DISK) | {"FULL_DISK": str(full)}
@@ -211,7 +206,7 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_dumps_come_to_a_verdict_in_one_command(store, tmp_path, monkeypatch):
     def actordbg(*words: str, code: int = 0) -> Result:
         monkeypatch.setattr(sys, "argv", ["actordbg", "check", *words])
         done = CliRunner().invoke(app, ["--store", str(store.root), "check", *words])

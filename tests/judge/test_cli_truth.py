@@ -16,7 +16,7 @@ from replaylines import write_replays
 
 from actordbg.actor import hub_model
 from actordbg.actor.hub_model import versions_of
-from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, UsageError, WhereError
+from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError, WhereError
 from actordbg.base.units import new_replay_id
 from actordbg.cli.lazy import filled_in
 from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
@@ -48,11 +48,11 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_an_option_without_a_value_has_its_usual_one(typed: str, read: str) -> None:
+def test_an_option_without_a_value_has_its_usual_one(typed, read):
     assert filled_in(typed.split(), {"--truth": "fp32", "--resume": "last"}) == read.split()
 
 
-def test_the_bare_options_mean_what_they_say(store: Store) -> None:
+def test_the_bare_options_mean_what_they_say(store):
     inputs = publish(store, 2)
     planned = json.loads(invoke(store, "replay", "--truth", "--dry-run", "--json").stdout)
     assert (planned["status"], planned["selected"]) == ("planned", 2)
@@ -70,7 +70,7 @@ def test_the_bare_options_mean_what_they_say(store: Store) -> None:
         ("--truth bf17", "bf17"),
     ],
 )  # fmt: skip
-def test_what_contradicts_the_truth_is_refused(store: Store, words: str, why: str) -> None:
+def test_what_contradicts_the_truth_is_refused(store, words, why):
     with pytest.raises(UsageError, match=why):
         invoke(store, "replay", *words.split())
 
@@ -86,7 +86,7 @@ def pair(store: Store) -> Store:
     return store
 
 
-def test_the_floor_is_the_newest_of_this_configuration_and_without_one_it_says_how_to_measure_it(pair: Store) -> None:
+def test_the_floor_is_the_newest_of_this_configuration_and_without_one_it_says_how_to_measure_it(pair):
     with pytest.raises(UsageError, match=f"the configuration of {A}") as caught:
         invoke(pair, "compare", A, B, "--noise")
     assert "actordbg noise" in caught.value.hint
@@ -97,7 +97,7 @@ def test_the_floor_is_the_newest_of_this_configuration_and_without_one_it_says_h
     assert json.loads(invoke(pair, "compare", B, A, "--noise", floor.noise_id, "--json").stdout)["noise_id"]
 
 
-def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_for(pair: Store) -> None:
+def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_for(pair):
     lone = write_replay(pair, A.replace("05", "04", 1), [given(0)], truth="fp32")
     truth = write_replay(pair, TRUTH, [given(0)], truth="fp64")
     found = json.loads(invoke(pair, "compare", "last", "truth", "--json").stdout)
@@ -117,9 +117,7 @@ def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_f
 
 
 @pytest.mark.parametrize(("dtype", "wider"), [("fp32", "fp64"), ("bf16", "fp32")])
-def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_does_not(
-    store: Store, monkeypatch: pytest.MonkeyPatch, dtype: str, wider: str
-) -> None:
+def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_does_not(store, monkeypatch, dtype, wider):
     """The versions that count are those under which the replay itself ran: nothing here says others."""
     really = importlib.metadata.version
     ran = versions_of("tiny") | {"torch": "2.9.1", "transformers": "5.1.0", "actordbg": "0.2.0"}
@@ -152,7 +150,7 @@ def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_d
         (f"{A} truth --where foo=1", WhereError, "no column 'foo'"),  # found before a truth is computed
     ],
 )
-def test_a_mistake_is_found_before_a_truth_is_computed(pair: Store, words: str, error: type[ActordbgError], why: str) -> None:
+def test_a_mistake_is_found_before_a_truth_is_computed(pair, words, error, why):
     with pytest.raises(error, match=why):
         invoke(pair, "compare", *words.split())
     assert len(list(pair.replays.iterdir())) == 3
@@ -170,7 +168,7 @@ CASES = cases_of("truths")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_truth_that_is_there_serves_every_configuration_of_its_inputs_and_no_other(store: Store, case: str) -> None:
+def test_a_truth_that_is_there_serves_every_configuration_of_its_inputs_and_no_other(store, case):
     write_replays(store, CASES[case].given)
     for line in CASES[case].expected:
         name, _, truth = line.partition(" ")
@@ -179,9 +177,7 @@ def test_a_truth_that_is_there_serves_every_configuration_of_its_inputs_and_no_o
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_model_that_was_changed_since_has_another_truth(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
-) -> None:
+def test_a_model_that_was_changed_since_has_another_truth(store, tmp_path, monkeypatch, large):
     """Also where its size and its time are those of before, as `rsync --times` leaves them."""
     if large:
         monkeypatch.setattr(hub_model, "WHOLE", 8)
@@ -201,7 +197,7 @@ def test_a_model_that_was_changed_since_has_another_truth(
     assert found(store, later) is None, "the truth of the weights of before is none of these"
 
 
-def test_a_truth_keeps_gradients_only_if_there_is_a_backward(store: Store) -> None:
+def test_a_truth_keeps_gradients_only_if_there_is_a_backward(store):
     """An engine whose calls ran no backward, under a command that keeps gradients where there are some."""
     write_replay(store, MINE, INPUTS, backend="deepspeed", zero_stage=2, backward=None, keep_gradients=True)
     config = wanted_truth(store, load_spec(store, MINE)).config
@@ -209,7 +205,7 @@ def test_a_truth_keeps_gradients_only_if_there_is_a_backward(store: Store) -> No
     assert (config.backward, config.keep_gradients) == (False, False)
 
 
-def test_what_has_no_truth_says_so(store: Store) -> None:
+def test_what_has_no_truth_says_so(store):
     write_replay(store, REFERENCE, INPUTS, truth="fp32")
     with pytest.raises(UsageError, match="is itself a truth"):
         found(store, REFERENCE)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from comparecases import given, publish_golden, write_replay
 from typer.testing import CliRunner
 
@@ -48,7 +47,7 @@ def explained(store: Store, code: int, *options: str) -> dict[str, Any]:
     return answer
 
 
-def test_the_command_says_why_and_where_and_what_was_not_checked_once(store: Store) -> None:
+def test_the_command_says_why_and_where_and_what_was_not_checked_once(store):
     """`checks.test` has the sentences."""
     write_replay(store, "r-01", INPUTS, result=lambda _: {"extra": located(PLACE)}, change=rows_behind_the_first, packing=True)
     for name, dtype in (("r-02", "fp64"), ("r-03", "fp32")):
@@ -65,7 +64,7 @@ def test_the_command_says_why_and_where_and_what_was_not_checked_once(store: Sto
     assert len(re.findall(r"not checked: |### Not checked", text)) == 1
 
 
-def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_store_lacks_is_computed_once(store, monkeypatch):
     """The comparison with the truth, and the modules of one input."""
     ran: list[str] = []
 
@@ -98,7 +97,7 @@ def test_what_the_store_lacks_is_computed_once(store: Store, monkeypatch: pytest
     assert "itself a truth" in str(refused(app, ["--store", str(store.root), "explain", "r-02"]).exception)
 
 
-def test_the_runs_own_outputs_are_a_side_of_their_own(store: Store) -> None:
+def test_the_runs_own_outputs_are_a_side_of_their_own(store):
     inputs, made = publish_golden(store, 2)
     made[0]["log_probs"][1, 0] -= 1.5
     truth: Any = {
@@ -115,7 +114,7 @@ def test_the_runs_own_outputs_are_a_side_of_their_own(store: Store) -> None:
     assert answer["explanation"]["sides"] == ["A", "run"] and "the run's outputs" in answer["explanation"]["what"][0]
 
 
-def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(store: Store) -> None:
+def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(store):
     inputs, made = publish_golden(store, 2)
     made[0]["log_probs"][1, 0] -= 1.5
     write_replay(store, "r-01", inputs, model="/m", change=lambda index, _: made[index], result=lambda _: {"folded_ids": False})
@@ -128,7 +127,7 @@ def test_causes_that_were_fitted_to_recorded_outputs_come_with_their_remedies(st
     assert why["to_do"] == ["send the temperature to the engine (verl#1)"]
 
 
-def test_the_first_broken_law_comes_first_where_a_later_dump_breaks_fewer(store: Store) -> None:
+def test_the_first_broken_law_comes_first_where_a_later_dump_breaks_fewer(store):
     broken = [("a", "neighbour"), ("a", "future"), ("a", "jacobian"), ("b", "neighbour"), ("b", "future")]
     violations = [of_answer(dump, LawAnswer(law, "broken", law)) for dump, law in broken]
     write_replay(store, "r-01", INPUTS)

@@ -52,8 +52,8 @@ def of_a_colleague(store: Store, folder: Path, *replays: str, comparisons: tuple
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("of_replay", "of_truth", "word"), first_or_all([(1.2, 1.2, "WRONG"), (0.0, 1.2, "RIGHT")]))
 def test_an_imported_truth_neither_saves_a_wrong_replay_nor_breaks_a_healthy_one(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_replay: float, of_truth: float, word: str
-) -> None:
+    store, tmp_path, monkeypatch, of_replay, of_truth, word
+):
     monkeypatch.setattr("actordbg.api.comparing.with_explanation", lambda _, record, **__: record)  # no cause is fitted
     publish(store, 2, length=24)
     invoke(store, "replay", "--all", "--dtype", "fp32", "--keep-tensors", "--laws", "0", "--yes")
@@ -87,7 +87,7 @@ def mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mar
     return lambda path: give_away(path, monkeypatch)
 
 
-def test_no_record_of_others_is_reused(store: Store, mark: Mark) -> None:
+def test_no_record_of_others_is_reused(store, mark):
     inputs = publish(store, 2)
     write_replay(store, REPLAY, inputs, dtype="bf16", resolved={"compute_dtype": "bf16"})
     spec = load_spec(store, REPLAY)
@@ -106,7 +106,7 @@ def test_no_record_of_others_is_reused(store: Store, mark: Mark) -> None:
 
 
 @pytest.mark.parametrize("what", ["comparison", "truth"])
-def test_a_comparison_that_rests_on_others_is_not_mine(store: Store, mark: Mark, what: str) -> None:
+def test_a_comparison_that_rests_on_others_is_not_mine(store, mark, what):
     inputs = publish(store, 1)
     write_replay(store, REPLAY, inputs)
     write_replay(store, TRUTH, inputs, truth="fp32")
@@ -117,7 +117,7 @@ def test_a_comparison_that_rests_on_others_is_not_mine(store: Store, mark: Mark,
     assert [row["verdict"] for row in listed(open_fresh(store))] == ["NOT CHECKED"]
 
 
-def test_the_report_of_an_imported_replay_names_whose_it_is_and_follows_the_import(store: Store, tmp_path: Path) -> None:
+def test_the_report_of_an_imported_replay_names_whose_it_is_and_follows_the_import(store, tmp_path):
     inputs = publish(store, 1)
     write_replay(store, REPLAY, inputs, result=lambda index: {"extra": {"laws": [{"law": "neighbour", "verdict": "broken"}]}})
     write_replay(store, TRUTH, inputs, truth="fp32")

@@ -81,7 +81,7 @@ RULES = registry()
 PLACE = {"dump": "20250619T052600.000000Z-000000-1-00000000", "module": "model.layers.1.mlp", "step": 3}
 
 
-def test_the_tables_of_rules_are_found() -> None:
+def test_the_tables_of_rules_are_found():
     names = {rule.name for rule in RULES}
     assert {*LAWS, "truth", "fresh", "retokenized", "dp_size", "memory", "logs agree", "identity", "lengths"} <= names
     assert len(RULES) > 100
@@ -102,7 +102,7 @@ def shows(answer: CommandResult, finding: Finding) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_broken_rule_is_wrong_in_every_form_of_its_answer(rule: Rule) -> None:
+def test_a_broken_rule_is_wrong_in_every_form_of_its_answer(rule):
     finding = Finding(rule, "it is not", PLACE)
     findings = Findings(outcomes_of([rule], [finding], 1), "run made-up")
     answer = answer_of(findings, verdict_of(findings, "all is well"), title="rules")
@@ -159,7 +159,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.rule.name)
-def test_the_catalog_has_a_broken_answer_of_each_result_that_is_wrong(broken: Broken) -> None:
+def test_the_catalog_has_a_broken_answer_of_each_result_that_is_wrong(broken):
     """Lists and filters read these answers alone, and no module of a result."""
     extra = broken.replayed.get("result", lambda _: {})(0).get("extra", {})
     config = {"align": broken.replayed.get("align")}
@@ -207,9 +207,7 @@ def checks_of(broken_store: Store, nothing_is_fitted: None) -> list[CheckedRepla
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(BROKEN)), ids=lambda index: BROKEN[index].rule.name)
-def test_a_replay_that_breaks_a_rule_is_wrong_wherever_it_is_shown(
-    broken_store: Store, checks_of: list[CheckedReplay], index: int
-) -> None:
+def test_a_replay_that_breaks_a_rule_is_wrong_wherever_it_is_shown(broken_store, checks_of, index):
     broken, name = BROKEN[index], f"r-{index:02}"
     checked = checks_of[index]
     answer = check_answer(broken_store, checked, of=1)
@@ -242,7 +240,7 @@ def wanted_words() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("checks_of")
-def test_lists_and_filters_have_every_replay_and_dump_that_is_wrong(broken_store: Store) -> None:
+def test_lists_and_filters_have_every_replay_and_dump_that_is_wrong(broken_store):
     replays = json.loads(invoke(broken_store, "replay", "ls", "--json").stdout)
     words = {each["replay_id"]: each["verdict"] for each in replays}
     assert {name: words[name] for name in wanted_words()} == wanted_words()
@@ -260,7 +258,7 @@ def test_lists_and_filters_have_every_replay_and_dump_that_is_wrong(broken_store
 
 
 @pytest.mark.parametrize("rule", [*LAWS.values(), TRUTH], ids=lambda rule: rule.name)
-def test_a_cell_of_a_matrix_that_breaks_a_rule_is_wrong_in_its_table(rule: Rule) -> None:
+def test_a_cell_of_a_matrix_that_breaks_a_rule_is_wrong_in_its_table(rule):
     about: dict[str, Any] = {"violations": ("it is not",), "broken": (rule.name,)}
     if rule == TRUTH:
         about = {"verdict": "mismatch", "reason": "max_abs is above its limit"}
@@ -297,7 +295,7 @@ def verdicts_of(store: Store) -> dict[str, tuple[str | None, str | None]]:
     return {row.dump_id: (row.verdict, row.broken) for row in query.select_dumps(store)}
 
 
-def test_a_dump_that_breaks_a_law_of_recorded_data_is_wrong_wherever_it_is_shown(store: Store, lint_of: Any) -> None:
+def test_a_dump_that_breaks_a_law_of_recorded_data_is_wrong_wherever_it_is_shown(store, lint_of):
     inputs = publish(store, len(RECORDED_LAWS) + 1, length=16)
     pairs = [(law.name, item.dump_id) for law, item in zip(RECORDED_LAWS, inputs, strict=False)]
     assert lint_of(store, *pairs).exit_code == 1
@@ -318,7 +316,7 @@ def test_a_dump_that_breaks_a_law_of_recorded_data_is_wrong_wherever_it_is_shown
     assert verdicts_of(store) == wanted, "files are the authority"
 
 
-def test_a_right_replay_takes_no_broken_law_of_recorded_data_away(store: Store, lint_of: Any) -> None:
+def test_a_right_replay_takes_no_broken_law_of_recorded_data_away(store, lint_of):
     inputs = publish(store, 2, length=16)
     for name, truth in (("r-01", None), ("r-90", "fp32")):
         write_replay(store, name, inputs, truth=truth, change=lambda index, _: tensors(index))
@@ -337,9 +335,7 @@ def test_a_right_replay_takes_no_broken_law_of_recorded_data_away(store: Store, 
 
 
 @pytest.mark.slow
-def test_a_check_and_an_explanation_of_fewer_dumps_say_what_a_lint_of_more_found_in_them(
-    store: Store, lint_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_and_an_explanation_of_fewer_dumps_say_what_a_lint_of_more_found_in_them(store, lint_of, monkeypatch):
     inputs = publish(store, 2, length=16)
     for name, truth in (("r-01", None), ("r-90", "fp64"), ("r-91", "fp32")):
         write_replay(store, name, inputs, truth=truth, change=lambda index, _: tensors(index))
@@ -354,7 +350,7 @@ def test_a_check_and_an_explanation_of_fewer_dumps_say_what_a_lint_of_more_found
     assert said.exit_code == 1 and said.stdout.startswith(WRONG) and "the ratio is 1" in said.stdout, said.output
 
 
-def test_laws_of_recorded_data_that_hold_judge_no_dump_and_take_back_what_they_judge_as_well(store: Store, lint_of: Any) -> None:
+def test_laws_of_recorded_data_that_hold_judge_no_dump_and_take_back_what_they_judge_as_well(store, lint_of):
     first, second = (item.dump_id for item in publish(store, 2, length=16))
     lint_of(store)
     assert verdicts_of(store) == {first: (None, None), second: (None, None)} and not store.lints.exists()
@@ -372,7 +368,7 @@ def test_laws_of_recorded_data_that_hold_judge_no_dump_and_take_back_what_they_j
     assert verdicts_of(store)[first] == (WRONG, "ratio")
 
 
-def test_where_nothing_can_be_kept_lint_says_so_and_judges(store: Store, lint_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_kept_lint_says_so_and_judges(store, lint_of, monkeypatch):
     (item,) = publish(store, 1, length=16)
 
     def full(*_: Any) -> Path:
@@ -385,7 +381,7 @@ def test_where_nothing_can_be_kept_lint_says_so_and_judges(store: Store, lint_of
     assert verdicts_of(store) == {item.dump_id: (None, None)}
 
 
-def test_what_lint_said_elsewhere_is_not_believed(store: Store, lint_of: Any) -> None:
+def test_what_lint_said_elsewhere_is_not_believed(store, lint_of):
     (item,) = publish(store, 1, length=16)
     lint_of(store, ("ratio", item.dump_id))
     (path,) = store.lints.iterdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ from actordbg.judge.load_replays import calls_of, dropped_of
 from actordbg.judge.replay_charts import run_timeline
 from actordbg.judge.token_charts import TokenPair, tokens_chart
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 
-def test_a_dumps_tokens_are_those_that_torch_reads(store: Store):
+def test_a_dumps_tokens_are_those_that_torch_reads(store):
     (given,) = publish(store.create(), 1)
     dump, tokens = payload.load(store.root / given.path), recorded_arrays(store, given.path)
     assert all(np.array_equal(tokens[name], tensor) for name, tensor in dump.tensors.items())
@@ -29,7 +27,7 @@ def test_a_dumps_tokens_are_those_that_torch_reads(store: Store):
 @pytest.mark.parametrize(
     ("ids", "real"), [([[1.0, 2.0]], None), ([1.0, 2.0, 3.0], None), ([[1.0, 2.0, 3.0, 4.0]], [[1.0, 1.0, 1.0]]), (None, [[1.0]])]
 )
-def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(ids: Any, real: Any):
+def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(ids, real):
     given = [None if values is None else np.array(values) for values in (ids, real)]
     chart = tokens_chart(
         TokenPair("d", np.array([[-1.0, -2.0, -3.0]]), np.array([[-1.0, -2.0, -3.5]]), np.ones((1, 3), bool), *given, limit=9.0)
@@ -40,12 +38,12 @@ def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(id
 
 
 @pytest.mark.parametrize(("limit", "said"), [(0.1, "Worst token circled"), (9.0, "0.5 nats, within the limit of 9.")])
-def test_a_token_within_its_limit_is_not_called_the_worst(limit: float, said: str):
+def test_a_token_within_its_limit_is_not_called_the_worst(limit, said):
     chart = tokens_chart(TokenPair("d", np.array([[-1.0, -2.0]]), np.array([[-1.0, -2.5]]), np.ones((1, 2), bool), limit=limit))
     assert chart is not None and said in chart.says
 
 
-def test_calls_within_a_millisecond_are_visible_marks_without_a_scale_of_their_only_length(store: Store):
+def test_calls_within_a_millisecond_are_visible_marks_without_a_scale_of_their_only_length(store):
     publish(store, 3)
     calls = [SimpleNamespace(**vars(row)) for row in calls_of(store, "made-up")]
     for number, row in enumerate(calls):
@@ -56,7 +54,7 @@ def test_calls_within_a_millisecond_are_visible_marks_without_a_scale_of_their_o
     assert all(mark["z"] > mark["a"] for mark in bars["data"]["values"]) and bars["encoding"]["color"]["legend"] is None
 
 
-def test_dropped_calls_stand_at_their_rank_and_those_of_other_runs_do_not(store: Store):
+def test_dropped_calls_stand_at_their_rank_and_those_of_other_runs_do_not(store):
     publish(store, 4)
     store.counters.joinpath("made-up").mkdir(parents=True)
     for name, told in {

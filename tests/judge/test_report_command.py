@@ -52,20 +52,18 @@ def reported(store: Store, *arguments: str) -> Result:
     ("names", "chosen"),
     [((), ["r1"]), (("last",), ["r1"]), (("r2", "r1", "last"), ["r2", "r1"]), (("all",), ["r1", "r2"])],
 )
-def test_names_choose_replays_in_their_order_each_once_and_the_last_is_one_that_ended(
-    replayed: Store, names: tuple[str, ...], chosen: list[str]
-):
+def test_names_choose_replays_in_their_order_each_once_and_the_last_is_one_that_ended(replayed, names, chosen):
     assert [data.spec.replay_id for data in load(replayed, names).replays] == chosen
 
 
-def test_an_unknown_replay_is_a_usage_error_and_no_store_a_problem_of_the_store(replayed: Store, tmp_path: Path):
+def test_an_unknown_replay_is_a_usage_error_and_no_store_a_problem_of_the_store(replayed, tmp_path):
     with pytest.raises(UsageError):
         load(replayed, ["nothing"])
     with pytest.raises(StoreProblem):
         reported(Store(tmp_path / "none"))
 
 
-def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed: Store):
+def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed):
     for index in range(4):
         publish(replayed, record(index, dump_id=dump_id(index)))
     material = load(replayed, ["r1"], "rank>1")
@@ -77,7 +75,7 @@ def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed: Store):
         load(replayed, ["r1", "r2"], "rank=3")
 
 
-def test_a_replay_whose_specification_is_gone_is_noted_and_the_others_are_reported(replayed: Store):
+def test_a_replay_whose_specification_is_gone_is_noted_and_the_others_are_reported(replayed):
     load(replayed)
     (replayed.replays / "r1" / "spec.json").write_text("{")
     material = load(replayed, ["all"])
@@ -87,7 +85,7 @@ def test_a_replay_whose_specification_is_gone_is_noted_and_the_others_are_report
     assert "r2 is left out: cannot read" in said and "nothing was replayed" not in said
 
 
-def test_replays_stand_side_by_side_as_they_ran_and_a_report_of_failures_ends_well(replayed: Store):
+def test_replays_stand_side_by_side_as_they_ran_and_a_report_of_failures_ends_well(replayed):
     done = reported(replayed, "r1", "r2")
     assert done.exit_code == 0
     for fact in ("2 replays side by side", "A  r1: sdpa", "B  r2: eager", "ValueError: boom", "Time and memory",
@@ -95,7 +93,7 @@ def test_replays_stand_side_by_side_as_they_ran_and_a_report_of_failures_ends_we
         assert fact in done.stdout
 
 
-def test_all_is_an_index_of_ones_own_replays_with_verdicts_and_a_command_for_each(replayed: Store, tmp_path: Path):
+def test_all_is_an_index_of_ones_own_replays_with_verdicts_and_a_command_for_each(replayed, tmp_path):
     for number in range(3, 8):
         keep(replayed, replay([given(0, 300)], [result(0, f"r{number}")], f"r{number}"), f"2025-06-19T0{number}:30:00.000000Z")
     truth = replay([given(0, 300)], [result(0, "truth")], "truth")
@@ -109,7 +107,7 @@ def test_all_is_an_index_of_ones_own_replays_with_verdicts_and_a_command_for_eac
     assert all(f'data-copy="actordbg report r{number}"' in page for number in range(1, 8)) and len(page) < 40_000
 
 
-def test_the_index_says_wrong_where_a_module_is_wrong(replayed: Store):
+def test_the_index_says_wrong_where_a_module_is_wrong(replayed):
     for number, wrong in ((3, 0), (4, 1)):
         located = replace(result(0, f"r{number}"), extra={"located": {"places": 49, "count": wrong}})
         keep(replayed, replay([given(0, 300)], [located], f"r{number}"), f"2025-06-19T0{number}:30:00.000000Z")
@@ -118,27 +116,25 @@ def test_the_index_says_wrong_where_a_module_is_wrong(replayed: Store):
     assert "next: actordbg explain " in listed.output, "what is wrong comes before what is new"
 
 
-def test_the_index_breaks_no_word_at_eighty_columns(replayed: Store):
+def test_the_index_breaks_no_word_at_eighty_columns(replayed):
     for text in (reported(replayed, "--all").stdout, reported(replayed, "--all", "--format", "md").stdout):
         assert "configuration" in text and "TOY MODEL" in text
     lines = reported(replayed, "--all").stdout.splitlines()
     assert max(map(len, lines)) <= 80 and not any(".." in line for line in lines)
 
 
-def test_quiet_is_the_first_line_of_the_verdict(replayed: Store):
+def test_quiet_is_the_first_line_of_the_verdict(replayed):
     whole = reported(replayed, "r2").stdout.splitlines()
     assert reported(replayed, "r2", "--quiet").stdout.splitlines() == whole[:1] and whole[0].startswith("FAILED")
     assert len(reported(replayed, "r1", "--quiet", "--format", "md").stdout.splitlines()) > 5, "what was asked for"
 
 
-def test_nothing_replayed_yet_says_so_and_ends_well(store: Store):
+def test_nothing_replayed_yet_says_so_and_ends_well(store):
     assert reported(store, "--all").stdout.startswith("nothing was replayed yet\n")
     assert json.loads(reported(store, "--json").stdout)["replays"] == []
 
 
-def test_the_format_comes_from_the_option_else_from_the_suffix_and_each_is_a_rendering_of_its_own(
-    replayed: Store, tmp_path: Path
-):
+def test_the_format_comes_from_the_option_else_from_the_suffix_and_each_is_a_rendering_of_its_own(replayed, tmp_path):
     starts = {
         "r.md": "**NOT CHECKED (TOY MODEL):** 3 of 3",
         "r.json": "{",
@@ -160,14 +156,14 @@ def test_the_format_comes_from_the_option_else_from_the_suffix_and_each_is_a_ren
         reported(replayed, "--json", "--format", "csv")
 
 
-def test_a_file_that_cannot_be_written_is_an_environment_problem(replayed: Store, tmp_path: Path):
+def test_a_file_that_cannot_be_written_is_an_environment_problem(replayed, tmp_path):
     (tmp_path / "file").touch()
     for output in (str(tmp_path / "file" / "r.md"), str(tmp_path), ".", "/"):
         with pytest.raises(EnvironmentProblem):
             reported(replayed, "--output", output, "--format", "md")
 
 
-def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_file(replayed: Store, tmp_path: Path):
+def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_file(replayed, tmp_path):
     pipe, link, target = tmp_path / "pipe", tmp_path / "link.md", tmp_path / "target.md"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -179,9 +175,7 @@ def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_fi
     assert link.is_symlink() and "# actordbg report" in target.read_text()
 
 
-def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(
-    replayed: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the page stays, for the browser
     shown: list[str] = []
     monkeypatch.setattr(webbrowser, "open_new_tab", lambda address: bool(shown.append(address)))
@@ -191,7 +185,7 @@ def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(
     assert path.read_text().startswith("<!doctype html>") and path.parent.stat().st_mode & 0o77 == 0
 
 
-def test_text_of_tokens_comes_from_a_file_that_must_be_there(replayed: Store, tmp_path: Path):
+def test_text_of_tokens_comes_from_a_file_that_must_be_there(replayed, tmp_path):
     for message in ("no such folder or file", None):
         with pytest.raises(UsageError, match=message):
             reported(replayed, "--format", "html", "--tokenizer", str(tmp_path))

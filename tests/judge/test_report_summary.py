@@ -54,7 +54,7 @@ def _within(data: Any, part: str) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_figures_of_replays_are_of_what_is_steady_and_groups_of_what_is_alike(case: str) -> None:
+def test_figures_of_replays_are_of_what_is_steady_and_groups_of_what_is_alike(case):
     expected = CASES[case].expected
     assert summary_lines(CASES[case].given, [line.split()[0] for line in expected]) == expected
 
@@ -117,19 +117,19 @@ def words(*records: ResultRecord, config: ReplayConfig = SAME) -> list[str]:
          ["ranks differ on 1 of 2 inputs", f"{dump_id(1)}: rank 1 has other log-probs than rank 0 (moved: their mean -0.25)"]),
     ],
 )  # fmt: skip
-def test_whether_ranks_agree_is_said_with_how_far_that_was_checked(records: list[ResultRecord], said: list[str]) -> None:
+def test_whether_ranks_agree_is_said_with_how_far_that_was_checked(records, said):
     assert words(*records) == said
     assert words(*records, config=ReplayConfig(nproc=2)) == []
 
 
-def test_the_report_shows_it_and_not_all_of_many() -> None:
+def test_the_report_shows_it_and_not_all_of_many():
     data = replay([given(0, 100), given(1, 100)], [lane(index, DIFFERS) for index in range(9)])
     data = replace(data, spec=replace(data.spec, config=SAME))
     text = " ".join(as_text(document(summarise([data], selection="r1", now=NOW))).split())
     assert "ranks: ranks differ on 9 of 9 inputs" in text and "... and 4 more" in text
 
 
-def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked() -> None:
+def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked():
     for found, asked, good in ((DIFFERS, True, False), (DIFFERS, False, True), (AGREED, True, True)):
         config = SAME if asked else ReplayConfig(nproc=2, tp=2, backend="fsdp2")
         data = replay([given(0, 100)], [lane(0, found)])
@@ -137,7 +137,7 @@ def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked() -> None
         assert summary.ranks is not None and is_good(summary, config) is good
 
 
-def test_log_probs_agree_to_the_bit_and_gradient_norms_within_rounding() -> None:
+def test_log_probs_agree_to_the_bit_and_gradient_norms_within_rounding():
     record = result(0, output_digest="d", loss=2.0, grad_norm=1.0)
     same = {"output_digest": "d", "loss": 2.0, "grad_norm": 1.0 + 1e-8}
     assert differing(record, {1: same}) == {}
@@ -145,12 +145,12 @@ def test_log_probs_agree_to_the_bit_and_gradient_norms_within_rounding() -> None
         assert set(differing(record, {1: same | other, 2: same})) == {"1"}
 
 
-def test_what_a_follower_tells_is_json_and_leaves_out_the_rest() -> None:
+def test_what_a_follower_tells_is_json_and_leaves_out_the_rest():
     told = answer_fields({"status": "failed", "loss": float("nan"), "grad_norm": 1.5, "forward_s": 2.0, "error": "no"})
     assert told == {"status": "failed", "grad_norm": 1.5, "error": "no"}
 
 
-def test_a_followers_failure_stands_whichever_rank_is_through_first() -> None:
+def test_a_followers_failure_stands_whichever_rank_is_through_first():
     good = result(0, worker=0)
     told = {"dump_id": good.dump_id, "rank": 1, "attempt": 1, "slot": 0, "output_digest": "d"}
     told |= {"status": "failed", "error_class": "ValueError", "error": "no"}

@@ -43,19 +43,19 @@ def told(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_verdict_says_which_side_is_wrong_unless_weights_are_others(case: str) -> None:
+def test_the_verdict_says_which_side_is_wrong_unless_weights_are_others(case):
     assert told(CASES[case].given) == CASES[case].expected
 
 
 @pytest.mark.parametrize("case", cases_of("weights_met"))
-def test_weights_are_known_by_log_probs_far_below_rounding(case: str) -> None:
+def test_weights_are_known_by_log_probs_far_below_rounding(case):
     """Log-probs that are equal need no excuse; else another dtype than the run's says nothing."""
     (given,), (same,) = (list(map(json.loads, part)) for part in cases_of("weights_met")[case])
     met = weights_met({}, **given)
     assert met.same is same and "nan" not in met.words
 
 
-def test_tokens_that_the_loss_leaves_out_are_explained_on_no_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_the_loss_leaves_out_are_explained_on_no_side(monkeypatch):
     """Forwards of other trainers also count tool output, and prompts beside longer ones; the rollout has 0.0 there."""
     said, asked = np.array([[0.0, -1.0, -2.0]], "f4"), {}
     loss = SimpleNamespace(active=np.array([[False, True, True]]), fact=lambda _: 1.0, fp32=True)
@@ -74,7 +74,7 @@ def test_tokens_that_the_loss_leaves_out_are_explained_on_no_side(monkeypatch: p
     assert all(np.isnan(side["d"]).tolist() == [[True, False, False]] for side in asked.values())
 
 
-def test_figures_have_the_fields_names_and_signs() -> None:
+def test_figures_have_the_fields_names_and_signs():
     rollout, run = np.array([-1.0, -2.0]), np.array([-1.0, -1.5])
     now = np.array([-1.0, -2.5])
     figures = field_figures(rollout, now, run)

@@ -82,7 +82,7 @@ def command(store: Store, *words: str) -> tuple[int, dict[str, Any]]:
     return result.exit_code, answer
 
 
-def test_the_truth_is_near_what_is_right_and_far_from_what_is_broken(bench: Bench) -> None:
+def test_the_truth_is_near_what_is_right_and_far_from_what_is_broken(bench):
     code, found = command(bench.store, "compare", bench.right, "truth")
     assert (code, found["verdict"], found["b"]["kind"], len(found["dumps"])) == (0, "RIGHT", "truth", 2)
     for dump in found["dumps"]:
@@ -95,7 +95,7 @@ def test_the_truth_is_near_what_is_right_and_far_from_what_is_broken(bench: Benc
     assert 0 not in reached, "the first packed row has nothing before it that could leak"
 
 
-def test_fp32_is_judged_by_what_fp32_costs_this_model(bench: Bench) -> None:
+def test_fp32_is_judged_by_what_fp32_costs_this_model(bench):
     """An epsilon of 5e-6 for 1e-6 moves log-probs ten times as far as rounding does, and no log-prob by 1e-4."""
     code, right = command(bench.store, "compare", bench.right, "truth")
     assert (code, right["b"]["dtype"]) == (0, "fp64") and "what fp32 costs against fp64" in right["thresholds_from"]
@@ -105,7 +105,7 @@ def test_fp32_is_judged_by_what_fp32_costs_this_model(bench: Bench) -> None:
     assert command(bench.store, "compare", bench.epsilon, "truth", "--flat-limits")[0] == 0, "flat limits pass it"
 
 
-def test_a_fault_in_transformers_own_module_is_in_the_truth_and_found_by_its_formula(bench: Bench, tmp_path: Path) -> None:
+def test_a_fault_in_transformers_own_module_is_in_the_truth_and_found_by_its_formula(bench, tmp_path):
     """Replay and truth run the same patched norm, and agree to a millionth."""
     with fault(tmp_path / "norm", brokenactor.NORM_OF_TRANSFORMERS):
         broken = run(bench.store, list(load_spec(bench.store, bench.right).inputs[:1]), packing=True, temperature=0.9)
@@ -117,7 +117,7 @@ def test_a_fault_in_transformers_own_module_is_in_the_truth_and_found_by_its_for
     assert mended["dumps"][0]["verdict"] == "mismatch"
 
 
-def test_a_patched_mask_function_of_transformers_is_named_by_check(tmp_path: Path) -> None:
+def test_a_patched_mask_function_of_transformers_is_named_by_check(tmp_path):
     """Replay and truth run it, so that their log-probs agree; laws and the formula do not."""
     store = Store(tmp_path / "store").create()
     publish(store, 1, batch=2, length=32)
@@ -140,7 +140,7 @@ def excused(store: Store, replay_id: str, noise: dict[str, Any]) -> bool:
     return command(store, "compare", replay_id, "truth", "--noise", noise["noise_id"])[0] == 0
 
 
-def test_every_variation_is_measured_and_excuses_no_fault(bench: Bench) -> None:
+def test_every_variation_is_measured_and_excuses_no_fault(bench):
     noise = noise_of(bench.store, "bf16")
     assert [variant["name"] for variant in noise["variants"]] == ["repeat", "repad", "rebatch", "reorder", "rounding"]
     assert noise["dumps"] == 1 and all(variant["log_probs"]["count"] == noise["tokens"] > 100 for variant in noise["variants"])
@@ -149,7 +149,7 @@ def test_every_variation_is_measured_and_excuses_no_fault(bench: Bench) -> None:
     assert not excused(bench.store, bench.broken, noise)
 
 
-def test_the_noise_of_a_broken_configuration_does_not_excuse_it(bench: Bench, tmp_path: Path) -> None:
+def test_the_noise_of_a_broken_configuration_does_not_excuse_it(bench, tmp_path):
     """Rows that leak into each other move when they are reordered, by as much as they are wrong."""
     with fault(tmp_path / "fault", brokenactor.POSITIONS_RUN_ON):
         noise = noise_of(bench.store, "fp32")
@@ -171,7 +171,7 @@ FAULTS = (
 )
 
 
-def test_each_planted_fault_is_red_by_measured_limits_and_flat_ones_pass_the_small_ones(tmp_path: Path) -> None:
+def test_each_planted_fault_is_red_by_measured_limits_and_flat_ones_pass_the_small_ones(tmp_path):
     """In bf16: the first input is right, and each other has a fault."""
     store = Store(tmp_path / "store").create()
     inputs = publish(store, len(FAULTS) + 1, batch=2, length=200)

@@ -5,8 +5,6 @@ The asserts are in the scenarios (`lawcases`), which run in processes of their o
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import imagecases
 import lawcases
 import pytest
@@ -16,21 +14,21 @@ from actorcases import run_scenario
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
-def test_healthy_models_keep_every_law(tmp_path: Path) -> None:
+def test_healthy_models_keep_every_law(tmp_path):
     run_scenario("healthy", tmp_path, program=lawcases.__file__)
 
 
-def test_a_fault_breaks_the_laws_that_it_violates_in_bf16_as_in_fp32(tmp_path: Path) -> None:
+def test_a_fault_breaks_the_laws_that_it_violates_in_bf16_as_in_fp32(tmp_path):
     run_scenario("broken", tmp_path, program=lawcases.__file__)
 
 
-def test_ranks_that_compute_together_stay_in_step_whatever_their_inputs_can_answer(tmp_path: Path) -> None:
+def test_ranks_that_compute_together_stay_in_step_whatever_their_inputs_can_answer(tmp_path):
     run_scenario("together", tmp_path, world=2, program=lawcases.__file__)
 
 
-def test_a_call_with_images_is_replayed_and_judged_and_six_faults_of_its_path_are_named(tmp_path: Path) -> None:
+def test_a_call_with_images_is_replayed_and_judged_and_six_faults_of_its_path_are_named(tmp_path):
     run_scenario("judged", tmp_path, program=imagecases.__file__)
 
 
-def test_recorded_experts_are_forced_and_judged_and_six_faults_of_them_are_named(tmp_path: Path) -> None:
+def test_recorded_experts_are_forced_and_judged_and_six_faults_of_them_are_named(tmp_path):
     run_scenario("judged", tmp_path, program=routingcases.__file__)

@@ -27,7 +27,6 @@ from actordbg.replay.plan import affordable_laws, law_order
 from actordbg.replay.replay_data import ReplayData
 from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
 from actordbg.replay.worker import Worker
-from actordbg.store.layout import Store
 
 BROKEN = LawAnswer("neighbour", "broken", "row 1 depends on row 0", 0.04, None, 1, 3, 17, 198, 199)
 
@@ -67,7 +66,7 @@ def worked(folder: Path, spec: ReplaySpec, slots: list[list[int | None]], rank: 
 
 @pytest.mark.parametrize("collective", [True, False])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_compute_together_ask_in_the_same_slots(tmp_path: Path, collective: bool, rank: int) -> None:
+def test_ranks_that_compute_together_ask_in_the_same_slots(tmp_path, collective, rank):
     shapes = [(1, 90), (2, 50), (1, 80), (1, 70), (1, 60)]
     inputs = tuple(ReplayInput(f"d{n}", "", 0, rows, 100, rows * tokens) for n, (rows, tokens) in enumerate(shapes))
     spec, engine = ReplaySpec("r", "now", ReplayConfig(nproc=2, laws=1), inputs), StandIn(collective)
@@ -78,7 +77,7 @@ def test_ranks_that_compute_together_ask_in_the_same_slots(tmp_path: Path, colle
     assert [event["slot"] for event in events] == [0] * len(chosen), "each step of a law is news, so it is not a hang"
 
 
-def test_laws_are_asked_first_where_a_fault_has_room_to_show() -> None:
+def test_laws_are_asked_first_where_a_fault_has_room_to_show():
     """A leak that begins at row 3 was green while the two shortest inputs with several rows were asked."""
     shapes = [(2, 8, 12), (2, 8, 16), (4, 64, 250), (1, 900, 900), (2, 64, 40)]  # rows, positions, tokens
     inputs = [ReplayInput(f"d{n}", "", 0, *shape) for n, shape in enumerate(shapes)]
@@ -86,7 +85,7 @@ def test_laws_are_asked_first_where_a_fault_has_room_to_show() -> None:
     assert affordable_laws(inputs) == 2 and affordable_laws([*inputs, ReplayInput("long", "", 0, 1, 9000, 9000)]) == 4
 
 
-def test_a_law_that_failed_among_several_ranks_costs_a_restart_and_not_the_result(tmp_path: Path) -> None:
+def test_a_law_that_failed_among_several_ranks_costs_a_restart_and_not_the_result(tmp_path):
     inputs = tuple(ReplayInput(name, "", 0, 2, 8, 12) for name in ("d0", "d1"))
     engine = StandIn(collective=True)
     engine.out_of_step = "the law future failed"
@@ -95,7 +94,7 @@ def test_a_law_that_failed_among_several_ranks_costs_a_restart_and_not_the_resul
     assert events["end"]["status"] == PASSED and events["restart"]["reason"] == "the law future failed"
 
 
-def test_laws_all_is_a_number_with_a_name() -> None:
+def test_laws_all_is_a_number_with_a_name():
     laws = SETTINGS["laws"]
     assert laws.parse("all") == ALL_LAWS and laws.parse("3") == 3 and laws.typed(ALL_LAWS) == "all"
     assert laws.options(ALL_LAWS) == ["--laws", "all"] and "all" in laws.hint
@@ -103,7 +102,7 @@ def test_laws_all_is_a_number_with_a_name() -> None:
         laws.parse("many")
 
 
-def test_the_first_line_says_what_is_broken_and_how_much_was_not_asked() -> None:
+def test_the_first_line_says_what_is_broken_and_how_much_was_not_asked():
     moved = LawAnswer("rerun", "nondeterministic", "a rerun gave different numbers", 0.4)
     unasked = LawAnswer("jacobian", "not-checked", "a compiled graph cannot have a hook")
     results = [result("d0", BROKEN, unasked), result("d1", LawAnswer("neighbour", "kept"), moved), result("d2")]
@@ -127,7 +126,7 @@ def test_the_first_line_says_what_is_broken_and_how_much_was_not_asked() -> None
     assert nothing is not None and nothing.headline == "no law checked" and not nothing.raised
 
 
-def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> None:
+def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says():
     unasked = MatrixCell(0, "packed", {}, PASSED, {}, "r", verdict="match")
     good = replace(unasked, laws="laws of 1 of 1 input: 9 kept")
     said = ("neighbour broken: row 1 depends on row 0",)
@@ -143,7 +142,7 @@ def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: Store, tmp_path: Path) -> None:
+def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store, tmp_path):
     (published,) = publish(store, 1, length=32)
     _build(tmp_path / "qwen", dict(FAMILIES["qwen3_5"].config))
     ran = actordbg(

@@ -6,7 +6,6 @@ The asserts are in the scenarios (`locatecases`), which run in processes of thei
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import brokenactor
 import census
@@ -20,7 +19,6 @@ from typer.testing import CliRunner
 
 from actordbg.cli.app import app
 from actordbg.replay.supervise import load_spec
-from actordbg.store.layout import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
@@ -28,15 +26,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 @pytest.mark.parametrize(
     "scenario", ["faults", "backward,routing", "others,compiled,odd_shapes", "kernels,foreign", "streamed,second_tokens"]
 )
-def test_a_fault_is_named_by_its_module_and_a_healthy_model_is_right(tmp_path: Path, scenario: str) -> None:
+def test_a_fault_is_named_by_its_module_and_a_healthy_model_is_right(tmp_path, scenario):
     run_scenario(scenario, tmp_path, program=locatecases.__file__)
 
 
-def test_faults_are_red_in_bf16_with_module_and_cause(tmp_path: Path) -> None:
+def test_faults_are_red_in_bf16_with_module_and_cause(tmp_path):
     run_scenario("some", tmp_path, program=plantedfaults.__file__)
 
 
-def test_healthy_models_are_not_red(tmp_path: Path) -> None:
+def test_healthy_models_are_not_red(tmp_path):
     """Ask a fixed part of `make census`."""
     cells = census.sample()
     lines = census.run(tmp_path / "census.jsonl", tmp_path, cells)
@@ -46,7 +44,7 @@ def test_healthy_models_are_not_red(tmp_path: Path) -> None:
     assert max(line["largest"] for line in lines if (line["configuration"], line["family"]) == ("plain", "mixtral")) < 1.1, lines
 
 
-def test_ranks_that_compute_together_are_judged_alike_and_the_one_that_differs_is_named(tmp_path: Path) -> None:
+def test_ranks_that_compute_together_are_judged_alike_and_the_one_that_differs_is_named(tmp_path):
     run_scenario("together", tmp_path, world=2, program=locatecases.__file__)
 
 
@@ -62,8 +60,8 @@ def test_ranks_that_compute_together_are_judged_alike_and_the_one_that_differs_i
     ),
 )
 def test_a_check_names_what_the_first_call_changes_and_what_only_long_inputs_show(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, part: float, said: str, dumps: int
-) -> None:
+    store, tmp_path, monkeypatch, fault, part, said, dumps
+):
     """part: of the replay's time, which inputs of other lengths may take; 0: only a dump that is known to be wrong is judged."""
     monkeypatch.setattr("actordbg.judge.check.OTHER_LENGTHS", part)
     publish(store, 1, batch=3, length=48)
@@ -85,7 +83,7 @@ def test_a_check_names_what_the_first_call_changes_and_what_only_long_inputs_sho
     assert judged == ({long.dump_id} if dumps == 2 else set()), judged
 
 
-def test_the_command_names_what_no_limit_on_outputs_shows(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_names_what_no_limit_on_outputs_shows(store, tmp_path, monkeypatch):
     """Ask for one input of several, in a healthy process and in one whose model has another epsilon."""
     publish(store, 2, batch=3, length=48)
     options = ["--store", str(store.root), "locate", "--json"]

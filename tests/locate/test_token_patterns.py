@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Any, str | None]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_smallest_rule_is_named_or_none(case: str) -> None:
+def test_the_smallest_rule_is_named_or_none(case):
     wrong, words = CASES[case]
     pattern = pattern_of(wrong, FEATURES)
     assert (pattern and pattern.words) == words
@@ -55,7 +55,7 @@ def test_the_smallest_rule_is_named_or_none(case: str) -> None:
         assert (pattern.wrong, pattern.hits + pattern.extra <= len(ROW)) == (wrong.sum(), True)
 
 
-def test_rules_that_fit_as_well_and_exceptions_are_counted() -> None:
+def test_rules_that_fit_as_well_and_exceptions_are_counted():
     one_rank = pattern_of(DUMP == 1, FEATURES)
     assert one_rank is not None
     assert one_rank.sentence == "S = 512: 2,048 of 2,048 wrong tokens; fits as well: rank 1, dump b"
@@ -69,7 +69,7 @@ def test_rules_that_fit_as_well_and_exceptions_are_counted() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.integers(2, 300))
-def test_no_rule_is_named_of_tokens_that_are_wrong_at_random(seed: int, share: float, count: int) -> None:
+def test_no_rule_is_named_of_tokens_that_are_wrong_at_random(seed, share, count):
     """And what is named is within the limits that its docstring states."""
     draw = np.random.default_rng(seed)
     wrong = draw.random(count) < share

@@ -51,7 +51,7 @@ def invoke(*arguments: str, **options: Any) -> Result:
     return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=False, **options)
 
 
-def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs: tuple[str, str]):
+def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs):
     done = invoke(*logs)
     assert done.exit_code == 0 and done.stdout.startswith(
         "NOT CHECKED: gpt_loss agrees: first value, mean and last value differ by less than 0.05\n  not checked: these "
@@ -62,7 +62,7 @@ def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs
     assert max(len(line) for line in done.stdout.splitlines()[1:] if "/" not in line) <= 80
 
 
-def test_a_stricter_rule_or_threshold_ends_with_1_and_says_why(logs: tuple[str, str]):
+def test_a_stricter_rule_or_threshold_ends_with_1_and_says_why(logs):
     done = invoke(*logs, "--rule", "every-step")
     assert done.exit_code == 1 and done.stdout.startswith("WRONG: 1 step differs by 0.05 or more\n")
     done = invoke(*logs, "--threshold", "0.01", "--limit", "2")
@@ -70,7 +70,7 @@ def test_a_stricter_rule_or_threshold_ends_with_1_and_says_why(logs: tuple[str, 
     assert "and 22 more (--limit 0 lists all)" in done.stdout
 
 
-def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Path, logs: tuple[str, str]):
+def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path, logs):
     (tmp_path / "ppo.log").write_text(PPO)
     (tmp_path / "empty.log").write_text("nothing\n")
     done = invoke(logs[0], str(tmp_path / "ppo.log"))
@@ -82,7 +82,7 @@ def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Pat
     assert done.exit_code == 1 and json.loads(done.stdout)["verdict"] == "NOT CHECKED"
 
 
-def test_one_log_may_come_from_standard_input(logs: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
+def test_one_log_may_come_from_standard_input(logs, monkeypatch):
     done = invoke("-", logs[1], input=Path(logs[0]).read_bytes())
     assert done.exit_code == 0 and "1-24 (24)" in done.stdout
     with pytest.raises(UsageError, match="can be only one of the logs"):
@@ -92,7 +92,7 @@ def test_one_log_may_come_from_standard_input(logs: tuple[str, str], monkeypatch
         read_log("-")
 
 
-def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(tmp_path: Path, logs: tuple[str, str]):
+def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(tmp_path, logs):
     """NaN, a single step, and logs without the metric."""
     (tmp_path / "wild.log").write_text(logcases.sft_bars([5.0, float("nan"), float("inf"), 4.0], epochs=1))
     (tmp_path / "single.log").write_text(logcases.sft_bars([float("nan")], epochs=1))
@@ -107,7 +107,7 @@ def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(t
     assert "Relative difference" in (tmp_path / "a.svg").read_text()
 
 
-def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):
     missing = str(tmp_path / "missing.log")
     with pytest.raises(UsageError, match=r"cannot write \.gif"):
         invoke(missing, missing, "-o", str(tmp_path / "x.gif"))
@@ -115,14 +115,14 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp
         invoke(missing, missing, "-o", str(tmp_path / "no" / "x.png"))
 
 
-def test_a_file_is_replaced_so_its_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch):
+def test_a_file_is_replaced_so_its_folder_must_be_writable(monkeypatch):
     old = Path(__file__)
     monkeypatch.setattr("os.access", lambda path, mode: path == old)
     with pytest.raises(EnvironmentProblem):
         page.check_place(old)
 
 
-def test_without_vl_convert_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_vl_convert_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem) as caught:
         invoke("a.log", "b.log", "-o", str(tmp_path / "x.png"))
@@ -136,7 +136,7 @@ def lines(path: Path, steps: int = 10, **values: float) -> str:
     return str(path)
 
 
-def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tmp_path: Path):
+def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tmp_path):
     """The second has the preferred loss only, the third and fourth another: A and B alone would be held together by gpt_loss."""
     a, b = lines(tmp_path / "a.log", gpt_loss=10, loss=50), lines(tmp_path / "b.log", gpt_loss=10.01)
     c, d = lines(tmp_path / "c.log", loss=50.01), lines(tmp_path / "d.log", loss=90)
@@ -156,7 +156,7 @@ def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tm
     ]  # fmt: skip
 
 
-def test_tensorboards_files_and_wandbs_exports_are_logs(tmp_path: Path):
+def test_tensorboards_files_and_wandbs_exports_are_logs(tmp_path):
     """All of them hold the same losses, so each is aligned with a log of lines, at a difference of nothing but fp32's."""
     losses = {step: 6 / step for step in range(1, 13)}
     log = lines(tmp_path / "lines.log", 12, gpt_loss=6)
@@ -201,7 +201,7 @@ def trackio(path: Path, rows: list[tuple[str, int, object]], table: str = "metri
 
 
 @pytest.mark.parametrize("case", LOGS)
-def test_what_a_log_says_of_each_step_is_read_whatever_wrote_it(tmp_path: Path, case: str):
+def test_what_a_log_says_of_each_step_is_read_whatever_wrote_it(tmp_path, case):
     text, expected = text_of(LOGS[case]), dict(line.split(": ", 1) for line in LOGS[case].expected)
     nulls = json.loads(expected.pop("nulls", "{}"))
     for line, figures in expected.items():
@@ -213,7 +213,7 @@ def test_what_a_log_says_of_each_step_is_read_whatever_wrote_it(tmp_path: Path, 
     assert bool(expected) == bool(log.series) and log.nulls == nulls
 
 
-def test_exports_that_are_no_text_are_recognised_by_content(tmp_path: Path):
+def test_exports_that_are_no_text_are_recognised_by_content(tmp_path):
     (tmp_path / "packed").write_bytes(gzip.compress(json.dumps(objects()).encode()))
     trackio(tmp_path / "database", [("a", at, loss) for at, loss in reversed(LOSSES_BY_STEP.items())])
     for name in ("packed", "database"):
@@ -221,14 +221,14 @@ def test_exports_that_are_no_text_are_recognised_by_content(tmp_path: Path):
         assert {kind: points(one) for kind, one in series.items()} == {LINE: pytest.approx(LOSSES_BY_STEP)}
 
 
-def test_an_export_is_read_from_a_pipe(tmp_path: Path):
+def test_an_export_is_read_from_a_pipe(tmp_path):
     state = json.dumps({"log_history": objects()}, indent=2)
     (tmp_path / "a").write_text(state)
     told = json.loads(invoke("-", str(tmp_path / "a"), "--json", input=state.encode()).stdout)
     assert (told["common"], told["a"]["last_step"]) == (8, 16)
 
 
-def test_of_several_runs_in_a_database_one_is_named(tmp_path: Path):
+def test_of_several_runs_in_a_database_one_is_named(tmp_path):
     trackio(tmp_path / "b.db", [("x", 1, 2.0), ("x", 2, "NaN"), ("y", 1, 3.0)])
     with pytest.raises(UsageError, match="several runs: x, y"):
         read_log(str(tmp_path / "b.db"))
@@ -244,7 +244,7 @@ def test_of_several_runs_in_a_database_one_is_named(tmp_path: Path):
         (b"\xff\xfel\0", "UTF-16"), (b"\0" * 64, "binary"), (b"SQLite format 3\0", "SQLite"),
     ],
 )  # fmt: skip
-def test_what_is_no_log_is_refused_by_its_name(tmp_path: Path, begins: bytes, named: str):
+def test_what_is_no_log_is_refused_by_its_name(tmp_path, begins, named):
     (tmp_path / "a.log").write_bytes(begins + b"\nstep 1 loss: 2\nstep 2 loss: 1\n")
     with pytest.raises((UsageError, EnvironmentProblem), match=named):
         read_log(str(tmp_path / "a.log"))
@@ -258,14 +258,14 @@ def test_what_is_no_log_is_refused_by_its_name(tmp_path: Path, begins: bytes, na
         "CREATE VIRTUAL TABLE metrics USING rtree(id, run_name, step, metrics, more)",
     ],
 )  # fmt: skip
-def test_a_database_of_another_program_is_refused(tmp_path: Path, make: str):
+def test_a_database_of_another_program_is_refused(tmp_path, make):
     with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as database:
         database.execute(make)
     with pytest.raises(UsageError, match="not trackio's"):
         read_log(str(tmp_path / "a.db"))
 
 
-def test_unequal_numbering_is_not_checked_and_never_wrong(tmp_path: Path):
+def test_unequal_numbering_is_not_checked_and_never_wrong(tmp_path):
     """A run that logs each tenth step, beside lines of each step."""
     (tmp_path / "state").write_text(json.dumps({"log_history": [{"step": 10 * n, "loss": 6 / n} for n in range(1, 9)]}))
     (tmp_path / "lines").write_text("".join(f"{{'loss': {10 / (n + 1)}}}\n" for n in range(80)))
@@ -284,7 +284,7 @@ def points(series: Series) -> dict[int, float]:
     return series.points
 
 
-def test_a_real_training_has_metrics_besides_its_losses(tmp_path: Path):
+def test_a_real_training_has_metrics_besides_its_losses(tmp_path):
     log = log_of(tmp_path, SFT)
     series = log.series["gpt_loss"]["bar"]
     assert (series.rerun, series.totals) == (0, (24,))
@@ -294,7 +294,7 @@ def test_a_real_training_has_metrics_besides_its_losses(tmp_path: Path):
 
 
 @pytest.mark.parametrize("hurry", [0.0, 0.5, 1.0])
-def test_when_a_bar_was_printed_does_not_matter(tmp_path: Path, hurry: float):
+def test_when_a_bar_was_printed_does_not_matter(tmp_path, hurry):
     """tqdm prints on its own clock besides what the trainer asks for; both orders of counting and setting figures."""
     losses = [5 - 0.1 * i for i in range(24)]
     for bar in (logcases.sft_bars, logcases.dpo_bars):
@@ -303,7 +303,7 @@ def test_when_a_bar_was_printed_does_not_matter(tmp_path: Path, hurry: float):
         assert points(series) == {i + 1: pytest.approx(loss, abs=0.006) for i, loss in enumerate(losses)}
 
 
-def test_a_resumed_run_keeps_its_step_numbers(tmp_path: Path):
+def test_a_resumed_run_keeps_its_step_numbers(tmp_path):
     whole = logcases.sft_bars([5 - 0.1 * i for i in range(24)], epochs=3)
     second = "Train step of epoch 1" + whole.split("Train step of epoch 1", 1)[1]
     resumed = points(log_of(tmp_path, second).series["gpt_loss"]["bar"])
@@ -312,7 +312,7 @@ def test_a_resumed_run_keeps_its_step_numbers(tmp_path: Path):
     assert (len(both.points), both.rerun) == (24, 16)
 
 
-def test_gzip_is_read_and_damage_is_said(tmp_path: Path):
+def test_gzip_is_read_and_damage_is_said(tmp_path):
     packed = gzip.compress(SFT.encode())
     assert points(log_of(tmp_path, packed).series["gpt_loss"]["bar"])[24] == 7.19
     for broken in (packed[:-9], packed[:40] + b"\0" * 40 + packed[80:]):
@@ -321,25 +321,25 @@ def test_gzip_is_read_and_damage_is_said(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ['[{"loss": 1},' + "[]," * 2**21 + "[]]", "step,loss\n" + "1,2\n" * 2**21], ids=["JSON", "CSV"])
-def test_few_bytes_do_not_become_millions_of_objects(tmp_path: Path, text: str):
+def test_few_bytes_do_not_become_millions_of_objects(tmp_path, text):
     with pytest.raises(EnvironmentProblem, match="values"):
         log_of(tmp_path, gzip.compress(text.encode(), 1))
 
 
-def test_a_database_that_would_be_read_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_database_that_would_be_read_without_end_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr("actordbg.measure.log_exports._MOST_TURNS", 0)
     trackio(tmp_path / "a.db", [("r", step, 1.5) for step in range(100_000)])
     with pytest.raises(EnvironmentProblem, match="interrupted"):
         read_log(str(tmp_path / "a.db"))
 
 
-def test_what_is_no_file_is_a_usage_error(tmp_path: Path):
+def test_what_is_no_file_is_a_usage_error(tmp_path):
     for name, what in (("missing.log", "missing"), (".", "a folder"), ("missing.csv", "missing")):
         with pytest.raises(UsageError, match=what):
             read_log(str(tmp_path / name))
 
 
-def test_a_folder_that_cannot_be_listed_is_said_to_be_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_cannot_be_listed_is_said_to_be_unreadable(tmp_path, monkeypatch):
     def refuse(name: str):
         raise PermissionError(13, "Permission denied", name)
 
@@ -348,7 +348,7 @@ def test_a_folder_that_cannot_be_listed_is_said_to_be_unreadable(tmp_path: Path,
         read_log(str(tmp_path))
 
 
-def test_memory_does_not_grow_with_repeated_states(tmp_path: Path):
+def test_memory_does_not_grow_with_repeated_states(tmp_path):
     text = logcases.sft_bars([5 - i / 1000 for i in range(100)], epochs=1)
     (tmp_path / "train.log").write_text(text * 100)
     tracemalloc.start()
@@ -362,7 +362,7 @@ def test_memory_does_not_grow_with_repeated_states(tmp_path: Path):
     "text", ["step=1 loss={}x", "8%|8  | 2/24 [1, loss={}x]", "{}%|x", "step{}x loss=1", "eval {}x 8%|8  | 2/24 [1, loss=1]"]
 )
 @pytest.mark.parametrize("run", ["1", " "])
-def test_a_long_run_of_digits_or_spaces_is_read_in_one_go(text: str, run: str, tmp_path: Path):
+def test_a_long_run_of_digits_or_spaces_is_read_in_one_go(text, run, tmp_path):
     """A pattern that tried each of them twice would not end today."""
     assert log_of(tmp_path, text.format(run * 1_000_000).encode()).segments == 1
 
@@ -398,7 +398,7 @@ def compared_pair(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", PAIRS)
-def test_a_comparison_says_which_steps_and_metric_decide_and_why(case: str):
+def test_a_comparison_says_which_steps_and_metric_decide_and_why(case):
     assert compared_pair(PAIRS[case].given) == PAIRS[case].expected
 
 
@@ -429,9 +429,7 @@ NEAR = st.integers(-120, 120).map(lambda n: 1 + n / 1000)
     st.lists(st.tuples(LOSSES, NEAR), min_size=1, max_size=12), st.integers(1, 12), st.sampled_from(FORMS),
     st.sampled_from([0.01, 0.05, 0.1]),
 )  # fmt: skip
-def test_the_default_rule_decides_as_compare_backends_on_logs_in_its_format(
-    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[float, float]], length: int, form: str, threshold: float
-):
+def test_the_default_rule_decides_as_compare_backends_on_logs_in_its_format(tmp_path_factory, pairs, length, form, threshold):
     """Runs of which the second is often close, or shorter."""
     runs = [loss for loss, _ in pairs], [round(loss * near, 5) for loss, near in pairs][:length]
     read = []
@@ -444,7 +442,7 @@ def test_the_default_rule_decides_as_compare_backends_on_logs_in_its_format(
 
 
 @pytest.mark.parametrize("options", [{"threshold": 0}, {"threshold": math.nan}, {"rule": "best"}])
-def test_options_that_mean_nothing_are_usage_errors(options: dict[str, Any]):
+def test_options_that_mean_nothing_are_usage_errors(options):
     with pytest.raises(UsageError):
         compare_logs(TrainLog("x"), TrainLog("x"), **options)
 
@@ -468,5 +466,5 @@ def noise(count: int, scale: float) -> list[float]:
         ([3.0, 2.0, 1.0], "too few steps to tell"),
     ],
 )  # fmt: skip
-def test_a_trend_is_told_from_noise_and_outliers(values: list[float], word: str):
+def test_a_trend_is_told_from_noise_and_outliers(values, word):
     assert trend(values).word == word

@@ -66,7 +66,7 @@ def judged(folder: Path, run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_healthy_run_breaks_no_rule(tmp_path: Path, seed: int):
+def test_a_healthy_run_breaks_no_rule(tmp_path, seed):
     assert judged(tmp_path, healthy(seed)) == []
 
 
@@ -109,7 +109,7 @@ def changed(lines: list[str]) -> Run:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_fault_is_named_by_its_rule_and_a_run_that_learns_may_move(tmp_path: Path, case: str):
+def test_each_fault_is_named_by_its_rule_and_a_run_that_learns_may_move(tmp_path, case):
     assert judged(tmp_path, changed(CASES[case].given)) == CASES[case].expected
 
 
@@ -119,7 +119,7 @@ PRIME = '{{"step": {step}, "mismatch_kl/all/mean": 0.0009, "optim/grad_norm": 0.
 
 
 @pytest.mark.parametrize("line", [OPENRLHF, VERL, PRIME])
-def test_the_names_of_each_trainer_are_known(tmp_path: Path, line: str):
+def test_the_names_of_each_trainer_are_known(tmp_path, line):
     log = tmp_path / "log"
     log.write_text("\n".join(line.format(step=step, kl=0.3 if step == 1 else 0.31) for step in range(1, 20)))
     result = answer([read_log(str(log), every=True)])
@@ -128,7 +128,7 @@ def test_the_names_of_each_trainer_are_known(tmp_path: Path, line: str):
     assert states["loss scale kept"] == "not-checked"
 
 
-def test_what_is_not_logged_or_too_short_is_not_checked(tmp_path: Path):
+def test_what_is_not_logged_or_too_short_is_not_checked(tmp_path):
     run = {name: values[:8] for name, values in healthy(1).items()}
     result = answer([read_log(written(tmp_path, run), every=True)])
     held = {rule["rule"] for rule in result["rules"] if rule["state"] == "kept"}
@@ -146,7 +146,7 @@ def lint(store: Store, *words: object) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_lint_judges_logs_by_their_content(tmp_path: Path, store: Store):
+def test_lint_judges_logs_by_their_content(tmp_path, store):
     run = healthy(4)
     state = Path(written(tmp_path, run))
     log = state.rename(tmp_path / "out.txt")
@@ -160,7 +160,7 @@ def test_lint_judges_logs_by_their_content(tmp_path: Path, store: Store):
     assert answer["findings"][0]["place"]["file"] == "out.txt" and answer["logs"] == [str(log)]
 
 
-def test_of_a_run_folder_rows_and_the_last_checkpoints_log_are_judged_together(tmp_path: Path, store: Store):
+def test_of_a_run_folder_rows_and_the_last_checkpoints_log_are_judged_together(tmp_path, store):
     folder, run = tmp_path / "run", changed(["add sampling/sampling_logp_difference/mean 150 0.3"])
     for last in (100, 250):
         (folder / f"checkpoint-{last}").mkdir(parents=True)
@@ -176,7 +176,7 @@ def test_of_a_run_folder_rows_and_the_last_checkpoints_log_are_judged_together(t
     assert code == 1 and files["rollout agrees"] == "trainer_state.json" and "rows.jsonl" in files.values()
 
 
-def test_rows_that_cannot_be_read_are_not_passed_over_beside_a_healthy_log(tmp_path: Path, store: Store):
+def test_rows_that_cannot_be_read_are_not_passed_over_beside_a_healthy_log(tmp_path, store):
     folder = tmp_path / "run"
     folder.mkdir()
     log, bad = written(folder, healthy(8)), folder / "rows.jsonl"
@@ -187,13 +187,13 @@ def test_rows_that_cannot_be_read_are_not_passed_over_beside_a_healthy_log(tmp_p
     assert found.exit_code == 0 and "1 other file not read as rows" in found.output
 
 
-def test_a_log_is_nothing_to_replay(tmp_path: Path, store: Store):
+def test_a_log_is_nothing_to_replay(tmp_path, store):
     log = written(tmp_path, healthy(0))
     result = CliRunner().invoke(app, ["--store", str(store.root), "check", log])
     assert isinstance(result.exception, UsageError) and "actordbg lint" in str(result.exception.hint)
 
 
-def test_of_json_that_is_no_log_the_head_alone_is_read(tmp_path: Path, monkeypatch):
+def test_of_json_that_is_no_log_the_head_alone_is_read(tmp_path, monkeypatch):
     read = list[str]()
     monkeypatch.setattr(run_logs, "read_log", lambda path, **_: read.append(Path(path).name) or read_log(path, every=True))
     state = {"log_history": [{"loss": 1.0 / step, "step": step} for step in range(1, 9)]}

@@ -16,7 +16,6 @@ from actordbg.actor import session as sessions
 from actordbg.base.errors import ActordbgError
 from actordbg.formats.store_files import make_folder
 from actordbg.replay.actor_engine import ActorEngine
-from actordbg.store.layout import Store
 
 
 @pytest.fixture
@@ -38,9 +37,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return said
 
 
-def test_a_history_is_written_after_each_input_and_a_failed_one_has_its_own(
-    store: Store, told: list[Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_history_is_written_after_each_input_and_a_failed_one_has_its_own(store, told, monkeypatch):
     spec = make_spec(3, memory_snapshot=True)
     folder = store.replays / spec.replay_id
     make_folder(folder)
@@ -72,7 +69,7 @@ def test_a_history_is_written_after_each_input_and_a_failed_one_has_its_own(
     assert told[-1] == (None, None)  # a replay without it records nothing
 
 
-def test_without_cuda_it_is_refused_with_what_to_do_instead(store: Store):
+def test_without_cuda_it_is_refused_with_what_to_do_instead(store):
     invoke(store, "dump", "create", "--quiet", "--seq-len", "8")
     with pytest.raises(ActordbgError) as refused:
         invoke(store, "replay", "--memory-snapshot", "--quiet")

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import commandline
 import pytest
@@ -43,7 +42,7 @@ def series(leak: int, steps: int = 40, noise: int = 0, base: int = 50 * MB) -> l
 
 
 @pytest.mark.parametrize(("leak", "noise"), [(MB, 0), (MB, 2 * MB), (200_000, 500_000)])
-def test_growth_is_told_from_scatter_and_from_what_a_step_borrows(leak: int, noise: int):
+def test_growth_is_told_from_scatter_and_from_what_a_step_borrows(leak, noise):
     growth = figures(series(leak, noise=noise))[0].sizes["uss"].growth
     assert growth is not None and growth.grows and growth.low <= leak <= growth.high
     assert growth.slope == pytest.approx(leak, rel=0.1)
@@ -79,7 +78,7 @@ def test_two_series_part_at_the_step_where_the_second_begins_to_grow():
     assert compare_samples(("a", "b"), a, higher, 0.2, ["uss"]).verdict == ALIKE
 
 
-def test_samples_are_read_as_they_were_written_and_lines_that_are_cut_or_odd_are_left_out(tmp_path: Path):
+def test_samples_are_read_as_they_were_written_and_lines_that_are_cut_or_odd_are_left_out(tmp_path):
     path, made = tmp_path / "a.csv", series(MB, 3)
     watch_into(path, [made], list)
     with pytest.raises(UsageError, match="already exists"):
@@ -97,7 +96,7 @@ def test_samples_are_read_as_they_were_written_and_lines_that_are_cut_or_odd_are
             read_samples(tmp_path / "b.csv")
 
 
-def test_two_files_are_compared_and_one_is_shown_again(store: Store, tmp_path: Path):
+def test_two_files_are_compared_and_one_is_shown_again(store, tmp_path):
     for name, leak in (("leaking", MB), ("sound", 0)):
         watch_into(tmp_path / f"{name}.csv", [series(leak)], list)
     page, leaking, sound = tmp_path / "memory.html", tmp_path / "leaking.csv", tmp_path / "sound.csv"
@@ -109,7 +108,7 @@ def test_two_files_are_compared_and_one_is_shown_again(store: Store, tmp_path: P
     assert growth["unit"] == "step" and growth["grows"] and growth["slope"] == pytest.approx(MB, rel=0.1)
 
 
-def test_a_process_by_pid_is_watched_until_it_ends(store: Store, tmp_path: Path):
+def test_a_process_by_pid_is_watched_until_it_ends(store, tmp_path):
     out = tmp_path / "out.csv"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     left = iter(range(6))
@@ -126,14 +125,12 @@ def test_a_process_by_pid_is_watched_until_it_ends(store: Store, tmp_path: Path)
     assert invoke(store, "compare", str(out)).exit_code == 0
 
 
-def test_one_file_takes_the_samples(store: Store):
+def test_one_file_takes_the_samples(store):
     with pytest.raises(UsageError, match="more than once"):
         invoke(store, f"watch --pid {os.getpid()} -o a.csv -o b.csv", "--for", "1s")
 
 
-def test_a_watching_without_a_file_is_beside_the_user_and_says_what_is_unknown(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_watching_without_a_file_is_beside_the_user_and_says_what_is_unknown(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -152,12 +149,12 @@ def test_a_watching_without_a_file_is_beside_the_user_and_says_what_is_unknown(
         ("--pid 4194304", "no process 4194304"), ("--pid 1 --ray", "needs one of"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_watched_is_refused(store: Store, typed: str, says: str):
+def test_what_cannot_be_watched_is_refused(store, typed, says):
     with pytest.raises(UsageError, match=says):
         invoke(store, f"watch {typed}")
 
 
-def test_gpu_memory_is_what_nvidia_smi_says_of_each_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_gpu_memory_is_what_nvidia_smi_says_of_each_pid(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho '11, 1024'\necho '12, 3'\necho '11, 1'\necho '13, [N/A]'\n")
     program.chmod(0o700)

@@ -6,8 +6,6 @@ import ast
 import functools
 import importlib
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from amounts import WHOLE, first_or_all
@@ -25,7 +23,7 @@ def bench(name: str):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
-def test_what_a_benchmark_imports_is_there(path: Path):
+def test_what_a_benchmark_imports_is_there(path):
     """Also what it imports inside of a function, and in a program that it starts."""
     text = path.read_text()
     programs = [n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
@@ -54,7 +52,7 @@ def recording_and_files(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-def test_the_catalog_and_its_growth_are_measured_and_drawn(tmp_path: Path):
+def test_the_catalog_and_its_growth_are_measured_and_drawn(tmp_path):
     rows = bench("index").run(12, 3000, many=16)
     assert len(rows) == 8 and all(row.ours > 0 for row in rows)
     growth = bench("growth")
@@ -64,7 +62,7 @@ def test_the_catalog_and_its_growth_are_measured_and_drawn(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_loading_packs_and_comparing_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_loading_packs_and_comparing_are_measured(monkeypatch, tmp_path):
     load, pack = bench("load"), bench("pack")
     few = functools.partial(load._generate, count=6)
     for module in (load, pack):
@@ -93,14 +91,12 @@ def workers(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", first_or_all([recording_and_files, commands, workers]), ids=lambda one: one.__name__)
-def test_what_starts_processes_is_measured(what: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
+def test_what_starts_processes_is_measured(what, monkeypatch):
     """The first of the three; all of them in `make whole`."""
     what(monkeypatch)
 
 
-def test_the_table_names_each_row_and_goes_on_after_one_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_the_table_names_each_row_and_goes_on_after_one_that_fails(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.best.FILE", tmp_path / "best.json")
     table, rows = importlib.import_module("benchmarks.__main__"), importlib.import_module("benchmarks.rows")
     for name in (*table.NAMES, *table.MORE):
@@ -114,7 +110,7 @@ def test_the_table_names_each_row_and_goes_on_after_one_that_fails(
     assert "COULD NOT BE RUN" in said[-2] and "ZeroDivisionError" in said[-2]
 
 
-def test_a_row_is_held_against_its_best_day_beyond_twice_its_noise(tmp_path: Path):
+def test_a_row_is_held_against_its_best_day_beyond_twice_its_noise(tmp_path):
     best, rows, file = (
         importlib.import_module("benchmarks.best"),
         importlib.import_module("benchmarks.rows"),

@@ -49,7 +49,7 @@ def bash(script: Path, environment: dict[str, str], *words: str) -> subprocess.C
     return subprocess.run(["bash", script, *words], env=environment, capture_output=True, text=True)
 
 
-def test_head_and_worker_on_two_hosts_meet_at_the_heads_address(tmp_path: Path):
+def test_head_and_worker_on_two_hosts_meet_at_the_heads_address(tmp_path):
     """The file for two hosts: scripts that are in the image, one address for both, and a worker that joins there."""
     services = yaml.safe_load((CONTAINERS / "two-hosts.yaml").read_text())["services"]
     ignored = (CONTAINERS / "Dockerfile.dockerignore").read_text().split()
@@ -68,7 +68,7 @@ def test_head_and_worker_on_two_hosts_meet_at_the_heads_address(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", sorted([*CONTAINERS.glob("scripts/*.sh"), SLURM]), ids=lambda path: path.name)
-def test_scripts_are_bash(path: Path):
+def test_scripts_are_bash(path):
     assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
 
 
@@ -85,7 +85,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_slurm_job_starts_ray_on_every_node_and_ends_with_the_replays_exit_code(tmp_path: Path):
+def test_a_slurm_job_starts_ray_on_every_node_and_ends_with_the_replays_exit_code(tmp_path):
     # the replay waits until all steps of Ray are there, as Ray's own driver waits for its nodes
     body = 'until [ "$(wc -l < "$STUB_LOG.pids")" = 2 ]; do sleep 0.02; done; exit 7'
     done = bash(SLURM, slurm(tmp_path, body), "replay", "--groups", "auto")
@@ -97,7 +97,7 @@ def test_a_slurm_job_starts_ray_on_every_node_and_ends_with_the_replays_exit_cod
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "log.pids").read_text().split())
 
 
-def test_slurms_signal_ends_the_replay_as_ctrl_c_would_and_waits_for_it(tmp_path: Path):
+def test_slurms_signal_ends_the_replay_as_ctrl_c_would_and_waits_for_it(tmp_path):
     body = "trap 'touch $STUB_LOG.journals; exit 130' TERM; touch $STUB_LOG.began; while :; do sleep 0.05; done"
     own = slurm(tmp_path, body)
     job = subprocess.Popen(["bash", SLURM, "replay"], env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -108,7 +108,7 @@ def test_slurms_signal_ends_the_replay_as_ctrl_c_would_and_waits_for_it(tmp_path
     assert job.wait() == 130 and (tmp_path / "log.journals").exists()
 
 
-def test_without_a_store_the_slurm_script_says_so(tmp_path: Path):
+def test_without_a_store_the_slurm_script_says_so(tmp_path):
     own = {name: value for name, value in slurm(tmp_path, "").items() if name != "ACTORDBG_STORE"}
     done = bash(SLURM, own, "replay")
     assert done.returncode != 0 and "name a store that all nodes see" in done.stderr

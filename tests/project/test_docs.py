@@ -18,7 +18,7 @@ import docpages
 import packcases
 import pytest
 from amounts import WHOLE
-from docpages import ROOT, Block, page_id
+from docpages import ROOT, page_id
 from replaycallers import callers
 from replaycases import old_pickle
 from roots import SUPPORT
@@ -35,7 +35,6 @@ from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.replay import supervise
 from actordbg.replay.launch import Group, Launched, launch
-from actordbg.store.layout import Store
 from actordbg.store.places import read_record
 
 BLOCKS = [block for page in docpages.pages() for block in docpages.blocks(page)]
@@ -72,7 +71,7 @@ def test_the_generated_reference_is_up_to_date_in_a_narrow_terminal():
     assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
 
 
-def test_the_check_notices_a_stale_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_the_check_notices_a_stale_page(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     generate = importlib.import_module("generate")
     (tmp_path / "page.md").write_text("old text")
@@ -117,7 +116,7 @@ def test_every_environment_variable_is_documented_and_no_page_names_another():
 
 
 @pytest.mark.parametrize("page", [page for page in docpages.pages() if ROOT / "docs" not in page.parents], ids=page_id)
-def test_every_link_of_a_page_outside_docs_leads_somewhere(page: Path):
+def test_every_link_of_a_page_outside_docs_leads_somewhere(page):
     """Those of the pages in docs/, and their anchors, are looked at by `make site`."""
     for path, _, heading in (link.partition("#") for link in docpages.links(page) if not re.match(r"[a-z]+:", link)):
         assert (page.parent / path).exists(), path
@@ -128,7 +127,7 @@ def test_every_link_of_a_page_outside_docs_leads_somewhere(page: Path):
 
 
 @pytest.mark.parametrize("block", CONSOLE, ids=lambda block: f"{page_id(block.page)}:{block.text.splitlines()[0][:50]}")
-def test_every_command_line_on_a_page_exists(block: Block):
+def test_every_command_line_on_a_page_exists(block):
     assert block.commands, "a console block shows what to type after `$ `"
     for command in block.commands:
         for arguments in docpages.invocations(command.text.replace("ID", "x")):
@@ -157,9 +156,7 @@ def scripted(config: ReplayConfig, group: Group, work: Path) -> Launched:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_each_old_command_has_a_counterpart_that_runs_on_twenty_pickles_or_is_refused_for_want_of_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_each_old_command_has_a_counterpart_that_runs_on_twenty_pickles_or_is_refused_for_want_of_a_gpu(tmp_path, monkeypatch):
     """Replays run with workers whose engine does nothing, or with WHOLE=1 with real ones."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
@@ -211,7 +208,7 @@ def test_a_command_line_that_does_not_exist_is_noticed():
     "blocks", [list(found) for _, found in groupby(RUNNABLE, key=lambda block: (block.page, block.name))],
     ids=lambda blocks: f"{page_id(blocks[0].page)}:{blocks[0].name}",
 )  # fmt: skip
-def test_examples_do_what_their_page_shows(blocks: list[Block], tmp_path: Path):
+def test_examples_do_what_their_page_shows(blocks, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     (work / "shared").symlink_to(ROOT.parent / "shared")
@@ -221,7 +218,7 @@ def test_examples_do_what_their_page_shows(blocks: list[Block], tmp_path: Path):
 # ---- the pages' own code ----
 
 
-def test_the_store_format_page_reads_a_real_dump_and_a_real_pack(store: Store, capsys: pytest.CaptureFixture[str]):
+def test_the_store_format_page_reads_a_real_dump_and_a_real_pack(store, capsys):
     page = ROOT / "docs" / "reference" / "store-format.md"
     code = {block.name: block.text for block in docpages.blocks(page) if block.mode == "run-python"}
     assert list(code) == ["header", "payload", "pack"]
@@ -244,7 +241,7 @@ def test_the_store_format_page_reads_a_real_dump_and_a_real_pack(store: Store, c
         assert bytes.fromhex(page.read_text().partition(before)[2][:11]) == start
 
 
-def test_what_reference_pages_show_as_json_toml_conditions_and_fields_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_reference_pages_show_as_json_toml_conditions_and_fields_is_that(tmp_path, monkeypatch):
     reference = ROOT / "docs" / "reference"
     text = (reference / "store-format.md").read_text()
     assert [field.name for field in fields(DumpRecord) if f"`{field.name}`" not in text] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import docpages
 import pytest
@@ -20,7 +19,7 @@ MAKE = ROOT / "examples" / "make_store.py"
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_the_tour_does_what_its_page_shows(tmp_path: Path):
+def test_the_tour_does_what_its_page_shows(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     subprocess.run([sys.executable, MAKE, "examples/store"], cwd=work, check=True, capture_output=True)
@@ -36,14 +35,14 @@ def test_the_tour_does_what_its_page_shows(tmp_path: Path):
     docpages.run_blocks(tour, work, ACTORDBG_STORE="examples/store")
 
 
-def test_a_folder_that_it_did_not_make_is_left_alone(tmp_path: Path):
+def test_a_folder_that_it_did_not_make_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("precious")
     done = subprocess.run([sys.executable, MAKE, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 1 and "name another folder" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_what_fits_finds_the_law_and_refuses_to_look_too_far(tmp_path: Path):
+def test_what_fits_finds_the_law_and_refuses_to_look_too_far(tmp_path):
     """1 GB and 100 bytes for n^2; the second input of a length is smaller, and one of 4,096 ran out of memory."""
     lengths = [64, 128, 256, 512, 1024, 2048]
     every = [*lengths, *lengths, 4096]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def cell(index: int, packing: bool, dtype: str, **fields: Any) -> MatrixCell:
     return MatrixCell(index, f"{dtype}, {packing}", settings, "passed", {}, **({"verdict": "match"} | fields))
 
 
-def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tmp_path: Path):
+def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tmp_path):
     assert subject_of("Qwen3.5").config == FAMILIES["qwen3_5"].config
     own = {"model_type": "mistral", "sliding_window": 4096, "num_hidden_layers": 32, "hidden_size": 4096, "attention_bias": True}
     (tmp_path / "config.json").write_text(json.dumps(own | {"torch_dtype": "bfloat16", "vocab_size": 32000}))
@@ -62,7 +61,7 @@ def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it():
     assert "1 family: 1 right in every cell that could run, 0 not." in as_markdown(families_document([one]))
 
 
-def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path: Path):
+def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path):
     subject, axes = subject_of("llama3"), {"dtype": ["fp32"]}
     (work := tmp_path / "work" / "families").mkdir(parents=True)
     before = FamilyFolder(work.parent, ReplayConfig(), axes)
@@ -86,7 +85,7 @@ def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path: Path):
         pytest.param({"eos": [7, 8], "rope": {"theta": 1}}, {"eos": [7, 8], "rope": {"theta": 1}}, id="what is of no layer"),
     ],
 )
-def test_what_a_configuration_says_of_each_layer_is_cut_with_its_layers(own: dict, small: dict, tmp_path: Path):
+def test_what_a_configuration_says_of_each_layer_is_cut_with_its_layers(own, small, tmp_path):
     """`layer_types` kept its length, and 36 of 171 causal models of transformers could not be built."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "none", "num_hidden_layers": 4} | own))
     config = subject_of(str(tmp_path)).config
@@ -94,7 +93,7 @@ def test_what_a_configuration_says_of_each_layer_is_cut_with_its_layers(own: dic
 
 
 @pytest.mark.slow
-def test_a_family_that_cannot_be_built_is_said_and_is_no_fault(tmp_path: Path):
+def test_a_family_that_cannot_be_built_is_said_and_is_no_fault(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_act": "no such"}))
     assert families.main([str(tmp_path), "--output", str(tmp_path / "page.md")]) == 0
     page = (tmp_path / "page.md").read_text()
@@ -103,7 +102,7 @@ def test_a_family_that_cannot_be_built_is_said_and_is_no_fault(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_the_program_finds_what_the_page_says_in_one_process(tmp_path: Path):
+def test_the_program_finds_what_the_page_says_in_one_process(tmp_path):
     store = Store(tmp_path / "kept" / "store")
     dtypes = "fp32,bf16" if WHOLE else "fp32"
     given = f"llama3 qwen3.5 --attn sdpa --dtype {dtypes} --keep {tmp_path / 'kept'} --output {tmp_path / 'page.md'}".split()

@@ -15,7 +15,7 @@ KNOWN = frontier.contracts()
 
 
 @pytest.mark.parametrize("package", KNOWN)
-def test_what_is_relied_on_is_there_in_the_version_that_was_tried(package: str):
+def test_what_is_relied_on_is_there_in_the_version_that_was_tried(package):
     try:
         here = distribution(package)
     except PackageNotFoundError:
@@ -59,7 +59,7 @@ LIMITS = {"a": 2}
 """
 
 
-def test_a_release_is_compared_place_by_place(tmp_path: Path):
+def test_a_release_is_compared_place_by_place(tmp_path):
     for folder, text in (("before", BEFORE), ("after", AFTER)):
         (tmp_path / folder / "lib").mkdir(parents=True)
         (tmp_path / folder / "lib" / "losses.py").write_text(text)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
-from casefiles import Case, cases_of
+from casefiles import cases_of
 from roots import ROOT
 
 PRODUCT = ROOT / "actordbg"
@@ -95,7 +95,7 @@ GATES: dict[str, Callable[[str], Iterator[int]]] = {
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_there_is_no_way_around_a_gate(gate: str) -> None:
+def test_there_is_no_way_around_a_gate(gate):
     allowed = {line.partition("  ")[0] for line in ALLOWED[gate].given}
     found: dict[str, list[int]] = {}
     for path in sorted(PRODUCT.rglob("*.py")):
@@ -132,12 +132,12 @@ SCANS = {**GATES, "clauses": clauses_read}
 
 
 @pytest.mark.parametrize("case", [case for case in cases_of("scans").values() if case.given[0] in SCANS], ids=str)
-def test_a_scan_sees_what_goes_around_it(case: Case) -> None:
+def test_a_scan_sees_what_goes_around_it(case):
     lines = sorted(SCANS[case.given[0]]("\n".join(case.given[1:])))
     assert " ".join(map(str, lines)) == " ".join(case.expected)
 
 
-def test_code_reads_rules_and_keys_of_a_finding_and_never_its_clause() -> None:
+def test_code_reads_rules_and_keys_of_a_finding_and_never_its_clause():
     found = {
         str(path.relative_to(ROOT)): lines
         for path in sorted((ROOT / "actordbg").rglob("*.py"))

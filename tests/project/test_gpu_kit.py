@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from roots import ROOT, environment
@@ -18,7 +17,7 @@ def script(text: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_each_step_has_its_end_and_the_report_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_step_has_its_end_and_the_report_says_what_was_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(kit, "FACTS", "import json; print(json.dumps({'cuda': False, 'packages': {'torch': '2'}}))")
     figures = script("open(r'{work}/keeps.json', 'w').write('{{\"text\": \"42 of them\"}}')")
     steps = (
@@ -38,7 +37,7 @@ def test_each_step_has_its_end_and_the_report_says_what_was_not_run(tmp_path: Pa
     assert "built (no CUDA" in first and {path.name for path in out.iterdir()} == {"report.md", "report.json", "logs.txt"}
 
 
-def test_a_report_comes_also_where_no_environment_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_report_comes_also_where_no_environment_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     assert kit.main(["--kit", str(ROOT), "--out", str(tmp_path / "out")]) == 1
     answer = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -47,7 +46,7 @@ def test_a_report_comes_also_where_no_environment_can_be_made(tmp_path: Path, mo
     assert "Did not pass: install" in answer["not_run"]
 
 
-def test_the_kit_has_the_tree_and_versions_of_all_it_brings(tmp_path: Path):
+def test_the_kit_has_the_tree_and_versions_of_all_it_brings(tmp_path):
     nbytes = making.make(tmp_path / "kit", wheels=False)
     assert 3_000_000 < nbytes < 20_000_000
     assert (tmp_path / "kit" / "tree" / "actordbg" / "capture" / "hook.py").is_file()

@@ -11,7 +11,7 @@ import figures
 import pytest
 import same
 import yaml
-from casefiles import Case, cases_of
+from casefiles import cases_of
 from roots import ROOT
 
 TESTS = ROOT / "tests"
@@ -122,7 +122,7 @@ SCANS = {"durations": lambda source: len(durations_asserted(source)), "weight": 
 
 
 @pytest.mark.parametrize("case", [case for case in cases_of("scans").values() if case.given[0] in SCANS], ids=str)
-def test_a_scan_sees_what_it_is_for(case: Case):
+def test_a_scan_sees_what_it_is_for(case):
     assert str(SCANS[case.given[0]]("\n".join(case.given[1:]))) == "\n".join(case.expected)
 
 
@@ -134,7 +134,7 @@ def test_same_compares_what_does_not_change_from_run_to_run():
     }  # fmt: skip
 
 
-def test_the_figures_of_the_house_can_be_printed(tmp_path: Path):
+def test_the_figures_of_the_house_can_be_printed(tmp_path):
     modules, lines = figures.trainer(ROOT)
     assert modules > 0 and lines > 1000
     done = subprocess.run([sys.executable, figures.__file__, str(tmp_path)], capture_output=True, text=True)

@@ -36,7 +36,7 @@ def test_unsteady(number):
         (0, 3, 1, ""),
     ],
 )
-def test_only_what_passes_alone_is_forgiven(tmp_path: Path, bad: int, unsteady: int, code: int, words: str) -> None:
+def test_only_what_passes_alone_is_forgiven(tmp_path, bad, unsteady, code, words):
     (tmp_path / "test_these.py").write_text(TESTS.format(bad=bad, unsteady=unsteady))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     first = run(tmp_path, "-m", "pytest", "-q")
@@ -48,7 +48,7 @@ def test_only_what_passes_alone_is_forgiven(tmp_path: Path, bad: int, unsteady: 
 
 @pytest.mark.parametrize("left", ["{", '{"tests/fuzz/test_these.py::test_unsteady[0]": true}'])
 @pytest.mark.parametrize("code", [1, 2])
-def test_what_cannot_be_or_need_not_be_tried_again_keeps_its_code(tmp_path: Path, left: str, code: int) -> None:
+def test_what_cannot_be_or_need_not_be_tried_again_keeps_its_code(tmp_path, left, code):
     """Interrupted; a list that a full disk cut off; and what fails by chance: other inputs would be drawn, the finding be gone."""
     listed = tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
     listed.parent.mkdir(parents=True)

@@ -40,7 +40,7 @@ def test_every_dependency_is_pinned_for_the_project_itself():
 
 
 @pytest.mark.slow
-def test_the_wheel_is_one_package_that_imports_lists_and_checks_in_an_environment_of_its_own(tmp_path: Path):
+def test_the_wheel_is_one_package_that_imports_lists_and_checks_in_an_environment_of_its_own(tmp_path):
     """It carries types (`mypy` reads `typed_user.py` with the package), the migrations, and what `run` puts on the path alone in
     its folder. Dependencies are those installed here.
     """

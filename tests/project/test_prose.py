@@ -60,7 +60,7 @@ def test_every_room_is_in_the_design():
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
-def test_a_decision_has_number_date_status_context_decision_and_consequence(page: Path):
+def test_a_decision_has_number_date_status_context_decision_and_consequence(page):
     text = page.read_text()
     assert re.match(rf"# {page.name[:4]}\. \S.*\n\nDate: 20\d\d-\d\d-\d\d\. Status: (accepted|replaced by .+)\.\n", text)
     assert [part for part in ("Context", "Decision", "Consequence") if f"\n**{part}.** " not in text] == []
@@ -101,7 +101,7 @@ def test_no_page_has_a_retired_word():
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=page_id)
-def test_every_file_of_the_project_that_a_page_names_exists(page: Path):
+def test_every_file_of_the_project_that_a_page_names_exists(page):
     rooms = "|".join(figures.rooms(ROOT))
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     named = re.findall(rf"`((?:actordbg|tests|migrations|examples|{rooms})/[\w./-]*)`", text)
@@ -127,6 +127,6 @@ def test_no_text_has_a_pattern_that_no_native_engineer_writes():
         ('"""One replay; `is no` is code, and nobody was asked."""\n', ["bare one", "was asked"]),
     ],
 )
-def test_the_patterns_are_noticed_in_texts_alone(tmp_path: Path, source: str, patterns: list[str]):
+def test_the_patterns_are_noticed_in_texts_alone(tmp_path, source, patterns):
     (tmp_path / "module.py").write_text(source)
     assert sorted(pattern for _, pattern, _ in wording.findings(tmp_path / "module.py")) == sorted(patterns)

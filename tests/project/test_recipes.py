@@ -37,7 +37,7 @@ def test_there_is_a_recipe_for_each_kind_of_change():
 
 
 @pytest.mark.parametrize("title", RECIPES)
-def test_a_recipe_has_steps_in_order_files_that_exist_and_ends_with_its_test(title: str):
+def test_a_recipe_has_steps_in_order_files_that_exist_and_ends_with_its_test(title):
     body, files = RECIPES[title], named(RECIPES[title])
     numbers = [int(number) for number in re.findall(r"^(\d+)\. ", body, re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1)) and 3 <= len(numbers) <= 6
@@ -48,7 +48,7 @@ def test_a_recipe_has_steps_in_order_files_that_exist_and_ends_with_its_test(tit
 
 
 @pytest.mark.parametrize("target", re.findall(r"^\| `make (\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
-def test_every_command_that_is_listed_is_a_target(target: str):
+def test_every_command_that_is_listed_is_a_target(target):
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
 
 

@@ -6,7 +6,6 @@ import importlib
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from amounts import WHOLE, first_or_all
@@ -22,7 +21,7 @@ def row_of(name: str) -> str:
     return row
 
 
-def test_every_demonstration_has_a_row_and_says_what_its_users_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_demonstration_has_a_row_and_says_what_its_users_saw(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     for name in NAMES:
         thread = importlib.import_module(name)
@@ -34,7 +33,7 @@ def test_every_demonstration_has_a_row_and_says_what_its_users_saw(monkeypatch: 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("name", NAMES if WHOLE else first_or_all(NAMES[:9]))
-def test_a_fault_is_found_by_one_command_and_gone_without_it(name: str, tmp_path: Path) -> None:
+def test_a_fault_is_found_by_one_command_and_gone_without_it(name, tmp_path):
     """The answer names the cause as the table does, with the same figures, to a tenth."""
     done = subprocess.run(
         [sys.executable, FOLDER / "run.py", name, "--folder", tmp_path], capture_output=True, text=True, check=False

@@ -33,7 +33,7 @@ def test_the_table_is_found_and_has_what_people_ask_for():
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_names_its_tests_and_they_are_there(row: str):
+def test_a_row_names_its_tests_and_they_are_there(row):
     cells = ROWS[row]
     named = NAMED.findall(cells[-1])
     assert len(cells) == 5 and named, cells

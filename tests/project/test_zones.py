@@ -95,7 +95,7 @@ def desk(filled: tuple[Store, str]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", DESK_COMMANDS)
-def test_the_desk_does_not_load_torch(desk: dict[str, dict[str, Any]], name: str):
+def test_the_desk_does_not_load_torch(desk, name):
     assert (desk[name]["code"], desk[name]["loaded"]) == (0, []), desk[name]["said"]
 
 

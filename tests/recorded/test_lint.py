@@ -307,7 +307,7 @@ def linted(store: Store, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fault", CASES)
-def test_each_fault_breaks_the_law_that_names_it(tmp_path: Path, fault: str):
+def test_each_fault_breaks_the_law_that_names_it(tmp_path, fault):
     side, *laws = CASES[fault].expected
     store, paths = published(tmp_path, *CASES[fault].given)
     findings = lint(store.root, paths)
@@ -330,7 +330,7 @@ HEALTHY = (
 )  # fmt: skip
 
 
-def test_every_law_holds_on_healthy_steps_of_some_trainer(tmp_path: Path):
+def test_every_law_holds_on_healthy_steps_of_some_trainer(tmp_path):
     held, read = set[str](), dict[str, set[str]]()
     for number, line in enumerate(HEALTHY):
         store, paths = published(tmp_path / str(number), *line.split(";"))
@@ -358,14 +358,14 @@ def test_every_field_that_a_process_of_a_training_may_record_has_a_law_or_a_reas
     assert not unlisted([*names, *loss_record._AFTER])
 
 
-def test_a_healthy_step_keeps_every_law_and_the_command_says_so(tmp_path: Path):
+def test_a_healthy_step_keeps_every_law_and_the_command_says_so(tmp_path):
     store, paths = published(tmp_path)
     answer = linted(store)
     assert answer["verdict"] == "RIGHT" and answer["dumps"] == len(paths)
     assert dict(answer["figures"])["rows without advantage"] == "0.0%"
 
 
-def test_a_rank_with_fewer_calls_is_named_unless_one_of_them_may_not_have_been_recorded(tmp_path: Path):
+def test_a_rank_with_fewer_calls_is_named_unless_one_of_them_may_not_have_been_recorded(tmp_path):
     store, paths = published(tmp_path, "calls")
     said = "calls (ms-swift PR#8102): step 3: rank 1 made 1 call of the policy loss, 1 rank made 2"
     assert said in linted(store)["sentence"]
@@ -374,7 +374,7 @@ def test_a_rank_with_fewer_calls_is_named_unless_one_of_them_may_not_have_been_r
 
 
 @pytest.mark.filterwarnings("error")
-def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path: Path):
+def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path):
     names = ("log_probs", "old_log_probs", "rollout_log_probs")
     odd = ("rollout.top_p -1", 'loss.loss_agg_mode "seq-mean-token-sum-norm"', 'loss.loss_scale_factor "x"')
     lines = [*(f"all {name} 0,0 -Infinity" for name in names), *(f"fact {each}" for each in odd)]
@@ -382,14 +382,14 @@ def test_infinite_log_probs_and_odd_facts_are_no_error(tmp_path: Path):
     assert "finite" in {law.name for law in lint(store.root, paths).broken}
 
 
-def test_a_fact_of_another_type_leaves_a_law_or_a_dump_unchecked(tmp_path: Path):
+def test_a_fact_of_another_type_leaves_a_law_or_a_dump_unchecked(tmp_path):
     store, paths = published(tmp_path, 'fact rollout.top_p "high"')
     findings = lint(store.root, paths)
     assert not findings.broken and "sampling" not in {law.name for law in findings.held}
     assert linted(store)["not_checked"]
 
 
-def test_a_critic_of_another_rollout_that_does_not_know_the_end_token_changes_no_answer(tmp_path: Path):
+def test_a_critic_of_another_rollout_that_does_not_know_the_end_token_changes_no_answer(tmp_path):
     """A critic trains before its policy does, so that its step is of other prompts; its trainer has no tokenizer."""
     step, store = Step(), Store(tmp_path).create()
     most = ("all context.truncated 0 true", "all sequences 0,-1 33")  # most rows end with another token
@@ -406,9 +406,7 @@ def test_a_critic_of_another_rollout_that_does_not_know_the_end_token_changes_no
     assert not findings.broken, findings.in_words()
 
 
-def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwards(tmp_path, monkeypatch):
     monkeypatch.setattr(step_laws, "LONG", 4)
     step, store = Step(), Store(tmp_path).create()
     for tensors in step.tensors:
@@ -419,7 +417,7 @@ def test_rows_that_are_likely_enough_to_repeat_are_no_duplicates_in_their_forwar
 
 
 @pytest.mark.parametrize("known", ["true", "false"])
-def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path: Path, known: str):
+def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path, known):
     step, store = Step(), Store(tmp_path).create()
     plant(step, [f"fact mask_truncated {known}", "all action_mask : false", "all context.response_length : 0"])
     for tensors in step.tensors:
@@ -429,7 +427,7 @@ def test_a_step_without_an_action_is_no_step_without_an_advantage(tmp_path: Path
     assert ("truncated" in findings.verdict().sentence) == (known == "true")
 
 
-def test_what_a_law_lacks_is_what_was_not_recorded(tmp_path: Path):
+def test_what_a_law_lacks_is_what_was_not_recorded(tmp_path):
     """Losses that were recorded are not asked for; a trainer that has no rewards, and an unknown estimator, are named."""
     store, paths = published(tmp_path, "weights []", 'fact loss.policy_loss_type "other"')
     lacks = {answer.rule.name: answer.lacks for answer in lint(store.root, paths).of(NOT_CHECKED)}
@@ -438,7 +436,7 @@ def test_what_a_law_lacks_is_what_was_not_recorded(tmp_path: Path):
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
-def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path: Path, value: str):
+def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path, value):
     store, _ = published(tmp_path / "store", f"set advantages 1,2 {value}")
     files = [tmp_path / f"lint.{suffix}" for suffix in ("json", "html", "md", "txt")]
     done = invoke(store, "lint", *(word for path in files for word in ("-o", path)))
@@ -448,7 +446,7 @@ def test_an_advantage_that_is_not_finite_is_an_answer_in_every_format(tmp_path: 
     assert all("finite" in path.read_text() for path in files)
 
 
-def test_a_loss_that_breaks_a_law_is_selected_by_its_verdict_though_lists_are_of_forwards(tmp_path: Path):
+def test_a_loss_that_breaks_a_law_is_selected_by_its_verdict_though_lists_are_of_forwards(tmp_path):
     store, paths = published(tmp_path, PLACEHOLDER)
     assert invoke(store, "lint").exit_code == 1
     for where in ("verdict='WRONG'", "broken='placeholder'"):
@@ -458,7 +456,7 @@ def test_a_loss_that_breaks_a_law_is_selected_by_its_verdict_though_lists_are_of
     assert json.loads(invoke(store, "status", "--json").stdout)["holds"]["bad"] == 1
 
 
-def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
+def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path):
     """Losses are not selected unless somebody asks for them, and what they alone can show is not checked."""
     store, paths = published(tmp_path)
     for words in ((), ("--where", "point='loss'")):
@@ -476,7 +474,7 @@ def test_forwards_alone_are_checked_and_the_rest_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("theirs", "judged"), [("sft", True), ("another", False), (None, True)])
-def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs: str | None, judged: bool) -> None:
+def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs, judged):
     def call(role: str, model: str | None, **heads: Any) -> Any:
         record = SimpleNamespace(run="r", role=role, model_name=model, step=0, dump_id="d", actor={}, source="capture")
         return SimpleNamespace(
@@ -491,7 +489,7 @@ def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs: str | N
     assert bool(answer.found) is judged and bool(answer.lacks) is not judged
 
 
-def test_ids_that_change_places_where_nothing_else_was_recorded_are_named_as_not_checked(tmp_path: Path):
+def test_ids_that_change_places_where_nothing_else_was_recorded_are_named_as_not_checked(tmp_path):
     """The log-probs are those of the ids as trained on: only the engine's, or old ones, could tell."""
     step, store = Step(), Store(tmp_path).create()
     step.finish()
@@ -506,7 +504,7 @@ def test_ids_that_change_places_where_nothing_else_was_recorded_are_named_as_not
 
 
 @pytest.mark.slow
-def test_somebody_who_may_not_write_the_store_gets_the_answer_and_hears_that_it_is_not_kept(tmp_path: Path):
+def test_somebody_who_may_not_write_the_store_gets_the_answer_and_hears_that_it_is_not_kept(tmp_path):
     store, _ = published(tmp_path / "store", PLACEHOLDER)
     with another_user(store.root) as other:
         (said,) = other.run(["lint"])

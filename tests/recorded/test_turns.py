@@ -89,7 +89,7 @@ def as_rows(store: Store, *rows: Ids, actions: Ids | None = None) -> None:
     store.publish_dump(*payload.encode(record, tensors))
 
 
-def test_ids_that_stay_the_same_are_right_and_rows_of_the_training_are_found(store: Store, model: Path, tokenizer: Any):
+def test_ids_that_stay_the_same_are_right_and_rows_of_the_training_are_found(store, model, tokenizer):
     pair = [conversation(tokenizer, number=number) for number in (0, 1)]
     stored(store, *pair)
     as_rows(store, *(list(each.trained) for each in pair))
@@ -108,7 +108,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any, Ids, Ids], Ids]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_kind_of_difference_between_sampled_and_trained_is_named(store: Store, model: Path, tokenizer: Any, name: str):
+def test_each_kind_of_difference_between_sampled_and_trained_is_named(store, model, tokenizer, name):
     kind, change = FAULTS[name]
     good, bad = conversation(tokenizer), conversation(tokenizer, number=1)
     stored(store, good, bad)
@@ -158,11 +158,11 @@ def judged_lines(store: Store, lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_conversations_and_rows_of_the_training_that_were_made_from_them(store: Store, case: str):
+def test_conversations_and_rows_of_the_training_that_were_made_from_them(store, case):
     assert judged_lines(store, CASES[case].given) == CASES[case].expected
 
 
-def test_a_damaged_conversation_is_counted_as_not_checked(store: Store, tokenizer: Any):
+def test_a_damaged_conversation_is_counted_as_not_checked(store, tokenizer):
     stored(store, conversation(tokenizer))
     (store.root / "turns" / "r" / "h-1-000009.json").write_text("{")
     assert [left.partition(",")[0] for left in turns_answer(store)["not_checked"]] == [
@@ -171,7 +171,7 @@ def test_a_damaged_conversation_is_counted_as_not_checked(store: Store, tokenize
     ]
 
 
-def test_a_run_that_is_no_name_or_not_the_dumps_is_refused(store: Store, tokenizer: Any):
+def test_a_run_that_is_no_name_or_not_the_dumps_is_refused(store, tokenizer):
     good = conversation(tokenizer)
     stored(store, good)
     as_rows(store, list(good.trained))
@@ -183,7 +183,7 @@ def test_a_run_that_is_no_name_or_not_the_dumps_is_refused(store: Store, tokeniz
         turns_answer(store, "last", run="other")
 
 
-def test_a_file_that_names_a_run_as_no_run_can_be_named_is_damaged(store: Store, tokenizer: Any):
+def test_a_file_that_names_a_run_as_no_run_can_be_named_is_damaged(store, tokenizer):
     """Its name becomes part of a condition, and of a command to paste."""
     path = store.root / "turns" / "r" / "h-1-000000.json"
     path.parent.mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_a_cut_at_the_end_is_no_difference():
     assert difference(range(20), range(9), None, bos=None, eos=None) is None
 
 
-def test_without_recorded_turns_it_says_how_to_record_them(store: Store):
+def test_without_recorded_turns_it_says_how_to_record_them(store):
     with pytest.raises(NothingToDo) as raised:
         invoke(store, "turns")
     assert "--turns" in raised.value.hint
@@ -224,19 +224,19 @@ TEMPLATES = {
 }
 
 
-def test_a_template_that_only_appends_keeps_each_prefix(model: Path, store: Store, tokenizer: Any):
+def test_a_template_that_only_appends_keeps_each_prefix(model, store, tokenizer):
     stored(store, conversation(tokenizer))
     answer = invoke(store, "turns", "--template", model)
     assert answer.exit_code == 0 and "and 1 recorded" in answer.output, answer.output
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_a_template_that_changes_earlier_turns_is_named(model: Path, tmp_path: Path, kind: str):
+def test_a_template_that_changes_earlier_turns_is_named(model, tmp_path, kind):
     answer = template_answer(with_template(model, tmp_path / "changed", TEMPLATES[kind]))
     assert not answer.ok and kind in {fault["rule"] for fault in answer["findings"]}, answer.sentence
 
 
-def test_a_template_that_leaves_out_an_empty_answer_drops_text(model: Path, tmp_path: Path):
+def test_a_template_that_leaves_out_an_empty_answer_drops_text(model, tmp_path):
     said = "{% for m in messages if m.content %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
     said += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     answer = template_answer(with_template(model, tmp_path / "leaving", said))
@@ -245,7 +245,7 @@ def test_a_template_that_leaves_out_an_empty_answer_drops_text(model: Path, tmp_
     ]
 
 
-def test_a_template_that_refuses_every_conversation_is_not_checked(model: Path, tmp_path: Path, tokenizer: Any):
+def test_a_template_that_refuses_every_conversation_is_not_checked(model, tmp_path, tokenizer):
     refusing = with_template(model, tmp_path / "refusing", "{{ raise_exception('no') }}")
     odd = replace(conversation(tokenizer), trained=(2**30, *conversation(tokenizer).trained))
     answer = template_answer(refusing, [odd])
@@ -255,14 +255,14 @@ def test_a_template_that_refuses_every_conversation_is_not_checked(model: Path, 
         template_answer(refusing)
 
 
-def test_a_model_without_a_template_or_a_tokenizer_is_refused(model: Path, tmp_path: Path):
+def test_a_model_without_a_template_or_a_tokenizer_is_refused(model, tmp_path):
     with pytest.raises(Unsupported, match="no chat template"):
         template_answer(with_template(model, tmp_path / "none", None))
     with pytest.raises(EnvironmentProblem, match="no tokenizer"):
         template_answer(str(tmp_path))
 
 
-def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(store, monkeypatch):
     class AgentExecutorBase:
         """OpenRLHF's."""
 
@@ -305,9 +305,7 @@ def test_the_turns_of_agents_are_recorded_as_the_engine_got_and_sampled_them(sto
     "returned", [None, SimpleNamespace(outputs=[]), {"outputs": []}, SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5])])]
 )
 @pytest.mark.parametrize("how", ["call", "remote", "a text"])
-def test_a_turn_that_cannot_be_read_is_told_once_and_the_rollout_continues(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], returned: Any, how: str
-):
+def test_a_turn_that_cannot_be_read_is_told_once_and_the_rollout_continues(store, monkeypatch, capsys, returned, how):
     class AgentExecutorBase:
         """OpenRLHF's."""
 

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import sys
-from pathlib import Path
 
 import catalogcases as cases
 import pytest
@@ -16,10 +15,9 @@ from actordbg.catalog.query import results_for
 from actordbg.records.journal import Journal, Tail, read_events, read_results
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
-from actordbg.store.layout import Store
 
 
-def test_a_tail_gives_each_complete_event_once(tmp_path: Path) -> None:
+def test_a_tail_gives_each_complete_event_once(tmp_path):
     path = tmp_path / "rank0.jsonl"
     tail = Tail(path)
     assert tail.poll() == []
@@ -35,9 +33,7 @@ def test_a_tail_gives_each_complete_event_once(tmp_path: Path) -> None:
     assert tail.poll() == []
 
 
-def test_a_line_that_a_full_disk_cut_is_an_error_and_does_not_spoil_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_a_full_disk_cut_is_an_error_and_does_not_spoil_the_next(tmp_path, monkeypatch):
     journal, write, room = Journal(tmp_path / "rank0.jsonl"), os.write, 10
 
     def full(descriptor: int, data: bytes) -> int:
@@ -55,7 +51,7 @@ def test_a_line_that_a_full_disk_cut_is_an_error_and_does_not_spoil_the_next(
     assert [event.get("dump_id") for event in read_events(tmp_path / "rank0.jsonl")] == ["b"]
 
 
-def test_of_several_results_for_a_dump_the_last_one_counts_whichever_file_it_is_in(tmp_path: Path) -> None:
+def test_of_several_results_for_a_dump_the_last_one_counts_whichever_file_it_is_in(tmp_path):
     for name, status, second in (("supervisor", "crashed", 2), ("rank0", "passed", 1), ("rank0", "hung", 3)):
         record = ResultRecord("r", "d", status, finished_at=f"2025-01-01T00:00:0{second}.000000Z")
         Journal(tmp_path / f"{name}.jsonl").append("end", **record.to_dict())
@@ -94,7 +90,7 @@ LINES: dict[str, tuple[bytes, int]] = {
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_the_catalog_reads_a_journal_as_the_replay_does(store: Store, case: str) -> None:
+def test_the_catalog_reads_a_journal_as_the_replay_does(store, case):
     line, skipped = LINES[case]
     folder = cases.write_spec(store, cases.spec("r", []))
     (folder / "rank0.jsonl").write_bytes(end() + line)
@@ -111,7 +107,7 @@ def test_the_catalog_reads_a_journal_as_the_replay_does(store: Store, case: str)
     assert {one.dump_id: one for one in results_for(store, "r")} == read_results(folder)
 
 
-def test_a_worker_without_msgspec_reads_its_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_msgspec_reads_its_specification(monkeypatch):
     spec = cases.spec("r", [])
     monkeypatch.setitem(sys.modules, "msgspec", None)
     monkeypatch.setitem(sys.modules, "msgspec.json", None)

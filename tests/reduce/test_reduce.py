@@ -68,7 +68,6 @@ from actordbg.reduce.suspects import Checks
 from actordbg.reduce.trial_host import RETURNED, _attempt, _without_folder
 from actordbg.reduce.trials import Ending, OutOfBudget, Trials
 from actordbg.replay.supervise import spec_and_owner
-from actordbg.store.layout import Store
 
 LLAMA = FAMILIES["llama3"].config | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 CASE = FaultCase(DIFFERENCE, rows=drawn((20, 14, 16), 256), config=dict(LLAMA), layout=PACKED)
@@ -76,11 +75,11 @@ FINGERPRINT = Fingerprint(DIFFERENCE, "row 1 depends on row 0", laws=("neighbour
 
 
 @pytest.mark.parametrize(("wanted", "items"), [({7}, 16), ({0, 15}, 16), ({3, 4, 9}, 31), (set(range(5)), 5)])
-def test_delta_debugging_leaves_only_what_is_needed(wanted: set[int], items: int) -> None:
+def test_delta_debugging_leaves_only_what_is_needed(wanted, items):
     assert ddmin(range(items), lambda kept: wanted <= set(kept)) == sorted(wanted)
 
 
-def test_bisection_finds_the_least_number() -> None:
+def test_bisection_finds_the_least_number():
     assert [least(1, 100, lambda n, at=at: n >= at) for at in (1, 23, 100)] == [1, 23, 100]
 
 
@@ -108,7 +107,7 @@ def leaking(case: FaultCase) -> Ending:
     return Ending(running.RETURNED, (0.0, *[1.0 if shown else 0.0 for _ in case.rows[1:]]))
 
 
-def test_a_case_shrinks_to_what_shows_its_fingerprint(tmp_path: Path) -> None:
+def test_a_case_shrinks_to_what_shows_its_fingerprint(tmp_path):
     rows = (CASE.rows[0][:9] + (255,) + CASE.rows[0][9:], *CASE.rows[1:])
     start = replace(CASE, rows=rows, dtype="bf16", attn="eager", temperature=0.7)
     with Simulated(tmp_path, leaking) as trials:
@@ -120,7 +119,7 @@ def test_a_case_shrinks_to_what_shows_its_fingerprint(tmp_path: Path) -> None:
     assert all(FINGERPRINT.shown_by(case, leaking(case)) for case in shrinker.accepted)
 
 
-def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path, monkeypatch):
     with Simulated(tmp_path, leaking, most=6) as trials:
         first = Shrinker(trials, replace(FINGERPRINT, behind=False), replace(CASE, rows=((255, 1, 2), (3, 4))))
         with pytest.raises(OutOfBudget):
@@ -143,7 +142,7 @@ def test_a_stopped_reduction_continues_and_repeats_no_trial(tmp_path: Path, monk
         assert trials.ending(again.best, again=True) == leaking(again.best) and trials.run == 2
 
 
-def test_a_trial_of_a_checkpoint_runs_again_once_its_files_changed(tmp_path: Path) -> None:
+def test_a_trial_of_a_checkpoint_runs_again_once_its_files_changed(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (journal := tmp_path / "journal").mkdir()
     case = replace(CASE, config=None, checkpoint=str(tmp_path))
@@ -156,13 +155,13 @@ def test_a_trial_of_a_checkpoint_runs_again_once_its_files_changed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("program", ["true", "false"])
-def test_a_host_of_trials_that_ends_at_once_is_said(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_of_trials_that_ends_at_once_is_said(program, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which(program))
     with pytest.raises(LaunchProblem, match="exit code"), Trials(tmp_path) as trials:
         trials.ending(CASE)
 
 
-def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path: Path) -> None:
+def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path):
     def ends(case: FaultCase) -> Ending:
         few = Ending(running.RAISED, error_class="IndexError", error="row 0 of 4")
         return few if case.tokens < 12 else Ending(running.RETURNED, (1.0,) * len(case.rows))
@@ -173,7 +172,7 @@ def test_a_smaller_case_with_another_fault_is_set_aside(tmp_path: Path) -> None:
     assert shrinker.best.tokens == 12 and "IndexError: row 0 of 4" in shrinker.aside
 
 
-def test_the_same_fault_is_the_same_error_law_or_module() -> None:
+def test_the_same_fault_is_the_same_error_law_or_module():
     error = Fingerprint(ERROR, "", error_class="RuntimeError", error=normalized("size 12 of /a/b/c.py\nmore"))
     raised = Ending(running.RAISED, error_class="RuntimeError", error="size 7 of /x/y.py\nmore")
     assert error.shown_by(CASE, raised) and not error.shown_by(CASE, replace(raised, error="size 7 of /x/y.py\nless"))
@@ -191,7 +190,7 @@ def test_the_same_fault_is_the_same_error_law_or_module() -> None:
 
 
 @pytest.mark.parametrize(("far", "kind"), [(0.0, GRADIENT), (1.0, DIFFERENCE)])
-def test_a_parameter_called_A_log_is_no_difference_of_log_probs(far: float, kind: str) -> None:
+def test_a_parameter_called_A_log_is_no_difference_of_log_probs(far, kind):
     name = "model.layers.0.mixer.A_log"
     reason = f"parameter_distance 0.9 is above 0.5 ({name})"
     tokens = Figures(9, max_abs=far)
@@ -218,7 +217,7 @@ SCRIPTS = {
 }
 
 
-def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) -> None:
+def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path):
     for name, case in SCRIPTS.items():
         text = render(
             case, 'a "title" of \\ it\n"""', versions="torch 2.13.0", weights=1.5 if case.checkpoint else None, private=True
@@ -253,7 +252,7 @@ def test_scripts_are_short_formatted_and_import_what_they_may(tmp_path: Path) ->
         {"processes": 2},
     ],
 )
-def test_a_case_from_a_file_cannot_bring_code(bad: dict[str, Any]) -> None:
+def test_a_case_from_a_file_cannot_bring_code(bad):
     assert FaultCase.from_json(CASE.to_json()) == CASE
     with pytest.raises(CorruptDump):
         FaultCase.from_json(json.dumps(json.loads(CASE.to_json()) | bad))
@@ -263,7 +262,7 @@ def test_a_case_from_a_file_cannot_bring_code(bad: dict[str, Any]) -> None:
     ("same", "answer"),
     [("0001", (3, True)), ("1110", (2, True)), ("1000", (0, True)), ("0000", (0, False)), ("0", (0, False)), ("1", (0, True))],
 )
-def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int, bool]) -> None:
+def test_a_case_is_checked_only_if_a_replay_matches(same, answer):
     cases = [replace(CASE, timeout_s=float(number)) for number in range(len(same))]
     matching = [FINGERPRINT if sign == "1" else None for sign in same]
     index, unchecked = reduction._checked(
@@ -279,7 +278,7 @@ def test_a_case_is_checked_only_if_a_replay_matches(same: str, answer: tuple[int
         (HANG, [None, 0], 1), (HANG, [None, 1], 2), (HANG, [None, -11], 2), (HANG, [0, 0], 0),
     ],
 )  # fmt: skip
-def test_a_script_exits_with_1_for_its_own_fault_only(kind: str, codes: list[int | None], exit_code: int) -> None:
+def test_a_script_exits_with_1_for_its_own_fault_only(kind, codes, exit_code):
     names: dict[str, Any] = {"sys": sys, "signal": signal, "SIGNAL": "SIGSEGV"}
     exec(_main(replace(CASE, kind=kind, error="SIGSEGV")), names)
     names["endings"] = lambda: codes
@@ -293,7 +292,7 @@ def test_a_script_exits_with_1_for_its_own_fault_only(kind: str, codes: list[int
         (type("Fp8Error", (Exception,), {})(f"size 7 of /a/b.py\nrow {'2' * 200}"), True), (KeyError("/a/b"), True),
     ],
 )  # fmt: skip
-def test_a_script_compares_errors_as_trials_do(raised: Exception, shown: bool) -> None:
+def test_a_script_compares_errors_as_trials_do(raised, shown):
     wanted = raised if shown else AssertionError("")
     case = replace(CASE, kind=ERROR, error_class=type(wanted).__name__, error=normalized(str(wanted)))
     lines = [line for line in render(case, "").splitlines() if line.startswith(("PATHS =", "ERROR ="))]
@@ -307,7 +306,7 @@ def test_a_script_compares_errors_as_trials_do(raised: Exception, shown: bool) -
         assert names["main"]() == 1
 
 
-def test_a_script_without_its_packages_exits_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_without_its_packages_exits_with_2(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     for case in SCRIPTS.values():
         text = render(case, "", private=True)
@@ -318,15 +317,13 @@ def test_a_script_without_its_packages_exits_with_2(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("ran", "good"), [((1, "row 0: WRONG"), True), ((1, "ImportError: x"), False), ((0, "right"), False)])
-def test_a_script_is_handed_over_only_if_it_shows_the_fault(
-    ran: tuple[int, str], good: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_is_handed_over_only_if_it_shows_the_fault(ran, good, monkeypatch):
     monkeypatch.setattr(handover, "run_fresh", lambda *what: ran)
     with contextlib.nullcontext() if good else pytest.raises(BadResult, match="fresh interpreter"):
         assert script_of(reduced(FINGERPRINT, CASE)).output == ran[1]
 
 
-def test_what_a_script_cannot_show_is_not_its_start(store: Store) -> None:
+def test_what_a_script_cannot_show_is_not_its_start(store):
     """Several processes are for crashes and hangs; a name on the hub is no folder; an infinite number is one."""
     config = ReplayConfig(model="org/model", nproc=2, backend="deepspeed", zero_stage=3)
     tensors, ran = suspects.dump_of(CASE)[1], {"vocab_size": 256}
@@ -338,7 +335,7 @@ def test_what_a_script_cannot_show_is_not_its_start(store: Store) -> None:
     assert eval(_flat([math.inf, -math.inf, 1.5])) == [math.inf, -math.inf, 1.5]
 
 
-def test_the_dump_that_a_comparison_names_is_checked_first(store: Store) -> None:
+def test_the_dump_that_a_comparison_names_is_checked_first(store):
     replay = "20260101T000000-aaaaaa"
     write_replay(store, replay, publish(store, 5))
     spec = spec_and_owner(store, replay)[0]
@@ -346,7 +343,7 @@ def test_the_dump_that_a_comparison_names_is_checked_first(store: Store) -> None
         assert suspects._candidates(store, spec, {item.dump_id})[0] == item
 
 
-def test_what_a_replay_and_its_comparison_say_needs_no_check(store: Store) -> None:
+def test_what_a_replay_and_its_comparison_say_needs_no_check(store):
     """The input that was judged module by module; else the one that is not the truth's is checked again, first of all."""
     items, replay = publish(store, 3), "20260101T000000-aaaaaa"
     place = {"module": "lm_head", "kind": "out", "what": "lm_head", "ratio": 4.0, "limit": 1.1, "rows": [0], "of_rows": 2}
@@ -388,7 +385,7 @@ FIELDS: dict[str, Callable[[str], FaultCase]] = {
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_no_text_of_a_record_becomes_code_in_the_script(field: str) -> None:
+def test_no_text_of_a_record_becomes_code_in_the_script(field):
     for text in HOSTILE:
         said = {"title": text if field == "title" else "t", "versions": text if field == "versions" else "torch 2"}
         script = render(FIELDS[field](text), private=False, **said)
@@ -398,7 +395,7 @@ def test_no_text_of_a_record_becomes_code_in_the_script(field: str) -> None:
         assert imported.isdisjoint({"pwned", "deepspeed"})
 
 
-def test_no_path_of_this_machine_leaves() -> None:
+def test_no_path_of_this_machine_leaves():
     path = "/home/alice/acme-secret/ckpt"
     failed = ResultRecord("r", "d", "failed", error=f"{path} is not\na folder of 2", error_class="builtins.OSError")
     said = _of_failure(failed)
@@ -413,7 +410,7 @@ SECRETS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_of_a_configuration_only_what_changes_the_forward_leaves() -> None:
+def test_of_a_configuration_only_what_changes_the_forward_leaves():
     """It is listed, so that a key that nobody thought of stays; a text under a known key is a plain word."""
     inner = {"rope_parameters": LLAMA["rope_parameters"] | SECRETS, "hidden_act": "~/x"}
     assert clean_config(LLAMA | SECRETS | inner) == LLAMA | {"hidden_act": None}
@@ -425,13 +422,13 @@ def test_of_a_configuration_only_what_changes_the_forward_leaves() -> None:
 
 
 @pytest.mark.parametrize("path", ["/home/alice/acme", "~/acme", r"C:\Users\alice\acme", "'/home/alice smith/acme'"])
-def test_no_path_of_an_error_or_a_title_leaves(path: str) -> None:
+def test_no_path_of_an_error_or_a_title_leaves(path):
     assert normalized(f"no {path} there").replace("'", "") == "no PATH there"
     case = replace(SCRIPTS["checkpoint"], checkpoint=path.strip("'").replace("C:", "/C").replace("\\", "/"))
     assert "acme" not in title_of(reduced(FINGERPRINT, case)) and "acme" not in render(case, "t", private=True)
 
 
-def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store, monkeypatch):
     """And one without a confirmed case, or with fields that are no longer known, is reduced again."""
     replay = "20260101T000000-aaaaaa"
     write_replay(store, replay, publish(store, 1))
@@ -448,7 +445,7 @@ def test_a_reduction_of_another_user_runs_only_if_that_is_accepted(store: Store,
         reducing.known_or_reduced(desk, replay, 9, 9.0)
 
 
-def test_what_anothers_journal_says_of_a_trial_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_anothers_journal_says_of_a_trial_is_not_believed(tmp_path, monkeypatch):
     for expected in (1, 0, 1):
         with Simulated(tmp_path, leaking) as trials:
             trials.ending(CASE)
@@ -459,7 +456,7 @@ def test_what_anothers_journal_says_of_a_trial_is_not_believed(tmp_path: Path, m
 
 @pytest.mark.parametrize("words", [["reduce"], ["bundle"]])
 @pytest.mark.parametrize("name", ["1**a", "0/../../*", "2["])
-def test_a_name_is_a_name_and_no_pattern(words: list[str], name: str, store: Store) -> None:
+def test_a_name_is_a_name_and_no_pattern(words, name, store):
     (store.comparisons / "0").mkdir(parents=True)
     for path in (store.comparisons / "1xa.json", store.root / "outside.json"):
         path.write_text("{}")
@@ -468,9 +465,7 @@ def test_a_name_is_a_name_and_no_pattern(words: list[str], name: str, store: Sto
 
 
 @pytest.mark.parametrize("runs", ["repro", "trial"])
-def test_a_checkpoint_that_ships_with_code_is_refused_whoever_wrote_the_case(
-    runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_ships_with_code_is_refused_whoever_wrote_the_case(runs, tmp_path, monkeypatch):
     """Nothing that loads it is started; if it changes afterwards, the script says itself that its code does not run."""
     folder = tmp_path / "model"
     folder.mkdir()
@@ -483,7 +478,7 @@ def test_a_checkpoint_that_ships_with_code_is_refused_whoever_wrote_the_case(
 
 
 @pytest.mark.slow
-def test_no_answer_on_a_commands_input_is_consent_to_code(store: Store, tmp_path: Path) -> None:
+def test_no_answer_on_a_commands_input_is_consent_to_code(store, tmp_path):
     """`yes |` answers the question of transformers in whatever child has our input; `--yes` is for what others wrote."""
     replay, (folder, mark) = "20260101T000000-aaaaaa", codedmodel.make(tmp_path / "model")
     write_replay(store, replay, publish(store, 1))
@@ -503,14 +498,14 @@ def reduced(fingerprint: Fingerprint, case: FaultCase, **more: Any) -> Reduction
 @pytest.mark.parametrize(
     ("dtype", "said"), [("fp32", "right, to 0.0001 nats"), ("bf16", "not shown: rounding alone may be 0.1 nats")]
 )
-def test_a_fault_that_rounding_hides_is_not_called_right(dtype: str, said: str) -> None:
+def test_a_fault_that_rounding_hides_is_not_called_right(dtype, said):
     """A reader whose red replay ran in bf16 takes "in bf16: right" for the contrary of it."""
     trials: Any = SimpleNamespace(ending=lambda case: Ending(RETURNED, values=(1e-5,)))
     fingerprint: Any = SimpleNamespace(shown_by=lambda case, ending: False)
     assert _in_words(fingerprint, replace(CASE, dtype=dtype), trials) == said
 
 
-def test_an_issue_says_what_each_project_would_need() -> None:
+def test_an_issue_says_what_each_project_would_need():
     module = "the attention of model.layers.N.linear_attn"
     found = reduced(
         replace(FINGERPRINT, module=module), CASE, tried={"each row alone": "right"}, aside={"ValueError: x": "1 row"}
@@ -529,7 +524,7 @@ def test_an_issue_says_what_each_project_would_need() -> None:
 
 
 @pytest.mark.slow
-def test_trials_are_isolated_and_warm(tmp_path: Path) -> None:
+def test_trials_are_isolated_and_warm(tmp_path):
     """One host forks for each trial; what dies or hangs costs its trial alone."""
     packed = replace(CASE, rows=((5, 7, 9), (11, 13)))
     fatal = "import os, time\ndef attempt():\n    {}"
@@ -557,7 +552,7 @@ def test_trials_are_isolated_and_warm(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_wrong_replay_to_a_script_that_shows_it(tmp_path, store, monkeypatch):
     """Gemma 2 under sdpa, which leaves out the soft cap: reduced, checked as a replay, shown by a script in a fresh interpreter.
 
     Only what the first check says is given; the last, of the smallest case, is made.

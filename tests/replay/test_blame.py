@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,7 +82,7 @@ def rank_of(rank: int, line: str) -> RankView:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_who_is_to_blame(name: str):
+def test_who_is_to_blame(name):
     *lines, asked = CASES[name].given
     ranks = [rank_of(rank, line) for rank, line in enumerate(lines)]
     what, *more = asked.split()
@@ -113,7 +112,7 @@ def standing(
         (WATCH + BUSY, None, "transformers/models/llama/modeling_llama.py:312 forward"),  # not the thread that watches
     ],
 )
-def test_a_stack_says_which_collective_its_thread_waits_in_and_who_called_it(text: str, waits_in: str | None, caller: str):
+def test_a_stack_says_which_collective_its_thread_waits_in_and_who_called_it(text, waits_in, caller):
     stack = read_stack(text)
     assert stack is not None and stack.waits_in == waits_in and str(stack.caller).startswith(caller)
     assert read_stack("nothing of the kind\n") is None
@@ -160,7 +159,7 @@ UNEVEN = [standing(0, BROADCAST, slot=1, done=1, share=2), standing(1, slot=None
         ([standing(0)], "rank 0 has been busy since 20 s and gave no stack; it did not finish", "worker-hung"),
     ],
 )
-def test_a_hang_in_words_is_where_each_rank_is_and_what_follows(ranks: list[Standing], words: str, signature: str):
+def test_a_hang_in_words_is_where_each_rank_is_and_what_follows(ranks, words, signature):
     error = describe(ranks, 20)
     assert words in error and signature_of("TimeoutError", error) == signature
     assert (explain(signature) or ("", ""))[1]
@@ -181,7 +180,7 @@ def test_the_excerpt_has_every_ranks_stack_under_its_name_the_blamed_first_and_a
     assert f"--- rank {MAX_RANKS + 2} waits in broadcast" in many, "of further ranks only where they stand"
 
 
-def test_a_worker_that_dies_while_it_is_asked_for_its_stacks_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_that_dies_while_it_is_asked_for_its_stacks_gives_none(tmp_path, monkeypatch):
     gone = subprocess.Popen(["true"])
     gone.wait()
     monkeypatch.setattr(worker_logs, "state_of", lambda pid, ticks: (ALIVE, None))

@@ -80,14 +80,14 @@ def worker(tmp_path: Path) -> Worker:
     return Worker(tmp_path, make_spec(4), order, 0, Keeping(tmp_path))
 
 
-def test_no_flush_takes_a_result_ahead_of_its_tensors_and_all_are_there_at_the_end(worker: Worker, tmp_path: Path, disk: Disk):
+def test_no_flush_takes_a_result_ahead_of_its_tensors_and_all_are_there_at_the_end(worker, tmp_path, disk):
     assert worker.run() == 0
     assert disk.early == [] and disk.flushed >= {f"d{n}.safetensors" for n in range(4)} | {TENSORS}
     assert {one.status for one in read_results(tmp_path).values()} == {PASSED} and len(read_results(tmp_path)) == 4
     assert not any(thread.name == "flush" for thread in threading.enumerate())
 
 
-def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_waits(worker: Worker, tmp_path: Path, disk: Disk):
+def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_waits(worker, tmp_path, disk):
     disk.gate.clear()
     running = threading.Thread(target=worker.run)
     running.start()
@@ -103,9 +103,7 @@ def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_w
     assert len(read_results(tmp_path)) == 4 and disk.early == []
 
 
-def test_a_disk_that_does_not_take_the_tensors_ends_the_worker_and_their_input_runs_again(
-    worker: Worker, tmp_path: Path, disk: Disk
-):
+def test_a_disk_that_does_not_take_the_tensors_ends_the_worker_and_their_input_runs_again(worker, tmp_path, disk):
     disk.full_for = "d3"  # the last one: nothing comes after it but the end
     assert worker.run() == EXIT_BROKEN
     assert not (tmp_path / TENSORS / "d3.safetensors").exists()
@@ -116,16 +114,14 @@ def test_a_disk_that_does_not_take_the_tensors_ends_the_worker_and_their_input_r
     assert {name for name, one in results.items() if not is_whole(tmp_path, one)} == {"d3"} and len(results) == 4
 
 
-def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(worker: Worker, tmp_path: Path, disk: Disk):
+def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(worker, tmp_path, disk):
     disk.full_for = "journal"
     assert worker.run() == EXIT_BROKEN
     said = [event["event"] for event in read_events(disk.journal)]
     assert said == ["boot", "ready", "start", "broken"], "an input without an end would count as what killed it"
 
 
-def test_a_result_that_a_full_disk_does_not_take_blames_no_input(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_result_that_a_full_disk_does_not_take_blames_no_input(worker, tmp_path, monkeypatch, capsys):
     write = worker.journal.write
 
     def full(event: str, /, **values: Any):
@@ -138,7 +134,7 @@ def test_a_result_that_a_full_disk_does_not_take_blames_no_input(
     assert read_results(tmp_path) == {} and "No space left on device" in capsys.readouterr().err
 
 
-def test_a_complete_file_that_a_nodes_host_has_taken_is_no_error(tmp_path: Path):
+def test_a_complete_file_that_a_nodes_host_has_taken_is_no_error(tmp_path):
     """The host reads a file that is complete, sends it and removes it, before or after it comes to the disk."""
     kept = tmp_path / "a.safetensors"
     kept.write_bytes(b"1" * 100)

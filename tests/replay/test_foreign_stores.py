@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import norename  # noqa: F401  registers the file system
 import pytest
@@ -49,7 +48,7 @@ REPLAY, MOMENT = "20250619T052608-000001", "2025-06-19T05:26:08.430740Z"
 MODEL = "/models/of\x1b[31m-a-colleague"
 
 
-def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_going_on_with_anothers_replay_is_confirmed(store, monkeypatch):
     write_replay(store, REPLAY, publish(store, 1))
     resume = ("replay", "--resume", REPLAY, "--dry-run")
     assert "wrote" not in invoke(store, *resume).stderr, "one's own is not asked for"
@@ -80,9 +79,7 @@ def stopped_matrix(store: Store, dumps: tuple[str, ...]):
         (["compare", REPLAY, "truth"], rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded"),
     ],
 )
-def test_the_model_of_anothers_matrix_or_replay_is_confirmed_before_it_is_loaded(
-    command: list[str], said: str, store: Store, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_model_of_anothers_matrix_or_replay_is_confirmed_before_it_is_loaded(command, said, store, monkeypatch):
     inputs = publish(store, 1)
     stopped_matrix(store, tuple(item.dump_id for item in inputs))
     write_replay(store, REPLAY, inputs, model=MODEL)
@@ -92,7 +89,7 @@ def test_the_model_of_anothers_matrix_or_replay_is_confirmed_before_it_is_loaded
         invoke(store, *command)
 
 
-def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store: Store):
+def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store):
     other = "20250619T052608-000002"
     write_replay(store, REPLAY, inputs := publish(store, 1))
     stopped_matrix(store, tuple(item.dump_id for item in inputs))
@@ -127,7 +124,7 @@ GOING_ON = [
 
 
 @pytest.mark.parametrize("command", GOING_ON)
-def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command: list[str], behind_a_url: str, tmp_path: Path):
+def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command, behind_a_url, tmp_path):
     """Bringing a file in makes it this user's, and not what this user wrote."""
     mirror, moved = Store(tmp_path / "mirror"), Store(tmp_path / "moved")
     invoke(mirror, "store", "pull", behind_a_url, str(mirror.root))
@@ -142,7 +139,7 @@ def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command: list[str
     assert "somebody with access to" in done.stderr and not isinstance(done.exception, Refused)
 
 
-def test_what_one_wrote_stays_ones_own_beside_what_came_from_a_url(behind_a_url: str, store: Store, tmp_path: Path):
+def test_what_one_wrote_stays_ones_own_beside_what_came_from_a_url(behind_a_url, store, tmp_path):
     there, back = tmp_path / "bucket" / "replays" / REPLAY / SPEC, Store(tmp_path / "back")
 
     def is_asked(mine: Store, replay: str) -> bool:
@@ -162,7 +159,7 @@ def test_what_one_wrote_stays_ones_own_beside_what_came_from_a_url(behind_a_url:
     assert is_asked(store, REPLAY), "what was changed there"
 
 
-def test_a_settings_file_that_came_from_a_url_decides_nothing(behind_a_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_settings_file_that_came_from_a_url_decides_nothing(behind_a_url, tmp_path, monkeypatch):
     """It would lie in the store, where commands are typed, and be this user's."""
     (tmp_path / "bucket" / "actordbg.toml").write_text('[replay]\nmodel = "/models/of-others"\n')
     mirror = Store(tmp_path / "mirror")
@@ -172,9 +169,7 @@ def test_a_settings_file_that_came_from_a_url_decides_nothing(behind_a_url: str,
         invoke(mirror, "replay", "--max-inputs", "1", "--dry-run")
 
 
-def test_a_link_of_another_in_the_place_of_a_replays_folder_is_confirmed(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_link_of_another_in_the_place_of_a_replays_folder_is_confirmed(store, tmp_path, monkeypatch):
     """Else results of a colleague's dumps would be written into one's own replay."""
     write_replay(store, REPLAY, inputs := publish(store, 1))
     theirs = Store(tmp_path / "theirs").create()
@@ -189,7 +184,7 @@ def test_a_link_of_another_in_the_place_of_a_replays_folder_is_confirmed(
         invoke(theirs, *resume)
 
 
-def test_a_truth_that_is_there_loads_no_foreign_model_for_what_the_dtype_costs(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_truth_that_is_there_loads_no_foreign_model_for_what_the_dtype_costs(store, monkeypatch):
     """Whoever writes the replay can write its truth too."""
     inputs = publish(store, 1)
     write_replay(store, REPLAY, inputs, model=MODEL, dtype="bf16")
@@ -210,7 +205,7 @@ class X:
 
 
 @pytest.mark.slow
-def test_a_module_that_a_dump_names_is_never_imported(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_module_that_a_dump_names_is_never_imported(store, tmp_path, monkeypatch):
     (tmp_path / "planted.py").write_text(PLANTED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -230,7 +225,7 @@ def test_a_module_that_a_dump_names_is_never_imported(store: Store, tmp_path: Pa
     assert of_user("planted:X").name == "x" and (tmp_path / "marker").exists(), "the user's own --adapter is another matter"
 
 
-def test_at_a_terminal_it_is_asked(monkeypatch: pytest.MonkeyPatch):
+def test_at_a_terminal_it_is_asked(monkeypatch):
     asked = []
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
@@ -243,7 +238,7 @@ def test_at_a_terminal_it_is_asked(monkeypatch: pytest.MonkeyPatch):
     assert asked == ["uid 54321 wrote replay X. Continue?"] * 2
 
 
-def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path: Path):
+def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path):
     work = tmp_path / "replays" / REPLAY / "work-0-1.json"
     work.parent.mkdir(parents=True)
     mailbox_of(work).write_text(json.dumps({"work": "/home/me/.config/work-0-1.json"}))
@@ -253,13 +248,13 @@ def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path: Path):
 @pytest.mark.parametrize(
     "row", [("../../../../victim", "run", 0), ("dump", "/etc", 0), ("dump", "run", 0, "packs/../../other.pack")]
 )
-def test_no_row_of_anothers_catalog_names_a_place_outside(row: Any):
+def test_no_row_of_anothers_catalog_names_a_place_outside(row):
     """A catalog is an SQLite file that somebody may have made. Its rows say what is read, moved and removed."""
     with pytest.raises(CatalogProblem, match="outside the store"):
         dump_path(*row)
 
 
-def test_anothers_catalog_loads_no_extension(store: Store):
+def test_anothers_catalog_loads_no_extension(store):
     publish(store, 1)
     refresh(store)
     with sqlite3.connect(store.catalog_path) as catalog:
@@ -271,7 +266,7 @@ def test_anothers_catalog_loads_no_extension(store: Store):
         opened.execute("SELECT load_extension('/tmp/evil')")
 
 
-def test_a_ring_takes_the_place_of_no_file_and_follows_no_link(tmp_path: Path):
+def test_a_ring_takes_the_place_of_no_file_and_follows_no_link(tmp_path):
     """Who writes the switch names the folder of rings, and could have put something there beforehand."""
     kept, link = tmp_path / "kept.ring", tmp_path / "link.ring"
     kept.write_bytes(b"mine")
@@ -282,7 +277,7 @@ def test_a_ring_takes_the_place_of_no_file_and_follows_no_link(tmp_path: Path):
     assert kept.read_bytes() == b"mine" and not (tmp_path / "elsewhere").exists()
 
 
-def test_no_process_of_ours_imports_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_process_of_ours_imports_from_the_current_folder(tmp_path, monkeypatch):
     """A command may be typed in anybody's folder. Python 3.10 cannot be told so."""
     for name in ("argparse", "json"):
         (tmp_path / f"{name}.py").write_text("open('ran', 'w')\nraise SystemExit(9)\n")
@@ -298,7 +293,7 @@ def test_no_process_of_ours_imports_from_the_current_folder(tmp_path: Path, monk
     assert around["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
 
 
-def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path: Path):
+def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path):
     (tmp_path / "file").touch()  # no folder can be made below it
     around = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
     code = "from actordbg.base.owners import own_cache; path = own_cache('inductor'); assert path.is_dir(); print(path)"
@@ -306,7 +301,7 @@ def test_a_folder_in_the_place_of_a_cache_goes_with_its_process(tmp_path: Path):
     assert made.startswith(f"{tmp_path}/actordbg-") and os.listdir(tmp_path) == ["file"]
 
 
-def test_what_is_executed_later_lies_in_the_users_own_cache(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_what_is_executed_later_lies_in_the_users_own_cache(store, monkeypatch, tmp_path):
     """Kernels that torch.compile built, and a shortened model that brings code: others may write into a store."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

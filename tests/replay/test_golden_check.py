@@ -56,7 +56,7 @@ RNG = {"randomness": Randomness(("cpu",), True)}
         ({}, {}, {}),
     ],
 )
-def test_what_was_recorded_is_compared_token_by_token_under_the_mask(outputs: Any, changes: Any, fields: Any):
+def test_what_was_recorded_is_compared_token_by_token_under_the_mask(outputs, changes, fields):
     assert against_golden(dump(**outputs), outcome(**changes), own_model=True) == (fields, {})
 
 
@@ -85,9 +85,7 @@ def test_a_value_that_is_not_finite_equals_the_same_value_only():
         ({}, {"randomness": Randomness(("cpu",), None, "so it is")}, True, {"generators": "so it is"}),
     ],
 )
-def test_what_was_recorded_and_cannot_be_compared_is_said_with_its_reason(
-    outputs: dict[str, torch.Tensor], changes: dict[str, Any], own_model: bool, said: dict[str, str]
-):
+def test_what_was_recorded_and_cannot_be_compared_is_said_with_its_reason(outputs, changes, own_model, said):
     fields, not_compared = against_golden(dump(**outputs), outcome(**changes), own_model=own_model)
     assert fields == {} and not_compared.keys() == said.keys()
     assert all(not_compared[what].startswith(reason) for what, reason in said.items())
@@ -145,7 +143,7 @@ def test_figures_are_over_the_masked_tokens_and_the_digest_over_all_bytes_in_c_o
         ({"loss": 1.0, "grad_norm": math.inf}, "the gradient norm is not finite"),
     ],
 )
-def test_a_run_that_ends_with_a_figure_that_is_not_finite_has_failed(changes: dict[str, Any], said: str | None):
+def test_a_run_that_ends_with_a_figure_that_is_not_finite_has_failed(changes, said):
     verdict = summarise(outcome(**changes))
     assert (verdict["status"], verdict.get("error")) == ("failed" if said else "passed", said)
     assert verdict.get("signature") == ("non-finite-output" if said else None)

@@ -14,14 +14,13 @@ from actordbg.replay.launch import WORKER_MODULE
 from actordbg.replay.plan import make_plan
 from actordbg.replay.selection import rows_of_files
 from actordbg.replay.supervise import run_replay
-from actordbg.store.layout import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 TIMEOUT_S = 10.0
 
 
-def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(store, monkeypatch):
     publish(store, 3, length=32)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     sessions: list[int] = []

@@ -76,7 +76,7 @@ def written_spec(store: Store) -> ReplaySpec:
     return spec
 
 
-def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(store, monkeypatch):
     """The second worker dies on start-up, three times."""
     spec = written_spec(store)
     script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
@@ -97,7 +97,7 @@ def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(st
     assert "3 attempts in a row ended without a result" in stopped and "    | --- launcher.log" in stopped
 
 
-def test_an_interruption_that_left_no_word_is_one(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_an_interruption_that_left_no_word_is_one(store, monkeypatch):
     def interrupted(*_: Any, **__: Any):
         raise KeyboardInterrupt
 
@@ -107,7 +107,7 @@ def test_an_interruption_that_left_no_word_is_one(store: Store, monkeypatch: pyt
     assert result.exit_code == 130 and result.stdout.startswith("NOT CHECKED (TOY MODEL): none of 3 dumps has a result; ")
 
 
-def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_no_kept_outputs(store: Store):
+def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_no_kept_outputs(store):
     name = write_replay(
         store, new_replay_id(), publish(store, 3), change=lambda index, made: None,
         result=lambda index: {"worker": index, "forward_s": 0.133, "logprob_count": 3, "folded_ids": index != 1},
@@ -120,7 +120,7 @@ def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_n
     assert "forward while warming up (TOY MODEL) 0.133 s" in said
 
 
-def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store):
+def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store):
     with pytest.raises(NothingToDo, match="the store has no dumps") as none:
         invoke(store)
     assert "dump import" in none.value.hint
@@ -136,7 +136,7 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
     assert list(store.replays.glob("*")) == []
 
 
-def test_a_plan_says_what_each_rank_gets(store: Store):
+def test_a_plan_says_what_each_rank_gets(store):
     publish(store, 3)
     shares = planned(store, "--nproc", "2", "--align", "shuffle")["shares"]
     assert [(share["ranks"], len(share["dumps"])) for share in shares] == [([0], 2), ([1], 1)]
@@ -153,7 +153,7 @@ BACKENDS = cases_of("recorded_backend")
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.usefixtures("old_cpu")
-def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(store: Store, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(store, monkeypatch, name):
     monkeypatch.setattr("actordbg.api.desk.gather_facts", lambda: Facts(False, 0, False, versions={"deepspeed": "0.19"}))
     (recorded, *options), (runs, *told) = BACKENDS[name]
     what, _, value = recorded.partition(" ")
@@ -166,7 +166,7 @@ def test_a_replay_runs_the_backend_that_was_recorded_unless_one_is_set(store: St
     assert said == [f"not from the command line: {line}" for line in told]
 
 
-def test_every_command_that_replays_dumps_runs_the_recorded_backend(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_every_command_that_replays_dumps_runs_the_recorded_backend(store, monkeypatch):
     publish(store, 2, actor={"zero_stage": 2})
     ran: list[ReplayConfig] = []
 
@@ -185,7 +185,7 @@ def test_every_command_that_replays_dumps_runs_the_recorded_backend(store: Store
         assert {cell["config"]["backend"] for cell in json.loads(plan.stdout)["cells"]} == expected
 
 
-def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store: Store, old_cpu: Path):
+def test_a_refusal_of_what_only_deepspeed_has_names_it_and_not_the_backend(store, old_cpu):
     publish(store, 1, source="import")
     with pytest.raises(Unsupported, match="DeepSpeed does not train in fp16 on a CPU"):
         invoke(store, "--dtype", "fp16", "--zero-stage", "1", "--dry-run")
@@ -202,7 +202,7 @@ def old_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_deepspeed_that_is_not_installed_is_not_chosen(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_deepspeed_that_is_not_installed_is_not_chosen(store, monkeypatch):
     publish(store, 1, source="import")
     monkeypatch.setattr("actordbg.api.desk.gather_facts", lambda: Facts(False, 0, False))
     result = invoke(store, "--dry-run")
@@ -210,7 +210,7 @@ def test_deepspeed_that_is_not_installed_is_not_chosen(store: Store, monkeypatch
     assert "backend plain (recorded under DeepSpeed, which is not installed)" in result.stderr
 
 
-def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store: Store):
+def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store):
     inputs = publish(store, 3)
     spec = ReplaySpec("20250619T053200-000032", "2025-06-19T05:32:00.000000Z", ReplayConfig(), tuple(inputs))
     assert replaying.expected_seconds(open_fresh(store), spec) is None
@@ -222,7 +222,7 @@ def test_a_replay_lasts_as_long_as_an_earlier_one_did_by_token(store: Store):
     assert replaying.expected_seconds(open_fresh(store), spec) == pytest.approx(30.0)
 
 
-def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store, monkeypatch):
     publish(store, 51, model_name="org/model")
     for mode in ([], ["--dry-run"], ["--dry-run", "--json"]):
         with pytest.raises(UsageError, match="refusing to replay 51 dumps") as caught:
@@ -239,7 +239,7 @@ def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monk
     assert "your model" not in invoke(store, "--all", "--model", "tiny").stdout
 
 
-def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_else(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_else(store, monkeypatch):
     publish(store, 2, model_name="org/model")
     ran: list[Any] = []
     asked: list[str] = []
@@ -259,7 +259,7 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
     assert len(asked) == 3
 
 
-def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store):
+def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store):
     publish(store, 2, replayable=False, extra={"pixel_values": "not storable"})
     with pytest.raises(NothingToDo, match="no dump can be replayed; the store has 2 dumps"):
         invoke(store, "--dry-run")
@@ -269,7 +269,7 @@ def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store):
     assert "skipped 2 dumps: " in allowed.stderr
 
 
-def test_what_is_selected_is_planned_and_a_named_file_wherever_it_lies(store: Store, tmp_path: Path):
+def test_what_is_selected_is_planned_and_a_named_file_wherever_it_lies(store, tmp_path):
     publish(store, 3, length=64)
     inputs = publish(store, 4, length=128, first=3)
     inside, outside = store.root / inputs[0].path, tmp_path / "copied.safetensors.zst"
@@ -283,7 +283,7 @@ def test_what_is_selected_is_planned_and_a_named_file_wherever_it_lies(store: St
         assert planned(store, *selection)["selected"] == count
 
 
-def test_a_pickle_is_imported_and_never_unpickled(store: Store, tmp_path: Path):
+def test_a_pickle_is_imported_and_never_unpickled(store, tmp_path):
     """By the inert reader, into a store that need not be there yet; one that would run something is refused."""
     good = old_pickle(tmp_path / "ppo")
     for _ in range(2):  # the second time it is there already
@@ -297,14 +297,14 @@ def test_a_pickle_is_imported_and_never_unpickled(store: Store, tmp_path: Path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_plugin_is_code_and_comes_from_the_command_line_only(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_plugin_is_code_and_comes_from_the_command_line_only(store, monkeypatch):
     publish(store, 1)
     monkeypatch.setenv("ACTORDBG_REPLAY_DIST_PLUGIN", "relaybackend")
     with pytest.raises(UsageError, match="is not a setting of a replay"):
         invoke(store, "--dry-run")
 
 
-def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(store, monkeypatch):
     write_replay(store, "20250619T052608-000001", publish(store, 2), status="interrupted", backend="fsdp2", nproc=2)
     monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
     done = invoke(store, "--backend", "fsdp2", "--nproc", "2", "--dry-run")
@@ -343,7 +343,7 @@ REFUSED = cases_of("refused")
 
 @pytest.mark.parametrize("words", REFUSED)
 @pytest.mark.usefixtures("old_cpu")
-def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_starts(store: Store, words: str):
+def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_starts(store, words):
     publish(store, 1)
     code, said = REFUSED[words].expected
     with pytest.raises(ActordbgError) as caught:
@@ -361,9 +361,7 @@ def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_star
         ({"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}, 3, "more than one machine"),
     ],
 )
-def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(
-    store: Store, monkeypatch: pytest.MonkeyPatch, variables: dict[str, int], code: int, said: str
-):
+def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(store, monkeypatch, variables, code, said):
     """`deepspeed --num_gpus 2 --module actordbg replay ...`: the command is run once for each rank."""
     spec = written_spec(store)
     for name, value in variables.items():
@@ -378,7 +376,7 @@ def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(store: Store):
+def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(store):
     from actordbg.catalog.query import get_replay, results_for
 
     damaged, good = publish(store, 2)
@@ -399,7 +397,7 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_ctrl_c_exits_with_130_says_what_is_kept_leaves_no_process_and_can_be_resumed(store: Store):
+def test_ctrl_c_exits_with_130_says_what_is_kept_leaves_no_process_and_can_be_resumed(store):
     publish(store, 10, length=512)
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--all", "--backward"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())

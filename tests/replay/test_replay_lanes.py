@@ -23,7 +23,7 @@ class TestLanes:
         return {dump_id: record.extra.get("lane") for dump_id, record in sorted(outcome.results.items())}
 
     @pytest.mark.parametrize("backend", ["deepspeed", "plain"])
-    def test_all_ranks_run_each_input_and_one_records_it(self, bench: Bench, backend: str):
+    def test_all_ranks_run_each_input_and_one_records_it(self, bench, backend):
         outcome = self.run(bench, 3, {"d1": "differ"}, backend=backend)
         assert outcome.all_passed and {record.worker for record in outcome.results.values()} == {0}
         ran = {path.name for path in outcome.folder.glob("ran-*")}
@@ -34,7 +34,7 @@ class TestLanes:
         assert lanes["d1"]["differ"]["1"]["output_digest"] == "d1 on 1"
         assert [event.kind for event in bench.news].count("result") == 3
 
-    def test_two_lanes_take_turns_and_an_odd_input_is_filled_up_by_the_whole_lane(self, bench: Bench):
+    def test_two_lanes_take_turns_and_an_odd_input_is_filled_up_by_the_whole_lane(self, bench):
         outcome = self.run(bench, 3, {}, nproc=4, align=None, tp=2)
         assert outcome.all_passed
         assert {dump_id: record.worker for dump_id, record in outcome.results.items()} == {"d0": 0, "d1": 2, "d2": 0}
@@ -52,9 +52,7 @@ class TestLanes:
             ("deepspeed", "late-fail", "failed", "on rank 1"),  # it takes part in nothing, and the input is not lost twice
         ],
     )
-    def test_a_follower_that_comes_to_grief_costs_the_lanes_input_and_nothing_else(
-        self, bench: Bench, backend: str, action: str, status: str, words: str
-    ):
+    def test_a_follower_that_comes_to_grief_costs_the_lanes_input_and_nothing_else(self, bench, backend, action, status, words):
         outcome = self.run(bench, 3, {"d1@1": action}, backend=backend, timeout_s=2.0)
         assert statuses(outcome) == {"d0": "passed", "d1": status, "d2": "passed"}
         lost = outcome.results["d1"]
@@ -62,7 +60,7 @@ class TestLanes:
         assert self.lanes(outcome)["d2"] == {"ranks": [0, 1], "differ": {}}
         assert bench.left_running() == []
 
-    def test_a_replay_that_stopped_half_way_is_resumed_by_every_rank_where_it_was(self, bench: Bench):
+    def test_a_replay_that_stopped_half_way_is_resumed_by_every_rank_where_it_was(self, bench):
         spec, agreed = make_spec(4, nproc=2, align="same"), {"ranks": [0, 1], "differ": {}}
         with pytest.raises(KeyboardInterrupt):
             bench.run(spec, {"takes": 0.2}, on_event=ctrl_c_after("d1"))
@@ -82,11 +80,11 @@ class TestRanksOutOfStep:
         spec = make_spec(count, **{"backend": "deepspeed", "nproc": 2, "align": "shuffle", "timeout_s": 2.0} | settings)
         return bench.run(spec, {"collective": True} | script)
 
-    def test_the_last_slot_hangs_only_where_ranks_compute_together(self, bench: Bench):
+    def test_the_last_slot_hangs_only_where_ranks_compute_together(self, bench):
         """`test_replay_align_real` has the verdict on one that hangs."""
         assert self.run(bench, 3, {"collective": False}).all_passed
 
-    def test_an_input_that_crashed_is_filled_up_so_that_it_does_not_hang_the_others(self, bench: Bench):
+    def test_an_input_that_crashed_is_filled_up_so_that_it_does_not_hang_the_others(self, bench):
         outcome = self.run(bench, 4, {"d1": "kill"}, timeout_s=20.0)
         assert statuses(outcome) == {"d0": "passed", "d1": "crashed", "d2": "passed", "d3": "passed"}
         second = (outcome.folder / "work-0-2.json").read_text()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from roots import ROOT
@@ -25,7 +24,7 @@ DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)
 
 
 @pytest.mark.parametrize(("visible", "given"), [(None, "0,1"), ("", ""), ("3,5", "3,5"), ("GPU-aa,GPU-bb", "GPU-aa,GPU-bb")])
-def test_ranks_of_deepspeed_have_the_visible_devices(monkeypatch: pytest.MonkeyPatch, visible: str | None, given: str):
+def test_ranks_of_deepspeed_have_the_visible_devices(monkeypatch, visible, given):
     """deepspeed itself would take the first devices whatever is visible."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -56,9 +55,7 @@ REAL = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
-def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(backend, tmp_path, monkeypatch):
     (tmp_path / "shows_itself.py").write_text(SHOWN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     config = ReplayConfig(backend=backend, nproc=2)
@@ -84,13 +81,13 @@ def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(
 
 
 @pytest.mark.slow
-def test_a_worker_is_forked_where_tests_ask_for_that(forked_workers: None, tmp_path: Path):
+def test_a_worker_is_forked_where_tests_ask_for_that(forked_workers, tmp_path):
     """It went unnoticed that none was any more once workers had another variable: each takes seconds more."""
     assert launch(ReplayConfig(), range(1), tmp_path / "no-order.json").process.wait(60) == 1
     assert "template_of_workers.py" in (tmp_path / "rank0.log").read_text()
 
 
-def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path, monkeypatch):
     (tmp_path / "shows_itself.py").write_text(SHOWN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     consent.give("/models/mine")
@@ -119,14 +116,12 @@ def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path: Path, 
         (1, {"PYTHONPATH": "/mine"}, {"PYTHONPATH": os.pathsep.join((str(ROOT), "/mine"))}),
     ],
 )  # fmt: skip
-def test_workers_share_the_cores_import_actordbg_and_know_nothing_of_a_launcher_around(
-    nproc: int, variables: dict[str, str], made: dict[str, str | None]
-):
+def test_workers_share_the_cores_import_actordbg_and_know_nothing_of_a_launcher_around(nproc, variables, made):
     environment = child_environment(ReplayConfig(nproc=nproc), variables)
     assert {name: environment.get(name) for name in made} == made
 
 
-def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path: Path):
+def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path):
     program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
     launched = start([sys.executable, "-c", program], child_environment(DEEPSPEED, {}), tmp_path / "launcher.log")
     launched.process.wait()
@@ -137,7 +132,7 @@ def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path: Path):
     assert session_members(launched.session, launched.mark) == []
 
 
-def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch):
     """Its environment is empty for a moment; a launcher that is ended then would leave it behind."""
     read, asked = processes.environment_of, Counter[int]()
 
@@ -161,7 +156,7 @@ def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch: pytest.Monkey
         ("nothing of the kind\n", "an unknown end"),
     ],
 )
-def test_what_the_launcher_says_about_a_dead_worker_is_understood(tmp_path: Path, log: str, words: str):
+def test_what_the_launcher_says_about_a_dead_worker_is_understood(tmp_path, log, words):
     launchers = tmp_path / "launcher.log"
     launchers.write_text(log)
     assert words in describe_status(status_by_launcher(launchers))

@@ -11,14 +11,13 @@ from supervised import spec_of
 
 from actordbg.records.journal import TENSORS, read_events
 from actordbg.replay.supervise import run_replay
-from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
 
 COUNT, LENGTH = 26, 256
 
 
-def test_every_input_passes_says_what_it_took_and_leaves_no_memory_behind(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_every_input_passes_says_what_it_took_and_leaves_no_memory_behind(store, monkeypatch):
     """One kept logits tensor would be 8 MiB for each input, 112 MiB between the two samples of the peaks."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     inputs = publish(store, COUNT, batch=2, length=LENGTH)

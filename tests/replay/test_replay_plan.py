@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.plan import Plan, make_plan, slots_for
 from actordbg.replay.selection import APART, NOT_ON_EVERY_RANK, find_calls
 from actordbg.replay.work_order import WorkOrder
-from actordbg.store.layout import Store
 
 TWO, SHUFFLED = ReplayConfig(nproc=2), ReplayConfig(backend="deepspeed", nproc=2, align="shuffle")
 TOGETHER = ReplayConfig(backend="deepspeed", zero_stage=3, nproc=2, align="rank")
@@ -74,9 +72,7 @@ LATER = {"timestamp": "2025-06-20T00:00:00.000000Z", "role": "policy", "call_ind
         ([*of_ranks([0]), *(PlannedRow(f"later{rank}", rank=rank, **LATER) for rank in range(2))], "c0r0 c0r1 later0 later1", {}),
     ],
 )
-def test_dumps_are_of_one_call_by_their_numbers_or_else_by_their_times(
-    rows: list[PlannedRow], whole: str, left_out: dict[str, int] | None
-):
+def test_dumps_are_of_one_call_by_their_numbers_or_else_by_their_times(rows, whole, left_out):
     random.Random(len(rows)).shuffle(rows)
     calls = find_calls(rows, 2)
     assert [one.dump_id for call in calls.whole for one in call] == whole.split()
@@ -85,7 +81,7 @@ def test_dumps_are_of_one_call_by_their_numbers_or_else_by_their_times(
     assert said in calls.how_matched() if len(calls.spreads) else not calls.how_matched()
 
 
-def test_calls_of_a_real_training_run_are_found_by_their_times(store: Store, shared_dumps: Path):
+def test_calls_of_a_real_training_run_are_found_by_their_times(store, shared_dumps):
     """Ranks 1 to 3 of this run are within 0.04 s of each other in every one of 64 calls."""
     import_paths(store, sorted(shared_dumps.glob("actor_inputs_rank[123]_*.pkl")), run="real")
     calls = find_calls(select_dumps(store), 3)
@@ -109,9 +105,7 @@ def test_calls_of_a_real_training_run_are_found_by_their_times(store: Store, sha
         ),
     ],
 )
-def test_inputs_come_in_their_order_by_whole_calls_and_max_inputs_counts_all_workers_together(
-    rows: list[PlannedRow], config: ReplayConfig, options: dict[str, Any], expected: str
-):
+def test_inputs_come_in_their_order_by_whole_calls_and_max_inputs_counts_all_workers_together(rows, config, options, expected):
     planned, plan = plan_of(rows, config, **options)
     assert planned == expected.split()
     lost = sum(not one.replayable for one in rows)
@@ -127,13 +121,13 @@ def test_inputs_come_in_their_order_by_whole_calls_and_max_inputs_counts_all_wor
         (of_ranks([0]), TOGETHER, {"max_inputs": 1}, "--max-inputs 1 is less than one call"),
     ],
 )
-def test_what_leaves_no_whole_call_is_refused(rows: Any, config: ReplayConfig, options: Any, message: str):
+def test_what_leaves_no_whole_call_is_refused(rows, config, options, message):
     with pytest.raises(UsageError, match=message):
         make_plan(rows, config, **options)
 
 
 @pytest.mark.parametrize("how", [{"order": "shuffle"}, {"align": "shuffle"}])
-def test_shuffling_keeps_each_lanes_own_inputs_and_depends_only_on_the_seed(how: dict[str, str]):
+def test_shuffling_keeps_each_lanes_own_inputs_and_depends_only_on_the_seed(how):
     config = SHUFFLED if "align" in how else TWO
     order = {"order": how.get("order", "time")}
     rows = [row(call) for call in range(41)]
@@ -151,13 +145,13 @@ def test_shuffling_keeps_each_lanes_own_inputs_and_depends_only_on_the_seed(how:
 
 
 @pytest.mark.parametrize("align", ["same", "rank", "shuffle"])
-def test_one_process_has_nothing_to_align_and_the_plan_says_so(align: str):
+def test_one_process_has_nothing_to_align_and_the_plan_says_so(align):
     planned, plan = plan_of(of_ranks([0]), ReplayConfig(align=align))
     assert len(planned) == 2 and "aligns nothing" in plan.notes[0]
 
 
 @given(st.integers(1, 5), st.sets(st.integers(0, 30)))
-def test_slots_give_every_pending_input_once_to_its_lane_and_leave_no_slot_empty(nproc: int, left: set[int]):
+def test_slots_give_every_pending_input_once_to_its_lane_and_leave_no_slot_empty(nproc, left):
     slots = slots_for(ReplayConfig(nproc=nproc), range(nproc), sorted(left), 31)
     placed = [(rank, index) for row in slots for rank, index in enumerate(row) if index is not None]
     assert sorted(index for _, index in placed) == sorted(left) and all(index % nproc == rank for rank, index in placed)
@@ -176,9 +170,7 @@ def test_slots_give_every_pending_input_once_to_its_lane_and_leave_no_slot_empty
         (SHUFFLED, [0, 3], 4, [(0, None), (None, 3)]),
     ],
 )
-def test_slots_of_a_rest_are_the_plans_where_the_alignment_says_which_inputs_meet(
-    config: ReplayConfig, pending: list[int], total: int, slots: list[Any]
-):
+def test_slots_of_a_rest_are_the_plans_where_the_alignment_says_which_inputs_meet(config, pending, total, slots):
     assert slots_for(config, [0, 1], pending, total) == slots
 
 
@@ -194,9 +186,7 @@ def test_slots_of_a_rest_are_the_plans_where_the_alignment_says_which_inputs_mee
         ([2], 3, [[0], [1]], {2: "follow 0, follow 1"}),
     ],
 )
-def test_a_work_order_gives_a_lanes_ranks_its_input_or_a_neighbours_and_only_the_first_records_it(
-    ranks: list[int], width: int, slots: list[list[int | None]], tasks: dict[int, str]
-):
+def test_a_work_order_gives_a_lanes_ranks_its_input_or_a_neighbours_and_only_the_first_records_it(ranks, width, slots, tasks):
     order = WorkOrder(1, ranks, slots, width)
     assert WorkOrder.from_json(order.to_json()) == order
     told = {rank: ", ".join(f"{task.duty.value} {task.index}" for task in order.inputs_of(rank)) for rank in ranks}

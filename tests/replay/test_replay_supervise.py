@@ -15,7 +15,7 @@ from collections import Counter
 
 import pytest
 from casefiles import cases_of
-from supervised import Bench, booted, ctrl_c_after, make_spec, statuses
+from supervised import booted, ctrl_c_after, make_spec, statuses
 from victims import wait_for
 
 from actordbg.base.errors import Conflict, LaunchProblem, MachineFault, StoreProblem
@@ -30,7 +30,7 @@ from actordbg.replay.launch import Group
 from actordbg.replay.supervise import interruptible, load_spec, run_replay
 
 
-def test_every_input_gets_a_result_and_nothing_is_left_running(bench: Bench):
+def test_every_input_gets_a_result_and_nothing_is_left_running(bench):
     outcome = bench.run(make_spec(3), {})
     assert statuses(outcome) == {"d0": "passed", "d1": "passed", "d2": "passed"}
     assert outcome.status == "complete" and outcome.all_passed and outcome.restarts == 0
@@ -49,7 +49,7 @@ CASES = cases_of("supervised")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_goes_wrong_costs_exactly_its_inputs(bench: Bench, name: str):
+def test_what_goes_wrong_costs_exactly_its_inputs(bench, name):
     (size, *actions), (*ends, restarts, words) = CASES[name]
     count, together = int(size.split()[0]), TOGETHER if "together" in size else {}
     script, lost = (dict(line.split() for line in lines) for lines in (actions, ends))
@@ -65,7 +65,7 @@ def test_what_goes_wrong_costs_exactly_its_inputs(bench: Bench, name: str):
     assert bench.left_running() == []
 
 
-def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one(bench: Bench):
+def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one(bench):
     outcome = bench.run(make_spec(6, nproc=2), {"d2": "kill"})
     assert statuses(outcome) == {f"d{n}": "crashed" if n == 2 else "passed" for n in range(6)}
     assert {record.worker for dump, record in outcome.results.items() if dump in ("d0", "d2", "d4")} == {0}
@@ -73,7 +73,7 @@ def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one
 
 
 @pytest.mark.parametrize("collective", [False, True])
-def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench: Bench, collective: bool):
+def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench, collective):
     spec, script = make_spec(3, **(TOGETHER if collective else {})), {"collective": collective}
     full = {"d1@1": "full"} if collective else {"d1": "full"}
     with pytest.raises(
@@ -88,7 +88,7 @@ def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench: Bench,
     assert bench.run(spec, script | full).counts == {"passed": 3}
 
 
-def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(bench, monkeypatch):
     def full(*_: object):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -108,9 +108,7 @@ def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(b
         ({"d1": "kill", "open again": "kill"}, "3 attempts in a row", 4, ["d0", "d1"]),
     ],
 )
-def test_an_actor_that_cannot_be_built_stops_the_replay_blames_no_input_and_resume_goes_on(
-    bench: Bench, script: dict[str, str], said: str, started: int, kept: list[str]
-):
+def test_an_actor_that_cannot_be_built_stops_the_replay_blames_no_input_and_resume_goes_on(bench, script, said, started, kept):
     spec = make_spec(3)
     with pytest.raises(LaunchProblem, match=f"(?s){said}") as caught:
         bench.run(spec, script, start_timeout_s=0.5 if script.get("open") == "hang" else 60.0)
@@ -122,14 +120,14 @@ def test_an_actor_that_cannot_be_built_stops_the_replay_blames_no_input_and_resu
         assert bench.run(load_spec(bench.store, "last"), {}).counts == {"passed": 2, "crashed": 1}
 
 
-def test_where_losses_are_counted_together_a_start_that_goes_wrong_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_where_losses_are_counted_together_a_start_that_goes_wrong_is_one(bench, monkeypatch):
     monkeypatch.setattr(Losses, "pause_s", 0.1)
     with pytest.raises(LaunchProblem, match="--max-failures 1"):
         bench.run(make_spec(2), {"open": "kill"}, losses=Losses(1, "--max-failures"))
     assert len(bench.sessions) == 2
 
 
-def test_a_folder_or_a_journal_that_cannot_be_made_is_a_store_problem(bench: Bench):
+def test_a_folder_or_a_journal_that_cannot_be_made_is_a_store_problem(bench):
     spec = make_spec(1)
     make_folder(bench.store.replays / spec.replay_id / "supervisor.jsonl")
     with pytest.raises(StoreProblem, match="cannot write the replay's folder") as caught:
@@ -138,7 +136,7 @@ def test_a_folder_or_a_journal_that_cannot_be_made_is_a_store_problem(bench: Ben
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_a_signal_that_ends_a_process_interrupts_unless_it_is_ignored_as_under_nohup(number: signal.Signals):
+def test_a_signal_that_ends_a_process_interrupts_unless_it_is_ignored_as_under_nohup(number):
     before = signal.getsignal(number)
     try:
         with pytest.raises(KeyboardInterrupt), interruptible():
@@ -152,7 +150,7 @@ def test_a_signal_that_ends_a_process_interrupts_unless_it_is_ignored_as_under_n
         signal.signal(number, before)
 
 
-def test_ctrl_c_keeps_what_is_done_ends_the_children_and_resume_does_the_rest(bench: Bench):
+def test_ctrl_c_keeps_what_is_done_ends_the_children_and_resume_does_the_rest(bench):
     spec = make_spec(5)
 
     with pytest.raises(KeyboardInterrupt):
@@ -179,7 +177,7 @@ def test_a_worker_says_that_it_is_there_before_it_imports_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_after_a_power_cut_a_result_without_its_tensors_runs_again(bench: Bench):
+def test_after_a_power_cut_a_result_without_its_tensors_runs_again(bench):
     spec = make_spec(4)
     folder = bench.store.replays / spec.replay_id
     make_folder(folder / TENSORS)
@@ -196,7 +194,7 @@ def test_after_a_power_cut_a_result_without_its_tensors_runs_again(bench: Bench)
     assert sorted(path.name for path in folder.glob("ran-*")) == [f"ran-d{n}-0-True" for n in (1, 2, 3)]
 
 
-def test_a_replay_that_another_process_supervises_is_refused(bench: Bench):
+def test_a_replay_that_another_process_supervises_is_refused(bench):
     spec = make_spec(1)
     folder = bench.store.replays / spec.replay_id
     make_folder(folder)
@@ -205,7 +203,7 @@ def test_a_replay_that_another_process_supervises_is_refused(bench: Bench):
         bench.run(spec, {})
 
 
-def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_that(bench: Bench):
+def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_that(bench):
     spec = make_spec(1)
     child = os.fork()
     if child == 0:
@@ -240,7 +238,7 @@ class OnePlaceLess(GroupEngine):
 
 
 @pytest.mark.parametrize("first", ["kill", ""])
-def test_a_group_that_waits_for_a_place_keeps_no_input_from_the_others(bench: Bench, first: str):
+def test_a_group_that_waits_for_a_place_keeps_no_input_from_the_others(bench, first):
     """Whether it died, and starts again with what it had left, or was done: the other group runs the rest."""
     spec = make_spec(16)
     with using(OnePlaceLess()):

@@ -39,7 +39,7 @@ def bench(store: Store) -> Iterator[WarmBench]:
     bench.warm.close()
 
 
-def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: WarmBench):
+def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench):
     specs = [make_spec(2), make_spec(3), make_spec(1)]
     outcomes = [bench.run(spec, {"d2": "fail"}) for spec in specs]  # a failure that taints nothing
     assert [outcome.counts for outcome in outcomes] == [{"passed": 2}, {"passed": 2, "failed": 1}, {"passed": 1}]
@@ -67,7 +67,7 @@ def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: W
         (True, "abcd", 3),  # another key takes the process, unless one of the two is compiled, as c is
     ],
 )
-def test_another_key_ends_the_group_unless_it_reopens(bench: WarmBench, reopen: bool, keys: str, started: int):
+def test_another_key_ends_the_group_unless_it_reopens(bench, reopen, keys, started):
     bench.warm.reopen = reopen
     for key in keys:
         bench.warm.share(key)
@@ -89,9 +89,7 @@ def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes():
     ("script", "expected"),
     [({"d1": "kill"}, "crashed"), ({"d1": "tainted"}, "failed")],
 )
-def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(
-    bench: WarmBench, script: dict[str, Any], expected: str
-):
+def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(bench, script, expected):
     before = bench.run(make_spec(1))
     outcome = bench.run(make_spec(3, timeout_s=1.5), script)
     assert statuses(outcome) == {"d0": "passed", "d1": expected, "d2": "passed"}
@@ -102,14 +100,14 @@ def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(
 
 
 @pytest.mark.parametrize("action", ["fail", "kill"])
-def test_an_actor_that_cannot_be_switched_is_loaded_anew_and_nobody_is_blamed(bench: WarmBench, action: str):
+def test_an_actor_that_cannot_be_switched_is_loaded_anew_and_nobody_is_blamed(bench, action):
     bench.run(make_spec(1))
     outcome = bench.run(make_spec(2), {"switch": action})
     assert outcome.all_passed and outcome.restarts == 1 and len(bench.sessions) == 2
     assert "load_shared_with" not in outcome.resolved
 
 
-def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench: WarmBench, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench, monkeypatch):
     def interrupted(launched: Launched):
         raise KeyboardInterrupt
 
@@ -122,7 +120,7 @@ def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench: WarmBench,
     assert bench.left_running() == []
 
 
-def test_a_group_that_computes_together_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(bench: WarmBench):
+def test_a_group_that_computes_together_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(bench):
     two, together = {"backend": "deepspeed", "nproc": 2}, {"collective": True}
     assert bench.run(make_spec(2, **two), together).all_passed
     second = bench.run(make_spec(5, **two), together | {"d3": "kill"})

@@ -70,7 +70,7 @@ def push(optimizer: Any) -> None:
 
 @pytest.mark.parametrize("made", [torch.optim.AdamW, torch.optim.Adam])
 @pytest.mark.parametrize("lr", [1e-3, 1e-6])
-def test_a_healthy_update_breaks_no_law(made: type, lr: float):
+def test_a_healthy_update_breaks_no_law(made, lr):
     step = recorded(made=made, lr=lr)
     step.fact = {"adam.lr": lr}.get
     assert not list(of_update(step)) and not unchecked(step)
@@ -94,7 +94,7 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_breaks_an_update_is_named(fault: str):
+def test_what_breaks_an_update_is_named(fault):
     name, how = FAULTS[fault]
     assert name in [finding.rule.name for finding in of_update(recorded(**how))]
 
@@ -125,7 +125,7 @@ def test_an_optimizer_of_thousands_of_parameters_is_sampled_within_what_a_record
 
 
 @pytest.mark.parametrize("odd", ["meta", "freed", "sparse", "settings", "rate"])
-def test_what_cannot_be_sampled_leaves_the_rest_sampled(odd: str):
+def test_what_cannot_be_sampled_leaves_the_rest_sampled(odd):
     model = torch.nn.Linear(8, 8)
     optimizer: Any = torch.optim.Adam(model.parameters())
     if odd == "meta":

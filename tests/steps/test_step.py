@@ -84,14 +84,14 @@ def judged_lines(tmp_path: Path, lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_is_right_wrong_for_a_known_reason_or_not_checked(tmp_path: Path, case: str):
+def test_a_step_is_right_wrong_for_a_known_reason_or_not_checked(tmp_path, case):
     assert judged_lines(tmp_path, CASES[case].given) == CASES[case].expected
 
 
 SAME = {"same": [4], "other": {}, "unknown": 0}
 
 
-def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path):
+def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path):
     figures = figures_of(tmp_path)
     run = RecordedRun(Store(tmp_path / "store"), tmp_path / "model")
     run.write(process=1000)
@@ -104,7 +104,7 @@ def test_a_step_that_a_resumed_job_recorded_again_is_judged_once(tmp_path: Path)
     assert "more often" in recorded_step(run.store, "ppo", 4).missing
 
 
-def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an_error(tmp_path: Path):
+def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an_error(tmp_path):
     figures = figures_of(tmp_path / "experts", facts={"aux_loss_coef": 0.01}, applied="twice")
     left = verdict_of(figures).not_checked[0].said
     assert verdict_of(figures).word == "NOT CHECKED" and "what backward gets" in left and "auxiliary" in left
@@ -122,16 +122,14 @@ def test_a_norm_without_its_auxiliary_loss_is_not_checked_and_no_norm_ends_in_an
         )
 
 
-def test_the_loss_of_another_trainer_is_refused_before_anything_runs(tmp_path: Path):
+def test_the_loss_of_another_trainer_is_refused_before_anything_runs(tmp_path):
     run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model", function="trl.trainer:GRPO._compute_loss")
     run.write()
     with pytest.raises(Unsupported, match="only losses of openrlhf"):
         recorded_step(run.store, None, 4)
 
 
-def test_after_a_failed_replay_no_reference_runs_and_a_damaged_loss_of_another_step_costs_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_after_a_failed_replay_no_reference_runs_and_a_damaged_loss_of_another_step_costs_no_answer(tmp_path, monkeypatch):
     ran = []
     figures = figures_of(tmp_path)
 
@@ -151,9 +149,7 @@ def test_after_a_failed_replay_no_reference_runs_and_a_damaged_loss_of_another_s
 
 
 @pytest.mark.parametrize(("times", "apart", "word"), [(1.0008, 0.0, "RIGHT"), (1.005, 0.0, "WRONG"), (1.005, 2e-3, "RIGHT")])
-def test_a_norm_is_held_to_what_rounding_costs_where_the_replay_repeats_the_run(
-    tmp_path: Path, times: float, apart: float, word: str
-):
+def test_a_norm_is_held_to_what_rounding_costs_where_the_replay_repeats_the_run(tmp_path, times, apart, word):
     """In bf16, with log-probs that rounding takes 0.01 nats from fp32's. apart: of the replay's log-probs from the run's."""
     figures = figures_of(tmp_path)
     for each in figures.step.micro_batches:
@@ -169,32 +165,32 @@ def test_a_norm_is_held_to_what_rounding_costs_where_the_replay_repeats_the_run(
     assert verdict_of(figures).word == word, verdict_of(figures).sentence
 
 
-def test_zero_3_has_no_state_of_the_optimizer_and_a_right_step_says_so(tmp_path: Path):
+def test_zero_3_has_no_state_of_the_optimizer_and_a_right_step_says_so(tmp_path):
     figures = figures_of(tmp_path)
     figures.step.micro_batches[0].loss.record.actor["zero_stage"] = 3
     assert verdict_of(figures).word == "RIGHT" and "optimizer's update: DeepSpeed" in verdict_of(figures).sentence
 
 
-def test_the_toy_model_is_named_where_its_weights_are_not_the_step_s(tmp_path: Path):
+def test_the_toy_model_is_named_where_its_weights_are_not_the_step_s(tmp_path):
     figures = figures_of(tmp_path, moved=0.05)
     assert "(--model)" in verdict_of(replace(figures, config=replace(figures.config, model="tiny"))).sentence
 
 
-def test_a_configuration_that_changes_the_norm_is_wrong(tmp_path: Path):
+def test_a_configuration_that_changes_the_norm_is_wrong(tmp_path):
     figures = figures_of(tmp_path)
     last = figures.replayed.figures[-1] | {"grad_norm": 0.5 * figures.reference.grad_norm}
     other = replace(figures, replayed=replace(figures.replayed, figures=(*figures.replayed.figures[:-1], last)))
     assert verdict_of(other).word == "WRONG" and "not under this configuration" in verdict_of(other).said
 
 
-def test_the_page_has_the_tokens_with_all_figures_and_the_mismatch_with_its_noise(tmp_path: Path):
+def test_the_page_has_the_tokens_with_all_figures_and_the_mismatch_with_its_noise(tmp_path):
     figures = figures_of(tmp_path)
     text = as_html(step_page(figures, [each.loss for each in figures.step.micro_batches]))
     assert "Token map" in text and "advantage" in text and "Mismatch by position" in text
     assert json.dumps(step_data(figures))
 
 
-def test_a_right_step_says_that_its_rollout_is_far_away_and_was_not_judged(tmp_path: Path):
+def test_a_right_step_says_that_its_rollout_is_far_away_and_was_not_judged(tmp_path):
     figures = figures_of(tmp_path)
     for far in (0.01, 0.2):
         for each in figures.step.micro_batches:
@@ -205,7 +201,7 @@ def test_a_right_step_says_that_its_rollout_is_far_away_and_was_not_judged(tmp_p
     assert "--keep-tensors" in verdict.next
 
 
-def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path: Path):
+def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path):
     store = Store(tmp_path).create()
     with pytest.raises(NothingToDo, match="no loss of step 9"):
         invoke(store, "step", "--step", "9")
@@ -220,7 +216,7 @@ def test_a_step_that_was_not_recorded_or_an_unknown_run_is_refused(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
-def test_a_recorded_step_is_replayed_with_the_trainers_loss_and_as_one_batch(tmp_path: Path):
+def test_a_recorded_step_is_replayed_with_the_trainers_loss_and_as_one_batch(tmp_path):
     run = RecordedRun(Store(tmp_path / "store").create(), tmp_path / "model", real=True, kl="right")
     run.write()
     answer = actordbg.open(run.store.root).step(4, model=run.model, dtype="fp32")

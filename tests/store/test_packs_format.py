@@ -54,7 +54,7 @@ def test_everything_that_a_dump_may_hold_comes_back_and_no_block_is_large(tmp_pa
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (5, 0), (13, 40)])
-def test_the_same_sample_padded_differently_is_stored_once(left: int, right: int, tmp_path):
+def test_the_same_sample_padded_differently_is_stored_once(left, right, tmp_path):
     rows = packcases.samples(4)
     first, second = encoded(packcases.batch(rows, 3, 2)), encoded(packcases.batch(rows[:2], left, right), 1)
     alone, both = (packcases.write_pack(tmp_path, dumps) for dumps in ([first], [first, second]))
@@ -68,9 +68,7 @@ def test_shares_sum_to_the_file_and_follow_the_size_of_a_dump(pack):
 
 
 @given(st.binary(max_size=80), st.sampled_from([1, 2, 4, 8]), st.integers(0, 40), st.integers(0, 40), st.booleans())
-def test_runs_are_measured_exactly_and_pieces_put_together_are_the_row(
-    middle: bytes, width: int, before: int, after: int, padded: bool
-):
+def test_runs_are_measured_exactly_and_pieces_put_together_are_the_row(middle, width, before, after, padded):
     element = bytes(range(width))
     row = element * (before + 1) + middle[: len(middle) // width * width] + element * (after + 1)
     cells = [row[at : at + width] for at in range(0, len(row), width)]

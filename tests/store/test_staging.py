@@ -413,7 +413,7 @@ def test_a_password_in_a_url_is_in_nothing_that_is_printed_stored_or_raised(tmp_
         *((same, same) for same in ("tcp://h:80\na@b", "hf://models/me/x@main/y", "http://h:8000/a@b", '{"u":"http://h:80","m":"a@b"}', "s3://b/a:b@c")),
     ],
 )  # fmt: skip
-def test_of_a_url_only_passwords_and_tokens_are_hidden(text: str, shown: str):
+def test_of_a_url_only_passwords_and_tokens_are_hidden(text, shown):
     assert without_password(text) == shown == scrub(text) == StoreProblem("", hint=text).hint
 
 

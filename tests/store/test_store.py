@@ -36,7 +36,7 @@ def test_creating_twice_is_creating_once_and_a_folder_without_a_store_is_said_so
 
 
 @pytest.mark.parametrize("text", ['{"format": 2}', "", "[]", "{}", '{"format": true}', '{"format": 1.0}', "[" * 4000])
-def test_a_newer_or_damaged_store_is_refused(tmp_path, text: str):
+def test_a_newer_or_damaged_store_is_refused(tmp_path, text):
     (tmp_path / "FORMAT").write_text(text)
     with pytest.raises(NewerFormat if "2" in text else StoreProblem):
         Store(tmp_path).require()
@@ -160,9 +160,7 @@ LED = [
 
 @pytest.mark.parametrize("whose", ["another's", "mine"])
 @pytest.mark.parametrize(("folder", "words"), LED)
-def test_anothers_link_in_a_store_leads_no_write_and_no_removal_out_of_it(
-    whose: str, folder: str, words: list[str], store, tmp_path, monkeypatch
-):
+def test_anothers_link_in_a_store_leads_no_write_and_no_removal_out_of_it(whose, folder, words, store, tmp_path, monkeypatch):
     """A link of one's own leads to a larger disk, and works as a folder does."""
     sender = Store(tmp_path / "sender").create()
     for place in (sender, store):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -64,9 +63,7 @@ class Ancient:
         (Released011, SDPA | {"param_dtype": "fp32"}, FLASH | {"param_dtype": "bf16"}),
     ],
 )
-def test_an_actor_is_given_what_its_version_calls_it_and_nothing_that_kwargs_would_swallow(
-    kind: type, fp32: Any, flash: Any, monkeypatch
-):
+def test_an_actor_is_given_what_its_version_calls_it_and_nothing_that_kwargs_would_swallow(kind, fp32, flash, monkeypatch):
     names, common = init_parameters(kind), {"packing_samples": True, "temperature": 0.5}
     assert actor_arguments(names, CHOICES, None) == common | fp32
     assert actor_arguments(names, replace(CHOICES, attn="flash_attention_2", dtype="bf16"), None) == common | flash
@@ -129,7 +126,7 @@ def test_multimodal_inputs_go_where_the_forward_takes_them_and_nothing_else_does
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_masks_go_in_with_the_dtype_they_were_captured_with(dtype: torch.dtype):
+def test_masks_go_in_with_the_dtype_they_were_captured_with(dtype):
     dump = make_dump(0)
     for name in ("attention_mask", "action_mask"):
         dump.tensors[name] = dump.tensors[name].to(dtype)
@@ -164,7 +161,7 @@ def test_log_probs_are_found_in_every_shape_of_result_and_one_of_another_shape_i
         ({"summary_first_dropout": 0.1, "classifier_dropout": 0.1, "drop_tokens": True, "attn_pdrop": 0.0}, 0.0),
     ],
 )
-def test_only_what_a_language_model_drops_counts(settings: dict[str, object], share: float):
+def test_only_what_a_language_model_drops_counts(settings, share):
     """GPT-2 and GPT-NeoX have settings for heads that are not there: taken for dropout, a healthy cell was not compared."""
     config = SimpleNamespace(to_dict=lambda: settings)
     assert drawn_share(SimpleNamespace(config=config, modules=lambda: [torch.nn.Linear(2, 2)])) == share

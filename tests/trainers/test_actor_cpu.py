@@ -124,7 +124,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_openrlhfs_actor_runs_in_fp32_where_torch_still_knows_that_there_is_no_cuda(facts: dict[str, Any]):
+def test_openrlhfs_actor_runs_in_fp32_where_torch_still_knows_that_there_is_no_cuda(facts):
     expected = {
         "first": True, "second": True, "openrlhf imported by it": False, "cuda available": False, "device properties": "raise",
         "moved to": "cpu", "parsed": "cuda:0", "dtype": "torch.float32", "packed attention": "sdpa",
@@ -133,24 +133,24 @@ def test_openrlhfs_actor_runs_in_fp32_where_torch_still_knows_that_there_is_no_c
     assert f"""cuda:{CpuDevice("cpu")}""" == "cuda:0" and CpuDevice("cpu") == "cpu"
 
 
-def test_parameters_that_zero_3_gathers_together_are_all_there_when_it_says_so(facts: dict[str, Any]):
+def test_parameters_that_zero_3_gathers_together_are_all_there_when_it_says_so(facts):
     """Each stand-in for a collective is done when it is waited for, and not before, as gloo's may be."""
     assert facts["gathered"] == [[float(number)] * 4 for number in (1, 2, 3)]
 
 
-def test_packing_is_exact_and_rows_do_not_leak(facts: dict[str, Any]):
+def test_packing_is_exact_and_rows_do_not_leak(facts):
     """fp32, sdpa: the padded and the packed run of three rows agree to rounding; scrambling row 0 moves no other row."""
     assert facts["spread"] > 1, "log-probs that hardly vary could not show a leak"
     assert facts["packed - padded"] < 2e-5
     assert facts["leak"] == 0.0
 
 
-def test_openrlhfs_strategy_trains_with_torchs_adam_and_compiles_nothing(facts: dict[str, Any]):
+def test_openrlhfs_strategy_trains_with_torchs_adam_and_compiles_nothing(facts):
     assert (facts["optimizer"], facts["mesh"], facts["compiled"]) == ("AdamW", "cpu", [])
     assert facts["loss fell by"] > 0.01
 
 
-def test_the_stand_in_has_no_kernels_and_is_not_taken_for_flash_attention(facts: dict[str, Any]):
+def test_the_stand_in_has_no_kernels_and_is_not_taken_for_flash_attention(facts):
     if facts["real flash-attn"]:
         pytest.skip("the real flash-attn is installed here, and the stand-in is never used beside it")
     assert facts["kernels"] is False and facts["flash attention 2 available"] is False

@@ -23,7 +23,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_actions_run_once_before_the_module_and_after_it_in_their_order_and_it_notices_nothing(module: str):
+def test_actions_run_once_before_the_module_and_after_it_in_their_order_and_it_notices_nothing(module):
     seen: list[object] = []
     before_import(module, lambda: seen.append(module in sys.modules))
     after_import(module, lambda loaded: setattr(loaded, "value", 2))

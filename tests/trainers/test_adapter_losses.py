@@ -164,7 +164,7 @@ def ran(
 
 
 @pytest.mark.parametrize("name", ["skyrl", "verl"])
-def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Store, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store, monkeypatch, name):
     loss, gradient, dumps = ran(store, name, monkeypatch, calls=["forward", "loss"])
     assert (loss, gradient) == ran(None, name, monkeypatch)[:2]
     forward, recorded = sorted(dumps, key=lambda dump: dump.record.point)
@@ -187,7 +187,7 @@ def test_a_loss_is_recorded_under_one_set_of_names_beside_its_forward(store: Sto
     assert not unlisted_of(store.iter_dumps()), "docs/reference/recorded-fields.md says who reads each recorded field"
 
 
-def test_no_tensor_of_a_loss_is_held_after_it(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_no_tensor_of_a_loss_is_held_after_it(store, monkeypatch):
     own, held = verl_adapter.LossCall, []
 
     def weighted(*given: Any, **named: Any) -> Any:
@@ -213,13 +213,11 @@ def test_a_loss_over_the_tokens_of_a_generation_of_several_steps_is_no_mean_of_a
 
 
 @pytest.mark.parametrize("name", ["skyrl", "verl"])
-def test_without_the_loss_only_the_forward_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_without_the_loss_only_the_forward_is_recorded(store, monkeypatch, name):
     assert [dump.record.point for dump in ran(store, name, monkeypatch)[2]] == ["forward"]
 
 
-def test_a_loss_that_cannot_be_read_is_told_once_and_is_a_loss_all_the_same(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_loss_that_cannot_be_read_is_told_once_and_is_a_loss_all_the_same(store, monkeypatch, capsys):
     before = ran(None, "verl", monkeypatch)[0]
     monkeypatch.setattr(verl_adapter, "LossCall", lambda *_, **__: 1 / 0)
     loss, _, dumps = ran(store, "verl", monkeypatch, calls=["forward", "loss"])
@@ -228,7 +226,7 @@ def test_a_loss_that_cannot_be_read_is_told_once_and_is_a_loss_all_the_same(
 
 
 @pytest.mark.parametrize(("name", "ring"), [("skyrl", 0), ("skyrl", 8), ("verl", 8)])
-def test_only_the_losses_of_recorded_forwards_are_read(store: Store, monkeypatch: pytest.MonkeyPatch, name: str, ring: int):
+def test_only_the_losses_of_recorded_forwards_are_read(store, monkeypatch, name, ring):
     reads, record = [], _Recorder.record
     monkeypatch.setattr(_Recorder, "record", lambda *given: (reads.append(1), record(*given)))
     _, _, dumps = ran(store, name, monkeypatch, 7, calls=["forward", "loss"], every=3, ring=ring)

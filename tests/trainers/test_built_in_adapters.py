@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,6 @@ from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.doctor.python_environment import adapter_check
 from actordbg.store import payload
-from actordbg.store.layout import Store
 from actordbg.trainers.find_adapter import BUILT_IN
 from actordbg.trainers.fitting import fit_of
 from actordbg.trainers.plain_adapter import Plain
@@ -176,9 +174,7 @@ print(json.dumps([trained(True), trained(False)]))
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_changed(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_changed(store, tmp_path, monkeypatch):
     """Before it models that are not policies, which are named, and a generation without a cache, which is not a call."""
     monkeypatch.setenv("ACTORDBG_DISABLE", "")  # the truth in this process sets it
     monkeypatch.setenv("FORKED_PROGRAM", "train.py")
@@ -201,9 +197,7 @@ def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_change
 
 
 @pytest.mark.slow
-def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_beside_a_full_mask_too(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_beside_a_full_mask_too(store, tmp_path, monkeypatch):
     from transformers import LlamaForCausalLM, PreTrainedModel, modeling_utils
 
     monkeypatch.setenv("ACTORDBG_DISABLE", "")
@@ -249,7 +243,7 @@ def test_every_built_in_adapter_is_in_the_contracts_that_keep_the_training_proce
         assert all(adapter.partition(":")[0] in modules for modules in light), adapter
 
 
-def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
     listed = runner.invoke(app, ["adapters", "plain", "--json"])

@@ -6,7 +6,6 @@ Read: AReaL 1.0.4 (4aef98d), miles 0.1.0 (31f1ca9), NeMo-RL 0.6.0 (7ea279a), pri
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -17,7 +16,6 @@ from recordedfields import unlisted_of
 
 from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
-from actordbg.store.layout import Store
 from actordbg.trainers import recorded_model
 
 ROWS = [torch.tensor([5, 9, 11, 2, 7, 3]), torch.tensor([4, 8, 4, 1])]
@@ -212,7 +210,7 @@ TRAINERS: dict[str, Callable[[Any], Made]] = {
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_declared_trainer_is_recorded_with_its_losses_and_its_log_probs_are_those_of_the_truth(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    store, tmp_path, monkeypatch, name
 ):
     monkeypatch.setattr(recorded_model._Inside, "has_steps", False)  # by another test's adapter
     model = small_model(tmp_path / "model")

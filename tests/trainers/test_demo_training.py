@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,7 @@ SFT_LOG = (
         *((trainer, f"[WARNING] something\n{line}\n", [("starting", 0, line)]) for trainer, line in ON_CPU.items()),
     ],
 )  # fmt: skip
-def test_a_log_tells_what_stands_in_that_models_are_built_and_steps_across_epochs(trainer: str, log: str, told: list[Any]):
+def test_a_log_tells_what_stands_in_that_models_are_built_and_steps_across_epochs(trainer, log, told):
     assert list(PROGRAMS[trainer].progress(log)) == told
     assert ("stand-in" in ON_CPU[trainer]) == (trainer == "ppo")
 
@@ -57,7 +56,7 @@ def _job(tmp_path: Path, script: str) -> TrainingJob:
     return TrainingJob(process, PROGRAMS["sft"], [], log, temporary)
 
 
-def test_progress_is_reported_in_order_and_each_step_once(tmp_path: Path):
+def test_progress_is_reported_in_order_and_each_step_once(tmp_path):
     seen: list[tuple[str, int]] = []
     with _job(tmp_path, f"import time; print({SFT_LOG!r} * 2, flush=True)") as job:
         job.wait(lambda phase, step, text: seen.append((phase, step)), timeout=30)
@@ -65,7 +64,7 @@ def test_progress_is_reported_in_order_and_each_step_once(tmp_path: Path):
     assert steps == [("starting", 0), ("step", 1), ("step", 26), ("ended", 0)]
 
 
-def test_a_failed_training_is_reported_with_the_end_of_its_log(tmp_path: Path):
+def test_a_failed_training_is_reported_with_the_end_of_its_log(tmp_path):
     with _job(tmp_path, "raise SystemExit('the disk is full')") as job, pytest.raises(LaunchProblem) as failure:
         job.wait(timeout=30)
     assert "exit code 1" in failure.value.message and "the disk is full" in failure.value.hint
@@ -82,7 +81,7 @@ time.sleep(60)
 """
 
 
-def test_nothing_of_a_training_survives_not_even_what_ignores_being_asked(tmp_path: Path):
+def test_nothing_of_a_training_survives_not_even_what_ignores_being_asked(tmp_path):
     job = _job(tmp_path, STUBBORN)
     deadline = time.monotonic() + 30
     while "ready" not in job.log.read_text() or len(session_members(job.process.pid)) < 4:
@@ -95,7 +94,7 @@ def test_nothing_of_a_training_survives_not_even_what_ignores_being_asked(tmp_pa
     assert not job.temporary.exists()
 
 
-def test_an_interruption_ends_the_training_and_passes_on(tmp_path: Path):
+def test_an_interruption_ends_the_training_and_passes_on(tmp_path):
     def interrupt(*progress: object) -> None:
         raise KeyboardInterrupt
 
@@ -118,7 +117,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def test_openrlhf_is_copied_without_importing_it_and_without_compiled_files(installed: Path, tmp_path: Path):
+def test_openrlhf_is_copied_without_importing_it_and_without_compiled_files(installed, tmp_path):
     actor = copy_trainer(tmp_path / "private")
     assert actor == tmp_path / "private" / "openrlhf" / "models" / "actor.py"
     assert actor.read_bytes() == (installed / "models" / "actor.py").read_bytes()
@@ -126,7 +125,7 @@ def test_openrlhf_is_copied_without_importing_it_and_without_compiled_files(inst
     assert actor.stat().st_ino != (installed / "models" / "actor.py").stat().st_ino
 
 
-def test_no_openrlhf_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_no_openrlhf_is_an_error_that_says_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "openrlhf", raising=False)
     with pytest.raises(EnvironmentProblem) as failure:
@@ -134,7 +133,7 @@ def test_no_openrlhf_is_an_error_that_says_how_to_install_it(monkeypatch: pytest
     assert "--no-deps" in failure.value.hint
 
 
-def test_the_training_inherits_no_rank_no_cluster_and_no_switch_of_ours(monkeypatch: pytest.MonkeyPatch):
+def test_the_training_inherits_no_rank_no_cluster_and_no_switch_of_ours(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "RAY_ADDRESS", "ACTORDBG_DISABLE"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("PYTHONPATH", "/users/own")
@@ -145,7 +144,7 @@ def test_the_training_inherits_no_rank_no_cluster_and_no_switch_of_ours(monkeypa
     assert first == "/private" and (Path(ours) / "actordbg" / "__init__.py").is_file() and rest == ["/users/own"]
 
 
-def test_rays_directory_leaves_room_for_its_socket_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_rays_directory_leaves_room_for_its_socket_paths(monkeypatch, tmp_path):
     deep = tmp_path / ("d" * 60)
     deep.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(deep))

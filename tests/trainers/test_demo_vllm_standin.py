@@ -41,13 +41,13 @@ def _sample(engine: AsyncLLMEngine, ids: list[int], params: SamplingParams) -> A
     return asyncio.run(last())
 
 
-def test_a_sample_has_new_tokens_only_and_says_why_it_stopped(engine: AsyncLLMEngine):
+def test_a_sample_has_new_tokens_only_and_says_why_it_stopped(engine):
     completion = _sample(engine, [1, 3, 40, 41], SamplingParams(max_tokens=6, min_tokens=6))
     assert len(completion.token_ids) == 6 and completion.finish_reason == "length"
     assert all(0 <= token < 512 for token in completion.token_ids)
 
 
-def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine: AsyncLLMEngine):
+def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine):
     """As OpenRLHF does it: rank 0 (the policy) broadcasts, the engine is told name, dtype and shape and receives."""
     port, name, shape = free_port(), "lm_head.weight", torch.Size((512, 64))
     sent = [torch.full(shape, value, dtype=torch.bfloat16) for value in (77.0, 78.0)]

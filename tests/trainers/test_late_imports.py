@@ -56,7 +56,7 @@ def test_an_engine_that_compiles_nothing_is_imported_without_what_compiles_which
     assert python(ENGINE, clean_environment(OMP_NUM_THREADS="1")).splitlines()[-1] == "3"
 
 
-def test_a_function_is_compiled_once_by_its_first_call_with_the_options_it_was_given(monkeypatch: pytest.MonkeyPatch):
+def test_a_function_is_compiled_once_by_its_first_call_with_the_options_it_was_given(monkeypatch):
     asked: list[tuple[str, dict[str, Any]]] = []
 
     def compile_it(model: Any, **options: Any) -> Any:

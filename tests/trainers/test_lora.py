@@ -21,7 +21,6 @@ from actordbg.capture.ledger import Identity
 from actordbg.capture.snapshot import Copier
 from actordbg.formats.weight_hashes import step_weights
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 pytest.importorskip("peft")
 
@@ -44,9 +43,7 @@ model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.sum().backward(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_adapters_folder(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_adapters_folder(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where the adapter's base is
     small_model(tmp_path / "base")
     (tmp_path / "train.py").write_text(TRAINING)
@@ -67,7 +64,7 @@ def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_ada
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_openrlhfs_actor_and_the_truth_have_the_adapter_of_the_folder(tmp_path: Path):
+def test_openrlhfs_actor_and_the_truth_have_the_adapter_of_the_folder(tmp_path):
     facts = run_scenario("adapter", tmp_path)[0]
     for role in ("policy", "reference"):
         assert facts[role] < 2e-5, role
@@ -90,9 +87,7 @@ def adapter_of(base: object, path: Path) -> Path:
     return path
 
 
-def test_an_adapter_without_its_base_is_refused_by_name_and_a_changed_base_is_another_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_adapter_without_its_base_is_refused_by_name_and_a_changed_base_is_another_model(tmp_path, monkeypatch):
     adapter = adapter_of(tmp_path / "base", tmp_path / "adapter")
     twice = adapter_of(adapter, tmp_path / "twice")
     with pytest.raises(EnvironmentProblem, match="is an adapter, and its base is not available: there is no model in") as refused:

@@ -78,9 +78,7 @@ class Body(torch.nn.Module):
         return type("Output", (), {"logits": torch.zeros(*given["input_ids"].shape, 16)})()
 
 
-def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_truth(
-    written: ModuleType, recording: Store, tmp_path: Path
-):
+def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_truth(written, recording, tmp_path):
     model = small_model(tmp_path / "model").eval()
     loop = written.Loop(model, 0.7)
     plain = loop.score(IDS, MASK, 3)
@@ -101,9 +99,7 @@ def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_trut
     assert (truth - golden).abs().max() < 1e-5 and truth.abs().max() > 0.5
 
 
-def test_a_complaint_that_nobody_can_hear_stops_no_training(
-    written: ModuleType, recording: Store, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_complaint_that_nobody_can_hear_stops_no_training(written, recording, monkeypatch):
     """Standard error may be a log on a full disk, or closed, or absent as in a daemon."""
     adapter_with(rows=lambda call: {}["rows"])
     attach(written, recording)
@@ -118,9 +114,7 @@ def test_a_complaint_that_nobody_can_hear_stops_no_training(
             _told.clear()
 
 
-def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_dropped(
-    written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
-):
+def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_dropped(written, recording, capsys):
     read = importlib.import_module("my_adapter").MyAdapter.seams[0].rows
 
     def rows(call: Any) -> Rows | None:
@@ -146,9 +140,7 @@ def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_droppe
     assert dump.record.action_len == 3 and not dump.outputs and dump.record.replayable
 
 
-def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_model_stays_its_own(
-    written: ModuleType, recording: Store
-):
+def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_model_stays_its_own(written, recording):
     import copy
 
     made = Seam("my_loop:prepare", lambda call: Rows(call["self"], call["input_ids"]), makes_model="model", needs=("model",))
@@ -167,7 +159,7 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
     assert [dump.record.actor["actor_class"] for dump in dumps_of(recording)] == ["mine.Loop.score", "mine.prepare"]
 
 
-def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: Store):
+def test_rows_are_read_only_while_recording_is_on(written, store):
     read, rows = [], importlib.import_module("my_adapter").MyAdapter.seams[0].rows
     adapter_with(rows=lambda call: (read.append(call["keep"]), rows(call))[1])
     attach(written, store)
@@ -176,9 +168,7 @@ def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: St
     assert read == [1], "the first call starts the thread that looks at the switch"
 
 
-def test_another_release_is_left_alone_and_the_difference_named(
-    written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
-):
+def test_another_release_is_left_alone_and_the_difference_named(written, recording, capsys):
     Path(str(written.__file__)).write_text("class Loop:\n    def score(self, tokens, mask, keep):\n        return 7\n")
     other = importlib.reload(written)
     adapter = importlib.import_module("my_adapter").MyAdapter
@@ -203,9 +193,7 @@ def test_another_release_is_left_alone_and_the_difference_named(
 
 
 @pytest.mark.parametrize(("hashes", "dtype"), [(True, None), (False, None), (False, "bf16"), (True, "bf16")])
-def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
-    written: ModuleType, recording: Store, tmp_path: Path, hashes: bool, dtype: str | None
-):
+def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(written, recording, tmp_path, hashes, dtype):
     """By hashes, or by samples alone: by those also where the replay's dtype is narrower."""
     model = small_model(tmp_path / "model").eval()
     attach(written, recording)
@@ -239,7 +227,7 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written: ModuleType, recording: Store, tmp_path: Path):
+def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written, recording, tmp_path):
     """Three healthy steps, and the checkpoint that the first one met."""
     model, folder = small_model(tmp_path / "model").eval(), str(tmp_path / "model")
     attach(written, recording)
@@ -281,7 +269,7 @@ class Names(NoTuple): seams = ("my_loop:f",)
     "named",
     ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "ends:Adapter", "odd:NoTuple", "odd:Empty", "odd:Names"],
 )  # fmt: skip
-def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_no_adapter_is_refused_before_the_job_starts(named, tmp_path, monkeypatch):
     (tmp_path / "odd.py").write_text(ODD)
     (tmp_path / "ends.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -291,7 +279,7 @@ def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_pat
     assert refused.value.hint and named.partition(":")[0] in refused.value.message
 
 
-def test_a_replay_runs_the_code_of_one_trainer(written: ModuleType, recording: Store):
+def test_a_replay_runs_the_code_of_one_trainer(written, recording):
     attach(written, recording)
     written.Loop(Body(), 1.0).score(IDS, MASK, 3)
     dumps_of(recording)
@@ -313,9 +301,7 @@ def test_a_trainer_that_is_not_installed_is_named_with_the_way_without_it():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_openrlhf(
-    written: ModuleType, store: Store, tmp_path: Path
-):
+def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_openrlhf(written, store, tmp_path):
     small_model(tmp_path / "model")
     (tmp_path / "train.py").write_text(
         "import my_loop, torch\n"

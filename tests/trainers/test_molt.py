@@ -174,9 +174,7 @@ def _model(folder: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_training_step_is_recorded_with_its_loss_and_a_fault_in_its_path_has_a_side(
-    molt: Any, fault: str, store: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_training_step_is_recorded_with_its_loss_and_a_fault_in_its_path_has_a_side(molt, fault, store, tmp_path, monkeypatch):
     """The loss of NaN log-probs is finite there: the log-probs themselves are looked at."""
     monkeypatch.setenv("ACTORDBG_DISABLE", "")
     acting, losses, strategies, training, _ = molt
@@ -229,9 +227,7 @@ def test_a_training_step_is_recorded_with_its_loss_and_a_fault_in_its_path_has_a
             session.close()
 
 
-def test_an_sft_step_ends_with_its_last_micro_batch_and_what_its_calls_have_beside_is_kept(
-    molt: Any, store: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_sft_step_ends_with_its_last_micro_batch_and_what_its_calls_have_beside_is_kept(molt, store, tmp_path, monkeypatch):
     monkeypatch.setenv("ACTORDBG_DISABLE", "")
     acting, losses, strategies, _, tuning = molt
     actor = acting.Actor(_model(tmp_path / "model"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from commandline import invoke
@@ -17,19 +16,19 @@ needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not inst
 
 
 @needs_trl
-def test_a_whole_step_of_trl_is_recorded_and_its_wrong_normalizer_is_named(tmp_path: Path):
+def test_a_whole_step_of_trl_is_recorded_and_its_wrong_normalizer_is_named(tmp_path):
     name = "tokens-of-micro-batch"
     assert faulty_grpo.every(tmp_path, {name: faulty_grpo.FAULTS[name]}, faulty_grpo.recorded)
 
 
 @needs_trl
 @pytest.mark.parametrize("name", ["dpo-swapped", "dpo-labels", "sft-tokens", "rloo-old"])
-def test_losses_of_dpo_sft_and_rloo_are_recorded_and_a_fault_of_each_is_named(tmp_path: Path, name: str):
+def test_losses_of_dpo_sft_and_rloo_are_recorded_and_a_fault_of_each_is_named(tmp_path, name):
     assert faulty_trl.every(tmp_path, {name: faulty_trl.CASES[name]}, faulty_trl.recorded)
 
 
 @needs_trl
-def test_data_faults_that_begin_late_in_a_run_are_named_with_their_step(tmp_path: Path):
+def test_data_faults_that_begin_late_in_a_run_are_named_with_their_step(tmp_path):
     """Reference log-probs of another token, then of another row; a mask that is shifted; a row twice: one step each, from 1 on."""
     folder = tmp_path / "late"
     faulty_grpo.recorded(folder, "late")
@@ -41,7 +40,7 @@ def test_data_faults_that_begin_late_in_a_run_are_named_with_their_step(tmp_path
 
 
 @pytest.mark.parametrize("package", own_classes.CASES)
-def test_steps_of_its_own_classes_are_recorded_and_their_faults_are_named(tmp_path: Path, package: str):
+def test_steps_of_its_own_classes_are_recorded_and_their_faults_are_named(tmp_path, package):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: `python -m benchmarks.own_classes` says how")
     cases = {name: fault for name, fault in own_classes.CASES[package][1].items() if fault.command == "lint"}

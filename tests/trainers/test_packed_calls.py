@@ -86,7 +86,7 @@ def record(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     return run
 
 
-def test_each_way_to_pack_gives_the_same_rows_and_the_golden_of_its_tokens(record: Callable[..., list[Dump]]):
+def test_each_way_to_pack_gives_the_same_rows_and_the_golden_of_its_tokens(record):
     for way, dump in zip(WAYS, record(*(make() for make in WAYS.values())), strict=True):
         found = dump.record
         assert (found.batch_size, found.seq_len, found.tokens, found.action_len) == (3, 5, 9, 4), way
@@ -98,9 +98,7 @@ def test_each_way_to_pack_gives_the_same_rows_and_the_golden_of_its_tokens(recor
             assert dump.outputs["entropy"].tolist()[0] == [-4.5, -5.5, 0, 0], way
 
 
-def test_masks_and_scores_of_several_packed_rows_are_those_of_their_next_tokens(
-    record: Callable[..., list[Dump]], monkeypatch: pytest.MonkeyPatch
-):
+def test_masks_and_scores_of_several_packed_rows_are_those_of_their_next_tokens(record, monkeypatch):
     ids, places = IDS.view(3, 3), torch.tensor([[0, 1, 2], [0, 1, 0], [0, 1, 2]])
     several = Seam("packing_loop:score", lambda call: Rows(call["model"], **call["given"]), lambda _: Scores(-ids[:, 1:].float()))
     monkeypatch.setattr(Packing, "seams", (several,))
@@ -112,9 +110,7 @@ def test_masks_and_scores_of_several_packed_rows_are_those_of_their_next_tokens(
         assert dump.outputs["action_log_probs"].tolist() == [[-9, -11], [-3, 0], [0, 0], [-6, -2]]
 
 
-def test_packed_rows_that_flash_attention_does_not_keep_apart_are_recorded_as_such(
-    record: Callable[..., list[Dump]], monkeypatch: pytest.MonkeyPatch
-):
+def test_packed_rows_that_flash_attention_does_not_keep_apart_are_recorded_as_such(record, monkeypatch):
     seam = Seam(
         "packing_loop:score", lambda call: Rows(call["model"], context={"rows_leak": True}, **call["given"]), lambda _: Scores()
     )
@@ -130,9 +126,7 @@ def test_packed_rows_that_flash_attention_does_not_keep_apart_are_recorded_as_su
     assert all(leaked(replace(dump.record, actor={"attn_implementation": "sdpa"})) for dump in dumps)
 
 
-def test_a_writer_process_makes_the_same_rows_and_drops_a_call_whose_masks_cannot_belong_to_its_tokens(
-    record: Callable[..., list[Dump]], store: Store
-):
+def test_a_writer_process_makes_the_same_rows_and_drops_a_call_whose_masks_cannot_belong_to_its_tokens(record, store):
     rows = {"sequences": IDS.view(3, 3)}
     odd = [
         {"action_mask": torch.ones(1, 6)},
@@ -146,7 +140,7 @@ def test_a_writer_process_makes_the_same_rows_and_drops_a_call_whose_masks_canno
     assert "do not fit together: sequences" in counters["last_error"]
 
 
-def test_what_a_ring_alone_had_is_recovered_as_rows(record: Callable[..., list[Dump]], store: Store):
+def test_what_a_ring_alone_had_is_recovered_as_rows(record, store):
     live: list[Any] = []
 
     def die() -> None:
@@ -160,7 +154,7 @@ def test_what_a_ring_alone_had_is_recovered_as_rows(record: Callable[..., list[D
 
 
 @pytest.mark.parametrize("offsets", [[0, 5, 3, 9], [0, 3, 20], [0], [-1, 9]])
-def test_borders_that_make_no_sense_leave_a_named_call_and_harm_nothing(offsets: list[int], record: Callable[..., list[Dump]]):
+def test_borders_that_make_no_sense_leave_a_named_call_and_harm_nothing(offsets, record):
     (dump,) = record({"sequences": IDS, "offsets": torch.tensor(offsets)})
     assert not dump.record.replayable and "cannot be separated: borders" in dump.record.extra["rows"]
     assert torch.equal(dump.tensors["sequences"], IDS)
@@ -172,13 +166,13 @@ class Batch:
     loss: Any
 
 
-def test_tokens_in_no_row_are_left_out_and_counted(record: Callable[..., list[Dump]]):
+def test_tokens_in_no_row_are_left_out_and_counted(record):
     (dump,) = record({"sequences": IDS, "offsets": torch.tensor([0, 3, 4])})
     assert dump.inputs["sequences"].tolist() == [[5, 9, 11], [7, 0, 0]] and dump.record.replayable
     assert dump.record.extra == {"rows": "5 of 9 packed tokens are in no row and are left out"}
 
 
-def test_what_else_a_call_has_is_kept_by_name_and_it_is_replayable(record: Callable[..., list[Dump]]):
+def test_what_else_a_call_has_is_kept_by_name_and_it_is_replayable(record):
     context = {
         "batch": Batch([IDS.float(), {"deep": IDS[0]}], functools.partial(score, 1)),
         "old": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),

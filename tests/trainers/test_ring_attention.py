@@ -17,7 +17,7 @@ def row_of(place: int) -> int:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("window", [None, 1, 2, 4, 100])
-def test_a_token_sees_its_own_row_up_to_itself_and_no_further_back_than_its_window(size: int, window: int | None):
+def test_a_token_sees_its_own_row_up_to_itself_and_no_further_back_than_its_window(size, window):
     tokens = BORDERS[-1] // size
     for rank in range(size):
         seen = visible(torch.tensor(BORDERS, dtype=torch.int32), tokens, rank, size, window)

@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,13 +64,13 @@ HEALTHY = {f"layers.{number}.q_proj": parameter() for number in range(4)}
         ({name: parameter(arrived=None, loaded=None) for name in HEALTHY}, "the engine has not changed since step 0, and the trainer is at step 1"),
     ],
 )  # fmt: skip
-def test_each_rung_that_a_parameter_misses_is_named_with_its_step(store: Store, changes: dict[str, SentParameter], says: str):
+def test_each_rung_that_a_parameter_misses_is_named_with_its_step(store, changes, says):
     answer = weights_answer(synced(store, HEALTHY, {**HEALTHY, **changes}), "r")
     assert not answer.ok and answer.verdict == "WRONG" and says in answer.sentence
     assert answer["wrong"] == ["trainer" if "never sent" in says or "left the trainer" in says else "rollout"]
 
 
-def test_parameters_that_do_not_move_are_no_fault_and_unrecorded_engines_are_not_checked(store: Store):
+def test_parameters_that_do_not_move_are_no_fault_and_unrecorded_engines_are_not_checked(store):
     answer = weights_answer(synced(store, HEALTHY, HEALTHY))
     assert answer.ok and answer["moved"] == [0, 0] and "each arrived as sent" in answer.sentence
     blind = {name: parameter(arrived=None, loaded=None, recorded=False) for name in HEALTHY}
@@ -83,9 +82,7 @@ def test_parameters_that_do_not_move_are_no_fault_and_unrecorded_engines_are_not
     ("transfers", "step", "second", "word"),
     [(2, 11, 5, "RIGHT"), (2, 16, 5, "RIGHT"), (2, 17, 5, "WRONG"), (2, 17, 0, "RIGHT"), (1, 11, 5, "RIGHT")],
 )
-def test_a_transfer_is_missed_only_after_more_steps_than_ever_between_two(
-    store: Store, transfers: int, step: int, second: int, word: str
-):
+def test_a_transfer_is_missed_only_after_more_steps_than_ever_between_two(store, transfers, step, second, word):
     synced(store, *[HEALTHY] * transfers, apart=8)
     hashed = WeightRecord("r", 0, "h", 1, "i", 7, step, f"2026-01-01T00:00:0{second}.000000Z", 0.1, 1)
     path = store.root / "weights" / "r" / hashed.name
@@ -96,7 +93,7 @@ def test_a_transfer_is_missed_only_after_more_steps_than_ever_between_two(
     assert any("transfer is due" in left for left in answer["not_checked"]) == (transfers == 1)
 
 
-def test_a_hash_that_failed_and_an_engine_without_an_answer_are_not_checked(store: Store):
+def test_a_hash_that_failed_and_an_engine_without_an_answer_are_not_checked(store):
     failed = replace(parameter(), had=None, sent=B)
     answer = weights_answer(synced(store, HEALTHY | {"layers.1.q_proj": failed}))
     assert answer.ok and "3 parameters" in answer.sentence and "1 of 4 parameters, which could not be hashed" in answer.sentence
@@ -105,7 +102,7 @@ def test_a_hash_that_failed_and_an_engine_without_an_answer_are_not_checked(stor
     assert "1 of 2 answers were recorded" in weights_answer(synced(store, dict.fromkeys(HEALTHY, half), engines=2)).sentence
 
 
-def test_a_damaged_transfer_costs_one_transfer(store: Store):
+def test_a_damaged_transfer_costs_one_transfer(store):
     synced(store, HEALTHY, HEALTHY)
     path = max((store.root / "syncs" / "r").iterdir())
     path.write_text("{")
@@ -113,14 +110,14 @@ def test_a_damaged_transfer_costs_one_transfer(store: Store):
     assert answer["transfers"] == 1 and "1 transfer, whose files are damaged" in answer.sentence
 
 
-def test_a_folder_that_is_not_named_as_a_run_is_no_run(store: Store):
+def test_a_folder_that_is_not_named_as_a_run_is_no_run(store):
     folder = synced(store, HEALTHY, HEALTHY).root / "syncs" / "r"
     folder.rename(folder.with_name("r$(id)"))
     with pytest.raises(NothingToDo):
         weights_answer(store)
 
 
-def test_without_transfers_it_says_how_to_record_them_and_a_broken_file_is_refused(store: Store):
+def test_without_transfers_it_says_how_to_record_them_and_a_broken_file_is_refused(store):
     with pytest.raises(NothingToDo) as raised:
         invoke(store, "weights")
     assert "--hash-weights" in raised.value.hint
@@ -182,9 +179,7 @@ def attach(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[type], No
 
 @pytest.mark.parametrize(("send", "says"), [(lambda name: "lora" not in name, "never sent: lora_A"),
                                             (lambda name: True, "did not know 1 of 2 parameters: lora_A")])  # fmt: skip
-def test_an_adapter_that_is_not_sent_or_not_known_is_named(
-    store: Store, attach: Callable[[type], None], send: Callable[[str], bool], says: str
-):
+def test_an_adapter_that_is_not_sent_or_not_known_is_named(store, attach, send, says):
     module = nn.Module()
     module.weight, module.lora_A = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))
     kind = trainer_of(send)
@@ -196,9 +191,7 @@ def test_an_adapter_that_is_not_sent_or_not_known_is_named(
     assert says in answer.sentence and "step 3" in answer.sentence
 
 
-def test_what_cannot_be_hashed_is_told_once_and_is_not_called_different(
-    store: Store, attach: Callable[[type], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_what_cannot_be_hashed_is_told_once_and_is_not_called_different(store, attach, monkeypatch, capsys):
     def sha256(tensor: Any) -> str:
         if tensor.dim() < 3:
             raise RuntimeError("planted")
@@ -223,7 +216,7 @@ def test_what_cannot_be_hashed_is_told_once_and_is_not_called_different(
     assert capsys.readouterr().err.count("not hashed") == 1
 
 
-def test_only_the_first_rank_of_an_engine_hashes(monkeypatch: pytest.MonkeyPatch):
+def test_only_the_first_rank_of_an_engine_hashes(monkeypatch):
     monkeypatch.setattr(weight_syncs, "sha256_of", lambda tensor: A)
     monkeypatch.setattr(WorkerWrap, "update_weight", WorkerWrap.update_weight)
     weight_syncs.attach(SimpleNamespace(WorkerWrap=WorkerWrap))  # type: ignore[arg-type]
@@ -237,7 +230,7 @@ def test_only_the_first_rank_of_an_engine_hashes(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(not is_there("openrlhf"), reason="needs openrlhf")
 @pytest.mark.parametrize("lost", [False, True])
-def test_openrlhfs_own_worker_returns_what_its_loader_got(monkeypatch: pytest.MonkeyPatch, lost: bool):
+def test_openrlhfs_own_worker_returns_what_its_loader_got(monkeypatch, lost):
     """Its `update_weight` as installed; only the device and the transport are a CPU's."""
     (root,) = importlib.util.find_spec("openrlhf").submodule_search_locations or []  # type: ignore[union-attr]
     spec = importlib.util.spec_from_file_location("worker_wrap", f"{root}/trainer/ray/vllm_worker_wrap.py")
@@ -266,7 +259,7 @@ def test_openrlhfs_own_worker_returns_what_its_loader_got(monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.skipif(not (is_there("openrlhf") and is_there("ray")), reason="needs openrlhf and ray")
-def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_real_ppo_whose_engine_goes_wrong_step_by_step(store, tmp_path, monkeypatch):
     monkeypatch.setenv("FORKED_PROGRAM", f"{ray.__path__[0]}/_private/workers/default_worker.py")
     program = TRAINER.programs["ppo"]
     model, data = build_assets(tmp_path, 16)

@@ -80,9 +80,7 @@ def shown_in(browser: Any, path: Path, *, width: int = 1280, scheme: str = "ligh
 
 @pytest.mark.parametrize("name", ["report", "tokens", "matrix"])
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_everything_is_drawn_nothing_is_asked_for_and_nothing_sticks_out(
-    browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str
-):
+def test_everything_is_drawn_nothing_is_asked_for_and_nothing_sticks_out(browser, pages, name, width, scheme):
     with shown_in(browser, pages[name], width=width, scheme=scheme) as shown:
         states = shown.page.evaluate(DRAWN)
         assert set(states) <= {"drawn"} and len(states) == {"report": 3, "tokens": 3, "matrix": 0}[name]
@@ -94,7 +92,7 @@ def test_everything_is_drawn_nothing_is_asked_for_and_nothing_sticks_out(
         assert shown.page.evaluate(empty) == 0
 
 
-def test_pointing_at_a_mark_says_which_dump_it_is_and_foreign_text_stays_text(browser: Any, pages: dict[str, Path]):
+def test_pointing_at_a_mark_says_which_dump_it_is_and_foreign_text_stays_text(browser, pages):
     with shown_in(browser, pages["tokens"]) as shown:
         shown.page.evaluate(DRAWN)
         shown.page.locator("#chart-2 .live .role-mark.mark-rect path").last.hover(force=True)
@@ -105,7 +103,7 @@ def test_pointing_at_a_mark_says_which_dump_it_is_and_foreign_text_stays_text(br
         assert "<script>alert(1)</script>" in shown.page.locator("body").inner_text() and HOSTILE.count("<script>") == 1
 
 
-def test_the_keyboard_reaches_every_cell_says_why_and_copies_the_command(browser: Any, pages: dict[str, Path]):
+def test_the_keyboard_reaches_every_cell_says_why_and_copies_the_command(browser, pages):
     with shown_in(browser, pages["matrix"]) as shown:
         shown.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         cells = shown.page.locator("button.cell").count()
@@ -125,7 +123,7 @@ def test_the_keyboard_reaches_every_cell_says_why_and_copies_the_command(browser
         assert copied.startswith("actordbg replay --where 'seq_len<600'") and copied in shown.page.locator(".why").inner_text()
 
 
-def test_without_javascript_there_are_tables_and_on_paper_pictures(browser: Any, pages: dict[str, Path]):
+def test_without_javascript_there_are_tables_and_on_paper_pictures(browser, pages):
     live, table = "figure.chart .live", "figure.chart table"
     with shown_in(browser, pages["report"], width=390, scripts=False) as shown:
         tables = shown.page.locator(table)

@@ -60,7 +60,7 @@ def visitor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
     thread.join()
 
 
-def test_only_who_has_the_token_gets_in_and_no_answer_tells_it_on(visitor: Visitor):
+def test_only_who_has_the_token_gets_in_and_no_answer_tells_it_on(visitor):
     token, port = visitor.server.token, visitor.server.port
     assert visitor.server.address == f"http://127.0.0.1:{port}/{token}/store/"
     for path in ("/", "/store/", f"/{token[:-1]}/store/", f"/store/?token={token}", "/%ff/store/", ""):
@@ -71,7 +71,7 @@ def test_only_who_has_the_token_gets_in_and_no_answer_tells_it_on(visitor: Visit
         assert headers["referrer-policy"] == "no-referrer" and not {"set-cookie", "location"} & headers.keys()
 
 
-def test_every_link_of_every_page_leads_to_a_page(visitor: Visitor):
+def test_every_link_of_every_page_leads_to_a_page(visitor):
     known = {"/store/"}
     wanted = [*known]
     while wanted:
@@ -88,7 +88,7 @@ def test_every_link_of_every_page_leads_to_a_page(visitor: Visitor):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="asks as another user")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_another_user_finds_the_token_nowhere(store: Store, tmp_path: Path, end: signal.Signals):
+def test_another_user_finds_the_token_nowhere(store, tmp_path, end):
     """The browser is started with a file of this user's that leads to the page, and that goes with the command."""
     browser, asked = tmp_path / "browser", tmp_path / "asked"
     browser.write_text(
@@ -118,7 +118,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("path", PAGES.split())
-def test_every_page_shows_a_hostile_store_as_text(visitor: Visitor, path: str):
+def test_every_page_shows_a_hostile_store_as_text(visitor, path):
     status, page = visitor.admitted(path)
     found = Read(page)
     assert status in (200, 400), page[:400]
@@ -128,7 +128,7 @@ def test_every_page_shows_a_hostile_store_as_text(visitor: Visitor, path: str):
     assert all(one.startswith("..") or "%" in one for one in addresses), "logs beside the store"
 
 
-def test_lists_begin_with_the_newest_say_when_and_align_numbers_alone_to_the_right(store: Store):
+def test_lists_begin_with_the_newest_say_when_and_align_numbers_alone_to_the_right(store):
     create_dumps(store, 1, 1, 8, run="first")
     create_dumps(store, 1, 1, 8, run="second")
     page = dumps_page(store, {})
@@ -144,7 +144,7 @@ def test_lists_begin_with_the_newest_say_when_and_align_numbers_alone_to_the_rig
     assert ">yes</span>" in dump_page(store, "last") and ">True<" not in dump_page(store, "last")
 
 
-def test_ones_own_replays_come_first_with_their_handles_and_truths_behind_them(store: Store):
+def test_ones_own_replays_come_first_with_their_handles_and_truths_behind_them(store):
     inputs = [given(0)]
     write_replay(store, "20250619T050000-000001", inputs, command="actordbg replay")
     truth = "20250619T060000-000002"
@@ -187,7 +187,7 @@ def rows_of(page: str) -> list[list[str]]:
     ]
 
 
-def test_a_list_is_paged_sorted_by_any_column_and_filtered_by_links_alone(browsed: Visitor):
+def test_a_list_is_paged_sorted_by_any_column_and_filtered_by_links_alone(browsed):
     first = browsed.admitted("/dumps/?sort=-S")[1]
     assert [row[4] for row in rows_of(first)][:6] == ["40"] * 5 + ["8"] and len(rows_of(first)) == 100
     assert "1 to 100 of 130" in first and "page=2" in first and "sort=S" in first, "the same heading turns the order"
@@ -204,7 +204,7 @@ def test_a_list_is_paged_sorted_by_any_column_and_filtered_by_links_alone(browse
     assert rows_of(browsed.admitted("/dumps/?page=7")[1]) == []
 
 
-def test_replays_are_filtered_by_verdict_rule_run_and_command_beside_their_checks_and_comparisons(browsed: Visitor):
+def test_replays_are_filtered_by_verdict_rule_run_and_command_beside_their_checks_and_comparisons(browsed):
     page = browsed.admitted("/replays/")[1]
     assert [row[0] for row in rows_of(page)] == ["NOT CHECKED", "WRONG"] and "Newest comparisons" in page
     for asked, verdicts in {
@@ -218,14 +218,14 @@ def test_replays_are_filtered_by_verdict_rule_run_and_command_beside_their_check
     assert len(rows_of(browsed.admitted("/comparisons/?B=truth")[1])) == 1
 
 
-def test_what_is_not_there_is_said_and_what_leads_out_is_not_followed(visitor: Visitor):
+def test_what_is_not_there_is_said_and_what_leads_out_is_not_followed(visitor):
     for path in ("/replays/nothing", "/comparisons/..%2f..%2fsecret", "/matrices/..%2fcontrol"):
         assert visitor.admitted(path)[0] in (400, 404), path
     status, page = visitor.admitted("/dumps/?where=nonsense%3E1")
     assert status == 400 and "nonsense" in page
 
 
-def test_facets_become_a_condition_that_can_be_typed(store: Store):
+def test_facets_become_a_condition_that_can_be_typed(store):
     assert (
         condition_of({"rank": "3", "role": "policy", "shortest": "128", "where": "tokens>5"})
         == "rank = 3 and role = 'policy' and seq_len >= 128 and (tokens>5)"

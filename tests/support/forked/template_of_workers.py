@@ -20,11 +20,11 @@ from pathlib import Path
 
 MODULES = (
     "actordbg.reduce.trial_host", "actordbg.replay.worker", "actordbg.steps.step_engine", "actordbg.campaign.train_engine",
-    "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "deepspeed.launcher.launch",
+    "actordbg.trainers.openrlhf.demo_programs", "benchmarks.faulty_grpo", "benchmarks.faulty_trl", "deepspeed.launcher.launch",
     "deepspeed.launcher.runner", "fake_worker", "planted_syncs", "planted_training", "pytest",
 )  # fmt: skip
 PROGRAMS = tuple(str(Path(__file__).parents[3] / folder) for folder in ("tests", "examples"))
-"""And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too, or "-c"."""
+"""And a program that FORKED_PROGRAM names: Ray's workers, where its actors import torch, too, or "-c", as for the test processes."""
 READ_AT_IMPORT = ("HF_", "OMP_", "PYTORCH", "TORCH", "TRANSFORMERS")
 NOT_THEN = (
     "HF_HUB_",
@@ -129,7 +129,8 @@ if __name__ == "__main__":
     if sys.argv[0] in MODULES:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif sys.argv[0] == "-c":
-        exec(sys.argv.pop(1), {"__name__": "__main__"})
+        sys.modules["__main__"] = type(sys)("__main__")  # what it starts by `multiprocessing` would run this file
+        exec(sys.argv.pop(1), vars(sys.modules["__main__"]))
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
 elif "TEMPLATE_OF_WORKERS" in os.environ:
