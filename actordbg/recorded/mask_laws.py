@@ -15,13 +15,15 @@ from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, shifted, side_of
 
-UNLIKELY, ALONE = -1e-3, 0.05
-"""Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm."""
+UNLIKELY, ALONE, NUCLEUS = -1e-3, 0.05, math.log(0.5)
+"""Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm; that of the
+least top-p of a file that does not name it.
+"""
 USUAL_END = 0.5
 """Share of the rows whose last action must be the same token for it to count as the end token."""
 LATE, FEW, VERIFIED, CHANCE, NEARLY_ALL = 3, 8, 4, 5.0, 0.9
-"""Fewest prompts that show a late mask; rows of each kind whose rewards are compared; values that the rewards of a verifier have;
-standard errors beyond chance; the share of rows that is nearly all.
+"""Fewest prompts that show a late mask, and rows that show an early end; rows of each kind whose rewards are compared;
+values that the rewards of a verifier have; standard errors beyond chance; the share of rows that is nearly all.
 """
 
 
@@ -30,22 +32,38 @@ def _scorer(call: RecordedCall) -> str:
     return "old_log_probs" if "old_log_probs" in call.log_probs() else "log_probs"
 
 
-def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
-    """Mark actions whose log-prob is exactly 0.0, and by another side is not, bool [B, A]; None if that cannot be told."""
+def _zeros(call: RecordedCall, name: str, other: str, *, missing: bool = False) -> Numbers | None:
+    """Mark actions whose log-prob is exactly 0.0, and by another side is not, bool [B, A]; with `missing`, also those without one
+    (NaN). None if that cannot be told.
+    """
     known = call.log_probs()
     greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
-    if name not in known or other not in known or greedy:
+    if name not in known or greedy or not (missing or other in known):
         return None
+    said, by_other, active = known[name], known.get(other, np.zeros_like(known[name])), call.active
     top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
     least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
-    return (known[name] == 0) & (known[other] < least) & call.active
+    if call.imported and name == "rollout_log_probs" and (alone := active & (said == 0) & (by_other > NUCLEUS)).any():
+        likeliest = by_other[active & (said < 0)].max(initial=NUCLEUS)
+        if likeliest < by_other[alone].min() + 2 * ALONE:  # files do not name top_p; whatever it is, tokens above it have 0
+            least = min(least, by_other[alone].min())
+    return ((said == 0) & (by_other < least) | missing & np.isnan(said)) & active
+
+
+def _unsaid(call: RecordedCall) -> tuple[Numbers, Numbers] | None:
+    """Mark actions that have no log-prob of the engine, 0.0 or NaN, and those that have one, bool [B, A]; None without any."""
+    zeros = _zeros(call, "rollout_log_probs", _scorer(call), missing=True)
+    if zeros is None or call.active is None:
+        return None
+    said = call.log_probs()["rollout_log_probs"]
+    return zeros, (said != 0) & ~np.isnan(said) & call.active
 
 
 def _ahead(call: RecordedCall) -> Numbers | None:
     """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. None if that cannot be told."""
-    if (zeros := _zeros(call, "rollout_log_probs", _scorer(call))) is None:
+    if (found := _unsaid(call)) is None:
         return None
-    said = (call.log_probs()["rollout_log_probs"] != 0) & call.active
+    zeros, said = found
     return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
 
 
@@ -53,10 +71,10 @@ def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
     """Mark actions that the engine gave no log-prob for between some that it sampled, several in a row, bool [B, A]; and return
     whether most of these runs begin behind the token that ends a turn. None if that cannot be told.
     """
-    zeros, ids = _zeros(call, "rollout_log_probs", _scorer(call)), call.actions
-    if zeros is None or ids is None or call.active is None or call.ends is None:
+    found, ids = _unsaid(call), call.actions
+    if found is None or ids is None or call.ends is None:
         return None
-    spoken = (call.log_probs()["rollout_log_probs"] != 0) & call.active
+    zeros, spoken = found
     around = [np.logical_or.accumulate(each, 1) for each in (spoken, spoken[:, ::-1])]
     between: Numbers = call.active & ~spoken & around[0] & around[1][:, ::-1]
     runs = between & (shifted(between, 1) | shifted(between, -1))
@@ -64,6 +82,12 @@ def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
     ahead = Counter[int](ids[shifted(runs & ~shifted(runs, 1), -1)].tolist())
     (usual, count), *_ = ahead.most_common(1) or [(0, 0)]
     return runs, 2 * count > ahead.total() and (count > 1 or usual in call.ends[:, 1])
+
+
+def named(call: RecordedCall) -> Numbers:
+    """Mark actions without a log-prob of the engine that the laws of the mask and of the environment name, bool [B, A]."""
+    ahead, tools = _ahead(call), _unsampled(call)
+    return (False if ahead is None else ahead) | (False if tools is None else tools[0])
 
 
 def environment(call: RecordedCall, answer: Answer) -> None:
@@ -84,9 +108,8 @@ def placeholder(call: RecordedCall, answer: Answer) -> None:
             continue
         if name == "log_probs":  # those of a whole row: NaN that became 0 has a finite loss
             bad = bad & (((call.log_probs()[name] == 0) | (call.active == 0)).all(1)[:, None])
-        if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
-            bad = bad & ~ahead  # which the mask's law names
-            bad = bad if (tools := _unsampled(call)) is None else bad & ~tools[0]  # and those, that of the environment
+        if name == "rollout_log_probs":
+            bad = bad & ~np.array(named(call))
         worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
         words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
         answer.rows(call, bad.any(1), words, worst, side_of(name))
@@ -95,7 +118,7 @@ def placeholder(call: RecordedCall, answer: Answer) -> None:
 def mask(call: RecordedCall, answer: Answer) -> None:
     said = call.log_probs().get("rollout_log_probs")
     real: Numbers = True if said is None or call.real is None else call.real[:, 1:][:, -said.shape[1] :]
-    spoken: Numbers = said != 0
+    spoken: Numbers = said is None or np.nan_to_num(said) != 0
     within: Numbers = spoken & real
     for by in (-1, 1, -2, 2) if said is not None else ():
         assert call.active is not None
@@ -113,6 +136,11 @@ def mask(call: RecordedCall, answer: Answer) -> None:
             side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
             words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
             answer.rows(call, ahead.any(1), words, side=side)
+    if said is not None and call.active is not None and call.real is not None:
+        left = spoken & real & ~call.active
+        last = (left == (real & ~shifted(real, -1))).all(1) & call.active.any(1)
+        if last.sum() >= LATE and not left[~last].any():
+            answer.rows(call, last, "the action mask leaves out the last token, which the engine sampled", side=TRAINER)
     multi_turn = call.fact("multi_turn")
     if call.holes is None:
         return
@@ -185,6 +213,12 @@ def truncation(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if (bad & (counts == longest)).any():
             words += f" at the longest length, {longest:,}"
         answer.rows(call, bad, words)
+    every = [(call.array("truncated"), call.ends, call.counts) for call in said]
+    cut, last, counts = (np.concatenate([np.asarray(each) for each in column]) for column in zip(*every, strict=True))
+    bad = (cut.reshape(-1) != 0) & (last[:, 1] == end)
+    if 2 * bad.sum() > (cut != 0).sum() and (bad & (counts < longest)).sum() >= LATE:  # the longest may end at the limit
+        words = f"{bad.sum()} of {(cut != 0).sum()} rows that are reported as truncated have their end token {end}"
+        answer.violated(said[0], words)
 
 
 def cut_off(calls: Sequence[RecordedCall], answer: Answer) -> None:
