@@ -32,38 +32,33 @@ def _scorer(call: RecordedCall) -> str:
     return "old_log_probs" if "old_log_probs" in call.log_probs() else "log_probs"
 
 
-def _zeros(call: RecordedCall, name: str, other: str, *, missing: bool = False) -> Numbers | None:
-    """Mark actions whose log-prob is exactly 0.0, and by another side is not, bool [B, A]; with `missing`, also those without one
-    (NaN). None if that cannot be told.
+def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
+    """Mark actions whose log-prob is exactly 0.0, and by another side is not, or have none of the engine (NaN), bool [B, A]; None
+    if that cannot be told.
     """
-    known = call.log_probs()
-    greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
-    if name not in known or greedy or not (missing or other in known):
+    known, of_engine = call.log_probs(), name == "rollout_log_probs"
+    if name not in known or (of_engine and call.fact("rollout.top_k") == 1):  # greedy: every token is then certain
         return None
-    said, by_other, active = known[name], known.get(other, np.zeros_like(known[name])), call.active
-    top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
+    said, by_other = known[name], known.get(other, np.zeros_like(known[name]))
+    top_p = call.fact("rollout.top_p") if of_engine else None  # a token may be alone in its nucleus
     least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
-    if call.imported and name == "rollout_log_probs" and (alone := active & (said == 0) & (by_other > NUCLEUS)).any():
-        likeliest = by_other[active & (said < 0)].max(initial=NUCLEUS)
-        if likeliest < by_other[alone].min() + 2 * ALONE:  # files do not name top_p; whatever it is, tokens above it have 0
-            least = min(least, by_other[alone].min())
-    return ((said == 0) & (by_other < least) | missing & np.isnan(said)) & active
+    alone = call.active & (said == 0) & (by_other > NUCLEUS)
+    if of_engine and call.imported and alone.any():  # files do not name top_p; whatever it is, tokens above it have 0
+        likeliest = by_other[call.active & (said < 0)].max(initial=NUCLEUS)
+        least = min(least, by_other[alone].min()) if likeliest < by_other[alone].min() + 2 * ALONE else least
+    return ((said == 0) & (by_other < least) | of_engine & np.isnan(said)) & call.active
 
 
-def _unsaid(call: RecordedCall) -> tuple[Numbers, Numbers] | None:
-    """Mark actions that have no log-prob of the engine, 0.0 or NaN, and those that have one, bool [B, A]; None without any."""
-    zeros = _zeros(call, "rollout_log_probs", _scorer(call), missing=True)
-    if zeros is None or call.active is None:
-        return None
-    said = call.log_probs()["rollout_log_probs"]
-    return zeros, (said != 0) & ~np.isnan(said) & call.active
+def _spoken(call: RecordedCall) -> Numbers:
+    """Mark actions with a log-prob of the engine, bool [B, A]."""
+    return (np.nan_to_num(call.log_probs()["rollout_log_probs"]) != 0) & call.active
 
 
 def _ahead(call: RecordedCall) -> Numbers | None:
     """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. None if that cannot be told."""
-    if (found := _unsaid(call)) is None:
+    if (zeros := _zeros(call, "rollout_log_probs", _scorer(call))) is None:
         return None
-    zeros, said = found
+    said = _spoken(call)
     return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
 
 
@@ -71,10 +66,10 @@ def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
     """Mark actions that the engine gave no log-prob for between some that it sampled, several in a row, bool [B, A]; and return
     whether most of these runs begin behind the token that ends a turn. None if that cannot be told.
     """
-    found, ids = _unsaid(call), call.actions
-    if found is None or ids is None or call.ends is None:
+    zeros, ids = _zeros(call, "rollout_log_probs", _scorer(call)), call.actions
+    if zeros is None or ids is None or call.ends is None:
         return None
-    zeros, spoken = found
+    spoken = _spoken(call)
     around = [np.logical_or.accumulate(each, 1) for each in (spoken, spoken[:, ::-1])]
     between: Numbers = call.active & ~spoken & around[0] & around[1][:, ::-1]
     runs = between & (shifted(between, 1) | shifted(between, -1))
@@ -87,7 +82,8 @@ def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
 def named(call: RecordedCall) -> Numbers:
     """Mark actions without a log-prob of the engine that the laws of the mask and of the environment name, bool [B, A]."""
     ahead, tools = _ahead(call), _unsampled(call)
-    return (False if ahead is None else ahead) | (False if tools is None else tools[0])
+    none: Numbers = np.zeros_like(call.active)
+    return (none if ahead is None else ahead) | (none if tools is None else tools[0])
 
 
 def environment(call: RecordedCall, answer: Answer) -> None:
@@ -104,13 +100,14 @@ def environment(call: RecordedCall, answer: Answer) -> None:
 def placeholder(call: RecordedCall, answer: Answer) -> None:
     sides = ("rollout_log_probs", _scorer(call)), ("old_log_probs", "log_probs"), ("log_probs", "rollout_log_probs")
     for name, other in sides:
-        if (bad := _zeros(call, name, other)) is None:
+        known = call.log_probs()
+        if other not in known or (bad := _zeros(call, name, other)) is None:
             continue
         if name == "log_probs":  # those of a whole row: NaN that became 0 has a finite loss
-            bad = bad & (((call.log_probs()[name] == 0) | (call.active == 0)).all(1)[:, None])
+            bad = bad & (((known[name] == 0) | (call.active == 0)).all(1)[:, None])
         if name == "rollout_log_probs":
-            bad = bad & ~np.array(named(call))
-        worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
+            bad = bad & (known[name] == 0) & ~named(call)
+        worst = -np.where(bad, known[other], 0.0).min(1, initial=0.0)
         words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
         answer.rows(call, bad.any(1), words, worst, side_of(name))
 
@@ -205,20 +202,19 @@ def truncation(calls: Sequence[RecordedCall], answer: Answer) -> None:
     if not said or (end := _end_token(said)) is None:
         return
     longest = max(int(call.counts.max(initial=0)) for call in said if call.counts is not None)
+    cut = wrong = 0
     for call in said:
         truncated, ends, counts = call.array("truncated"), call.ends, call.counts
         assert truncated is not None and ends is not None and counts is not None
         bad = (ends[:, 1] != end) & (ends[:, 1] >= 0) & (truncated.reshape(-1) == 0)
+        ended = ends[truncated.reshape(-1) != 0, 1] == end
+        cut, wrong = cut + len(ended), wrong + int(ended.sum())
         words = f"the response lacks its end token {end}, and is not reported as truncated"
         if (bad & (counts == longest)).any():
             words += f" at the longest length, {longest:,}"
         answer.rows(call, bad, words)
-    every = [(call.array("truncated"), call.ends, call.counts) for call in said]
-    cut, last, counts = (np.concatenate([np.asarray(each) for each in column]) for column in zip(*every, strict=True))
-    bad = (cut.reshape(-1) != 0) & (last[:, 1] == end)
-    if 2 * bad.sum() > (cut != 0).sum() and (bad & (counts < longest)).sum() >= LATE:  # the longest may end at the limit
-        words = f"{bad.sum()} of {(cut != 0).sum()} rows that are reported as truncated have their end token {end}"
-        answer.violated(said[0], words)
+    if wrong >= LATE and 2 * wrong > cut:
+        answer.violated(said[0], f"{wrong} of {cut} rows that are reported as truncated have their end token {end}")
 
 
 def cut_off(calls: Sequence[RecordedCall], answer: Answer) -> None:

@@ -18,7 +18,7 @@ from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.recorded import advantage_laws, loss_laws, mask_laws, step_laws
 from actordbg.recorded.loss_terms import VALUES
-from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
+from actordbg.recorded.recorded_calls import NEVER, Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
 from actordbg.recorded.weight_ladder import unequal_ranks
 from actordbg.records.finding import Finding
 
@@ -76,8 +76,7 @@ def _finite(call: RecordedCall, answer: Answer) -> None:
             named[name] = values
     for name, values in named.items():
         bad: Numbers = ~np.isfinite(values) & call.active
-        if name == "rollout_log_probs" and bad.any():
-            bad = bad & ~np.array(mask_laws.named(call))
+        bad = bad & ~mask_laws.named(call) if name == "rollout_log_probs" and bad.any() else bad
         answer.rows(call, bad.any(1), f"{name} is not finite at an action", side=side_of(name))
     for name, words in _FIGURES.items():
         value = call.array(name)
@@ -94,11 +93,9 @@ def _positive(call: RecordedCall, answer: Answer) -> None:
         assert call.active is not None
         highest = np.where(call.active, values, -1.0).max(1, initial=-1.0)
         answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 at an action", highest, side_of(name))
-        lowest = np.where(call.active, values, 0.0).min(1, initial=0.0)
-        if name == "rollout_log_probs" and (lowest <= step_laws.NEVER).any() and np.isfinite(lowest).all():
-            answer.rows(
-                call, lowest <= step_laws.NEVER, f"{name} is {lowest.min():g} at an action, which was sampled", lowest, ROLLOUT
-            )
+        lowest = np.where(call.active & np.isfinite(values), values, 0.0).min(1, initial=0.0)
+        if name == "rollout_log_probs" and (bad := lowest <= NEVER).any():
+            answer.rows(call, bad, f"{name} is {lowest.min():g} at an action, which was sampled", lowest, ROLLOUT)
 
 
 def _entropy(call: RecordedCall, answer: Answer) -> None:
@@ -269,7 +266,7 @@ LAWS = (
     ),
     RecordedLaw(
         "agreement", "the log-probs of rollout and old policy follow those of the loss from the first action", "NeMo-RL PR#1767",
-        "compare the tokens, and the packing, that each side scored", _OF_LOSS, EITHER, judge=step_laws.agreement,
+        "compare the tokens, and the packing, that each side scored", _OF_LOSS, EITHER, judge=loss_laws.agreement,
         fails="log-probs are not those of their tokens",
     ),
     RecordedLaw(

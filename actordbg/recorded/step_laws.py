@@ -16,7 +16,6 @@ from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER, number
 from actordbg.formats.dumpfile import IMPORTED
 from actordbg.recorded.recorded_calls import (
-    HEAD,
     Answer,
     Numbers,
     RecordedCall,
@@ -33,12 +32,8 @@ IMPROBABLE, LONG = 30.0, 48
 FAR, AS_ANOTHER, ALIKE = 0.3, 0.1, 8
 """Log-probs are another row's, or another token's, if they are this far from their own (nats), this share of it from the other's,
 over so many actions at least."""
-NEARER, MANY, UNRELATED = 0.4, 32, 0.3
-"""The share that is enough over so many actions: a policy that moved is off from both, and chance does not come so near. A
-correlation that two policies of one origin exceed.
-"""
-NEVER = -100.0
-"""A log-prob in nats with which no token is ever sampled: a placeholder."""
+NEARER, MANY = 0.4, 32
+"""The share that is enough over so many actions. A policy that moved is off from both, and chance does not come so near."""
 MOVES, ENOUGH = {True: 0.0, False: 1e-5}, 16
 """Learning rate above which an update moves a log-prob of so many actions, by fp32: weights in bf16 may not take a small step."""
 
@@ -195,39 +190,6 @@ def of_other_rows(calls: Sequence[RecordedCall], answer: Answer) -> None:
                 text = f"{words}: {name} are those of another row, in {len(near)} of {plural(len(rows), 'row')}"
                 answer.violated(call, text, row, side=side_apart(call, name))
         _blame_the_loss(answer)
-
-
-def agreement(calls: Sequence[RecordedCall], answer: Answer) -> None:
-    """Look for log-probs of the rollout, or old ones, that do not follow those of the loss, or do so but at the first action."""
-    answer.lacks = f"{MANY} actions of a step with log-probs of both sides"
-    for words, losses in steps(calls):
-        for name in ("rollout_log_probs", "old_log_probs"):
-            both = [(call.heads[name], call.heads["log_probs"]) for call in losses if {name, "log_probs"} <= call.heads.keys()]
-            said, own = map(np.concatenate, zip(*both, strict=True)) if both else (np.zeros((0, HEAD)), np.zeros((0, HEAD)))
-            known = np.isfinite(said + own) & (said > NEVER)
-            if known.sum() < MANY:
-                continue
-            apart = np.where(known, np.abs(said - own), 0.0)
-            mean, first, others = (
-                float(apart[:, at].sum() / max(known[:, at].sum(), 1)) for at in (slice(None), 0, slice(1, None))
-            )
-            related = float(np.corrcoef(said[known], own[known])[0, 1])
-            side, text = EITHER if name == "rollout_log_probs" else TRAINER, ""
-            many = (apart[:, 0] > FAR).sum() >= max(ALIKE, known[:, 0].sum() / 2)
-            if many and others < AS_ANOTHER * first and known[:, 1:].sum() >= MANY:
-                text = f"{number(first, 3)} nats from those of the loss at the first action, {number(others, 3)} behind it"
-            elif mean > FAR and not related > UNRELATED:
-                text = f"{number(mean, 3)} nats from those of the loss, and do not follow them (correlation {related:.2f})"
-            elif mean > FAR:
-                answer.lacks = (
-                    f"{name} nearer than {mean:.2g} nats: old rows, or another temperature (`explain` with a model says)"
-                )
-                continue
-            answer.looked_at += len(known)
-            if name == "rollout_log_probs":
-                answer.figures = [("rollout and trainer apart, by token", f"{mean:.2g} nats")]
-            if text:
-                answer.violated(losses[0], f"{words}: {name} are {text}", size=mean, side=side)
 
 
 def alignment(call: RecordedCall, answer: Answer) -> None:
