@@ -34,6 +34,7 @@ LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
     "end": (frozenset(),),
     "alignment": (frozenset(("log_probs", "rollout_log_probs")),), "rows": (frozenset(("log_probs", "rollout_log_probs")),),
     "placeholder": (frozenset(("log_probs", "rollout_log_probs")),), "duplicates": tuple(frozenset((name,)) for name in LEARNED),
+    "agreement": (frozenset(("log_probs", "rollout_log_probs", "advantages")),),  # of many actions: more than a row without them
     "first action": (frozenset(("advantages",)), frozenset(("rewards",))),
     "advantages": (frozenset(("advantages",)),), "advantage of a row": (frozenset(("advantages", "rewards")),),
     "rewards": (frozenset(("advantages", "rewards")),),

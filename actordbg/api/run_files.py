@@ -28,9 +28,9 @@ from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.measure.log_lines import TrainLog
 from actordbg.measure.run_logs import answer, curve_table, judge_logs, logs_below
-from actordbg.recorded.lint import Linting, lint_answer
+from actordbg.recorded.lint import READ, Linting, lint_answer
 from actordbg.recorded.recorded_calls import RecordedCall
-from actordbg.records.finding import Finding
+from actordbg.records.finding import Finding, NotChecked
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
 
@@ -142,6 +142,8 @@ def linted_files(
         if selects and not chosen:
             raise replace(desk, store=store).nothing("lint", where)
     findings = linting.finish()
+    damaged = [f"{each.path}: {each.reason}" for each in summary.refused if each.code == CorruptDump.code]
+    findings.left = [*findings.left, *(NotChecked(READ, why) for why in (*summary.left_out, *damaged))]
     origins = {call.record.dump_id: call.record.origin for call in linting.kept}
     findings.rows = sum(call.rows for call in linting.kept if not call.is_loss)
     for outcome in findings.outcomes:

@@ -116,7 +116,12 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     values: Mapping[str, Values] = {part: np.atleast_1d(numbers_in(part, given[part])) for part in OF_TOKENS if part in given}
     if layout.aligned == NEXT:
         values = {part: each[: len(ids) - 1] if len(each) == len(ids) else each for part, each in values.items()}
+    if MASK not in values and response is None and (said := _said(given, values)) is not None:
+        values = {**values, MASK: said}
     values = _of_actions(values)
+    if values.get("advantages", ids).size == 1:  # that of the row, of GRPO
+        count = len(values.get(MASK, ids)) if response is None else response
+        values = {**values, "advantages": np.resize(values["advantages"], count)}
     fits = _lengths(layout, values, len(ids), response)
     odd = {part: each for part, each in values.items() if each.ndim != 1 or len(each) not in fits}
     if MASK in odd:
@@ -130,6 +135,14 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     of_row = {name: value for name in ("rewards", "truncated") if (value := _one(given.get(name))) is not None}
     step, rank, ranks = (_whole(given.get(name)) for name in ("step", "rank", "ranks"))
     return FileRow(tokens, cut, number, step=step, rank=rank or 0, ranks=ranks, of_row=of_row, odd=odd)
+
+
+def _said(given: Fields, values: Mapping[str, Values]) -> Values | None:
+    """Return which tokens have a value, [L], where a list of values has nulls; None for a row without nulls."""
+    known = [np.array([value is not None for value in given[part]]) for part in values if isinstance(given[part], list)]
+    longest = max(map(len, known), default=0)
+    said = np.any([each for each in known if len(each) == longest], 0) if known else np.ones(1)
+    return None if said.all() else said
 
 
 def _of_actions(values: Mapping[str, Values]) -> Mapping[str, Values]:

@@ -63,13 +63,15 @@ _NAME = re.compile(r"rank(\d{1,6})_(?:.*_)?(\d{8}_\d{6}_\d{6})\.pkl\Z", re.ASCII
 @dataclass
 class ImportSummary:
     """What an import did. `bytes_read` and `bytes_stored` count the added files only; `refused` names what was not imported, and
-    `notes` what to know of files of rows. dump_ids: the dumps of all files, whether added or already there.
+    `notes` what to know of files of rows; `left_out` which of their rows were not. dump_ids: the dumps of all files, added or
+    already there.
     """
 
     added: int = 0
     present: int = 0
     refused: list[Damaged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
     dump_ids: list[str] = field(default_factory=list)
     bytes_read: int = 0
@@ -228,6 +230,7 @@ class Import:
                 self.summary.bytes_read += file.path.stat().st_size
             if file.left_out:
                 of = plural(len(file.left_out), "row")
+                self.summary.left_out.append(f"{of} of {file.path.name} left out: {file.left_out[0]}")
                 file.notes.append(f"{of} left out: {file.left_out[0]}")
             self.summary.notes += [f"{file.path}: {note}" for note in file.notes]
 

@@ -117,6 +117,12 @@ def _of_table(ids: str, content: Any) -> Iterator[Fields]:
         yield from _transposed(content, ids)
 
 
+def _of_parts(prompt: str, response: str, content: Any) -> Iterator[Fields]:
+    """Yield the rows of a table whose token ids stand in two columns, with the ids of both in one."""
+    for row in _of_table(response, content):
+        yield {**row, IDS: [*row[prompt], *row[response]], RESPONSE: len(row[response])}
+
+
 def _rollout(content: Fields, path: Path) -> int | None:
     return content["rollout_id"] if type(content["rollout_id"]) is int else None
 
@@ -142,12 +148,17 @@ USUAL: Mapping[str, tuple[str, ...]] = {
         "rollout_log_probs", "rollout_logprobs", "inference_logprobs", "generation_logprobs", "sampling_per_token_logps",
     ),
     "base_action_log_probs": ("base_action_log_probs", "ref_log_probs", "ref_logprobs", "ref_log_prob", "ref_per_token_logps"),
-    "advantages": ("advantages",), "returns": ("returns",), "values": ("values",), "entropy": ("entropy", "entropys"),
+    "advantages": ("advantages", "advantage"), "returns": ("returns",), "values": ("values",), "entropy": ("entropy", "entropys"),
     "rewards": ("rewards", "reward", "score"), "step": ("step", "global_step"), "rank": ("rank",),
     "truncated": ("truncated", "is_truncated"),
     RESPONSE: ("response_length", "response_lengths"), LENGTH: ("length", "input_lengths", "total_length"),
 }  # fmt: skip
 """The field's usual names of each part, by which a plain table is read."""
+_PARTED = (
+    ("prompt_ids", "completion_ids"), ("prompt_ids", "response_ids"), ("prompt_token_ids", "token_ids"),
+    ("input_ids", "output_ids"),
+)  # fmt: skip
+"""The usual names of two columns that have the ids of a row together."""
 
 _TRAINED = {
     IDS: "tokens", RESPONSE: "response_lengths", MASK: "loss_masks", "log_probs": "log_probs",
@@ -280,11 +291,15 @@ def layout_of(content: Any, kind: str, columns: Mapping[str, str]) -> FileLayout
             raise Unsupported(f"it has no {name!r:.60} for --column {part}", hint=f"it has {have}")
     usual = {part: next((name for name in names if name in content), "") for part, names in USUAL.items()}
     fields = {part: name for part, name in {**usual, **named}.items() if name}
+    rows = partial(_of_table, fields.get(IDS, ""))
+    for prompt, response in _PARTED if IDS not in named else ():
+        if {prompt, response} <= content.keys():
+            rows, fields = partial(_of_parts, prompt, response), fields | {IDS: IDS, RESPONSE: RESPONSE}
     if IDS not in fields:
         return None
     if "log_probs" not in fields and "old_log_probs" in fields:  # the trainer's only ones, as slime and NeMo-RL have them
         fields["log_probs"] = fields.pop("old_log_probs")
-    return replace(TABLE, fields=fields, rows=partial(_of_table, fields[IDS]), aligned=columns.get(ALIGN, OWN))
+    return replace(TABLE, fields=fields, rows=rows, aligned=columns.get(ALIGN, OWN))
 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str]:

@@ -22,7 +22,8 @@ import numpy as np
 from actordbg.base.errors import ActordbgError, CorruptDump, EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported
 from actordbg.dumps import containers
 from actordbg.dumps.child_pool import LegacyReader
-from actordbg.dumps.file_rows import MASK, OF_TOKENS, Fields, FileLayout, FileRow, Values, row_of
+from actordbg.dumps.containers import JSON_LINES
+from actordbg.dumps.file_rows import IDS, MASK, OF_TOKENS, Fields, FileLayout, FileRow, Values, row_of
 from actordbg.dumps.layouts import layout_of
 from actordbg.dumps.pickle_machine import corrupt
 from actordbg.formats.dump_record import (
@@ -42,6 +43,8 @@ MOST_REPLAYED, MOST_JUDGED = (8, 2**16), (256, 2**18)
 """Most rows of a dump, and most positions of several, padding included: where it is replayed, and where it is only judged."""
 _OF_LOSS = ("log_probs", "old_log_probs", "rollout_log_probs", "advantages")
 """Parts that a loss got, by its own names; others are beside them."""
+MOST_HEAD = 3
+"""Most lines of JSON before the first row."""
 
 
 class RowFile:
@@ -76,7 +79,13 @@ class RowFile:
 
     def rows(self) -> Iterator[FileRow]:
         """Yield the rows that can be read. Raises as `dumps`, which has them."""
+        others: list[Any] = []
         for content in containers.contents(self.path, self._kind, self._trees, self.lines):
+            if self._kind == JSON_LINES and not self._is_row(content):
+                others.append(content)
+                self.left_out.append(f"row {self._at}: it has no token ids")
+                self._at += 1
+                continue
             layout = self.layout or self._known(content)
             try:
                 step = layout.step(content, self.path)
@@ -88,6 +97,14 @@ class RowFile:
                         yield row
             except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
                 raise corrupt(f"after row {self._at}: {error!s:.200}") from None
+        if self.layout is None and others:
+            self._known(others[0])
+
+    def _is_row(self, line: Fields) -> bool:
+        """Check whether a line of JSON is a row, or what refuses the file; others, such as a head of settings, are left out."""
+        if self.layout is None:
+            return self._at >= MOST_HEAD or layout_of(line, self._kind, self._columns) is not None
+        return self.layout.fields[IDS] in line or layout_of(line, self._kind, {}) is not None
 
     def _known(self, content: Any) -> FileLayout:
         """Return the layout of the first content, and begin: nothing is written for a file without one."""

@@ -39,7 +39,9 @@ def is_other_json(path: Path) -> bool:
     line = head.partition(b"\n")[0].rstrip()
     if not head.startswith(b"{") or b'"log_history"' in head:
         return False
-    return b"[" in line if line.endswith(b"}") else head[1:].lstrip().startswith(b'"')
+    if not line.endswith(b"}"):
+        return head[1:].lstrip().startswith(b'"')
+    return b"[" in max(head.splitlines()[:4], key=len)
 
 
 def logs_below(paths: Sequence[Path]) -> list[TrainLog]:

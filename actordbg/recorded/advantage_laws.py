@@ -365,11 +365,15 @@ def advantages(calls: Sequence[RecordedCall], answer: Answer) -> None:
             for prompt, reward in zip(call.prompts, given.reshape(-1) if given is not None else (), strict=False):
                 rewards[prompt].add(float(reward))
                 members[prompt] += 1
-        groups += sum(count > 1 for count in members.values())
-        flat_groups += sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
-        answer.looked_at += 1
+        flat = sum(len(rewards[prompt]) == 1 for prompt, count in members.items() if count > 1)
+        groups, flat_groups = groups + sum(count > 1 for count in members.values()), flat_groups + flat
         weightless += rows
-        if sum(map(len, rows)) > 1 and np.concatenate(rows).all():
+        none = sum(map(len, rows)) > 1 and np.concatenate(rows).all()
+        if none and flat and flat == len(members):
+            answer.lacks = "a step whose prompts have different rewards: of equal ones, advantages are 0"
+            continue
+        answer.looked_at += 1
+        if none:
             said, side = f"{words}: every advantage is 0, so nothing is learned", ""
             if any(len(of) > 1 for of in rewards.values()):
                 said, side = f"{said}, although rewards differ", TRAINER

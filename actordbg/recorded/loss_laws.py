@@ -10,13 +10,15 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from actordbg.base.units import release
-from actordbg.document.blocks import number
+from actordbg.document.blocks import EITHER, TRAINER, number
 from actordbg.recorded.loss_terms import BY_ROW, Terms, aggregation
-from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall
-from actordbg.recorded.step_laws import is_whole, steps
+from actordbg.recorded.recorded_calls import HEAD, NEVER, Answer, Numbers, RecordedCall
+from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, steps
 
 LOSS_OFF = {True: 1e-4, False: 0.01}
 """Largest distance of a loss from its terms, relative to the sum of absolute terms, by fp32."""
+UNRELATED = 0.3
+"""A correlation of log-probs of the same tokens that two policies of one origin exceed."""
 ENOUGH_PARTS = 3
 """A step has so many micro-batches at least if a factor of one term is to be believed."""
 ACCUMULATES_LAST = (0, 19)
@@ -124,3 +126,36 @@ def accumulation(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if since and first.fact("dynamic_batch") and most > 1 and stage in (1, 2):
             said = f"{words}: of {most} micro-batches under ZeRO {stage}, only the gradient of the last is applied"
             answer.violated(first, said)
+
+
+def agreement(calls: Sequence[RecordedCall], answer: Answer) -> None:
+    """Look for log-probs of the rollout, or old ones, that do not follow those of the loss, or do so but at the first action."""
+    answer.lacks = f"{MANY} actions of a step with log-probs of both sides"
+    for words, losses in steps(calls):
+        for name in ("rollout_log_probs", "old_log_probs"):
+            both = [(call.heads[name], call.heads["log_probs"]) for call in losses if {name, "log_probs"} <= call.heads.keys()]
+            said, own = map(np.concatenate, zip(*both, strict=True)) if both else (np.zeros((0, HEAD)), np.zeros((0, HEAD)))
+            known = np.isfinite(said + own) & (said > NEVER)
+            if known.sum() < MANY:
+                continue
+            apart = np.where(known, np.abs(said - own), 0.0)
+            mean, first, others = (
+                float(apart[:, at].sum() / max(known[:, at].sum(), 1)) for at in (slice(None), 0, slice(1, None))
+            )
+            related = float(np.corrcoef(said[known], own[known])[0, 1])
+            side, text = EITHER if name == "rollout_log_probs" else TRAINER, ""
+            many = (apart[:, 0] > FAR).sum() >= max(ALIKE, known[:, 0].sum() / 2)
+            if many and others < AS_ANOTHER * first and known[:, 1:].sum() >= MANY:
+                text = f"{number(first, 3)} nats from those of the loss at the first action, {number(others, 3)} behind it"
+            elif mean > FAR and not related > UNRELATED:
+                text = f"{number(mean, 3)} nats from those of the loss, and do not follow them (correlation {related:.2f})"
+            elif mean > FAR:
+                answer.lacks = (
+                    f"{name} nearer than {mean:.2g} nats: old rows, or another temperature (`explain` with a model says)"
+                )
+                continue
+            answer.looked_at += len(known)
+            if name == "rollout_log_probs":
+                answer.figures = [("rollout and trainer apart, by token", f"{mean:.2g} nats")]
+            if text:
+                answer.violated(losses[0], f"{words}: {name} are {text}", size=mean, side=side)

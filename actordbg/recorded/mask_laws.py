@@ -15,13 +15,15 @@ from actordbg.base.units import plural
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, shifted, side_of
 
-UNLIKELY, ALONE = -1e-3, 0.05
-"""Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm."""
+UNLIKELY, ALONE, NUCLEUS = -1e-3, 0.05, math.log(0.5)
+"""Below this log-prob, in nats, another side cannot have computed exactly 0; with top-p, so far below its logarithm; that of the
+least top-p of a file that does not name it.
+"""
 USUAL_END = 0.5
 """Share of the rows whose last action must be the same token for it to count as the end token."""
 LATE, FEW, VERIFIED, CHANCE, NEARLY_ALL = 3, 8, 4, 5.0, 0.9
-"""Fewest prompts that show a late mask; rows of each kind whose rewards are compared; values that the rewards of a verifier have;
-standard errors beyond chance; the share of rows that is nearly all.
+"""Fewest prompts that show a late mask, and rows that show an early end; rows of each kind whose rewards are compared;
+values that the rewards of a verifier have; standard errors beyond chance; the share of rows that is nearly all.
 """
 
 
@@ -31,21 +33,32 @@ def _scorer(call: RecordedCall) -> str:
 
 
 def _zeros(call: RecordedCall, name: str, other: str) -> Numbers | None:
-    """Mark actions whose log-prob is exactly 0.0, and by another side is not, bool [B, A]; None if that cannot be told."""
-    known = call.log_probs()
-    greedy = name == "rollout_log_probs" and call.fact("rollout.top_k") == 1  # every token is then certain
-    if name not in known or other not in known or greedy:
+    """Mark actions whose log-prob is exactly 0.0, and by another side is not, or have none of the engine (NaN), bool [B, A]; None
+    if that cannot be told.
+    """
+    known, of_engine = call.log_probs(), name == "rollout_log_probs"
+    if name not in known or (of_engine and call.fact("rollout.top_k") == 1):  # greedy: every token is then certain
         return None
-    top_p = call.fact("rollout.top_p") if name == "rollout_log_probs" else None  # a token may be alone in its nucleus
+    said, by_other = known[name], known.get(other, np.zeros_like(known[name]))
+    top_p = call.fact("rollout.top_p") if of_engine else None  # a token may be alone in its nucleus
     least = math.log(top_p) - ALONE if isinstance(top_p, float) and 0 < top_p < 1 else UNLIKELY
-    return (known[name] == 0) & (known[other] < least) & call.active
+    alone = call.active & (said == 0) & (by_other > NUCLEUS)
+    if of_engine and call.imported and alone.any():  # files do not name top_p; whatever it is, tokens above it have 0
+        likeliest = by_other[call.active & (said < 0)].max(initial=NUCLEUS)
+        least = min(least, by_other[alone].min()) if likeliest < by_other[alone].min() + 2 * ALONE else least
+    return ((said == 0) & (by_other < least) | of_engine & np.isnan(said)) & call.active
+
+
+def _spoken(call: RecordedCall) -> Numbers:
+    """Mark actions with a log-prob of the engine, bool [B, A]."""
+    return (np.nan_to_num(call.log_probs()["rollout_log_probs"]) != 0) & call.active
 
 
 def _ahead(call: RecordedCall) -> Numbers | None:
     """Mark actions before the rollout's first log-prob, bool [B, A]: those of a prompt. None if that cannot be told."""
     if (zeros := _zeros(call, "rollout_log_probs", _scorer(call))) is None:
         return None
-    said = (call.log_probs()["rollout_log_probs"] != 0) & call.active
+    said = _spoken(call)
     return zeros & said.any(1)[:, None] & (said.cumsum(1) == 0)
 
 
@@ -54,9 +67,9 @@ def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
     whether most of these runs begin behind the token that ends a turn. None if that cannot be told.
     """
     zeros, ids = _zeros(call, "rollout_log_probs", _scorer(call)), call.actions
-    if zeros is None or ids is None or call.active is None or call.ends is None:
+    if zeros is None or ids is None or call.ends is None:
         return None
-    spoken = (call.log_probs()["rollout_log_probs"] != 0) & call.active
+    spoken = _spoken(call)
     around = [np.logical_or.accumulate(each, 1) for each in (spoken, spoken[:, ::-1])]
     between: Numbers = call.active & ~spoken & around[0] & around[1][:, ::-1]
     runs = between & (shifted(between, 1) | shifted(between, -1))
@@ -64,6 +77,13 @@ def _unsampled(call: RecordedCall) -> tuple[Numbers, bool] | None:
     ahead = Counter[int](ids[shifted(runs & ~shifted(runs, 1), -1)].tolist())
     (usual, count), *_ = ahead.most_common(1) or [(0, 0)]
     return runs, 2 * count > ahead.total() and (count > 1 or usual in call.ends[:, 1])
+
+
+def named(call: RecordedCall) -> Numbers:
+    """Mark actions without a log-prob of the engine that the laws of the mask and of the environment name, bool [B, A]."""
+    ahead, tools = _ahead(call), _unsampled(call)
+    none: Numbers = np.zeros_like(call.active)
+    return (none if ahead is None else ahead) | (none if tools is None else tools[0])
 
 
 def environment(call: RecordedCall, answer: Answer) -> None:
@@ -80,14 +100,14 @@ def environment(call: RecordedCall, answer: Answer) -> None:
 def placeholder(call: RecordedCall, answer: Answer) -> None:
     sides = ("rollout_log_probs", _scorer(call)), ("old_log_probs", "log_probs"), ("log_probs", "rollout_log_probs")
     for name, other in sides:
-        if (bad := _zeros(call, name, other)) is None:
+        known = call.log_probs()
+        if other not in known or (bad := _zeros(call, name, other)) is None:
             continue
         if name == "log_probs":  # those of a whole row: NaN that became 0 has a finite loss
-            bad = bad & (((call.log_probs()[name] == 0) | (call.active == 0)).all(1)[:, None])
-        if name == "rollout_log_probs" and (ahead := _ahead(call)) is not None:
-            bad = bad & ~ahead  # which the mask's law names
-            bad = bad if (tools := _unsampled(call)) is None else bad & ~tools[0]  # and those, that of the environment
-        worst = -np.where(bad, call.log_probs()[other], 0.0).min(1, initial=0.0)
+            bad = bad & (((known[name] == 0) | (call.active == 0)).all(1)[:, None])
+        if name == "rollout_log_probs":
+            bad = bad & (known[name] == 0) & ~named(call)
+        worst = -np.where(bad, known[other], 0.0).min(1, initial=0.0)
         words = f"{name} is exactly 0.0 at an action whose {other.replace('_', ' ')} say otherwise"
         answer.rows(call, bad.any(1), words, worst, side_of(name))
 
@@ -95,7 +115,7 @@ def placeholder(call: RecordedCall, answer: Answer) -> None:
 def mask(call: RecordedCall, answer: Answer) -> None:
     said = call.log_probs().get("rollout_log_probs")
     real: Numbers = True if said is None or call.real is None else call.real[:, 1:][:, -said.shape[1] :]
-    spoken: Numbers = said != 0
+    spoken: Numbers = said is None or np.nan_to_num(said) != 0
     within: Numbers = spoken & real
     for by in (-1, 1, -2, 2) if said is not None else ():
         assert call.active is not None
@@ -113,6 +133,11 @@ def mask(call: RecordedCall, answer: Answer) -> None:
             side = TRAINER if many > 1 else EITHER  # an engine may leave out its first log-prob
             words = f"the action mask begins {plural(many, 'token')} before the rollout's first log-prob"
             answer.rows(call, ahead.any(1), words, side=side)
+    if said is not None and call.active is not None and call.real is not None:
+        left = spoken & real & ~call.active
+        last = (left == (real & ~shifted(real, -1))).all(1) & call.active.any(1)
+        if last.sum() >= LATE and not left[~last].any():
+            answer.rows(call, last, "the action mask leaves out the last token, which the engine sampled", side=TRAINER)
     multi_turn = call.fact("multi_turn")
     if call.holes is None:
         return
@@ -177,14 +202,19 @@ def truncation(calls: Sequence[RecordedCall], answer: Answer) -> None:
     if not said or (end := _end_token(said)) is None:
         return
     longest = max(int(call.counts.max(initial=0)) for call in said if call.counts is not None)
+    cut = wrong = 0
     for call in said:
         truncated, ends, counts = call.array("truncated"), call.ends, call.counts
         assert truncated is not None and ends is not None and counts is not None
         bad = (ends[:, 1] != end) & (ends[:, 1] >= 0) & (truncated.reshape(-1) == 0)
+        ended = ends[truncated.reshape(-1) != 0, 1] == end
+        cut, wrong = cut + len(ended), wrong + int(ended.sum())
         words = f"the response lacks its end token {end}, and is not reported as truncated"
         if (bad & (counts == longest)).any():
             words += f" at the longest length, {longest:,}"
         answer.rows(call, bad, words)
+    if wrong >= LATE and 2 * wrong > cut:
+        answer.violated(said[0], f"{wrong} of {cut} rows that are reported as truncated have their end token {end}")
 
 
 def cut_off(calls: Sequence[RecordedCall], answer: Answer) -> None:

@@ -34,6 +34,8 @@ _TRIMMED = (
     "row_keys", "beginnings", "counts", "spans", "ends", "surprisal", "moved", "terms", "others", "weightless", "holes", "heads",
     "estimates",
 )  # fmt: skip
+NEVER = -100.0
+"""A log-prob in nats with which no token is ever sampled: a placeholder."""
 LOW, HIGH, FIRST, RETURN, COUNT = range(5)
 """Columns of `RecordedCall.estimates`; five sums follow the last."""
 OF_ROWS = ("old_row_log_probs", "base_row_log_probs")

@@ -18,7 +18,7 @@ from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
 from actordbg.formats.dump_record import LOSS, DumpRecord
 from actordbg.recorded import advantage_laws, loss_laws, mask_laws, step_laws
 from actordbg.recorded.loss_terms import VALUES
-from actordbg.recorded.recorded_calls import Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
+from actordbg.recorded.recorded_calls import NEVER, Answer, Numbers, RecordedCall, RecordedLaw, shifted, side_of
 from actordbg.recorded.weight_ladder import unequal_ranks
 from actordbg.records.finding import Finding
 
@@ -76,6 +76,7 @@ def _finite(call: RecordedCall, answer: Answer) -> None:
             named[name] = values
     for name, values in named.items():
         bad: Numbers = ~np.isfinite(values) & call.active
+        bad = bad & ~mask_laws.named(call) if name == "rollout_log_probs" and bad.any() else bad
         answer.rows(call, bad.any(1), f"{name} is not finite at an action", side=side_of(name))
     for name, words in _FIGURES.items():
         value = call.array(name)
@@ -92,6 +93,9 @@ def _positive(call: RecordedCall, answer: Answer) -> None:
         assert call.active is not None
         highest = np.where(call.active, values, -1.0).max(1, initial=-1.0)
         answer.rows(call, highest > POSITIVE[call.fp32], f"{name} is above 0 at an action", highest, side_of(name))
+        lowest = np.where(call.active & np.isfinite(values), values, 0.0).min(1, initial=0.0)
+        if name == "rollout_log_probs" and (bad := lowest <= NEVER).any():
+            answer.rows(call, bad, f"{name} is {lowest.min():g} at an action, which was sampled", lowest, ROLLOUT)
 
 
 def _entropy(call: RecordedCall, answer: Answer) -> None:
@@ -216,7 +220,8 @@ LAWS = (
         fails="a row begins with two BOS tokens",
     ),
     RecordedLaw(
-        "log-probs", "no log-prob is above 0", "verl#2656", "normalize with log_softmax over the whole vocabulary, in fp32",
+        "log-probs", "no log-prob is above 0, and none of a sampled token below -100", "verl#2656",
+        "normalize with log_softmax over the whole vocabulary, in fp32",
         ("log_probs",), TRAINER, judge=_positive, over_calls=False,
     ),
     RecordedLaw(
@@ -258,6 +263,11 @@ LAWS = (
         "mask tokens that the engine did not sample (an appended end token, tool output)",
         (*_OF_LOSS, "rollout_log_probs"), ROLLOUT, judge=mask_laws.placeholder, over_calls=False,
         fails="a placeholder 0.0 is trained on as a log-prob",
+    ),
+    RecordedLaw(
+        "agreement", "the log-probs of rollout and old policy follow those of the loss from the first action", "NeMo-RL PR#1767",
+        "compare the tokens, and the packing, that each side scored", _OF_LOSS, EITHER, judge=loss_laws.agreement,
+        fails="log-probs are not those of their tokens",
     ),
     RecordedLaw(
         "end", "a response ends with one end token", "open-instruct PR#1041",
@@ -346,7 +356,7 @@ LAWS = (
         "reference", "before the first update, the policy is its reference", "ms-swift PR#9934",
         "load the reference of the policy's own weights and adapter; without PiSSA's or OLoRA's adapter the base is another",
         _OF_LOSS, TRAINER,
-        fails="the reference model differs from the policy before any update", judge=step_laws.reference,
+        fails="the reference is not the policy before its updates", judge=step_laws.reference,
     ),
     RecordedLaw(
         "normalization", "the losses of all micro-batches and ranks add up to the loss of one batch", "ms-swift#10117",

@@ -73,7 +73,7 @@ def update(calls: Sequence[RecordedCall], answer: Answer) -> None:
     for run, step, key in _scored(calls):
         if step is not None:
             scored[run, key].append(step)
-    rates: dict[Hashable, float] = {}
+    updates = set[Hashable]()
     for words, losses in steps(calls):
         first = losses[0]
         run, step = first.record.run, first.record.step
@@ -82,10 +82,9 @@ def update(calls: Sequence[RecordedCall], answer: Answer) -> None:
             continue
         last = [max((at for at in scored[run, key] if at <= step), default=None) for call in losses for key in call.row_keys]
         since = [at for at in last if at is not None]
-        moves = [rates.get((run, at), 0.0) > MOVES[first.fp32] for at in range(min(since, default=step), step)]
-        learned = any(call.weightless is None or not call.weightless.all() for call in losses)
-        if learned and (lr := first.array("lr")) is not None:
-            rates[run, step] = float(lr.max())
+        moves = [(run, at) in updates for at in range(min(since, default=step), step)]
+        if _updates(losses):
+            updates.add((run, step))
         tokens = sum(int(call.counts.sum()) for call in losses if call.moved is not None and call.counts is not None)
         answer.lacks = "a loss after an update, of rows that were scored before it"
         if None in last or not since or max(since) == step or not any(moves) or tokens < ENOUGH or first.scaled:
@@ -107,18 +106,11 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
         for key, head in zip(call.row_keys, heads, strict=False)
     }
     models = {(call.record.run, call.record.role): call.record.model_name for call in calls if call.record.model_name}
+    updated, same = set[str](), defaultdict[str, list[tuple[bool, RecordedCall, str]]](list)
     for words, losses in steps(calls):
-        first = losses[0]
-        if first.record.step != 0 or first.record.role != "policy loss":
+        first, apart = losses[0], list[Numbers]()
+        if first.record.role != "policy loss":
             continue
-        policy, theirs = (models.get((first.record.run, role)) for role in ("policy", "reference"))
-        other = policy and theirs and policy != theirs
-        if (
-            other or first.record.source == IMPORTED or first.fact("steps_of_process")
-        ):  # another model by design, or a resumed run
-            answer.lacks = "a reference of the policy's own model, and steps that count from the beginning of the run"
-            continue
-        apart: list[Numbers] = []
         for call in losses:
             base = call.heads.get("base_action_log_probs")
             if base is None and "log_probs" in call.heads:
@@ -127,7 +119,20 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
             if base is not None and base.shape == call.heads["log_probs"].shape:
                 distances = np.abs(call.heads["log_probs"] - base)
                 apart.append(distances[np.isfinite(distances)])
-        every = np.concatenate(apart) if apart else np.zeros(0)
+        every, run = np.concatenate(apart) if apart else np.zeros(0), first.record.run
+        if run in updated and len(every) >= ENOUGH:
+            same[run].append((not every.any(), first, words))
+        if _updates(losses):
+            updated.add(run)
+        if first.record.step != 0:
+            continue
+        policy, theirs = (models.get((run, role)) for role in ("policy", "reference"))
+        other = policy and theirs and policy != theirs
+        if (
+            other or first.record.source == IMPORTED or first.fact("steps_of_process")
+        ):  # another model by design, or a resumed run
+            answer.lacks = "a reference of the policy's own model, and steps that count from the beginning of the run"
+            continue
         if not len(every):
             answer.lacks = "log-probs of the reference at step 0 (in losses with a KL term, or forwards with --with-outputs)"
             continue
@@ -139,6 +144,17 @@ def reference(calls: Sequence[RecordedCall], answer: Answer) -> None:
         if mean > limit:
             said = f"{words}: nothing was updated, but the reference is {number(mean, 3)} nats from the policy (limit {limit:g})"
             answer.violated(first, said, size=mean)
+    for of in same.values():
+        answer.looked_at += len(of)
+        if len(of) > 1 and all(equal for equal, *_ in of):  # one such step may be that in which a trainer renews its reference
+            _, first, words = of[0]
+            answer.violated(first, f"{words}: the policy was updated, but in {len(of)} steps its reference is exactly the policy")
+
+
+def _updates(losses: Sequence[RecordedCall]) -> bool:
+    """Check whether a step moves weights: it has a learning rate that does, and advantages that are not 0."""
+    learned = any(call.weightless is None or not call.weightless.all() for call in losses)
+    return learned and (rate := losses[0].array("lr")) is not None and float(rate.max()) > MOVES[losses[0].fp32]
 
 
 def _of_others(known: Mapping[str, Numbers], answer: Answer) -> Iterator[tuple[str, Numbers, Numbers]]:

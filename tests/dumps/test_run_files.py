@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import runfiles
+from commandline import typed
 from runfiles import WRITERS, MadeRow, written
 
 from actordbg.base.errors import StoreProblem, UsageError
@@ -260,6 +261,61 @@ def test_healthy_advantages_that_were_clipped_or_of_no_known_estimator_are_not_c
     other = Store(tmp_path / "other")
     imported(other, runfiles.nemo_rl(tmp_path / "unknown", rows))
     assert judged(other).found == [] and judged(other)["rewards"].lacks == "an estimator of advantages that is known"
+
+
+def without_mask(rows: list[dict[str, Any]]) -> None:
+    """Nulls where the engine did not sample, instead of a mask."""
+    for row in rows:
+        mask = row.pop("loss_mask")
+        for name in ("logprobs", "rollout_logprobs", "advantages"):
+            row[name] = [value if acts else None for value, acts in zip(row[name], mask, strict=True)]
+
+
+def in_two_columns(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        count = sum(row.pop("loss_mask"))
+        ids, row["advantage"] = row.pop("input_ids"), row.pop("advantages")[-1]
+        row |= {"prompt_ids": ids[:-count], "completion_ids": ids[-count:]}
+        row |= {name: row[name][-count:] for name in ("logprobs", "rollout_logprobs")}
+
+
+def in_a_nucleus(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        row["rollout_logprobs"] = [0.0 if value > -0.4 else value + 0.3 for value in row["logprobs"]]
+
+
+def of_tools_without(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        first = row["loss_mask"].index(1)
+        row["input_ids"][first + 2], row["rollout_logprobs"][first + 3 : first + 6] = runfiles.END, [None] * 3
+
+
+PLAIN: dict[str, tuple[Any, set[tuple[str, str]]]] = {
+    "nulls instead of a mask": (without_mask, set()),
+    "ids in two columns, an advantage of a row": (in_two_columns, set()),
+    "top-p, which no file names": (in_a_nucleus, set()),
+    "a head, and a line of figures": (lambda rows: [rows.insert(at, {"config": {"lr": 0.1}}) for at in (0, 5)], set()),
+    "a mask that is too long": (lambda rows: rows[3]["loss_mask"].extend([1, 1]), set()),
+    "nulls at the output of tools": (of_tools_without, {("environment", TRAINER)}),
+    "no end token is trained on": (lambda rows: [row["loss_mask"].__setitem__(-1, 0) for row in rows], {("mask", TRAINER)}),
+}
+
+
+@pytest.mark.parametrize("change", PLAIN)
+def test_rows_of_a_plain_table_mean_what_their_writer_means(change: str, tmp_path):
+    plain, (plant, wanted) = runfiles._plain_rows(estimated()), PLAIN[change]
+    plant(plain)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain))
+    answer = json.loads(typed("lint", str(tmp_path / "rows.jsonl"), "--json").stdout)
+    assert {(each["rule"], each["side"]) for each in answer["findings"]} == wanted, answer["findings"]
+    left = [each["said"] for each in answer["unchecked"] if each["rule"] == "readable"]
+    assert bool(left) == (len(plain) > 16 or "too long" in change), "a row that was left out is not green"
+    assert "rewards" not in [each["rule"] for each in answer["unchecked"]]
+
+
+def estimated() -> list[MadeRow]:
+    runfiles.estimate(rows := runfiles.made_rows(), runfiles.normalized)
+    return rows
 
 
 @pytest.mark.parametrize(("of_second", "named"), [((0, 16), False), ((16, 32), False), ((8, 24), True), ((4, 12), False)])

@@ -173,14 +173,15 @@ def of_trl(step: Step, mode: str = "sequence_mask", factor: float = 1.0) -> None
         t["context.term_weights"] = (apart if factor else -apart).exp() * (factor or 1.0)
 
 
-def epochs(step: Step, apart: float = 0.01) -> None:
-    """A second epoch over the same rows, after an update."""
-    again = [{name: tensor.clone() for name, tensor in t.items()} for t in step.tensors]
+def epochs(step: Step, apart: float = 0.01, at: int = 4) -> None:
+    """Another epoch over the same rows, after an update."""
+    again = [{name: tensor.clone() for name, tensor in t.items()} for t in step.tensors[: RANKS * MICRO]]
     for t in again:
         t["log_probs"] = t["old_log_probs"] - apart
     step.tensors += again
-    step.facts, step.fields = 2 * step.facts, step.fields + [fields | {"step": 4} for fields in step.fields]
-    step.not_scored = len(again)
+    step.facts = step.facts + step.facts[: len(again)]
+    step.fields = step.fields + [fields | {"step": at} for fields in step.fields[: len(again)]]
+    step.not_scored += len(again)
 
 
 def referred(step: Step, apart: float = 0.0) -> None:
@@ -288,6 +289,7 @@ CHANGES: dict[str, Callable[[dict[str, Tensor], str, Any, Any], Any]] = {
 WHOLE_STEPS: dict[str, Callable[..., Any]] = {
     "estimate": Step.estimate, "finish": Step.finish, "epochs": epochs, "reference": referred, "hashes": hashed,
     "weights": lambda step, given: of_trl(step, *given), "same": same_row, "penalize": lambda step, settings, done: penalized(step, settings, **done), "cancel": cancelling, "swap": swapped, "rows": next_rows,
+    "follow": lambda step: [t.update({"context.base_action_log_probs": t["log_probs"].clone()}) for t in step.tensors],
     "calls": lambda step: unlike_counts(step),
 }  # fmt: skip
 
@@ -478,7 +480,13 @@ def test_a_reference_that_is_another_model_by_design_is_no_fault(theirs, judged)
     def call(role: str, model: str | None, **heads: Any) -> Any:
         record = SimpleNamespace(run="r", role=role, model_name=model, step=0, dump_id="d", actor={}, source="capture")
         return SimpleNamespace(
-            record=record, is_loss="loss" in role, heads=heads, row_keys=(b"k",), fp32=True, fact=lambda _: None
+            record=record,
+            is_loss="loss" in role,
+            heads=heads,
+            row_keys=(b"k",),
+            fp32=True,
+            fact=lambda _: None,
+            weightless=np.ones(1),
         )
 
     own = np.full((1, 4), -1.0)
