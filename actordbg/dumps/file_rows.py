@@ -29,6 +29,11 @@ OF_TOKENS = (
     "entropy",
 )  # fmt: skip
 """Parts of a row that have a value for each token, or for each token of its response."""
+OF_LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs")
+OF_ROW_OR_TOKENS = ("advantages", "returns")
+"""Parts of which a row may have one value for all of its tokens, as GRPO makes them."""
+LABELS, IGNORED = "labels", -100
+"""What a token is trained to be; at a token that is not trained, this number."""
 OF_ROWS = ("rewards", "truncated", "step", "rank", "ranks")
 PARTS = (IDS, ATTENTION, *OF_TOKENS, *OF_ROWS, RESPONSE, LENGTH, SAMPLE)
 ALIGN, NEXT, OWN = "align", "next", "own"
@@ -113,7 +118,10 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     response = int(given[RESPONSE]) if RESPONSE in given else None
     if response is not None and not 0 <= response <= len(ids):
         raise ValueError(f"its {layout.fields[RESPONSE]} is {response}, it has {len(ids)} tokens")
-    values: Mapping[str, Values] = {part: np.atleast_1d(numbers_in(part, given[part])) for part in OF_TOKENS if part in given}
+    values: Mapping[str, Values] = {part: numbers_in(part, given[part]) for part in OF_TOKENS if part in given}
+    if LABELS in given:
+        values = {MASK: numbers_in(LABELS, given[LABELS]) != IGNORED, **values}
+    values = _at_tokens(values, len(ids) if response is None else response)
     if layout.aligned == NEXT:
         values = {part: each[: len(ids) - 1] if len(each) == len(ids) else each for part, each in values.items()}
     values = _of_actions(values)
@@ -130,6 +138,17 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     of_row = {name: value for name in ("rewards", "truncated") if (value := _one(given.get(name))) is not None}
     step, rank, ranks = (_whole(given.get(name)) for name in ("step", "rank", "ranks"))
     return FileRow(tokens, cut, number, step=step, rank=rank or 0, ranks=ranks, of_row=of_row, odd=odd)
+
+
+def _at_tokens(values: Mapping[str, Values], count: int) -> Mapping[str, Values]:
+    """Return values with a row's single advantage or return at each of its tokens. count: of those, where no other part says."""
+    others = [len(each) for part, each in values.items() if each.ndim and part in (MASK, *OF_LOG_PROBS)]
+    return {
+        part: np.full(others[0] if others else count, each)
+        if each.ndim == 0 and part in OF_ROW_OR_TOKENS
+        else np.atleast_1d(each)
+        for part, each in values.items()
+    }
 
 
 def _of_actions(values: Mapping[str, Values]) -> Mapping[str, Values]:
