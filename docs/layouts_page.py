@@ -24,7 +24,7 @@ NAMES = {
     "base_action_log_probs": "log-probs of the reference", "advantages": "advantages", "returns": "returns", "values": "values",
     "entropy": "entropies", "rewards": "rewards", "step": "step", "rank": "rank", "truncated": "whether it was cut off",
     "ranks": "ranks that have rows of their own", "response_length": "length of the response",
-    "length": "length of the row", "sample_mask": "rows that count",
+    "length": "length of the row", "sample_mask": "rows that count", "labels": "labels, -100 at what is not trained",
 }  # fmt: skip
 LEARNED = frozenset(("log_probs", "advantages"))
 LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
@@ -35,7 +35,7 @@ LAWS_OF: dict[str, tuple[frozenset[str], ...]] = {
     "alignment": (frozenset(("log_probs", "rollout_log_probs")),), "rows": (frozenset(("log_probs", "rollout_log_probs")),),
     "placeholder": (frozenset(("log_probs", "rollout_log_probs")),), "duplicates": tuple(frozenset((name,)) for name in LEARNED),
     "agreement": (frozenset(("log_probs", "rollout_log_probs", "advantages")),),  # of many actions: more than a row without them
-    "first action": (frozenset(("advantages",)), frozenset(("rewards",))),
+    "first action": (frozenset(("advantages",)), frozenset(("rewards",)), frozenset(("rollout_log_probs", "response_length"))),
     "advantages": (frozenset(("advantages",)),), "advantage of a row": (frozenset(("advantages", "rewards")),),
     "rewards": (frozenset(("advantages", "rewards")),),
 }  # fmt: skip
@@ -86,8 +86,9 @@ def layouts_markdown() -> str:
     lines += [f"| {other.what} | {other.way} |" for other in OTHERS]
     lines += [f"| {what} | {way} |" for _, what, way in TEXTS]
     lines += [
-        "", "Anything else is refused: it is not a file that is read. A plain pickle is read if it is one of the old recorder's.",
-        "", "Limits: 1 GiB of arrays, 512 MiB of a `torch.save` archive's pickle, 64 MiB a line of JSON.",
+        "", "Anything else is refused: it is not a file that is read.",
+        "A plain pickle holds an old recorder's call, or rows as lists, arrays or tensors.",
+        "", "Limits: 1 GiB of arrays, 512 MiB of a `torch.save` archive's pickle, 64 MiB a line of JSON, 128 MiB a list in JSON.",
         "A parquet file takes as much memory as its largest row group.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

@@ -160,7 +160,13 @@ def logs_and_others(paths: Sequence[Path]) -> tuple[list[TrainLog], list[Path]]:
     known = {log.path for log in logs}
     if known.issuperset(map(str, paths)):
         return logs, []
-    return logs, [path for path in find_files(paths) if str(path) not in known]
+    try:
+        files = find_files(paths)
+    except UsageError:
+        if not logs or not all(path.exists() for path in paths):
+            raise
+        files = []  # beside the logs
+    return logs, [path for path in files if str(path) not in known]
 
 
 def in_file(finding: Finding, origins: dict[str, dict[str, object]]) -> Finding:

@@ -126,6 +126,8 @@ class _Revived:
                 if place not in self.arrays:
                     self.arrays[place] = self._array(value[TENSOR])
                 return self.arrays[place]
+            if value.keys() == {BYTES}:
+                return np.frombuffer(self._bytes(value), np.uint8)
             if value.keys() == {PACKED}:
                 return self._leaves(*value[PACKED])
             if value.keys() == {RECORD}:
@@ -184,7 +186,8 @@ class _Revived:
         key, dtype, elements, offset, shape, strides = described
         kind = array_dtype(dtype)
         in_pickle = type(key) is int
-        data = memoryview(self.data)[key : key + elements * kind.itemsize] if in_pickle else self._storage(str(key))
+        source, start = (self.data, key) if not in_pickle or key >= 0 else (self.numbers, -1 - key)
+        data = memoryview(source)[start : start + elements * kind.itemsize] if in_pickle else self._storage(str(key))
         span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         if (offset + span) * kind.itemsize > len(data) or math.prod(shape) * kind.itemsize > max(len(data), 2**20):
             raise unsafe("a tensor claims more elements than its storage holds")

@@ -7,6 +7,8 @@
 | parquet | pyarrow, where it is installed | one dict of columns for each batch of rows |
 | a pickle of verl's DataProto or SkyRL's batch | `pickle_tree`, which finds archives and bytes in it | one dict of columns |
 | JSON lines | strict JSON, a line at a time | one dict for each line |
+| a list in JSON | strict JSON | one dict for each object |
+| a pickle of plain rows | `pickle_tree` | one value |
 
 Sizes that a file claims are checked before memory is taken for them. Any other file is named, with the way to get what
 it holds: `OTHERS` is the table.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -39,12 +42,14 @@ from actordbg.store.payload import numbers_of
 PICKLE, ARCHIVE, NPZ, SAFETENSORS, PARQUET, JSON_LINES = (
     "pickle", "torch.save archive", "npz", "safetensors", "parquet", "JSON lines",
 )  # fmt: skip
-RECORD_PICKLE, TSV = "pickle of a batch", "TSV"
+RECORD_PICKLE, TSV, JSON_LIST = "pickle of a batch", "TSV", "list in JSON"
 UNKNOWN = "unknown"
 TSV_HEAD = b"pos\ttoken_id\tvllm_logp\tactor_logp\tmask\n"
 """The first line of Molt's log-probs of a row."""
 MOST_LINE = 2**26
 """Longest line of JSON, in bytes."""
+MOST_LIST = 2**27
+"""Largest list in JSON, in bytes."""
 MOST_COLUMNS = 1000
 """Most arrays of an npz."""
 MOST_DICT = 2**24
@@ -74,6 +79,11 @@ OTHERS = (
     Other(b'"traceEvents"', "a trace of torch's profiler", "Perfetto shows it: it holds no rows"),
     Other(b'"dump_data_dir"', "a dump of msprobe: figures of operations", "`msprobe compare` reads it: it holds no rows"),
     Other(b'"log_history"', "transformers' trainer_state.json", "`actordbg lint FILE` judges it"),
+    Other(b"\xff\xff\xff\xff", "Arrow of `datasets`", "load_from_disk('DIR').to_parquet('rows.parquet'), which is read", True),
+    Other(b"ARROW1", "an Arrow file (feather)", "pandas.read_feather('FILE').to_parquet('rows.parquet'), which is read", True),
+    Other(b"pandas.core", "a DataFrame by to_pickle", "frame.to_parquet('rows.parquet'), which is read"),
+    Other(b"\x93NUMPY", "one array without a name", "np.savez('rows.npz', input_ids=...), which is read", True),
+    Other(b',"[', "a CSV of rows, whose lists are texts", "frame.to_json('rows.jsonl', orient='records', lines=True)"),
     Other(b"\x1f\x8b", "compressed with gzip", "decompress it first", True),
     Other(b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it first", True),
 )  # fmt: skip
@@ -83,6 +93,10 @@ TEXTS = (
      "`actordbg run --adapter verl` records the ids"),
     ({"prompt", "completion", "step"}, "TRL's completions: texts, without token ids",
      "`actordbg run --adapter trl` records the ids"),
+    ({"chosen", "rejected"}, "preferences: texts, without token ids", "`actordbg run` records a training's calls"),
+    ({"resps", "filtered_resps"}, "samples of lm-eval: texts, without token ids", "an engine's own answers have ids"),
+    ({"instruction", "output"}, "instructions: texts, without token ids", "`actordbg turns --template MODEL` judges a template"),
+    ({"conversations"}, "conversations: texts, without token ids", "`actordbg turns --template MODEL` judges a template"),
     ({"messages"}, "conversations: texts, without token ids", "`actordbg turns --template MODEL` judges a chat template"),
 )  # fmt: skip
 """Names of columns of files that have texts only."""
@@ -102,6 +116,8 @@ def container_of(path: Path) -> str:
         return TSV
     if head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= MAX_RECORD:
         return SAFETENSORS
+    if re.match(rb"\s*\[\s*{[^\]]*\[", head):
+        return JSON_LIST
     first, newline, _ = head.lstrip().partition(b"\n")
     is_line = not newline or first.rstrip().endswith(b"}")  # else an object over several lines
     return JSON_LINES if first[:1] == b"{" and is_line else UNKNOWN
@@ -135,6 +151,8 @@ def contents(path: Path, kind: str, trees: LegacyReader, lines: BinaryIO | None 
         if kind == JSON_LINES:
             with lines or path.open("rb") as file:
                 yield from _lines(file)
+        elif kind == JSON_LIST:
+            yield from _list(path)
         elif kind == PARQUET:
             yield from _parquet(path)
         elif kind == SAFETENSORS:
@@ -142,6 +160,7 @@ def contents(path: Path, kind: str, trees: LegacyReader, lines: BinaryIO | None 
         else:
             reads: dict[str, Callable[[BinaryIO], Any]]
             reads = {NPZ: _npz, TSV: _tsv, ARCHIVE: partial(archive_value, trees), RECORD_PICKLE: partial(record_pickle, trees)}
+            reads[PICKLE] = reads[RECORD_PICKLE]
             with path.open("rb") as file:
                 yield reads[kind](file)
     except ActordbgError:
@@ -178,6 +197,16 @@ def _lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
         if not isinstance(value, dict):
             raise corrupt(f"line {number} is not an object")
         yield value
+
+
+def _list(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a list in JSON, which is read whole. Raises ValueError, Unsupported."""
+    if path.stat().st_size > MOST_LIST:
+        raise Unsupported(f"it is a list in JSON of more than {MOST_LIST} bytes", hint="write JSON lines: an object a line")
+    values = strict_json(path.read_bytes(), _decoded, most=MOST_DICT)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise corrupt("it is not a list of objects")
+    yield from values
 
 
 def _tsv(file: BinaryIO) -> dict[str, Any]:

@@ -29,6 +29,11 @@ OF_TOKENS = (
     "entropy",
 )  # fmt: skip
 """Parts of a row that have a value for each token, or for each token of its response."""
+OF_LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs", "base_action_log_probs")
+OF_ROW_OR_TOKENS = ("advantages", "returns")
+"""Parts of which a row may have one value for all of its tokens, as GRPO makes them."""
+LABELS, IGNORED = "labels", -100
+"""What a token is trained to be; at a token that is not trained, this number."""
 OF_ROWS = ("rewards", "truncated", "step", "rank", "ranks")
 PARTS = (IDS, ATTENTION, *OF_TOKENS, *OF_ROWS, RESPONSE, LENGTH, SAMPLE)
 ALIGN, NEXT, OWN = "align", "next", "own"
@@ -113,15 +118,15 @@ def _row(layout: FileLayout, given: Mapping[str, Any], number: int) -> FileRow |
     response = int(given[RESPONSE]) if RESPONSE in given else None
     if response is not None and not 0 <= response <= len(ids):
         raise ValueError(f"its {layout.fields[RESPONSE]} is {response}, it has {len(ids)} tokens")
-    values: Mapping[str, Values] = {part: np.atleast_1d(numbers_in(part, given[part])) for part in OF_TOKENS if part in given}
+    values: Mapping[str, Values] = {part: numbers_in(part, given[part]) for part in OF_TOKENS if part in given}
+    if LABELS in given:
+        values = {MASK: numbers_in(LABELS, given[LABELS]) != IGNORED, **values}
+    values = _at_tokens(values, len(ids) if response is None else response)
     if layout.aligned == NEXT:
         values = {part: each[: len(ids) - 1] if len(each) == len(ids) else each for part, each in values.items()}
     if MASK not in values and response is None and (said := _said(given, values)) is not None:
         values = {**values, MASK: said}
     values = _of_actions(values)
-    if values.get("advantages", ids).size == 1:  # that of the row, of GRPO
-        count = len(values.get(MASK, ids)) if response is None else response
-        values = {**values, "advantages": np.resize(values["advantages"], count)}
     fits = _lengths(layout, values, len(ids), response)
     odd = {part: each for part, each in values.items() if each.ndim != 1 or len(each) not in fits}
     if MASK in odd:
@@ -143,6 +148,17 @@ def _said(given: Fields, values: Mapping[str, Values]) -> Values | None:
     longest = max(map(len, known), default=0)
     said = np.any([each for each in known if len(each) == longest], 0) if known else np.ones(1)
     return None if said.all() else said
+
+
+def _at_tokens(values: Mapping[str, Values], count: int) -> Mapping[str, Values]:
+    """Return values with a row's single advantage or return at each of its tokens. count: of those, where no other part says."""
+    others = [len(each) for part, each in values.items() if each.ndim and part in (MASK, *OF_LOG_PROBS)]
+    return {
+        part: np.full(others[0] if others else count, each)
+        if each.ndim == 0 and part in OF_ROW_OR_TOKENS
+        else np.atleast_1d(each)
+        for part, each in values.items()
+    }
 
 
 def _of_actions(values: Mapping[str, Values]) -> Mapping[str, Values]:

@@ -35,8 +35,8 @@ from actordbg.base.units import plural
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.archives import pickle_value
 from actordbg.dumps.child_pool import LegacyReader
-from actordbg.dumps.containers import JSON_LINES, PICKLE, UNKNOWN, container_of
-from actordbg.dumps.decode import old_call, parse_stamp
+from actordbg.dumps.containers import JSON_LINES, PICKLE, UNKNOWN, container_of, other_at
+from actordbg.dumps.decode import REQUIRED, old_call, parse_stamp
 from actordbg.dumps.pickle_machine import corrupt
 from actordbg.dumps.rows_import import MOST_JUDGED, MOST_REPLAYED, RowFile, problem_of
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id
@@ -138,9 +138,13 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
             raise UsageError(f"{path} does not exist", hint="name a file of a run, or a folder of such files")
         files.update(dict.fromkeys(filter(_may_have_rows, sorted(path.rglob("*"))) if path.is_dir() else [path]))
     if not files:
+        below = (each for path in paths for each in sorted(path.rglob("*")) if each.is_file())
+        known = next(((each, other) for each in below if (other := other_at(each))), None)
         raise UsageError(
             f"no file below {', '.join(map(str, paths))} that can be imported",
-            hint="name the folder that holds the files; docs/reference/layouts.md lists what is read",
+            hint=f"{known[0].name}: {known[1].message}: {known[1].hint}"
+            if known
+            else "name the folder that holds the files; docs/reference/layouts.md lists what is read",
         )
     return list(files)
 
@@ -296,7 +300,11 @@ class Import:
         if timestamp and (expected := import_id(timestamp, sha256)) in self.known:
             self._there(expected)
             return
-        call = old_call(pickle_value(self.trees, data))
+        content = pickle_value(self.trees, data)
+        if isinstance(content, list) or (isinstance(content, dict) and not REQUIRED & content.keys()):
+            self._rows(RowFile(path, PICKLE, self.columns, self.trees))
+            return
+        call = old_call(content)
         dump_id = import_id(call.timestamp, sha256)
         if dump_id in self.known:
             self._there(dump_id)

@@ -23,6 +23,7 @@ from actordbg.dumps.file_rows import (
     ALIGN,
     ATTENTION,
     IDS,
+    LABELS,
     LENGTH,
     MASK,
     NEXT,
@@ -33,7 +34,7 @@ from actordbg.dumps.file_rows import (
     FileLayout,
     numbers_in,
 )
-from actordbg.dumps.pickle_tree import MOLT, OPENRLHF, SKYRL, VERL
+from actordbg.dumps.pickle_tree import LEFT_OUT, MOLT, OPENRLHF, SKYRL, VERL
 
 
 def _of_slime(content: Fields) -> Iterator[Fields]:
@@ -47,9 +48,10 @@ def _of_slime(content: Fields) -> Iterator[Fields]:
 def _transposed(content: Fields, ids: str = "tokens") -> Iterator[Fields]:
     """Yield the rows of columns; a column that is not as long as that of the ids belongs to no row."""
     count = len(content[ids])
-    columns = {
+    listed = {
         name: values for name, values in content.items() if hasattr(values, "__len__") and not isinstance(values, (str, dict))
     }
+    columns = {name: values for name, values in listed.items() if not isinstance(values, np.ndarray) or values.ndim}
     for row in range(count):
         yield {name: values[row] for name, values in columns.items() if len(values) == count}
 
@@ -111,16 +113,53 @@ def _of_table(ids: str, content: Any) -> Iterator[Fields]:
     if isinstance(content, list):
         for part in content:
             yield from _of_table(ids, part)
+    elif isinstance(content[ids], dict) and LEFT_OUT not in content[ids]:  # pandas writes columns by the names of rows
+        yield from _transposed({name: [*values.values()] for name, values in content.items() if isinstance(values, dict)}, ids)
+    elif isinstance(content[ids], dict):
+        raise Unsupported(f"its {ids} are of a class that is not read", hint="save lists, numpy arrays or tensors")
     elif len(content[ids]) and not np.ndim(content[ids][0]):
         yield content
     else:
         yield from _transposed(content, ids)
 
 
-def _of_parts(prompt: str, response: str, content: Any) -> Iterator[Fields]:
-    """Yield the rows of a table whose token ids stand in two columns, with the ids of both in one."""
+def _joined(prompt: str, response: str, content: Any) -> Iterator[Fields]:
+    """Yield the rows of a table that has prompts and responses apart: padding in front of the one and behind the other goes."""
     for row in _of_table(response, content):
-        yield {**row, IDS: [*row[prompt], *row[response]], RESPONSE: len(row[response])}
+        before, after = (np.asarray(row[name]) for name in (prompt, response))
+        if "prompt_mask" in row:
+            before = before[np.asarray(row["prompt_mask"]) != 0]
+        mask = next((np.asarray(row[name]) for name in USUAL[MASK] if row.get(name) is not None), np.ones(len(after)))
+        acts = np.flatnonzero(mask[-len(after) :])
+        kept = np.arange(len(after)) <= (acts[-1] if acts.size else -1)
+        ids = np.concatenate((before, after))
+        yield {**row, JOINED: ids, RESPONSE: len(after), ATTENTION: np.concatenate((np.ones(len(before)), kept))}
+
+
+def _of_openai(content: Fields) -> Iterator[Fields]:
+    """Yield a row for each answer: vLLM has its ids, and those of the prompt once, or at each answer of a completion."""
+    for choice in content["choices"]:
+        own = {"prompt_token_ids": content.get("prompt_token_ids"), **choice}
+        if own["prompt_token_ids"] is None or own.get("token_ids") is None:
+            raise Unsupported("it has answers of a server without token ids", hint="ask vLLM for them: return_token_ids=true")
+        told = choice.get("logprobs") or {}
+        values = told.get("token_logprobs") or [each["logprob"] for each in told.get("content") or ()]
+        yield _answer(own["prompt_token_ids"], own["token_ids"], values, choice["finish_reason"])
+
+
+def _of_sglang(content: Fields) -> Iterator[Fields]:
+    about = content["meta_info"]
+    prompt = [each[1] for each in about.get("input_token_logprobs") or ()]
+    if len(prompt) != about["prompt_tokens"]:
+        raise Unsupported("it lacks the prompt's token ids", hint="ask SGLang: return_logprob=true, logprob_start_len=0")
+    values = [each[0] for each in about.get("output_token_logprobs") or ()]
+    yield _answer(prompt, content["output_ids"], values, (about.get("finish_reason") or {}).get("type"))
+
+
+def _answer(prompt: list[int], response: list[int], values: list[float], ended: str | None) -> Fields:
+    """Return a row of an engine: its parts are called as ours."""
+    log_probs = {"rollout_log_probs": values} if values else {}
+    return {IDS: [*prompt, *response], RESPONSE: len(response), "truncated": ended == "length", **log_probs}
 
 
 def _rollout(content: Fields, path: Path) -> int | None:
@@ -150,15 +189,16 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "base_action_log_probs": ("base_action_log_probs", "ref_log_probs", "ref_logprobs", "ref_log_prob", "ref_per_token_logps"),
     "advantages": ("advantages", "advantage"), "returns": ("returns",), "values": ("values",), "entropy": ("entropy", "entropys"),
     "rewards": ("rewards", "reward", "score"), "step": ("step", "global_step"), "rank": ("rank",),
-    "truncated": ("truncated", "is_truncated"),
+    "truncated": ("truncated", "is_truncated"), LABELS: ("labels",),
     RESPONSE: ("response_length", "response_lengths"), LENGTH: ("length", "input_lengths", "total_length"),
 }  # fmt: skip
 """The field's usual names of each part, by which a plain table is read."""
-_PARTED = (
-    ("prompt_ids", "completion_ids"), ("prompt_ids", "response_ids"), ("prompt_token_ids", "token_ids"),
-    ("input_ids", "output_ids"),
-)  # fmt: skip
-"""The usual names of two columns that have the ids of a row together."""
+PROMPTS = ("prompt_ids", "prompt_token_ids", "prompts", "prompt")
+RESPONSES = ("completion_ids", "response_ids", "response_token_ids", "completion_token_ids", "output_token_ids", "responses")
+PARTS = (("input_ids", "output_ids"), ("prompt_token_ids", "token_ids"))
+"""Names of the parts of rows whose ids lie apart. Of `PARTS`, one without the other has the ids of whole rows."""
+JOINED = "ids of prompt and response"
+_OF_ENGINE = {IDS: IDS, RESPONSE: RESPONSE, "rollout_log_probs": "rollout_log_probs", "truncated": "truncated"}
 
 _TRAINED = {
     IDS: "tokens", RESPONSE: "response_lengths", MASK: "loss_masks", "log_probs": "log_probs",
@@ -262,6 +302,17 @@ LAYOUTS = (
         "before the filter, so `filtered_rewards` are read. `prev_logprobs` that are all 0 were not computed. Only the file's "
         "name has the step.",
     ),
+    FileLayout(
+        "openai", "vLLM's server: answers to /v1/completions and /v1/chat/completions, one a line",
+        "vllm 0.25.1 vllm/entrypoints/openai/chat_completion/protocol.py", frozenset(("choices", "object", "model")), _OF_ENGINE,
+        container=JSON_LINES, rows=_of_openai,
+        notes="Ids are there with `return_token_ids`, log-probs with `logprobs`. A row for each of `choices`.",
+    ),
+    FileLayout(
+        "sglang", "SGLang: answers to /generate, one a line", "sglang 0.5.23 srt/managers/tokenizer_manager.py",
+        frozenset(("output_ids", "meta_info")), _OF_ENGINE, container=JSON_LINES, rows=_of_sglang,
+        notes="The prompt's ids are there with `return_logprob` and `logprob_start_len=0` alone.",
+    ),
 )  # fmt: skip
 """The layouts of writers."""
 TABLE = FileLayout(
@@ -292,11 +343,16 @@ def layout_of(content: Any, kind: str, columns: Mapping[str, str]) -> FileLayout
     usual = {part: next((name for name in names if name in content), "") for part, names in USUAL.items()}
     fields = {part: name for part, name in {**usual, **named}.items() if name}
     rows = partial(_of_table, fields.get(IDS, ""))
-    for prompt, response in _PARTED if IDS not in named else ():
-        if {prompt, response} <= content.keys():
-            rows, fields = partial(_of_parts, prompt, response), fields | {IDS: IDS, RESPONSE: RESPONSE}
-    if IDS not in fields:
-        return None
+    parts = next((pair for pair in PARTS if content.keys() >= set(pair) and IDS not in named), None)
+    if IDS not in fields or parts:
+        found = (next((name for name in names if name in content), "") for names in (PROMPTS, RESPONSES))
+        prompt, response = parts or found
+        if not prompt or not response:
+            return None
+        fields |= {IDS: JOINED, RESPONSE: RESPONSE, ATTENTION: ATTENTION}
+        if not {"advantages", "rollout_log_probs"} & fields.keys() and fields.get("log_probs") == "logprobs":  # an engine's
+            fields["rollout_log_probs"] = fields.pop("log_probs")
+        rows = partial(_joined, prompt, response)
     if "log_probs" not in fields and "old_log_probs" in fields:  # the trainer's only ones, as slime and NeMo-RL have them
         fields["log_probs"] = fields.pop("old_log_probs")
     return replace(TABLE, fields=fields, rows=rows, aligned=columns.get(ALIGN, OWN))

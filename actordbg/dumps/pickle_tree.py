@@ -3,8 +3,9 @@
 A trainer's debug file holds dicts, lists, numbers, texts and tensors, millions of values. A tensor becomes `{TENSOR: [storage,
 dtype, elements, offset, shape, strides]}`; its storage is the name of a member of the archive or, in a pickle alone, the place of
 its first byte. A TensorDict becomes `{PACKED: [its leaves, the tensor of their bytes]}`, an object of a class in
-`RECORDS` `{RECORD: [its class, its state]}`, bytes `{BYTES: [start, end, whether as text]}`: their place. Numpy arrays of
-numbers and dtypes become `{LEFT_OUT: what}`: nothing is looked up. A mention of anything else, such as `os.system` or another
+`RECORDS` `{RECORD: [its class, its state]}`, bytes `{BYTES: [start, end, whether as text]}`: their place. A numpy array of
+numbers becomes a tensor too, a negative place of which is in the bytes beside the tree: -1 is the first. Other numpy arrays and
+dtypes become `{LEFT_OUT: what}`: nothing is looked up. A mention of anything else, such as `os.system` or another
 class of a trainer, refuses the file.
 
 The storage of a tensor in a pickle alone is a blob that `torch.storage._load_from_bytes` would be given, in torch's pre-2020 file
@@ -30,6 +31,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from actordbg.dumps.pickle_machine import STEPS, Machine, Name, Persistent, PickleCall, Span, corrupt, unsafe
 
@@ -46,6 +48,10 @@ DTYPES: dict[str, tuple[str, int]] = {
     "DoubleStorage": ("float64", 8),
 }
 """torch's storage classes that a file may mention: logical dtype and bytes per element."""
+NUMPY_DTYPES = {
+    "b1": "bool", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "f2": "float16", "f4": "float32", "f8": "float64"
+}  # fmt: skip
+"""numpy's names of the dtypes of arrays that are read."""
 TENSOR, LEFT_OUT, PACKED, RECORD, BYTES = "$tensor", "$left out", "$packed", "$record", "$bytes"
 NUMBERS = "$numbers"
 KINDS = {"u1": 1, "i4": 4, "f8": 8}
@@ -158,6 +164,8 @@ def _build(m: Machine) -> None:
     state, note = m.pop(), m.pop()
     if not isinstance(note, PickleCall):
         raise unsafe("asks to set the state of something that is not an array")
+    if type(state) is tuple and ">" in state:
+        raise corrupt("an array was not written on a little-endian machine")
     keeps = str(note.function) in RECORDS or note.function.name == "_reconstruct"
     m.stack.append(PickleCall(note.function, (state,)) if keeps else note)
 
@@ -228,9 +236,27 @@ class _Walk:
         if function == "_codecs.encode" and isinstance(span := arguments[0] if arguments else None, Span):
             return {BYTES: [span.start, span.end, True]}
         state = arguments[0] if len(arguments) == 1 else None
-        if call.function.name == "_reconstruct" and type(state) is tuple and len(state) == 5 and isinstance(state[4], Span):
-            return self.plain(state[4], level)  # of a numpy array of bytes, whatever its numbers are
+        if call.function.name == "_reconstruct" and type(state) is tuple and len(state) == 5:
+            return self._numpy(*state[1:])
+        if call.function.name == "scalar" and len(arguments) == 2:
+            return self._numpy((), arguments[0], False, arguments[1])
         return {LEFT_OUT: _words(call)}
+
+    def _numpy(self, shape: object, dtype: object, by_columns: object, data: object) -> object:
+        """Describe a numpy array as a tensor; one of bytes is the place of its bytes."""
+        named = dtype.arguments[0] if isinstance(dtype, PickleCall) and dtype.arguments else None
+        if named == "u1" and isinstance(data, Span):
+            return self.plain(data, 0)
+        kind = NUMPY_DTYPES.get(str(named))
+        if isinstance(data, PickleCall) and data.arguments and type(text := data.arguments[0]) is str:
+            start = -1 - len(self.numbers)  # protocol 2 writes bytes as a text
+            self.numbers += text.encode("latin-1", "replace")
+        else:
+            start = data.start if isinstance(data, Span) else -1
+        if not kind or by_columns or type(shape) is not tuple or not all(type(n) is int and 0 <= n < 2**48 for n in shape):
+            return {LEFT_OUT: _words(dtype)}
+        strides = [prod(shape[at + 1 :]) for at in range(len(shape))]
+        return {TENSOR: [start, kind, prod(shape), 0, list(shape), strides]}
 
     def _parts(self, value: object, level: int) -> list[object]:
         """Return a part of a list; those that were appended at once, beside others, one by one."""

@@ -40,7 +40,9 @@ from actordbg.formats.record_reading import MOST_VALUES, values_in
 
 LINE, CALL, BAR, ORDER = "line", "call", "bar", "order"
 """How steps are numbered: by the trainer, by W&B's calls, by a progress bar, by counting lines."""
-STEPS = ("train/global_step", "trainer/global_step", "global_step", "step", "_step")
+OF_STEPS = "global_step/max_steps"
+"""ms-swift's column of a text like `5/600`."""
+STEPS = ("train/global_step", "trainer/global_step", "global_step", OF_STEPS, "current_steps", "step", "_step")
 """Columns that number steps, the best first."""
 HEAD = 2**16
 """Bytes of a file that decide what it is."""
@@ -178,6 +180,8 @@ def _figures(objects: Iterable[Mapping[str, Any]]) -> Iterator[Figures]:
                 flat |= {f"{group}{name}": figure for name, figure in value.items()}
             else:
                 flat[key] = value
+        if OF_STEPS in flat:
+            flat[OF_STEPS] = str(flat[OF_STEPS]).partition("/")[0]
         values = {name: _number(value) for name, value in flat.items()}
         rows.append(({name: value for name, value in values.items() if value is not None}, [k for k in flat if flat[k] is None]))
     nulled = {name for _, empty in rows for name in empty}
@@ -218,6 +222,8 @@ def _is_csv(head: bytes) -> bool:
         return False
     if not rest:
         return any(name.strip().lower() in STEPS for name in heading)
+    if any(cell.startswith("[") for cell in rest[0]):  # rows of tokens
+        return False
     return len(rest[0]) == len(heading) and any(_number(cell) is not None for cell in rest[0])
 
 

@@ -36,6 +36,8 @@ def is_other_json(path: Path) -> bool:
     """
     with path.open("rb") as file:
         head = file.read(2**16).lstrip()
+    if head.startswith(b"[") and head[1:].lstrip().startswith(b"{"):
+        return b"[" in head[1:]
     line = head.partition(b"\n")[0].rstrip()
     if not head.startswith(b"{") or b'"log_history"' in head:
         return False
@@ -98,7 +100,8 @@ def answer(logs: Sequence[TrainLog]) -> CommandResult:
     held = len(findings.held)
     right = f"the curves of {names} keep {plural(held, 'rule')}; a fault that leaves them as they are is not seen"
     verdict = verdict_of(findings, right, {RIGHT: "actordbg check", WRONG: "actordbg dump enable --calls forward,loss"})
-    if held < 2 and not findings.found:
+    short = not any(curve.long for log in logs for curve in curves_of(log).of.values())
+    if (held < 2 or short) and not findings.found:
         # All figures are finite, which says nothing of a training's course.
         verdict = replace(verdict, word=UNCHECKED, said=f"{names} has no known curve of {LEAST} steps")
     return answer_of(findings, verdict, curve_table(logs), title=f"curves of {names}", logs=[log.path for log in logs])

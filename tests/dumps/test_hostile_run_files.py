@@ -134,6 +134,17 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     ),
     "verl's rollouts": (lambda: b'{"input": "a", "output": "b", "gts": 1, "score": 1.0, "step": 1}\n', "unsupported", "verl's"),
     "a trace": (lambda: b'{"traceEvents": [], "schemaVersion": 1}\n', "unsupported", "torch's profiler"),
+    "preferences": (lambda: b'{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "unsupported", "preferences"),
+    "answers without ids": (
+        lambda: b'{"object": "chat.completion", "model": "m", "choices": [{"index": 0}]}\n', "unsupported", "without token ids",
+    ),
+    "an array": (lambda: (np.save(out := io.BytesIO(), np.ones(3)), out.getvalue())[1], "unsupported", "without a name"),
+    "a CSV of rows": (lambda: b'reward,input_ids\n1,"[1, 2]"\n', "unsupported", "CSV of rows"),
+    "a list of numbers": (lambda: b'[{"ids": [1]}, 2]', "corrupt-dump", "not a list of objects"),
+    "an array of another machine": (
+        lambda: saved([{"input_ids": np.array([1, 2], ">i4")}]), "corrupt-dump", "little-endian",
+    ),
+    "an array of texts": (lambda: pickle.dumps([{"input_ids": np.array(["a"])}]), "unsupported", "a class that is not read"),
     "a pretty trainer state": (lambda: b'{\n "log_history": []\n}', "unsupported", "trainer_state.json"),
     "SQLite": (lambda: b"SQLite format 3\0" + bytes(99), "unsupported", "an SQLite database"),
     "a DataProto by torch.save": (

@@ -27,21 +27,23 @@ from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import places_of
 
-ROLLOUTS = ("slime-rollout", "molt")
+ENGINES = ("openai", "sglang")
+"""Without a mask, rewards or advantages."""
+ROLLOUTS = ("slime-rollout", "molt", *ENGINES)
 LEARNED = tuple(name for name in WRITERS if name not in (*ROLLOUTS, "molt-tsv"))
 REWARDED = tuple(name for name in LEARNED if name not in ("prime-rl", "skyrl"))
 NAMED = {
     "log-probs shifted by one": ("alignment", EITHER, (*LEARNED, "molt-tsv")),
-    "mask off by one": ("mask", TRAINER, tuple(WRITERS)),
+    "mask off by one": ("mask", TRAINER, tuple(name for name in WRITERS if name not in ENGINES)),
     "NaN": ("finite", ROLLOUT, tuple(WRITERS)),
     "positive log-prob": ("log-probs", ROLLOUT, (*ROLLOUTS, *LEARNED)),
     "advantage of another group": ("rewards", TRAINER, REWARDED),
     "advantages negated": ("rewards", TRAINER, REWARDED),
     "placeholder": ("placeholder", ROLLOUT, LEARNED),
     "log-probs of other rows": ("rows", EITHER, LEARNED),
-    "first action left out": ("first action", TRAINER, (*ROLLOUTS, *LEARNED)),
+    "first action left out": ("first action", TRAINER, ("slime-rollout", "molt", *LEARNED)),
     "output of tools": ("environment", TRAINER, LEARNED),
-    "cut-off rows rewarded": ("cut off", EITHER, (*ROLLOUTS, "openrlhf")),
+    "cut-off rows rewarded": ("cut off", EITHER, ("slime-rollout", "molt", "openrlhf")),
 }
 """The law that names each fault, the side, and the writers whose files show it."""
 

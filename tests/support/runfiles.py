@@ -465,6 +465,52 @@ def parquet(folder: Path, rows: list[MadeRow]) -> Path:
     return folder / "t" / "rows.table"
 
 
+def json_list(folder: Path, rows: list[MadeRow]) -> Path:
+    _file(folder / "t" / "rows.json").write_text(json.dumps(_plain_rows(rows), indent=1))
+    return folder / "t" / "rows.json"
+
+
+def pickled(folder: Path, rows: list[MadeRow]) -> Path:
+    """Rows of numpy arrays and scalars, by pickle.dump and by torch.save."""
+    with _file(folder / "t" / "rows.pkl").open("wb") as file:
+        pickle.dump([{name: np.array(values)[()] for name, values in row.items()} for row in _plain_rows(rows)], file)
+    return folder / "t" / "rows.pkl"
+
+
+def apart(folder: Path, rows: list[MadeRow]) -> Path:
+    """TRL's own batch by torch.save: prompts padded on the left, completions on the right; one advantage a row."""
+    proto = verl_columns(rows)
+    before = proto["prompts"].shape[1]
+    batch = {
+        "prompt_ids": proto["prompts"], "prompt_mask": proto["attention_mask"][:, :before], "completion_ids": proto["responses"],
+        "completion_mask": proto["response_mask"], "old_per_token_logps": proto["old_log_probs"],
+        "sampling_per_token_logps": proto["rollout_log_probs"], "advantages": proto["advantages"][:, 0],
+        "num_items_in_batch": torch.tensor(9), "rewards": torch.tensor([row.reward for row in rows]),
+    }  # fmt: skip
+    torch.save(batch, _file(folder / "t" / "batch.pt"))
+    return folder / "t" / "batch.pt"
+
+
+def answers(of: Callable[[MadeRow], dict[str, Any]], folder: Path, rows: list[MadeRow]) -> Path:
+    """An engine's answers as its server sends them, one a line."""
+    _file(folder / "t" / "answers.jsonl").write_text("".join(json.dumps(of(row)) + "\n" for row in rows))
+    return folder / "t" / "answers.jsonl"
+
+
+def of_vllm(row: MadeRow) -> dict[str, Any]:
+    content = [{"token": f"token_id:{token}", "logprob": value} for token, value in zip(row.response, row.rollout, strict=True)]
+    choice = {"index": 0, "token_ids": row.response, "logprobs": {"content": content}, "finish_reason": "stop"}
+    return {"id": "x", "object": "chat.completion", "model": "m", "prompt_token_ids": row.prompt, "choices": [choice]}
+
+
+def of_sglang(row: MadeRow) -> dict[str, Any]:
+    told = {
+        "prompt_tokens": len(row.prompt), "input_token_logprobs": [[None, token, None] for token in row.prompt],
+        "output_token_logprobs": [[value, token, None] for token, value in zip(row.response, row.rollout, strict=True)],
+    }  # fmt: skip
+    return {"text": "t", "output_ids": row.response, "meta_info": {**told, "finish_reason": {"type": "stop"}}}
+
+
 Writer = Callable[[Path, list[MadeRow]], Path]
 WRITERS: dict[str, Writer] = {
     "slime-rollout": slime_rollout, "slime-train": slime_train, "miles-train": miles_train, "prime-rl": prime_rl, "verl": verl,
@@ -472,7 +518,8 @@ WRITERS: dict[str, Writer] = {
     "openrlhf": partial(experiences, "openrlhf__trainer__ppo_utils__experience", "experiences.pt", True),
     "molt": partial(experiences, "molt__trainer__algorithm__experience", "rollout_step3.pt", False), "molt-tsv": molt_tsv,
     "nemo-rl": nemo_rl, "npz": npz, "safetensors": safetensors, "torch.save": torch_dict, "JSON lines": json_lines,
-    "parquet": parquet,
+    "parquet": parquet, "list in JSON": json_list, "pickle": pickled, "TRL's batch": apart,
+    "openai": partial(answers, of_vllm), "sglang": partial(answers, of_sglang),
 }  # fmt: skip
 
 
