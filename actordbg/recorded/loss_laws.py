@@ -11,7 +11,7 @@ import numpy as np
 
 from actordbg.base.units import release
 from actordbg.document.blocks import EITHER, TRAINER, number
-from actordbg.recorded.loss_terms import BY_ROW, Terms, aggregation
+from actordbg.recorded.loss_terms import BY_ROW, OF_CALLS, Terms, aggregation
 from actordbg.recorded.recorded_calls import HEAD, NEVER, Answer, Numbers, RecordedCall
 from actordbg.recorded.step_laws import ALIKE, AS_ANOTHER, FAR, MANY, is_whole, steps
 
@@ -51,28 +51,32 @@ def summed(calls: Sequence[RecordedCall], answer: Answer) -> Iterator[SummedStep
     """Yield the whole steps of losses with a known formula."""
     for words, losses in steps(calls):
         first = losses[0]
+        mode = aggregation(first.loss_attributes)
+        count = OF_CALLS.get(mode, "")
         parts = [(call, float(loss)) for call in losses if call.terms and (loss := call.fact("loss")) is not None]
         why = {
             "a loss of a known formula, without other terms": len(parts) < len(losses),
-            "whole steps, of all ranks": not is_whole(losses), "batches of a fixed size": first.fact("dynamic_batch"),
+            "whole steps, of all ranks": not (count or is_whole(losses)), "batches of a fixed size": first.fact("dynamic_batch"),
         }  # fmt: skip
         if lacks := next((name for name, lacking in why.items() if lacking), ""):
             answer.lacks = lacks
             continue
         total = Terms(*map(sum, zip(*(astuple(call.terms) for call, _ in parts), strict=True)))  # type: ignore[arg-type]
-        mode, known = aggregation(first.loss_attributes), total.divisor(first.loss_attributes)
+        known = total.divisor(first.loss_attributes)
         of_rows = "loss_agg_mode" in first.loss_attributes and mode.startswith("seq")
         if known is None or (of_rows and total.rows < sum(call.rows for call in losses)):
             answer.lacks = "what the losses of a step add up to, with actions in every row"  # trainers differ on rows without
             continue
-        ranks, divisor = len({call.record.rank for call in losses}), known[0]
+        ranks, divisor = 1 if count else len({call.record.rank for call in losses}), known[0]
+        by_rows = mode in (BY_ROW, "call-row-means")
 
-        def normalized(terms: Sequence[Terms], by_row: bool = mode == BY_ROW, by: float = divisor, of: int = ranks) -> Numbers:
+        def normalized(terms: Sequence[Terms], by_row: bool = by_rows, by: float = divisor, of: int = ranks) -> Numbers:
             return np.array([(each.by_row if by_row else each.by_token) / by + each.apart / of for each in terms])
 
         given = np.array([loss / (ranks * (first.fact("engine_accumulation") or 1)) for _, loss in parts])
+        given *= [float((count and call.fact(count)) or 1) for call, _ in parts]
         wanted = normalized([call.terms for call, _ in parts if call.terms])
-        size = total.size / (total.tokens if mode == BY_ROW else divisor)
+        size = total.size / (total.tokens / (1 if mode == BY_ROW else max(total.rows, 1)) if by_rows else divisor)
         off = float(np.abs(given - wanted).sum())  # of each micro-batch: whole steps may cancel
         answer.looked_at += 1
         limit = LOSS_OFF[first.fp32] * size

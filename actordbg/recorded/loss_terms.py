@@ -11,6 +11,8 @@ differentiates the same formula. No trainer's code is used.
 | GSPO | the same, with r of a row: exp(mean(new - old)); with correction new - rollout, and w is left out | Zheng et al. 2025 |
 | importance correction | times w = exp(old - rollout), if its statistic is inside the band | OpenRLHF 0.11 `PolicyLoss` |
 | RLOO | PPO, with r of a row: exp(sum(new - old)) | TRL 1.16 |
+| CISPO | -sg(clip(r, 1 - low, 1 + high)) A new | MiniMax-M1 2025 |
+| DPPO | -t A r, or 0 where p has moved farther than a limit in A's direction; + c (new - old)^2 | prime-rl 0.8 `loss.py` |
 | supervised | -new, in DFT times exp(new) | Wu et al. 2025 |
 | DPO, of a row's pair | -log sigmoid(b d), max(0, 1 - b d), or IPO's (d - 1 / 2b)^2, d = chosen - rejected | Rafailov 2023 |
 | | of the rows' sums of new - base, or IPO's means; the first half of the rows was chosen | TRL 1.16 `_compute_loss` |
@@ -63,12 +65,16 @@ class Terms:
             "token-mean": (self.tokens, f"mean over {tokens}"), "token-sum": (1.0, f"sum over {tokens}"),
             BY_ROW: (self.rows, f"mean over {rows}"), "seq-mean-token-sum": (self.rows, f"sum over tokens by {rows}"),
             "seq-mean-token-sum-norm": (by_scale, f"sum over tokens by {scale} times {rows}"),
+            "call-token-sum": (1.0, f"sum over {tokens}"), "call-row-means": (1.0, f"sum of the means of {rows}"),
         }  # fmt: skip
         by, words = known.get(aggregation(loss), (None, ""))
         return (by, words) if by else None
 
 
+_RATIOS = ("ppo", "gspo", "rloo", "cispo", "dppo")
 BY_ROW = "seq-mean-token-mean"
+OF_CALLS = {"call-token-sum": "batch_num_tokens", "call-row-means": "global_batch_size"}
+"""Losses that are sums of their own call, by the argument that divides them; a step's others do not matter."""
 
 
 def aggregation(loss: Mapping[str, Any]) -> str:
@@ -99,7 +105,7 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
         return -new * named.get("term_weights", 1.0)
     corrected = loss.get("is_correction_level") not in (None, "off")
     rollout = named.get("rollout_log_probs")
-    if kind not in ("ppo", "gspo", "rloo") or (corrected and rollout is None) or (old is None) != (kind == "rloo"):
+    if kind not in _RATIOS or (corrected and rollout is None) or (old is None) != (kind == "rloo"):
         return None
     if kind == "rloo":
         ratio = xp.exp(xp.where(mask, new, 0.0).sum(-1) - old_rows)[:, None]
@@ -107,7 +113,7 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
         ratio = xp.exp(_row_mean(xp, new - (rollout if corrected else old), mask))[:, None]
     else:
         ratio = xp.exp(xp.clip(new - old, -_FARTHEST, _FARTHEST))
-    terms = xp.minimum(ratio * advantages, xp.clip(ratio, 1 - loss["clip_eps_low"], 1 + loss["clip_eps_high"]) * advantages)
+    terms = _surrogate(xp, loss, named, ratio)
     if loss.get("dual_clip") is not None:
         terms = xp.where(advantages < 0, xp.maximum(terms, loss["dual_clip"] * advantages), terms)
     terms = -(terms * _weights(xp, loss, old, rollout, mask) if corrected and kind == "ppo" else terms)
@@ -119,6 +125,19 @@ def loss_terms(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ma
                 return None
             terms = terms + loss[f"{name}_coef"] * by * each
     return terms
+
+
+def _surrogate(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], ratio: Values) -> Values:
+    """Return the terms that a policy's loss maximizes, before the dual clip, [B, A]. ratio: [B, A], or [B, 1] of rows."""
+    new, old, advantages, kind = named["log_probs"], named.get("old_log_probs"), named["advantages"], loss["policy_loss_type"]
+    if kind == "dppo":
+        moved, up = xp.exp(new) - xp.exp(old), advantages > 0
+        outside = xp.where(up, moved > loss["dppo_mask_high"], moved < -loss["dppo_mask_low"])
+        return xp.where(outside, 0.0, loss["adv_tau"] * advantages * ratio) - loss["kl_tau"] * (new - old) ** 2
+    clipped = xp.clip(ratio, 1 - loss["clip_eps_low"], 1 + loss["clip_eps_high"])
+    if kind == "cispo":
+        return getattr(clipped, "detach", clipped.__array__)() * advantages * new
+    return xp.minimum(ratio * advantages, clipped * advantages)
 
 
 def _of_pairs(xp: Any, loss: Mapping[str, Any], named: Mapping[str, Values], mask: Values) -> Values | None:

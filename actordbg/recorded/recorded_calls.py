@@ -347,7 +347,7 @@ class RecordedCall:
             return {}
         by_row, low, high = loss.get("policy_loss_type") == "gspo", loss.get("clip_eps_low"), loss.get("clip_eps_high")
         changes: dict[str, dict[str, Any]] = {}
-        if self.moved is not None and self.moved.any():
+        if low is not None and self.moved is not None and self.moved.any():
             kind, of = ("ppo", "token") if by_row else ("gspo", "row")
             changes = {f"a ratio of each {of}": {"policy_loss_type": kind}}
             if low != high:

@@ -1,7 +1,7 @@
 """NeMo-RL and prime-rl, as their sources say: nobody has trained with them here.
 
-Read: NeMo-RL 0.6.0 (7ea279a), prime-rl 0.8.0 (559b447). Losses are recorded, and not recomputed. Not
-recorded: rows that are split over ranks (context or sequence parallelism), images, critics.
+Read: NeMo-RL 0.6.0 (7ea279a), prime-rl 0.8.0 (559b447). Losses: `declared_losses`. Not recorded: rows that are split over ranks
+(context or sequence parallelism), images, critics.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from actordbg.trainers.seam import LossCall, NoPolicy, Rows, Scores, Seam, Unreadable, no_rows, real_tokens, updates_of
+from actordbg.trainers.declared_losses import nemo_loss, prime_loss
+from actordbg.trainers.seam import NoPolicy, Rows, Scores, Seam, Unreadable, no_rows, real_tokens, updates_of
 
 _LOGITS = "nemo_rl.models.automodel.train"
 _LOSSES = "nemo_rl.algorithms.loss.loss_functions"
@@ -30,21 +31,6 @@ def _nemo_rows(call: Mapping[str, Any]) -> Rows:
         return Rows(model, ids, offsets=inputs.flash_attn_kwargs.cu_seqlens_q, **given)
     counted = data["token_mask"][:, 1:] * data["sample_mask"][:, None] if "token_mask" in data else None
     return Rows(model, ids, real_tokens(data["input_lengths"], ids), counted, **given)
-
-
-def _nemo_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
-    """Read a loss of NeMo-RL, which gets log-probs [B, S-1]; under sequence packing of one row after another."""
-    new, data = call["next_token_logprobs"], call["data"]
-    names = {"advantages": "advantages", "old_log_probs": "prev_logprobs", "rollout_log_probs": "generation_logprobs"}
-    known = {name: data[key][:, 1:] for name, key in names.items() if key in data}
-    base, mask = data.get("reference_policy_logprobs"), data["token_mask"][:, 1:] * data["sample_mask"][:, None]
-    if mask.shape != new.shape or call.get("dpo_loss"):
-        return None  # split over ranks, or a part of another loss
-    return LossCall(
-        new, mask, **known, loss=output[0], facts={"policy_loss_type": "other", "loss_type": type(call["self"]).__name__},
-        sequences=data["input_ids"], attention_mask=real_tokens(data["input_lengths"], data["input_ids"]),
-        own={"base_action_log_probs": None if base is None else base[:, 1:]},
-    )  # fmt: skip
 
 
 def _prime_rows(call: Mapping[str, Any]) -> Rows:
@@ -66,19 +52,6 @@ def _prime_scores(output: Any) -> Scores:
     return Scores(output.get("logprobs"), output.get("entropy"), None if output.get("logprobs") is not None else output["logits"])
 
 
-def _prime_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
-    """Read the loss, which comes behind its forward, as one long row: each value is that of the token at its place."""
-
-    def long(name: str) -> Any:
-        return None if call[name] is None else torch.cat(tuple(call[name]))[None, 1:]
-
-    return LossCall(
-        long("trainer_logprobs"), long("loss_mask"), long("advantages"), rollout_log_probs=long("inference_logprobs"),
-        loss=output[0], batch_num_tokens=call["rl_scale"], facts={"policy_loss_type": "other"}, weights=long("rl_weights"),
-        own={"base_action_log_probs": long("ref_logprobs")},
-    )  # fmt: skip
-
-
 def _forwards_only(call: Mapping[str, Any]) -> Any:
     return None if call["forward_only"] else call["model"]
 
@@ -89,8 +62,8 @@ class NemoRl:
         Seam(f"{_LOGITS}:model_forward", _nemo_rows, lambda output: Scores(logits=getattr(output, "logits", output)),
              needs=("model", "processed_inputs", "is_reward_model")),
         Seam(f"{_LOGITS}:forward_with_post_processing_fn", no_rows, needs=("processed_mb", "sampling_params"), around=True),
-        Seam(f"{_LOSSES}:ClippedPGLossFn.__call__", no_rows, needs=("next_token_logprobs", "data"), loss=_nemo_loss),
-        Seam(f"{_LOSSES}:NLLLossFn.__call__", no_rows, needs=("next_token_logprobs", "data"), loss=_nemo_loss),
+        Seam(f"{_LOSSES}:ClippedPGLossFn.__call__", no_rows, needs=("next_token_logprobs", "data"), loss=nemo_loss),
+        Seam(f"{_LOSSES}:NLLLossFn.__call__", no_rows, needs=("next_token_logprobs", "data"), loss=nemo_loss),
         Seam(f"{_LOGITS}:automodel_forward_backward", no_rows, needs=("model", "forward_only"), steps=_forwards_only),
     )  # fmt: skip
 
@@ -100,6 +73,6 @@ class PrimeRl:
     seams = (
         Seam("prime_rl.trainer.model:forward", _prime_rows, _prime_scores, kept=True,
              needs=("model", "input_ids", "seq_lens", "temperature", "routed_experts", "mm_kwargs", "seq_lens_are_pre_shard")),
-        Seam("prime_rl.trainer.rl.loss:compute_loss", no_rows, needs=("trainer_logprobs", "rl_scale"), loss=_prime_loss),
+        Seam("prime_rl.trainer.rl.loss:compute_loss", no_rows, needs=("trainer_logprobs", "rl_scale"), loss=prime_loss),
         Seam("prime_rl.trainer.utils:clip_grad_norm_", no_rows, needs=("model",), steps=lambda call: call["model"]),
     )  # fmt: skip

@@ -1,18 +1,19 @@
 """AReaL, miles and slime, which score logits apart from the model, as their sources say: nobody has trained with them here.
 
 Read: AReaL 1.0.4 (4aef98d), its FSDP engine; miles 0.1.0 (31f1ca9), its FSDP backend; slime 0.3.1 (624b824), on Megatron. Losses
-are recorded, and not recomputed. Not recorded: rows that are split over ranks, log-probs of a nucleus, critics; of slime, passes
+are read by `declared_losses`. Not recorded: rows that are split over ranks, log-probs of a nucleus, critics; of slime, passes
 of a reference or a teacher, whose weights take the policy's place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from actordbg.trainers.seam import LossCall, Rows, Scores, Seam, Unreadable, no_rows, real_tokens, updates_of
+from actordbg.trainers.declared_losses import areal_loss, behind, listed_loss
+from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable, no_rows, real_tokens, updates_of
 
 _FSDP = "areal.engine.fsdp_engine:FSDPEngine"
 _MILES, _HUB = "miles.backends.fsdp_utils.actor:FSDPTrainRayActor", "miles.backends.training_utils.loss_hub"
@@ -28,28 +29,6 @@ def _areal_rows(call: Mapping[str, Any]) -> Rows:
     return Rows(engine.model, ids, offsets=offsets, temperature=engine.config.temperature, step=updates_of(engine))
 
 
-def _areal_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall:
-    """Read AReaL's GRPO: values of the token behind each, of packed rows without padding. The ratio is to the proximal policy."""
-    data, near = call["input_data"], call["input_data"].get("prox_logp")
-
-    def long(values: Any) -> Any:
-        return None if values is None else values.reshape(1, -1)[:, :-1]
-
-    old, rollout = (data["logprobs"], None) if near is None else (near, data["logprobs"])
-    return LossCall(
-        long(call["logprobs"]), long(data["loss_mask"]), long(data["advantages"]), long(old), long(rollout), output,
-        facts={"policy_loss_type": "other"}, sequences=data["input_ids"].reshape(1, -1),
-    )  # fmt: skip
-
-
-def _behind(batch: Mapping[str, Any], values: Sequence[Any] | None) -> Any:
-    """Return values of responses, a list of [R], as [B, S-1]; None for None."""
-    if values is None:
-        return None
-    longest, rows = max(batch["total_lengths"]), zip(values, batch["total_lengths"], batch["response_lengths"], strict=True)
-    return torch.stack([torch.nn.functional.pad(of, (total - count - 1, longest - total)) for of, total, count in rows])
-
-
 def _listed_rows(call: Mapping[str, Any]) -> Rows | None:
     """Read a call of miles or slime: lists of rows, and of their responses' lengths. The model is around it."""
     around, args, owner = call["around"], call["args"], call["around"].get("self")
@@ -60,26 +39,10 @@ def _listed_rows(call: Mapping[str, Any]) -> Rows | None:
     reference = None if owner is None or around.get("model_tag") != "ref" else owner.ref_model
     model = around["model"][0] if owner is None else owner.model if reference is None else reference
     ids = torch.nn.utils.rnn.pad_sequence(list(call["unconcat_tokens"]), batch_first=True)
-    counted = _behind(call, [torch.ones(count, dtype=torch.long) for count in call["response_lengths"]])
+    counted = behind(call, [torch.ones(count, dtype=torch.long) for count in call["response_lengths"]])
     step = updates_of(model) if owner is None else None
     given: Any = {"temperature": args.rollout_temperature, "step": step, "entropy": call["with_entropy"]}
     return Rows(model, ids, real_tokens(torch.tensor(call["total_lengths"]), ids), counted, **given)
-
-
-def _listed_loss(call: Mapping[str, Any], log_probs: Any, output: Any) -> LossCall | None:
-    """Read a policy loss of miles or slime: its mean over a micro-batch, which is weighted afterwards."""
-    args, batch = call["args"], call["batch"]
-    if log_probs is None:
-        return None
-    rollout = batch.get("rollout_log_probs")
-    old = rollout if args.use_rollout_logprobs else batch.get("log_probs")
-    names = {
-        "log_probs": log_probs, "action_mask": batch["loss_masks"], "advantages": batch["advantages"], "old_log_probs": old,
-        "rollout_log_probs": rollout,
-    }  # fmt: skip
-    own = {"base_action_log_probs": _behind(batch, batch.get("ref_log_probs"))}
-    named = {name: _behind(batch, values) for name, values in names.items()}
-    return LossCall(**named, loss=output[0], facts={"policy_loss_type": "other"}, own=own)
 
 
 def _listed(output: Any) -> Scores:
@@ -97,7 +60,7 @@ class AReaL:
         Seam(f"{_FSDP}._compute_logprobs_entropy", _areal_rows, lambda output: Scores(*output), ("inputs",)),
         Seam(f"{_FSDP}._compute_logprobs", _areal_rows, Scores, ("inputs",)),
         Seam(f"{_FSDP}._compute_logprobs_and_loss", no_rows, needs=("ctx",), around=True),
-        Seam("areal.trainer.ppo.actor:grpo_loss_fn", no_rows, needs=("logprobs", "input_data"), loss=_areal_loss),
+        Seam("areal.trainer.ppo.actor:grpo_loss_fn", no_rows, needs=("logprobs", "input_data"), loss=areal_loss),
         Seam(f"{_FSDP}.optimizer_step", no_rows, steps=lambda call: call["self"]),
     )
 
@@ -106,7 +69,7 @@ class Miles:
     name, package, tried = "miles", "miles", ()
     seams = (
         Seam(f"{_HUB}.logit_processors:get_log_probs_and_entropy", _listed_rows, _listed, _LISTED),
-        Seam(f"{_HUB}.losses:policy_loss_function", no_rows, needs=_OF_BATCH, loss=_listed_loss),
+        Seam(f"{_HUB}.losses:policy_loss_function", no_rows, needs=_OF_BATCH, loss=listed_loss),
         Seam(f"{_MILES}._train_step", no_rows, around=True),
         Seam(f"{_MILES}._compute_log_prob", no_rows, needs=("model_tag",), around=True),
     )
@@ -116,7 +79,7 @@ class Slime:
     name, package, tried = "slime", "slime", ()
     seams = (
         Seam(f"{_SLIME}.loss:get_log_probs_and_entropy", _listed_rows, _listed, _LISTED),
-        Seam(f"{_SLIME}.loss:policy_loss_function", no_rows, needs=_OF_BATCH, loss=_listed_loss),
+        Seam(f"{_SLIME}.loss:policy_loss_function", no_rows, needs=_OF_BATCH, loss=listed_loss),
         Seam(f"{_SLIME}.model:forward_only", no_rows, needs=("model", "store_prefix"), around=True),
         Seam(f"{_SLIME}.model:train_one_step", no_rows, needs=("model",), around=True, steps=lambda call: call["model"][0]),
     )

@@ -133,7 +133,9 @@ def with_step(
             inside.micro_batch = 0
             note_update(holder)
             if losses := sys.modules.get("actordbg.capture.loss_record"):
-                losses.end_step(output if isinstance(output, int | float | torch.Tensor) else None)
+                norm = output[-1] if isinstance(output, tuple) else output
+                norm = norm.get("grad_norm") if isinstance(norm, dict) else norm
+                losses.end_step(norm if isinstance(norm, int | float | torch.Tensor) else None)
         except BaseException as error:  # an adapter may raise anything, and the training continues
             if from_outside(error):
                 raise

@@ -43,6 +43,29 @@ def packed(model: Any) -> Any:
     return torch.cat([model(input_ids=row[None]).logits for row in ROWS], 1)
 
 
+STEP = {"now": 0}
+"""The optimizer step that runs. In the second and in the third the trainer's loss has a fault (`FAULTS`)."""
+GAIN = torch.tensor([[0.5, 0.4, 0.3, 0.5, 0.4, 0.5], [-0.5, -0.4, -0.6, -0.5, -0.7, -0.4]])
+APART = torch.tensor([[0.0, 0.1, 0.1, -0.5, 0.1, -0.3], [0.0, 0.1, 0.5, -0.4, 0.0, 0.0]])
+"""How much likelier a token is under an older policy than now, in nats, [B, S]."""
+
+
+def in_step(number: int) -> bool:
+    return STEP["now"] == number
+
+
+def scores_of(model: Any) -> torch.Tensor:
+    """The model's log-probs of the token at each place, [B, S]; 0 at the first, and in padding."""
+    with torch.no_grad():
+        rows = [scored(model(input_ids=row[None]).logits, row[None]).squeeze(0)[:-1] for row in ROWS]
+    return torch.stack([torch.nn.functional.pad(row, (1, 5 - len(row))) for row in rows])
+
+
+def surrogate(new: Any, old: Any, gain: Any, *, low: float = 0.2, high: float = 0.3) -> Any:
+    ratio = (new - old).exp()
+    return -torch.minimum(ratio * gain, ratio.clamp(1 - low, 1 + high) * gain)
+
+
 def nemo_rl(model: Any) -> Made:
     def model_forward(model: Any, processed_inputs: Any, is_reward_model: bool = False) -> Any:
         return model(input_ids=processed_inputs.input_ids, attention_mask=processed_inputs.attention_mask)
@@ -52,7 +75,8 @@ def nemo_rl(model: Any) -> Made:
     ) -> Any:
         logits = at.model_forward(model, processed_mb.processed_inputs).logits.div_(sampling_params.temperature)  # in place
         new = scored(logits, WIDE, 1.0)[:, :-1]
-        return post_processing_fn(next_token_logprobs=new, data=processed_mb.data_dict), {}, processed_mb
+        valid = {"global_valid_seqs": torch.tensor(4), "global_valid_toks": torch.tensor(10)}
+        return post_processing_fn(next_token_logprobs=new, data=processed_mb.data_dict, **valid), {}, processed_mb
 
     def automodel_forward_backward(model: Any, data_iterator: Any, post_processing_fn: Any, forward_only: bool = False) -> Any:
         heat, results = SimpleNamespace(temperature=HEAT), []
@@ -66,11 +90,26 @@ def nemo_rl(model: Any) -> Made:
             return -(next_token_logprobs * data["token_mask"][:, 1:]).sum(), {}
 
     class ClippedPGLossFn:
-        __call__ = NLLLossFn.__call__
+        disable_ppo_ratio = force_on_policy_ratio = use_on_policy_kl_approximation = use_cispo = False
+        sequence_level_importance_ratios, positive_example_nll_weight, loss_type = False, 0.0, SimpleNamespace(name="TOKEN_LEVEL")
+        ratio_clip_min, ratio_clip_max, ratio_clip_c, reference_policy_kl_penalty = 0.2, 0.3, 3.0, 0.1
+        reference_policy_kl_type, kl_input_clamp_value, kl_output_clamp_value = "k3", 20.0, 10.0
+        use_importance_sampling_correction, truncated_importance_sampling_type = True, "tis"
+        truncated_importance_sampling_ratio, truncated_importance_sampling_ratio_min = 1.05, None
+
+        def __call__(self, next_token_logprobs: Any, data: Any, global_valid_seqs: Any, global_valid_toks: Any) -> Any:
+            names = ("prev_logprobs", "generation_logprobs", "reference_policy_logprobs", "advantages", "token_mask")
+            old, engine, base, gain, mask = (data[name][:, 1:] for name in names)
+            low, high = (0.3, 0.2) if in_step(1) else (0.2, 0.3)
+            terms = surrogate(next_token_logprobs, old, gain, low=low, high=high) * (old - engine).exp().clamp(max=1.05)
+            apart = base - next_token_logprobs
+            penalty = (apart.exp() - 1 - apart) * (-0.1 if in_step(2) else 0.1)
+            return ((terms + penalty) * mask).sum() / global_valid_toks, {}
 
     at = module("nemo_rl.models.automodel.train", model_forward, forward_with_post_processing_fn, automodel_forward_backward)
     data = {"input_ids": WIDE, "input_lengths": torch.tensor(TOTALS), "token_mask": COUNTED, "sample_mask": torch.ones(2).long()}
-    data |= {"advantages": COUNTED * 0.5, "prev_logprobs": COUNTED * -1.0, "generation_logprobs": COUNTED * -1.1}
+    old = scores_of(model) + APART
+    data |= {"advantages": GAIN, "prev_logprobs": old, "generation_logprobs": old - 0.1, "reference_policy_logprobs": old + 0.2}
     ones = {
         "input_ids": WIDE,
         "attention_mask": torch.ones_like(WIDE),
@@ -92,9 +131,18 @@ def prime_rl(model: Any) -> Made:
 
     def compute_loss(
         trainer_logprobs: Any, inference_logprobs: Any, ref_logprobs: Any, advantages: Any, loss_mask: Any, rl_weights: Any,
-        rl_scale: int,
+        ce_weights: Any, ref_kl_weights: Any, rl_loss_fn: Any, rl_scale: int,
     ) -> Any:  # fmt: skip
-        return -sum((n * m).sum() for n, m in zip(trainer_logprobs, loss_mask, strict=True)) / rl_scale, {}
+        given = zip(trainer_logprobs, inference_logprobs, advantages, loss_mask, strict=True)
+        return sum(rl_loss_fn(*of) for of in given) / (4 if in_step(2) else rl_scale), {}
+
+    def setup_rl_loss_fn(loss_config: Any) -> Any:
+        def rl_fn(new: Any, old: Any, gain: Any, mask: Any) -> Any:
+            moved = new.exp() - old.exp()
+            kept = torch.where(gain > 0, moved <= loss_config.dppo_mask_high, moved >= -loss_config.dppo_mask_low) | in_step(1)
+            return (mask * (loss_config.kl_tau * (new - old) ** 2 - kept * loss_config.adv_tau * gain * (new - old).exp())).sum()
+
+        return rl_fn
 
     def clip_grad_norm_(manager: Any, model: Any, max_norm: float, ep_enabled: bool) -> torch.Tensor:
         return torch.tensor(2.5)
@@ -102,19 +150,25 @@ def prime_rl(model: Any) -> Made:
     at, losses = module("prime_rl.trainer.model", forward), module("prime_rl.trainer.rl.loss", compute_loss)
     steps = module("prime_rl.trainer.utils", clip_grad_norm_)
 
+    by = setup_rl_loss_fn(SimpleNamespace(dppo_mask_high=5e-4, dppo_mask_low=5e-4, adv_tau=0.9, kl_tau=0.01))
+
     def train() -> None:
-        mask = [kept[:total].bool() for kept, total in zip(COUNTED, TOTALS, strict=True)]
+        mask, gain, apart = (
+            [of[:total] for of, total in zip(rows, TOTALS, strict=True)] for rows in (COUNTED.bool(), GAIN, APART)
+        )
         for _ in range(2):
             given = {"seq_lens": torch.tensor(TOTALS), "temperature": torch.full(LONG.shape, HEAT)}
             new = at.forward(model, LONG, LONG, **given)["logprobs"].roll(1, 1).squeeze().split(TOTALS)
-            weights = [kept * 0.5 for kept in mask]
-            losses.compute_loss(new, [values.detach() - 0.1 for values in new], None, weights, mask, None, 5)[0].backward()
+            old = [values.detach() + more for values, more in zip(new, apart, strict=True)]
+            losses.compute_loss(new, old, None, gain, mask, None, None, None, by, 5)[0].backward()
         steps.clip_grad_norm_(None, model, 1.0, False)
 
     return [at, losses, steps], train
 
 
 def areal(model: Any) -> Made:
+    filtered = SimpleNamespace(level="token", metric="ratio", action="clamp", lower=None, upper=1.05)
+
     class FSDPEngine:
         config, parallel_helper = SimpleNamespace(is_critic=False, temperature=HEAT), SimpleNamespace(sp_size=1)
 
@@ -131,14 +185,23 @@ def areal(model: Any) -> Made:
         def optimizer_step(self) -> dict[str, float]:
             return {"grad_norm": 2.5}
 
-    def grpo_loss_fn(logprobs: Any, entropy: Any, input_data: Any) -> Any:
-        return -(logprobs * input_data["loss_mask"]).sum()
+    def grpo_loss_fn(
+        logprobs: Any, entropy: Any, input_data: Any, eps_clip: float = 0.2, eps_clip_higher: float | None = 0.3,
+        c_clip: float | None = None, rejection_sampling: Any = filtered, m2_threshold: float | None = None,
+        importance_sampling_level: str = "token", use_sapo_loss: bool = False,
+    ) -> Any:  # fmt: skip
+        mask, near = input_data["loss_mask"].bool(), input_data["prox_logp"]
+        low, high = (0.3, 0.2) if in_step(1) else (0.2, 0.3)
+        terms = surrogate(logprobs, near, input_data["advantages"], low=low, high=high)
+        terms = terms * (near - input_data["logprobs"]).exp().clamp(0.0, 1.05)
+        return torch.where(mask, terms, 0.0).sum() / (mask.numel() if in_step(2) else mask.count_nonzero())
 
     at, actor = module("areal.engine.fsdp_engine", FSDPEngine), module("areal.trainer.ppo.actor", grpo_loss_fn)
     engine: Any = FSDPEngine()
     engine.model = model
-    mask = torch.cat([kept[:total].roll(-1) for kept, total in zip(COUNTED, TOTALS, strict=True)])
-    data = {"input_ids": LONG, "loss_mask": mask, "advantages": mask * 0.5, "logprobs": mask * -1.1, "prox_logp": mask * -1.0}
+    of = (COUNTED, GAIN, scores_of(model) + APART)
+    mask, gain, near = (torch.cat([row[:total].roll(-1) for row, total in zip(rows, TOTALS, strict=True)]) for rows in of)
+    data = {"input_ids": LONG, "loss_mask": mask, "advantages": gain, "logprobs": near - 0.1, "prox_logp": near}
     padded = {"input_ids": torch.nn.functional.pad(LONG, (0, 2)), "cu_seqlens": torch.tensor([0, 6, 10, 12])}
     context = SimpleNamespace(model_inputs=padded, mb_input=data, pad_length=2)
 
@@ -152,9 +215,24 @@ def areal(model: Any) -> Made:
 
 
 def listed(model: Any, slime: bool) -> Made:
-    args = SimpleNamespace(rollout_temperature=HEAT, allgather_cp=False, use_rollout_logprobs=False)
-    own = {"advantages": 0.5, "log_probs": -1.0, "rollout_log_probs": -1.1, "loss_masks": 1.0}
-    batch: dict[str, Any] = {name: [torch.full((count,), value) for count in ANSWERS] for name, value in own.items()}
+    args = SimpleNamespace(
+        rollout_temperature=HEAT, allgather_cp=False, use_rollout_logprobs=False, advantage_estimator="grpo", use_tis=True,
+        get_mismatch_metrics=False, tis_clip=1.05, tis_clip_low=0.0, eps_clip=0.2, eps_clip_high=0.3, eps_clip_c=None,
+        use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="low_var_kl", use_unbiased_kl=False, entropy_coef=0.01, use_opsm=False,
+        calculate_per_token_loss=False,
+    )  # fmt: skip
+    old = scores_of(model) + APART
+    own = {
+        "advantages": GAIN,
+        "log_probs": old,
+        "rollout_log_probs": old - 0.1,
+        "ref_log_probs": old + 0.2,
+        "loss_masks": COUNTED,
+    }
+    batch: dict[str, Any] = {
+        name: [row[total - count : total] for row, total, count in zip(values, TOTALS, ANSWERS, strict=True)]
+        for name, values in own.items()
+    }
     rows = {"unconcat_tokens": ROWS, "total_lengths": TOTALS, "response_lengths": ANSWERS}
 
     def get_log_probs_and_entropy(
@@ -162,12 +240,20 @@ def listed(model: Any, slime: bool) -> Made:
     ) -> Any:
         every = scored(logits, LONG).squeeze(0).split(total_lengths)
         found = [row[-count - 1 : -1] for row, count in zip(every, response_lengths, strict=True)]
-        given = {"log_probs": found, "entropy": [of * 0 for of in found]}
+        given = {"log_probs": found, "entropy": [-of / 9 for of in found]}
         return (torch.empty(0), given) if slime else given
 
     def policy_loss_function(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
         scores = at.get_log_probs_and_entropy(logits, args=args, with_entropy=True, **rows)
-        return -torch.cat((scores[1] if slime else scores)["log_probs"]).sum(), {}
+        loss, scores = 0.0, scores[1] if slime else scores
+        names = ("advantages", "log_probs", "rollout_log_probs", "ref_log_probs")
+        of_rows = zip(scores["log_probs"], scores["entropy"], *(batch[name] for name in names), strict=True)
+        for new, entropy, gain, before, engine, base in of_rows:
+            terms = surrogate(new, before, gain) * (1 if in_step(1) else (before - engine).exp().clamp(0.0, 1.05))
+            apart = base - new
+            terms = terms - 0.01 * entropy + 0.1 * (apart.exp() - 1 - apart)
+            loss = loss + terms.sum() / (2.5 if in_step(2) else len(terms))
+        return loss, {}
 
     class FSDPTrainRayActor:
         model: Any
@@ -202,6 +288,12 @@ def listed(model: Any, slime: bool) -> Made:
     return [at, losses, steps], lambda: [actor._train_step(batch | rows) for _ in range(2)]
 
 
+FAULTS = {
+    "nemo-rl": ("clip_eps_low and clip_eps_high swapped", "the KL term with the opposite sign"),
+    "prime-rl": ("sum over 10 tokens", "1.25 times it"), "areal": ("clip_eps_low and clip_eps_high swapped", "0.5 times it"),
+    "slime": ("sum of the means of 4 rows", "sum of the means of 4 rows"),
+}  # fmt: skip
+"""What is said of the loss of the second step, and of the third. The optimizer step of miles is in no function, so no step is known."""
 TRAINERS: dict[str, Callable[[Any], Made]] = {
     "nemo-rl": nemo_rl, "prime-rl": prime_rl, "areal": areal, "slime": lambda model: listed(model, True),
     "miles": lambda model: listed(model, False),
@@ -218,11 +310,13 @@ def test_a_declared_trainer_is_recorded_with_its_losses_and_its_log_probs_are_th
     folder = record_here(store, calls=["forward", "loss"])
     for made in modules:
         assert recorded_model.attach(made, name, folder), made.__name__
-    train()
+    for number in range(3):
+        monkeypatch.setitem(STEP, "now", number)
+        train()
     dumps = dumps_of(store)
     forwards = [dump for dump in dumps if dump.record.point == "forward"]
     losses = [RecordedCall.read(str(store.dump_path(dump.record))) for dump in dumps if dump.record.point == "loss"]
-    assert len(forwards) == len(losses) == 2 and {call.forward_id for call in losses} == {f.record.dump_id for f in forwards}
+    assert len(forwards) == len(losses) == 6 and {call.forward_id for call in losses} == {f.record.dump_id for f in forwards}
     for dump in forwards:
         assert dump.record.replayable and dump.record.temperature == pytest.approx(HEAT), dump.record.extra
         assert [row[row != 0].tolist() for row in dump.inputs["sequences"][:2]] == [row.tolist() for row in ROWS]
@@ -235,5 +329,9 @@ def test_a_declared_trainer_is_recorded_with_its_losses_and_its_log_probs_are_th
         assert active is not None and call.actions is not None and call.actions[active].tolist() == [2, 7, 3, 4, 1]
         assert {"log_probs", "rollout_log_probs"} <= set(named) and (named["log_probs"][active] < 0).all()
     findings = lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
-    assert {law.name for law in findings.broken} <= {"duplicates"}, "both micro-batches are the same"
+    known = {"duplicates", "reference"}  # both micro-batches are the same, and no policy is updated
+    told = sorted(found.said for found in findings.found if found.rule.name not in known)
+    assert len(told) == len(FAULTS.get(name, ())), told
+    for step, (words, known) in enumerate(zip(told, FAULTS.get(name, ()), strict=True), 1):
+        assert words.startswith(f"step {step}: its losses add up to") and known in words, words
     assert not unlisted_of(store.iter_dumps())
