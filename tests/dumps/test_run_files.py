@@ -1,26 +1,21 @@
 """Files that runs leave behind: each writer's becomes the rows that it holds, healthy ones are right, faults are named."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import runfiles
-from runfiles import WRITERS, MadeRow, written
+from runfiles import WRITERS, written
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.document.blocks import EITHER, ROLLOUT, TRAINER
-from actordbg.dumps.importer import ImportSummary, import_paths
+from actordbg.dumps.importer import import_paths
 from actordbg.dumps.layouts import columns_of
 from actordbg.formats.dump_record import LOSS
-from actordbg.recorded.lint import LintFindings, lint
+from actordbg.recorded.lint import lint
 from actordbg.recorded.recorded_calls import RecordedCall
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
@@ -45,15 +40,15 @@ NAMED = {
 """The law that names each fault, the side, and the writers whose files show it."""
 
 
-def imported(store: Store, *paths: Path, **options: Any) -> ImportSummary:
+def imported(store, *paths, **options):
     return import_paths(store, paths, **options)
 
 
-def judged(store: Store) -> LintFindings:
+def judged(store):
     return lint(store.root, [str(path.relative_to(store.root)) for path in store.iter_dumps()])
 
 
-def rows_in(store: Store, *, losses: bool) -> Iterator[tuple[RecordedCall, int]]:
+def rows_in(store, *, losses):
     """The rows of the forwards or of the losses, in the file's order."""
     calls = [RecordedCall.read(str(path)) for path in store.iter_dumps()]
     for call in sorted(calls, key=lambda call: call.record.dump_id):
@@ -61,7 +56,7 @@ def rows_in(store: Store, *, losses: bool) -> Iterator[tuple[RecordedCall, int]]
             yield from ((call, row) for row in range(call.rows))
 
 
-def values_of(call: RecordedCall, row: int, name: str) -> np.ndarray[Any, Any] | None:
+def values_of(call, row, name):
     """The values of a row's actions; None if they were not recorded."""
     values, active = call.array(name), call.active
     assert active is not None
@@ -90,7 +85,7 @@ def test_each_row_of_a_file_is_a_recorded_row_and_healthy_ones_break_no_law(name
     assert ("rewards" in {rule.name for rule in findings.held}) == (name in REWARDED)
 
 
-def assert_values(call: RecordedCall, at: int, row: MadeRow, *, learned: bool) -> None:
+def assert_values(call, at, row, *, learned):
     expected = {"rollout_log_probs": row.rollout}
     if learned:
         expected |= {"log_probs": row.log_probs, "advantages": row.advantages}
@@ -100,7 +95,7 @@ def assert_values(call: RecordedCall, at: int, row: MadeRow, *, learned: bool) -
         assert got is not None and np.allclose(got, np.array(values, np.float32), atol=1e-6), name
 
 
-def _numbers(dump_id: str) -> tuple[str, str]:
+def _numbers(dump_id):
     """The number of a loss in its dump id, and that of its forward."""
     number = dump_id.split("-")[1]
     return f"-{number}-", f"-{int(number) - 1:06d}-"

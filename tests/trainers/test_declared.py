@@ -27,34 +27,32 @@ Made: TypeAlias = "tuple[list[ModuleType], Callable[[], object]]"
 """Modules with a trainer's functions, and what trains a step of two micro-batches."""
 
 
-def module(name: str, *functions: Any) -> Any:
+def module(name, *functions):
     made = ModuleType(name)
     vars(made).update({function.__name__: function for function in functions})
     return made
 
 
-def scored(logits: torch.Tensor, ids: torch.Tensor, heat: float = HEAT) -> torch.Tensor:
+def scored(logits, ids, heat=HEAT):
     """Log-probs of the token behind each; of the last one's, a token 0."""
     following = torch.nn.functional.pad(ids[..., 1:], (0, 1))
     return (logits.float() / heat).log_softmax(-1).gather(-1, following[..., None]).squeeze(-1)
 
 
-def packed(model: Any) -> Any:
+def packed(model):
     return torch.cat([model(input_ids=row[None]).logits for row in ROWS], 1)
 
 
-def nemo_rl(model: Any) -> Made:
-    def model_forward(model: Any, processed_inputs: Any, is_reward_model: bool = False) -> Any:
+def nemo_rl(model):
+    def model_forward(model, processed_inputs, is_reward_model=False):
         return model(input_ids=processed_inputs.input_ids, attention_mask=processed_inputs.attention_mask)
 
-    def forward_with_post_processing_fn(
-        model: Any, post_processing_fn: Any, processed_mb: Any, sampling_params: Any = None
-    ) -> Any:
+    def forward_with_post_processing_fn(model, post_processing_fn, processed_mb, sampling_params=None):
         logits = at.model_forward(model, processed_mb.processed_inputs).logits.div_(sampling_params.temperature)  # in place
         new = scored(logits, WIDE, 1.0)[:, :-1]
         return post_processing_fn(next_token_logprobs=new, data=processed_mb.data_dict), {}, processed_mb
 
-    def automodel_forward_backward(model: Any, data_iterator: Any, post_processing_fn: Any, forward_only: bool = False) -> Any:
+    def automodel_forward_backward(model, data_iterator, post_processing_fn, forward_only=False):
         heat, results = SimpleNamespace(temperature=HEAT), []
         for each in data_iterator:
             results.append(at.forward_with_post_processing_fn(model, post_processing_fn, each, heat)[0])
@@ -62,7 +60,7 @@ def nemo_rl(model: Any) -> Made:
         return results
 
     class NLLLossFn:
-        def __call__(self, next_token_logprobs: Any, data: Any) -> Any:
+        def __call__(self, next_token_logprobs, data):
             return -(next_token_logprobs * data["token_mask"][:, 1:]).sum(), {}
 
     class ClippedPGLossFn:
@@ -83,26 +81,26 @@ def nemo_rl(model: Any) -> Made:
     return [at, losses], lambda: at.automodel_forward_backward(model, batches, ClippedPGLossFn())
 
 
-def prime_rl(model: Any) -> Made:
+def prime_rl(model):
     def forward(
-        model: Any, input_ids: Any, position_ids: Any, *, seq_lens: Any, labels: Any = None, temperature: Any = None,
-        routed_experts: Any = None, mm_kwargs: Any = None, mm_token_type_ids: Any = None, seq_lens_are_pre_shard: bool = False,
-    ) -> Any:  # fmt: skip
+        model, input_ids, position_ids, *, seq_lens, labels = None, temperature = None,
+        routed_experts = None, mm_kwargs = None, mm_token_type_ids = None, seq_lens_are_pre_shard = False,
+    ):  # fmt: skip
         return {"logprobs": scored(packed(model), input_ids), "entropy": torch.zeros(input_ids.shape)}
 
     def compute_loss(
-        trainer_logprobs: Any, inference_logprobs: Any, ref_logprobs: Any, advantages: Any, loss_mask: Any, rl_weights: Any,
-        rl_scale: int,
-    ) -> Any:  # fmt: skip
+        trainer_logprobs, inference_logprobs, ref_logprobs, advantages, loss_mask, rl_weights,
+        rl_scale,
+    ):  # fmt: skip
         return -sum((n * m).sum() for n, m in zip(trainer_logprobs, loss_mask, strict=True)) / rl_scale, {}
 
-    def clip_grad_norm_(manager: Any, model: Any, max_norm: float, ep_enabled: bool) -> torch.Tensor:
+    def clip_grad_norm_(manager, model, max_norm, ep_enabled):
         return torch.tensor(2.5)
 
     at, losses = module("prime_rl.trainer.model", forward), module("prime_rl.trainer.rl.loss", compute_loss)
     steps = module("prime_rl.trainer.utils", clip_grad_norm_)
 
-    def train() -> None:
+    def train():
         mask = [kept[:total].bool() for kept, total in zip(COUNTED, TOTALS, strict=True)]
         for _ in range(2):
             given = {"seq_lens": torch.tensor(TOTALS), "temperature": torch.full(LONG.shape, HEAT)}
@@ -114,35 +112,35 @@ def prime_rl(model: Any) -> Made:
     return [at, losses, steps], train
 
 
-def areal(model: Any) -> Made:
+def areal(model):
     class FSDPEngine:
         config, parallel_helper = SimpleNamespace(is_critic=False, temperature=HEAT), SimpleNamespace(sp_size=1)
 
-        def _compute_logprobs(self, logits: Any, inputs: Any, ulysses_pad_size: int = 0) -> Any:
+        def _compute_logprobs(self, logits, inputs, ulysses_pad_size=0):
             return scored(logits, inputs["input_ids"].squeeze(0))
 
-        def _compute_logprobs_entropy(self, logits: Any, inputs: Any, ulysses_pad_size: int = 0) -> Any:
+        def _compute_logprobs_entropy(self, logits, inputs, ulysses_pad_size=0):
             return scored(logits, inputs["input_ids"].squeeze(0)), torch.zeros(logits.shape[0])
 
-        def _compute_logprobs_and_loss(self, logits: Any, ctx: Any) -> Any:
+        def _compute_logprobs_and_loss(self, logits, ctx):
             new, entropy = (of[: -ctx.pad_length] for of in self._compute_logprobs_entropy(logits, ctx.model_inputs))
             return actor.grpo_loss_fn(new, entropy, ctx.mb_input)
 
-        def optimizer_step(self) -> dict[str, float]:
+        def optimizer_step(self):
             return {"grad_norm": 2.5}
 
-    def grpo_loss_fn(logprobs: Any, entropy: Any, input_data: Any) -> Any:
+    def grpo_loss_fn(logprobs, entropy, input_data):
         return -(logprobs * input_data["loss_mask"]).sum()
 
     at, actor = module("areal.engine.fsdp_engine", FSDPEngine), module("areal.trainer.ppo.actor", grpo_loss_fn)
-    engine: Any = FSDPEngine()
+    engine = FSDPEngine()
     engine.model = model
     mask = torch.cat([kept[:total].roll(-1) for kept, total in zip(COUNTED, TOTALS, strict=True)])
     data = {"input_ids": LONG, "loss_mask": mask, "advantages": mask * 0.5, "logprobs": mask * -1.1, "prox_logp": mask * -1.0}
     padded = {"input_ids": torch.nn.functional.pad(LONG, (0, 2)), "cu_seqlens": torch.tensor([0, 6, 10, 12])}
     context = SimpleNamespace(model_inputs=padded, mb_input=data, pad_length=2)
 
-    def train() -> None:
+    def train():
         for _ in range(2):
             behind = model(input_ids=torch.zeros(1, 2, dtype=torch.long)).logits
             engine._compute_logprobs_and_loss(torch.cat((packed(model), behind), 1).squeeze(0), context).backward()
@@ -151,21 +149,19 @@ def areal(model: Any) -> Made:
     return [at, actor], train
 
 
-def listed(model: Any, slime: bool) -> Made:
+def listed(model, slime):
     args = SimpleNamespace(rollout_temperature=HEAT, allgather_cp=False, use_rollout_logprobs=False)
     own = {"advantages": 0.5, "log_probs": -1.0, "rollout_log_probs": -1.1, "loss_masks": 1.0}
-    batch: dict[str, Any] = {name: [torch.full((count,), value) for count in ANSWERS] for name, value in own.items()}
+    batch = {name: [torch.full((count,), value) for count in ANSWERS] for name, value in own.items()}
     rows = {"unconcat_tokens": ROWS, "total_lengths": TOTALS, "response_lengths": ANSWERS}
 
-    def get_log_probs_and_entropy(
-        logits: Any, *, args: Any, unconcat_tokens: Any, total_lengths: Any, response_lengths: Any, with_entropy: bool = False
-    ) -> Any:
+    def get_log_probs_and_entropy(logits, *, args, unconcat_tokens, total_lengths, response_lengths, with_entropy=False):
         every = scored(logits, LONG).squeeze(0).split(total_lengths)
         found = [row[-count - 1 : -1] for row, count in zip(every, response_lengths, strict=True)]
         given = {"log_probs": found, "entropy": [of * 0 for of in found]}
         return (torch.empty(0), given) if slime else given
 
-    def policy_loss_function(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
+    def policy_loss_function(args, batch, logits, sum_of_sample_mean):
         scores = at.get_log_probs_and_entropy(logits, args=args, with_entropy=True, **rows)
         return -torch.cat((scores[1] if slime else scores)["log_probs"]).sum(), {}
 
@@ -173,16 +169,16 @@ def listed(model: Any, slime: bool) -> Made:
         model: Any
         ref_model = None
 
-        def _train_step(self, batch: Any, step_id: int = 0, num_microbatches: int = 2) -> None:
+        def _train_step(self, batch, step_id=0, num_microbatches=2):
             losses.policy_loss_function(args, batch, packed(self.model), None)[0].backward()
 
-        def _compute_log_prob(self, model_tag: str, data_iterator: Any, num_microbatches: Any, store_prefix: str = "") -> None:
+        def _compute_log_prob(self, model_tag, data_iterator, num_microbatches, store_prefix=""):
             """Score nothing."""
 
-    def forward_only(f: Any, args: Any, model: Any, data_iterator: Any = None, store_prefix: str = "") -> None:
+    def forward_only(f, args, model, data_iterator=None, store_prefix=""):
         f(packed(model[0]), args=args, **rows)
 
-    def train_one_step(args: Any, model: Any) -> None:
+    def train_one_step(args, model):
         for _ in range(2):
             losses.policy_loss_function(args, batch | rows, packed(model[0]), None)[0].backward()
 
@@ -191,7 +187,7 @@ def listed(model: Any, slime: bool) -> Made:
         at = losses = module("slime.backends.megatron_utils.loss", get_log_probs_and_entropy, policy_loss_function)
         steps = module("slime.backends.megatron_utils.model", forward_only, train_one_step)
 
-        def train() -> None:
+        def train():
             steps.forward_only(at.get_log_probs_and_entropy, args, [model], store_prefix="ref_")  # not recorded
             steps.train_one_step(args, [model])
 
